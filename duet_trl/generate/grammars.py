@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What counts as an answer, byte by byte: the step functions behind the built-in markers (Section 3.2).
+
+Each function maps (state, byte) to (next state, marker completed here) and reads left to right without looking
+ahead, which is what a rollout that is still being written allows. The text-level twins, used by the verifiers, are
+in `extract.py`; what a step function completes, its twin extracts. All bytes that the grammars tell apart are ASCII,
+so the answer itself may hold any bytes, broken UTF-8 included.
+"""
+
+from typing import NamedTuple
+
+from .dfa import split_alphabet
+
+WHITESPACE = " \t\n\r\x0b\x0c"
+"""Content made of these alone is empty. ASCII only, so that one byte decides; a no-break space is content."""
+
+BOX_OPEN = "\\boxed{"
+MAX_BOX_DEPTH = 16
+"""Brace levels followed inside a box, its own included. A deeper box is never seen to close."""
+
+FENCE = "```"
+TAG_OPEN, TAG_CLOSE = "<answer>", "</answer>"
+SENTENCES = ("Therefore the answer is", "Therefore, the answer is")
+SENTENCE_GAP = ": \t"
+"""One of these must follow `SENTENCES`: "the answer isolates" is not an answer."""
+
+SENTENCE_END = ".!?"
+SENTENCE_BLANKS = " \t\r\x0b\x0c:"
+SENTENCE_LEAD = SENTENCE_BLANKS + SENTENCE_END
+"""An answer needs a character other than these; until it comes the sentence has not begun to answer."""
+
+BOX_ALPHABET = split_alphabet((BOX_OPEN + "}:" + WHITESPACE).encode())
+FENCE_ALPHABET = split_alphabet((FENCE + WHITESPACE).encode())
+QA_ALPHABET = split_alphabet("".join([TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE]).encode())
+
+START_OF_SEARCH = b""
+"""Between answers, the state of boxed and short-form search is the longest tail of the text that may open one."""
+
+
+class Box(NamedTuple):
+    """Inside `\\boxed{`: open braces, whether anything but whitespace was seen, whether a backslash came last."""
+
+    depth: int
+    has_content: bool
+    escaped: bool
+
+
+TOO_DEEP = "too deep"
+AFTER_BOX, AFTER_BREAK, AFTER_COLON = "after box", "after its line break", "after its colon"
+
+
+def step_boxed(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
+    r"""Completes at the brace that closes a non-empty `\boxed{...}`.
+
+    A backslash escapes the next character, so `\{` and `\}` are not braces and `\\` is a backslash; this holds
+    inside a box only, outside the seven characters `\boxed{` open one wherever they stand. An empty box is passed
+    over. A box inside a box is content. A box that never closes, or that nests deeper than `MAX_BOX_DEPTH`, hides
+    whatever follows it: no false close.
+    """
+    if isinstance(state, bytes):
+        seen = _tail_that_may_open(state + bytes([byte]), (BOX_OPEN.encode(),))
+        return (Box(1, False, False) if seen == BOX_OPEN.encode() else seen), False
+    if state == TOO_DEEP:
+        return state, False
+    depth, has_content, escaped = state
+    char = chr(byte)
+    if escaped or char not in "\\{}":
+        return Box(depth, has_content or escaped or char not in WHITESPACE, False), False
+    if char == "\\":
+        return Box(depth, True, True), False
+    if char == "{":
+        return (Box(depth + 1, True, False) if depth < MAX_BOX_DEPTH else TOO_DEEP), False
+    if depth > 1:
+        return Box(depth - 1, True, False), False
+    return START_OF_SEARCH, has_content
+
+
+def step_boxed_paragraph(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
+    r"""The paper's literal marker: a closed box directly followed by two newlines or by a colon at a line's end."""
+    if state in (AFTER_BREAK, AFTER_COLON) and byte == ord("\n"):
+        return START_OF_SEARCH, True
+    if state == AFTER_BOX and byte == ord("\n"):
+        return AFTER_BREAK, False
+    if state == AFTER_BOX and byte == ord(":"):
+        return AFTER_COLON, False
+    following, closed = step_boxed(START_OF_SEARCH if _is_behind_box(state) else state, byte)
+    return (AFTER_BOX if closed else following), False
+
+
+def _is_behind_box(state: bytes | str | Box) -> bool:
+    return state in (AFTER_BOX, AFTER_BREAK, AFTER_COLON)
+
+
+class Fence(NamedTuple):
+    """Place in fenced text: 0-2 backticks at column 0, or `IN_LINE`; inside a block or not; block has content."""
+
+    column: int
+    in_block: bool
+    has_content: bool
+
+
+IN_LINE = -1
+INFO_STRING = "info string"
+START_OF_TEXT = "start of text"
+
+
+def step_fence(state: str | Fence, byte: int) -> tuple[str | Fence, bool]:
+    """Completes at the third backtick of the fence that closes a non-empty fenced block.
+
+    A fence is three backticks at column 0. An opening one is followed by an info string without backticks and the
+    end of the line, so neither inline code nor an opening fence alone completes anything; the next fence at column 0
+    closes the block whatever follows it. The first line of the text may be indented by one blank, because
+    sentencepiece writes a blank before the first word and takes it back when decoding.
+    """
+    char = chr(byte)
+    if state == START_OF_TEXT:
+        state = Fence(0, False, False)
+        if char == " ":
+            return state, False
+    if state == INFO_STRING:
+        if char == "\n":
+            return Fence(0, True, False), False
+        return (Fence(IN_LINE, False, False) if char == "`" else state), False
+    column, in_block, has_content = state
+    if char == "`" and column == 2:
+        return (Fence(IN_LINE, False, False), has_content) if in_block else (INFO_STRING, False)
+    if char == "`" and column >= 0:
+        return Fence(column + 1, in_block, has_content), False
+    # backticks that came to less than a fence are content of the block like any other character
+    has_content = in_block and (has_content or column > 0 or char not in WHITESPACE)
+    return Fence(0 if char == "\n" else IN_LINE, in_block, has_content), False
+
+
+class Tag(NamedTuple):
+    """Inside `<answer>`: the tail that may be a tag, and whether anything but whitespace was seen."""
+
+    tail: bytes
+    has_content: bool
+
+
+class Sentence(NamedTuple):
+    """Behind "Therefore the answer is": the tail that may open a tag, content seen, sentence end came last."""
+
+    tail: bytes
+    has_content: bool
+    ended: bool
+
+
+def step_qa(state: bytes | Tag | Sentence, byte: int) -> tuple[bytes | Tag | Sentence, bool]:
+    """Completes at the end of `<answer>X</answer>` or at the terminator of `Therefore(,) the answer is X`.
+
+    X holds more than whitespace. A tag is answered by its nearest close; a second `<answer>` before it starts
+    afresh, so a tag that is only mentioned does no harm once a real one follows. A sentence ends at a newline or at
+    one of `.!?` followed by whitespace, so a number that is still being written is not an answer yet. An `<answer>`
+    inside a sentence takes over; sentences inside an open tag are content.
+    """
+    if isinstance(state, Tag):
+        return _step_tag(state, byte)
+    if isinstance(state, Sentence):
+        return _step_sentence(state, byte)
+    seen = _tail_that_may_open(state + bytes([byte]), _QA_OPENINGS)
+    if seen == TAG_OPEN.encode():
+        return Tag(b"", False), False
+    if seen in _QA_OPENINGS:
+        return Sentence(b"", False, False), False
+    return seen, False
+
+
+def _step_tag(state: Tag, byte: int) -> tuple[bytes | Tag, bool]:
+    text = state.tail + bytes([byte])
+    tail = _tail_that_may_open(text, (TAG_OPEN.encode(), TAG_CLOSE.encode()))
+    if tail == TAG_OPEN.encode():
+        return Tag(b"", False), False
+    if tail == TAG_CLOSE.encode():
+        return START_OF_SEARCH, state.has_content
+    passed = text[: len(text) - len(tail)]
+    return Tag(tail, state.has_content or bool(passed.strip(WHITESPACE.encode()))), False
+
+
+def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Tag | Sentence, bool]:
+    tail = _tail_that_may_open(state.tail + bytes([byte]), (TAG_OPEN.encode(),))
+    if tail == TAG_OPEN.encode():
+        return Tag(b"", False), False
+    char = chr(byte)
+    if char == "\n" or (state.ended and char in WHITESPACE):
+        return START_OF_SEARCH, state.has_content
+    has_content = state.has_content or char not in SENTENCE_LEAD
+    return Sentence(tail, has_content, has_content and char in SENTENCE_END), False
+
+
+_QA_OPENINGS = (TAG_OPEN.encode(), *((words + gap).encode() for words in SENTENCES for gap in SENTENCE_GAP))
+
+
+def _tail_that_may_open(text: bytes, openings: tuple[bytes, ...]) -> bytes:
+    """The longest tail of the text that is a beginning of one of the openings, possibly all of it."""
+    for start in range(len(text)):
+        if any(opening.startswith(text[start:]) for opening in openings):
+            return text[start:]
+    return b""

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regular expressions as byte automata, for custom answer markers (Section 3.2).
+
+The standard library parses the pattern, characters become their UTF-8 byte sequences, Thompson's construction gives
+a nondeterministic automaton, and the powerset construction (in `dfa.py`) makes it deterministic.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from re import _constants, _parser
+
+import numpy as np
+
+from .dfa import build_dfa
+
+MAX_NODES = 20_000
+"""Nodes of the nondeterministic automaton; a counted repetition multiplies them. Bounds the compile time."""
+
+_LAST_CODE_POINT = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+_CATEGORIES = {  # ASCII meaning, as under re.ASCII
+    _constants.CATEGORY_DIGIT: ((0x30, 0x39),),
+    _constants.CATEGORY_SPACE: ((0x09, 0x0D), (0x20, 0x20)),
+    _constants.CATEGORY_WORD: ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)),
+}
+_NEGATED = {
+    _constants.CATEGORY_NOT_DIGIT: _constants.CATEGORY_DIGIT,
+    _constants.CATEGORY_NOT_SPACE: _constants.CATEGORY_SPACE,
+    _constants.CATEGORY_NOT_WORD: _constants.CATEGORY_WORD,
+}
+_CONSTRUCTS = {
+    _constants.ASSERT: "look-around",
+    _constants.ASSERT_NOT: "look-around",
+    _constants.GROUPREF: "a back-reference",
+    _constants.GROUPREF_EXISTS: "a conditional group",
+    _constants.ATOMIC_GROUP: "an atomic group",
+    _constants.POSSESSIVE_REPEAT: "a possessive repetition",
+    _constants.AT_END: "the anchor $",
+    _constants.AT_END_STRING: r"the anchor \Z",
+    _constants.AT_BOUNDARY: r"the word boundary \b",
+    _constants.AT_NON_BOUNDARY: r"\B",
+}
+
+Ranges = tuple[tuple[int, int], ...]
+
+
+def compile_pattern(pattern: str) -> np.ndarray:
+    """The byte automaton that completes at each earliest end of a match.
+
+    Args:
+        pattern (str): Regular expression; see `markers.pattern_marker` for what it may hold.
+
+    Returns:
+        np.ndarray: Table of shape (S, 256), uint8, as in `dfa.build_dfa`.
+
+    Raises:
+        ValueError: If the pattern is invalid, unsupported, matches the empty string or nothing, or is too large.
+    """
+    try:
+        tree = _parser.parse(pattern, re.ASCII)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"the marker pattern {pattern!r} is not a regular expression: {error}.") from error
+    nfa = _Nfa(pattern)
+    accept = nfa.node()
+    start = nfa.sequence(tree, tree.state.flags, accept)
+    if accept in nfa.closure([start], at_line_start=True, at_text_start=True):
+        raise ValueError(
+            f"the marker pattern {pattern!r} matches the empty string, so it would be seen at once. "
+            "Require at least one character."
+        )
+
+    def step(state: frozenset[int], byte: int) -> tuple[frozenset[int], bool]:
+        moved = [target for low, high, target in nfa.edges_of(state) if low <= byte <= high]
+        at_line_start = byte == ord("\n")
+        following = nfa.closure([start, *moved], at_line_start, at_text_start=False)
+        if accept in following:
+            return nfa.closure([start], at_line_start, at_text_start=False), True
+        return following, False
+
+    return build_dfa(nfa.closure([start], at_line_start=True, at_text_start=True), step, nfa.alphabet())
+
+
+class _Nfa:
+    """A nondeterministic byte automaton, built from the end of the pattern to its front.
+
+    Node i reads a byte along `edges[i]` = (low, high, target) or moves freely along `jumps[i]` = (condition, target),
+    where the condition is None, "line start" or "text start".
+    """
+
+    def __init__(self, pattern: str) -> None:
+        self.pattern = pattern
+        self.edges: list[list[tuple[int, int, int]]] = []
+        self.jumps: list[list[tuple[str | None, int]]] = []
+
+    def node(self) -> int:
+        """A new node without edges."""
+        if len(self.edges) == MAX_NODES:
+            raise ValueError(
+                f"the marker pattern {self.pattern!r} is too large. Use smaller counts in its repetitions."
+            )
+        self.edges.append([])
+        self.jumps.append([])
+        return len(self.edges) - 1
+
+    def jump(self, *targets: int, condition: str | None = None) -> int:
+        """A new node that moves freely to the targets."""
+        node = self.node()
+        self.jumps[node] += [(condition, target) for target in targets]
+        return node
+
+    def sequence(self, items: Iterable, flags: int, following: int) -> int:
+        """Entry of the items one after the other, leaving to `following`."""
+        for code, argument in reversed(list(items)):
+            following = self._item(code, argument, flags, following)
+        return following
+
+    def _item(self, code: object, argument: object, flags: int, following: int) -> int:
+        if code is _constants.BRANCH:
+            return self.jump(*(self.sequence(items, flags, following) for items in argument[1]))
+        if code is _constants.SUBPATTERN:
+            _, added, removed, items = argument
+            if added & re.UNICODE:
+                raise self._unsupported("the flag u")
+            return self.sequence(items, (flags | added) & ~removed, following)
+        if code in (_constants.MAX_REPEAT, _constants.MIN_REPEAT):
+            return self._repeat(*argument, flags, following)
+        if code is _constants.AT:
+            return self._anchor(argument, flags, following)
+        return self._characters(_character_ranges(code, argument, flags, self._unsupported), following)
+
+    def _repeat(self, least: int, most: int, items: Iterable, flags: int, following: int) -> int:
+        if most is _constants.MAXREPEAT:
+            entry = self.jump(following)
+            self.jumps[entry].append((None, self.sequence(items, flags, entry)))
+        else:
+            entry = following
+            for _ in range(most - least):
+                entry = self.jump(following, self.sequence(items, flags, entry))
+        for _ in range(least):
+            before = self.sequence(items, flags, entry)
+            if before == entry:  # the repeated part is empty
+                break
+            entry = before
+        return entry
+
+    def _anchor(self, kind: object, flags: int, following: int) -> int:
+        if kind is _constants.AT_BEGINNING and flags & re.MULTILINE:
+            return self.jump(following, condition="line start")
+        if kind in (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING):
+            return self.jump(following, condition="text start")
+        raise self._unsupported(_CONSTRUCTS.get(kind, str(kind)))
+
+    def _characters(self, ranges: Ranges, following: int) -> int:
+        entry = self.node()
+        for low, high in ranges:
+            for byte_ranges in _utf8_ranges(low, high):
+                target = following
+                for first, last in reversed(byte_ranges[1:]):
+                    node = self.node()
+                    self.edges[node].append((first, last, target))
+                    target = node
+                self.edges[entry].append((*byte_ranges[0], target))
+        return entry
+
+    def closure(self, nodes: Iterable[int], at_line_start: bool, at_text_start: bool) -> frozenset[int]:
+        """The reading nodes and dead ends (the accepting node is one) that free moves lead to."""
+        holds = {None: True, "line start": at_line_start, "text start": at_text_start}
+        seen = set(nodes)
+        queue = list(seen)
+        for node in queue:  # grows while it is read
+            fresh = {target for condition, target in self.jumps[node] if holds[condition]} - seen
+            seen |= fresh
+            queue += fresh
+        return frozenset(node for node in seen if not self.jumps[node])
+
+    def edges_of(self, nodes: Iterable[int]) -> Iterator[tuple[int, int, int]]:
+        """All byte edges that leave the nodes."""
+        return (edge for node in nodes for edge in self.edges[node])
+
+    def alphabet(self) -> list[bytes]:
+        """All bytes, grouped by the edges that read them; the newline stands alone because anchors look for it."""
+        ranges = {(low, high) for low, high, _ in self.edges_of(range(len(self.edges)))} | {(10, 10)}
+        cuts = sorted({0, 256} | {low for low, _ in ranges} | {high + 1 for _, high in ranges})
+        return [bytes(range(low, high)) for low, high in zip(cuts, cuts[1:], strict=False)]
+
+    def _unsupported(self, construct: str) -> ValueError:
+        return ValueError(
+            f"the marker pattern {self.pattern!r} uses {construct}, which needs more than the bytes read so far. "
+            "Write what must follow as part of the pattern, for example a newline or [.!?] and a blank."
+        )
+
+
+def _character_ranges(code: object, argument: object, flags: int, unsupported: Callable[[str], ValueError]) -> Ranges:
+    """Code points that a one-character item of the parsed pattern reads."""
+    if code is _constants.ANY:
+        return ((0, _LAST_CODE_POINT),) if flags & re.DOTALL else _complement(((10, 10),))
+    if code is _constants.LITERAL:
+        return _fold(((argument, argument),), flags)
+    if code is _constants.NOT_LITERAL:
+        return _complement(_fold(((argument, argument),), flags))
+    if code is not _constants.IN:
+        raise unsupported(_CONSTRUCTS.get(code, str(code)))
+    ranges: list[tuple[int, int]] = []
+    for kind, value in argument:
+        if kind is _constants.LITERAL:
+            ranges.append((value, value))
+        elif kind is _constants.RANGE:
+            ranges.append(value)
+        elif kind is _constants.CATEGORY:
+            ranges += _CATEGORIES[value] if value in _CATEGORIES else _complement(_CATEGORIES[_NEGATED[value]])
+    folded = _fold(tuple(ranges), flags)
+    return _complement(folded) if argument[0][0] is _constants.NEGATE else folded
+
+
+def _fold(ranges: Ranges, flags: int) -> Ranges:
+    """The ranges and, when case is ignored, the other case of their ASCII letters."""
+    if not flags & re.IGNORECASE:
+        return ranges
+    folded = list(ranges)
+    for first, last, shift in ((0x41, 0x5A, 32), (0x61, 0x7A, -32)):
+        folded += [
+            (max(low, first) + shift, min(high, last) + shift)
+            for low, high in ranges
+            if max(low, first) <= min(high, last)
+        ]
+    return tuple(folded)
+
+
+def _complement(ranges: Ranges) -> Ranges:
+    gaps, begin = [], 0
+    for low, high in sorted(ranges):
+        if low > begin:
+            gaps.append((begin, low - 1))
+        begin = max(begin, high + 1)
+    if begin <= _LAST_CODE_POINT:
+        gaps.append((begin, _LAST_CODE_POINT))
+    return tuple(gaps)
+
+
+def _utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """UTF-8 of the code points low..high as sequences of byte ranges, each the full product of its ranges.
+
+    A range is cut where the encoded length changes, around the surrogates, and where a leading byte would allow only
+    part of the continuation bytes.
+    """
+    if low > high:
+        return
+    for end in (0x7F, 0x7FF, _SURROGATES[0] - 1, _SURROGATES[1], 0xFFFF):
+        if low <= end < high:
+            yield from _utf8_ranges(low, end)
+            yield from _utf8_ranges(end + 1, high)
+            return
+    if _SURROGATES[0] <= low <= _SURROGATES[1]:
+        return  # no UTF-8 text holds them
+    for continuation_bits in (6, 12, 18):
+        mask = (1 << continuation_bits) - 1
+        if high > 0x7F and low | mask < high and (low & mask or ~high & mask):
+            cut = low | mask if low & mask else (high & ~mask) - 1
+            yield from _utf8_ranges(low, cut)
+            yield from _utf8_ranges(cut + 1, high)
+            return
+    yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))

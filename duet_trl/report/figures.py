@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Figures of a run, from the trainer's log history (`trainer.state.log_history`, the `duet/` metrics).
+
+Every function writes one PNG. Figures are built without pyplot, so nothing depends on a display or on global state.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, MaxNLocator
+
+History = Sequence[Mapping[str, Any]]
+
+# Okabe and Ito's palette: distinguishable with any colour vision deficiency.
+BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
+GREY = "#8A8A8A"
+_ARM_STYLES = (
+    (GREY, "o", "--"),
+    (BLUE, "s", "-"),
+    (RED, "^", "-"),
+    (GREEN, "D", "-"),
+    (PINK, "v", "-"),
+    (SKY, "P", "-"),
+)
+
+
+@dataclass(frozen=True)
+class AccuracyCurve:
+    """Held-out accuracy of one run at its measurements.
+
+    Attributes:
+        name (str): Label of the run.
+        generated_tokens (Sequence[float]): Rollout tokens generated before each measurement.
+        seconds (Sequence[float]): Training seconds before each measurement, evaluations excluded.
+        accuracy (Sequence[float]): In [0, 1].
+        low (Sequence[float]): Lower end of the interval.
+        high (Sequence[float]): Upper end of the interval.
+    """
+
+    name: str
+    generated_tokens: Sequence[float]
+    seconds: Sequence[float]
+    accuracy: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+
+
+def series(history: History, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values at which a metric was logged, in order; entries without it (evaluations, say) are skipped."""
+    points = [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
+    steps, values = zip(*points, strict=True) if points else ((), ())
+    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+
+
+def accuracy_figure(curves: Sequence[AccuracyCurve], path: Path, metric: str = "mean@4") -> Path:
+    """Held-out accuracy against generated tokens (left) and against training seconds (right), one line per run."""
+    figure = Figure(figsize=(9.5, 3.9), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for curve, (color, marker, line) in zip(curves, _ARM_STYLES, strict=False):
+        for axes, x in ((left, curve.generated_tokens), (right, curve.seconds)):
+            axes.fill_between(x, curve.low, curve.high, color=color, alpha=0.15, linewidth=0)
+            axes.plot(x, curve.accuracy, color=color, marker=marker, linestyle=line, label=curve.name)
+    for axes in (left, right):
+        _finish(axes)
+        axes.set_xlim(left=0)
+    left.set_xlabel("Generated rollout tokens")
+    left.xaxis.set_major_formatter(EngFormatter(sep=""))
+    right.set_xlabel("Training time (s, wall clock, evaluation excluded)")
+    left.set_ylabel(f"Held-out accuracy ({metric})")
+    left.legend(loc="lower right", frameon=False)
+    figure.suptitle("Accuracy for the same number of optimizer steps (band: 95% interval over problems)", fontsize=11)
+    return _save(figure, path)
+
+
+def fan_out_figure(history: History, path: Path) -> Path:
+    """Rollouts per prompt (fewest, mean, most of the batch) over steps."""
+    figure, axes = _single("Fan-out: how unevenly rollouts are shared among prompts")
+    steps, low = series(history, "duet/num_rollouts/min")
+    _, high = series(history, "duet/num_rollouts/max")
+    _, mean = series(history, "duet/num_rollouts/mean")
+    axes.fill_between(steps, low, high, color=SKY, alpha=0.3, linewidth=0, label="fewest to most", step="mid")
+    axes.plot(steps, high, color=SKY, linewidth=1, drawstyle="steps-mid")
+    axes.plot(steps, low, color=SKY, linewidth=1, drawstyle="steps-mid")
+    axes.plot(steps, mean, color=BLUE, label="mean")
+    axes.set_ylabel("Rollouts per prompt $n_q$")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return _save_steps(figure, axes, path)
+
+
+def thresholds_figure(history: History, path: Path, max_length: int | None = None) -> Path:
+    """Poll threshold K1 and abort threshold K2 over steps; `max_length` draws the completion limit, in tokens."""
+    figure, axes = _single("When the gate polls for an answer, and when it gives up")
+    for key, color, line, label in (
+        ("duet/abort_threshold", RED, "-", "$K_2$: abort without a marker"),
+        ("duet/poll_threshold", BLUE, "--", "$K_1$: start to poll"),
+    ):
+        axes.plot(*series(history, key), color=color, linestyle=line, drawstyle="steps-post", label=label)
+    if max_length is not None:
+        axes.axhline(max_length, color=GREY, linewidth=1, linestyle=":", label="longest completion")
+    axes.set_ylabel("Threshold (tokens)")
+    axes.set_ylim(bottom=0)
+    return _save_steps(figure, axes, path)
+
+
+def outcomes_figure(history: History, path: Path) -> Path:
+    """How rollouts ended, as shares of each step's rollouts that add up to 1."""
+    figure, axes = _single("What became of the rollouts")
+    steps, seen = series(history, "duet/share_marker_seen")
+    _, before = series(history, "duet/share_ended_before_gate")
+    _, trimmed = series(history, "duet/trim_rate")
+    _, kept = series(history, "duet/keep_rate")
+    _, aborted = series(history, "duet/abort_rate")
+    parts = (
+        ("ended by itself, never polled", before, SKY, ""),
+        ("marker seen, ended by itself", seen - trimmed, BLUE, ""),
+        ("marker seen, trimmed", trimmed, GREEN, ""),
+        ("no marker, kept by the coin", kept, ORANGE, "..."),
+        ("no marker, aborted", aborted, RED, "///"),
+    )
+    floor = np.zeros_like(seen)
+    for label, share, color, hatch in parts:
+        look = {"color": color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.3}
+        axes.bar(steps, share, bottom=floor, width=1.0, label=label, **look)
+        floor = floor + share
+    axes.set_ylabel("Share of rollouts")
+    axes.set_ylim(0, 1)
+    axes.margins(x=0)
+    return _save_steps(figure, axes, path)
+
+
+def _single(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.2, 3.7), layout="constrained")
+    axes = figure.subplots()
+    axes.set_title(title, fontsize=11)
+    return figure, axes
+
+
+def _finish(axes: Axes) -> None:
+    axes.grid(True, color="#DDDDDD", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _save_steps(figure: Figure, axes: Axes, path: Path) -> Path:
+    _finish(axes)
+    axes.set_xlabel("Optimizer step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.legend(loc="outside lower center", frameon=False, ncols=3, fontsize=9)
+    return _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    return path

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Math reward: the boxed answer of a completion against a gold answer, checked by Math-Verify in killable processes.
+
+Answers are written by a policy under training: some of them keep a computer algebra system busy for ever, and neither
+a thread nor Math-Verify's own alarm can stop arithmetic that runs in C. Grading therefore happens in worker processes
+(`math_worker.py`) in which the kernel ends an answer that uses up its time.
+"""
+
+import importlib.util
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..generate.markers import extract_boxed
+
+logger = logging.getLogger(__name__)
+
+WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
+CHUNK_SIZES = (8, 64)
+"""Fewest and most pairs sent to a worker at once: each chunk costs a fork, and a large one may hold several hangs."""
+CACHE_SIZE = 65_536
+"""Verdicts remembered: prompts come back every epoch, often with the same answers."""
+
+Completion = str | list[dict[str, Any]]
+
+
+def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
+    r"""TRL reward function: 1 if the last `\boxed{}` of the completion equals the gold answer, else 0.
+
+    Args:
+        completions (list[str] | list[list[dict]]): Plain or conversational completions.
+        answer (list[str]): Gold answers without a box, one per completion (the data-set column `answer`).
+        **kwargs: Other columns and helpers that TRL passes; not used.
+
+    Returns:
+        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed, which TRL leaves ungraded.
+
+    Raises:
+        ImportError: If Math-Verify is not installed.
+    """
+    return _default_verifier()(completions, answer)
+
+
+@cache
+def _default_verifier() -> "MathVerifier":
+    return MathVerifier()
+
+
+class MathVerifier:
+    r"""Grades boxed answers against gold answers with Math-Verify; callable as a TRL reward function.
+
+    The gold answer is wrapped in `\boxed{}` before parsing and malformed operators such as `\frac12` are accepted, on
+    both sides: without that one gold answer of MATH in five is misread. Completions without a closed, non-empty box
+    score 0.
+
+    Args:
+        timeout (float): CPU seconds that one answer may use; beyond them it scores 0. Ten times as much wall-clock
+            time is allowed, so that a busy machine does not change rewards.
+        workers (int | None): Worker processes. None: one per core, at most 8. They start with the first call.
+        which (str): "last" box of a completion, or the "first".
+
+    Raises:
+        ImportError: If Math-Verify is not installed.
+        ValueError: If an argument is out of its range.
+    """
+
+    __name__ = "math_reward"  # TRL names the reward's metrics after it
+
+    def __init__(self, *, timeout: float = 3.0, workers: int | None = None, which: str = "last") -> None:
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, got {timeout} seconds.")
+        if workers is not None and workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}. Use None for one per core.")
+        if which not in ("first", "last"):
+            raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
+        if importlib.util.find_spec("math_verify") is None:
+            raise ImportError('math_reward needs Math-Verify. Install it with: pip install "duet-trl[math]"')
+        self._which = which
+        self._num_workers = workers or min(8, os.cpu_count() or 1)
+        self._workers = [_Worker(timeout) for _ in range(self._num_workers)]
+        self._cache: dict[tuple[str | None, str], float | None] = {}
+        self._lock = threading.Lock()
+        self._warned: set[str] = set()
+        self._finalizer = weakref.finalize(self, _close_all, self._workers, os.getpid())
+
+    def __call__(self, completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
+        """Rewards of completions; arguments and result as in :func:`math_reward`."""
+        texts = [_text(completion) for completion in completions]
+        return self.grade([extract_boxed(text, which=self._which) for text in texts], answer)
+
+    def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
+        r"""Verdicts on extracted answers.
+
+        Args:
+            answers (Sequence[str | None]): What stood in the box, without `\boxed{}`; None: there was no box.
+            golds (Sequence): Gold answers, without `\boxed{}`; None: the row has none.
+
+        Returns:
+            list[float | None]: 1.0, 0.0, or None where the gold cannot be parsed.
+
+        Raises:
+            ValueError: If the two sequences differ in length.
+        """
+        pairs = [(answer, "" if gold is None else str(gold)) for answer, gold in zip(answers, golds, strict=True)]
+        with self._lock:
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.clear()
+            self._fill_cache([pair for pair in dict.fromkeys(pairs) if pair not in self._cache])
+            return [self._cache.get(pair) for pair in pairs]
+
+    def close(self) -> None:
+        """Ends the worker processes; they start again with the next call."""
+        _close_all(self._workers, os.getpid())
+
+    def _fill_cache(self, pairs: list[tuple[str | None, str]]) -> None:
+        smallest, largest = CHUNK_SIZES
+        size = min(max(-(-len(pairs) // (4 * self._num_workers)), smallest), largest)
+        chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+        idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            idle.put(worker)
+
+        def grade_chunk(chunk: list[tuple[str | None, str]]) -> str | None:
+            worker = idle.get()
+            try:
+                return worker.ask(chunk)
+            finally:
+                idle.put(worker)
+
+        with ThreadPoolExecutor(self._num_workers) as pool:
+            for chunk, verdicts in zip(chunks, pool.map(grade_chunk, chunks), strict=True):
+                if verdicts is None:
+                    self._warn_once("a math worker died twice on the same answers; they stay ungraded", chunk[0])
+                    continue
+                for pair, verdict in zip(chunk, verdicts, strict=True):
+                    self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
+                    if verdict == "n":
+                        self._warn_once("gold answer cannot be parsed; its rows stay ungraded", pair)
+                    elif verdict == "k":
+                        self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
+
+    def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            answer, gold = (repr(part)[:200] for part in pair)
+            logger.warning("%s. First seen: answer %s, gold %s", message, answer, gold)
+
+
+class _Worker:
+    """One worker process and its pipes.
+
+    A fresh interpreter runs the script by its path: unlike `multiprocessing`, this neither copies the threads and locks
+    of the training process nor imports its main module again. Its own session keeps Ctrl-C away from it.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._process: subprocess.Popen[str] | None = None
+
+    def ask(self, pairs: list[tuple[str | None, str]]) -> str | None:
+        """One verdict character per pair ("1", "0", "n"o gold, "k"illed); None if the worker died twice."""
+        for _ in range(2):
+            try:
+                verdicts = self._exchange(pairs)
+            except BrokenPipeError:
+                verdicts = ""
+            if len(verdicts) == len(pairs):
+                return verdicts
+            self.close()
+        return None
+
+    def _exchange(self, pairs: list[tuple[str | None, str]]) -> str:
+        if self._process is None:
+            # -P: the script's folder holds a `math.py`, which must not hide the standard library's.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", str(WORKER_SCRIPT), str(self._timeout)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                start_new_session=True,
+            )
+        self._process.stdin.write(json.dumps(pairs) + "\n")
+        self._process.stdin.flush()
+        return self._process.stdout.readline().strip()
+
+    def close(self) -> None:
+        """Ends the process and whatever it forked."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait()
+        process.stdout.close()
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+
+def _close_all(workers: list[_Worker], owner: int) -> None:
+    # A forked copy of the training process has no right to its workers.
+    if os.getpid() == owner:
+        for worker in workers:
+            worker.close()
+
+
+def _text(completion: Completion) -> str:
+    """Text of a plain or conversational completion, the last message of the latter."""
+    if isinstance(completion, str):
+        return completion
+    return str(completion[-1]["content"] or "") if completion else ""

@@ -1,0 +1,433 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`DUETGRPOTrainer`: the seams between DUET and TRL's `GRPOTrainer`.
+
+A generation step runs plan -> roll out -> score -> judge -> train rows -> TRL's loss -> finish. TRL's own
+`_generate_and_score_completions` is called on the surviving rollouts with `_generate` and `_calculate_rewards`
+replaying what is already known, so that log-probabilities, importance sampling, reference model and logging stay
+TRL's. The weights ride on the advantages, in which every admitted loss type is positively homogeneous.
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from trl import GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
+
+from .config import DUETGRPOConfig
+from .methods import build_controller
+from .training import logs, metrics, rows
+from .training.audit import AuditLog
+from .training.engine import Engine, load_tokenizer, prepare_gate
+from .training.exchange import Exchange, Placement
+from .training.interrupt import StopAfterStep
+from .training.outcomes import share_outcomes, surcharge_factor
+from .training.prompts import check_columns, prompt_keys
+from .training.step import ReplayBatch, Step
+from .update.advantages import group_advantages
+from .update.filters import nonfinite_rewards, unscored
+
+STATE_FILE = "duet_controller.json"
+
+
+class DUETGRPOTrainer(GRPOTrainer):
+    """[`~trl.GRPOTrainer`] under a token budget.
+
+    Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`]. Example:
+
+    ```python
+    from datasets import load_dataset
+    from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+    from trl.rewards import accuracy_reward
+
+    trainer = DUETGRPOTrainer(
+        model="Qwen/Qwen3-1.7B-Base",
+        reward_funcs=accuracy_reward,
+        args=DUETGRPOConfig(output_dir="out", budget_fraction=0.5),
+        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
+    )
+    trainer.train()
+    ```
+
+    Raises:
+        ValueError: For anything that gate or weights cannot be right with (tools, environments, `rollout_func`,
+            images, an EOS outside the vocabulary, no free sentinel, ...), before a model is loaded.
+    """
+
+    _tag_names = ["trl", "grpo", "duet"]
+    _name = "DUET"
+    _paper = {
+        "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
+        "id": "2605.08441",
+        # docstyle-ignore
+        "citation": """@article{hu2026duet,
+    title  = {{DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards}},
+    author = {Haoyu Hu and Xuandong Zhao and Xuhai ``Orson'' Xu and Nori Jacoby},
+    year   = 2026,
+    eprint = {arXiv:2605.08441},
+}""",
+    }
+
+    def __init__(
+        self,
+        model: str | torch.nn.Module,
+        reward_funcs: Any = None,
+        args: DUETGRPOConfig | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if args is None:
+            name = model if isinstance(model, str) else model.config._name_or_path
+            args = DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
+        for name in ("tools", "environment_factory", "rollout_func"):
+            if kwargs.get(name):
+                raise ValueError(
+                    f"{name} ends rollouts by its own rules, as DUET's gate does. Use GRPOTrainer for it."
+                )
+        check_columns(train_dataset, args)
+        processing_class = load_tokenizer(model, processing_class, args)
+        setup = prepare_gate(model, processing_class, args)
+        self.engine = Engine(args, setup)
+        self._replay: ReplayBatch | None = None
+        self._current: Step | None = None
+        self._rolling_out = False
+        self._captured_logps: torch.Tensor | None = None
+        with self.engine.construction(self):
+            super().__init__(
+                model=model,
+                reward_funcs=reward_funcs,
+                args=args,
+                train_dataset=train_dataset,
+                eval_dataset=eval_dataset,
+                processing_class=processing_class,
+                **kwargs,
+            )
+        self.engine.attach(self)
+        self.exchange = Exchange(self.accelerator)
+        self.controller = build_controller(args, None if setup is None else setup.automaton)
+        self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
+        self.add_callback(StopAfterStep(self.accelerator))
+
+    # ---- Seams: generation --------------------------------------------------------------------------------------
+
+    def _set_signature_columns_if_needed(self) -> None:
+        super()._set_signature_columns_if_needed()
+        wanted = [self.args.prompt_id_column, *(self.args.audit_columns or [])]
+        self._signature_columns += [c for c in wanted if c is not None and c not in self._signature_columns]
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._replay is not None or not self.model.training:
+            return super()._generate_and_score_completions(inputs)
+        step = self._plan(inputs)
+        self._roll_out(step)
+        self._score(step)
+        self._judge(step)
+        return self._train_rows(step)
+
+    def _generate(self, prompts: list) -> tuple:
+        return super()._generate(prompts) if self._replay is None else self._replay.generated
+
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        if self._replay is not None:
+            return self._replay.rewards_per_func
+        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _generate_single_turn(
+        self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any
+    ) -> tuple:
+        if not self._rolling_out:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
+        step = self._current
+        count = len(step.generated_rows)
+        with self.engine.gated(self, step.plan.gate, step.generated_rows):
+            ids, logprobs = super()._generate_single_turn(
+                prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
+            )
+        ids, logprobs, stopped = self.engine.split(ids, logprobs)
+        step.gate_stopped = stopped[: len(step.rows)]
+        padding = len(prompt_ids) - count
+        return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+
+    @contextmanager
+    def _ungrouped(self) -> Iterator[None]:
+        """TRL slices and reshapes by `num_generations`; at 1 it leaves rows alone."""
+        num_generations, self.num_generations = self.num_generations, 1
+        try:
+            yield
+        finally:
+            self.num_generations = num_generations
+
+    # ---- Phase 1: allocate --------------------------------------------------------------------------------------
+
+    def _plan(self, inputs: list[dict[str, Any]]) -> Step:
+        started = time.perf_counter()
+        first = self.accelerator.process_index * len(inputs)
+        local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
+        examples = self.exchange.objects(local)
+        keys = prompt_keys(examples, self.args.prompt_id_column)
+        # A step of the last epoch may end at 0.99999 of it.
+        epoch = int((self.state.epoch or 0.0) + 1e-6)
+        plan = self.exchange.first(self.controller.plan(keys, epoch))
+        placement = Placement(
+            num_rollouts=len(plan.group),
+            num_processes=self.accelerator.num_processes,
+            interleaved=self.args.duet_active,
+        )
+        self._current = Step(examples, plan, placement, placement.rows(self.accelerator.process_index))
+        self._current.seconds["plan"] = time.perf_counter() - started
+        return self._current
+
+    # ---- Phase 2: generate --------------------------------------------------------------------------------------
+
+    def _roll_out(self, step: Step) -> None:
+        started = time.perf_counter()
+        prompts = [step.examples[q]["prompt"] for q in step.plan.group[step.padded_rows]]
+        self._rolling_out = True
+        try:
+            with self._ungrouped():
+                generated = super()._generate(prompts)
+        finally:
+            self._rolling_out = False
+        if len(generated) != 8:
+            raise RuntimeError(
+                f"GRPOTrainer._generate returned {len(generated)} values instead of 8: this TRL version is not "
+                "supported. Install the range named in setup.cfg."
+            )
+        step.prompt_ids, step.completion_ids, _, step.completions, step.logprobs = generated[:5]
+        step.seconds["generate"] = time.perf_counter() - started
+        started = time.perf_counter()
+        share_outcomes(step, self.controller, self.exchange, self.eos_token_ids)
+        step.seconds["overhead"] += time.perf_counter() - started
+
+    # ---- Phase 3: update ----------------------------------------------------------------------------------------
+
+    def _score(self, step: Step) -> None:
+        started = time.perf_counter()
+        inputs = [step.examples[q] for q in step.plan.group[step.padded_rows]]
+        prompts = [x["prompt"] for x in inputs]
+        rewards = super()._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
+        rewards = step.placement.from_processes(rewards)  # (N, F)
+        infinite = nonfinite_rewards(rewards)
+        rewards[infinite] = torch.nan
+        step.rewards_per_func = rewards
+        step.nonfinite = unscored(rewards).cpu().numpy()
+        step.extra_logs = logs.share_extra_logs(step, self._pending_extra_logs, self.exchange)
+        step.seconds["score"] = time.perf_counter() - started
+        if step.nonfinite.all():
+            self._stop_with_checkpoint(
+                f"no rollout of generation step {step.plan.step} has a finite reward: every reward function returned "
+                "None, NaN or infinity for all of them. Check the reward functions and their data-set columns"
+            )
+
+    def _judge(self, step: Step) -> None:
+        started = time.perf_counter()
+        group = torch.from_numpy(step.plan.group).to(step.rewards_per_func.device)
+        step.advantages = group_advantages(
+            step.rewards_per_func,
+            self.reward_weights.to(step.rewards_per_func.device),
+            group,
+            scale_rewards=self.scale_rewards,
+            multi_objective_aggregation=self.multi_objective_aggregation,
+            singleton=self.args.singleton_advantage,
+        )
+        raw = step.advantages.advantages.double().cpu().numpy()
+        step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
+        self.controller.observe_rollouts(step.plan, step.replay, step.judgement, ~step.nonfinite)
+        self._report(
+            metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations)
+            | {"nonfinite_rollouts": float(step.nonfinite.sum())}
+            | self.controller.metrics()
+        )
+        step.seconds["overhead"] += time.perf_counter() - started
+
+    def _train_rows(self, step: Step) -> dict[str, Any]:
+        started = time.perf_counter()
+        steps_per_generation, accumulation = self.args.steps_per_generation, self.args.gradient_accumulation_steps
+        windows = steps_per_generation // accumulation if steps_per_generation % accumulation == 0 else 1
+        rows.pack_rollouts(step, self.accelerator.num_processes, windows, steps_per_generation // windows)
+        rows.count_tokens(step, self.mask_truncated_completions)
+        process = self.accelerator.process_index
+        inputs, self._replay = rows.replay_batch(
+            step, self.exchange, process, self.eos_token_ids[0], self.mask_truncated_completions
+        )
+        step.seconds["overhead"] += time.perf_counter() - started
+        try:
+            with self._ungrouped():
+                output = super()._generate_and_score_completions(inputs)
+        finally:
+            self._replay = None
+        rows.check_token_count(step, int(output["num_items_in_batch"]))
+        local = torch.from_numpy(step.packed_rows[process]).to(output["advantages"].device)
+        weighted = step.advantages.advantages * torch.from_numpy(step.judgement.weight).to(step.advantages.advantages)
+        output["advantages"] = torch.where(local >= 0, weighted[local.clamp(min=0)], 0.0)
+        output["num_items_in_batch"] = torch.full_like(output["num_items_in_batch"], step.num_kept_tokens)
+        output["duet_row"] = local
+        step.train_rows = output
+        logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self.reward_weights)
+        logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
+        return output
+
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._prepare_inputs(generation_batch)
+        before = self._current
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._current is not before:
+            # TRL shuffles rows over micro-batches; the packing wants neighbours in length together, without the
+            # columns that only the longest rollout of the whole generation batch needs.
+            chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
+            self._buffered_inputs = [rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
+            self._current.train_rows = {}
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return inputs
+
+    # ---- Seams: loss --------------------------------------------------------------------------------------------
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._captured_logps = output[0].detach()
+        return output
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        if not self.model.training:
+            return super()._compute_loss(model, inputs)
+        inputs = dict(inputs)
+        numbers = inputs.pop("duet_row")
+        loss = super()._compute_loss(model, inputs)
+        old_logps = inputs.get("old_per_token_logps")
+        self._observe_logps(numbers, inputs, self._captured_logps if old_logps is None else old_logps)
+        self._captured_logps = None
+        return loss
+
+    def _observe_logps(self, numbers: torch.Tensor, inputs: dict[str, Any], logps: torch.Tensor) -> None:
+        """Collect sum log pi (B,) of each micro-batch of the first pass; the last one closes the step."""
+        position = self._step % (self.args.steps_per_generation * self.num_iterations)
+        if position >= self.args.steps_per_generation:
+            return
+        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
+        sums = (logps * mask).sum(dim=1)
+        self._current.captured.append(torch.stack([numbers.double(), sums.double(), mask.sum(dim=1).double()], dim=1))
+        if position == self.args.steps_per_generation - 1:
+            self._finish(self._current)
+
+    def _finish(self, step: Step) -> None:
+        """Phase 4: the surrogate's observation, once every trained rollout has been through the policy."""
+        captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
+        step.captured = []
+        started = time.perf_counter()
+        rows.fill_sum_logps(step, captured)
+        trained = np.flatnonzero(step.judgement.trained)
+        broken = trained[~np.isfinite(step.sum_logps[trained])]
+        if len(trained) and len(broken) == len(trained):
+            self._stop_with_checkpoint(
+                f"no rollout of generation step {step.plan.step} has a finite log-probability under the policy. Lower "
+                "the learning rate, or check the model's weights"
+            )
+        step.nonfinite[broken] = True
+        raw = step.advantages.advantages.double().cpu().numpy()
+        self.controller.observe_sigma(step.plan, raw, step.sum_logps, step.judgement.kept & ~step.nonfinite)
+        self._report(
+            {
+                "surcharge": surcharge_factor(step, raw, self.args.keep_probability),
+                "calibration_chi2": self.controller.allocator.calibration_chi2,
+                "nonfinite_rollouts": float(step.nonfinite.sum()),
+            }
+        )
+        if self.audit is not None and self.accelerator.is_main_process:
+            self.audit.write(step.plan.step, logs.audit_columns(step, raw), step.examples, step.plan.group.tolist())
+        step.seconds["overhead"] += time.perf_counter() - started
+
+    def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """TRL's training step; reports where the seconds of a generation step went once it is used up."""
+        before, started = self._current, time.perf_counter()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        step, elapsed = self._current, time.perf_counter() - started
+        if step is not before:
+            elapsed -= sum(step.seconds.values())
+        step.seconds["update"] += elapsed
+        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
+            overhead = step.seconds["plan"] + step.seconds["overhead"]
+            self._report({f"seconds_{name}": step.seconds[name] for name in ("plan", "generate", "score", "update")})
+            self._report({"overhead_share": overhead / sum(step.seconds.values())})
+        return loss
+
+    def _report(self, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._metrics["train"][f"duet/{name}"].append(value)
+
+    # ---- Seams: state -------------------------------------------------------------------------------------------
+
+    def _checkpoint_folder(self, trial: Any) -> Path:
+        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        # Before the parent, which pushes the folder to the Hub.
+        if self.args.should_save:
+            folder = self._checkpoint_folder(trial)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / STATE_FILE).write_text(json.dumps(self.controller.state_dict()))
+        super()._save_checkpoint(model, trial)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        path = Path(checkpoint) / STATE_FILE
+        if not path.exists():
+            raise ValueError(
+                f"{checkpoint} has no {STATE_FILE}: it was not written by DUETGRPOTrainer, and without it the plans "
+                "would start cold. Load its weights as a model in a new run instead of resuming."
+            )
+        self.controller.load_state_dict(json.loads(path.read_text()))
+
+    def _stop_with_checkpoint(self, reason: str) -> None:
+        self._save_checkpoint(self.model, trial=None)
+        raise RuntimeError(f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}.")
+
+    # ---- Sampling outside of training ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: list,
+        num_samples: int = 1,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[list[list[int]]]:
+        """Completions of the current policy from the training engine, without the gate; for evaluation.
+
+        Args:
+            prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
+            num_samples (int): Completions per prompt.
+            temperature (float | None): 0 is greedy; None: the training temperature.
+            max_tokens (int | None): Tokens at most; None: `max_completion_length`.
+
+        Returns:
+            list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.
+        """
+        placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
+        own = placement.rows(self.accelerator.process_index)
+        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
+        # vLLM schedules by itself; generate holds the cache of a whole call in memory.
+        size = len(padded) if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
+        sampled: list[list[int]] = []
+        with self.engine.sampling(self, temperature, max_tokens):
+            for start in range(0, len(padded), size):
+                ids, _, _ = self._tokenize_prompts(
+                    [prompts[row // num_samples] for row in padded[start : start + size]]
+                )
+                sampled += super()._generate_single_turn(ids, None, {}, 1)[0]
+        pool = dict(self.exchange.objects(list(zip(own.tolist(), sampled, strict=False))))
+        return [[pool[p * num_samples + k] for k in range(num_samples)] for p in range(len(prompts))]

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Per-rollout audit log: what was decided about every single rollout, as parquet."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+
+class AuditLog:
+    """One parquet file per generation step under `output_dir/duet_audit`.
+
+    Args:
+        output_dir (str): Output folder of the run.
+        columns (list[str]): Data-set columns that are copied beside each rollout.
+    """
+
+    def __init__(self, output_dir: str, columns: list[str]) -> None:
+        self.folder = Path(output_dir) / "duet_audit"
+        self.columns = columns
+
+    def write(self, step: int, rollouts: dict[str, Any], examples: list[dict], group: list[int]) -> Path:
+        """Write the rollouts of one step.
+
+        Args:
+            step (int): Generation step.
+            rollouts (dict[str, Any]): Columns of length N.
+            examples (list[dict]): Data-set row of each prompt, length M.
+            group (list[int]): Prompt of each rollout, length N.
+
+        Returns:
+            Path: The file.
+
+        Raises:
+            ValueError: If a configured column is not in the data set.
+        """
+        for column in self.columns:
+            if column not in examples[0]:
+                raise ValueError(f"audit_columns names {column!r}, but the data set has {sorted(examples[0])}.")
+        extra = {column: [str(examples[q][column]) for q in group] for column in self.columns}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / f"step_{step:06d}.parquet"
+        pq.write_table(pa.table({"step": [step] * len(group), **rollouts, **extra}), path)
+        return path

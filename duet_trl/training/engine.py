@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the gate into the engine that TRL generates with, and checks beforehand that it can work."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+
+from ..config import DUETGRPOConfig
+from ..generate.automaton import TokenAutomaton, compile_automaton
+from ..generate.gate import split_sentinel
+from ..generate.marker_gate import GatePlan
+from ..generate.markers import get_marker
+from ..generate.sentinel import find_sentinel
+from ..generate.vocabulary import vocabulary_bytes
+
+if TYPE_CHECKING:
+    from ..trainer import DUETGRPOTrainer
+
+
+@dataclass(frozen=True)
+class GateSetup:
+    """The marker on the vocabulary of one tokenizer.
+
+    Attributes:
+        marker (str): Marker name or pattern of the configuration.
+        automaton (TokenAutomaton): Compiled marker.
+        sentinel (int): Token id the engine samples when the gate stops a rollout.
+        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
+    """
+
+    marker: str
+    automaton: TokenAutomaton
+    sentinel: int
+    eos_ids: tuple[int, ...]
+
+
+def load_tokenizer(
+    model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, args: DUETGRPOConfig
+) -> PreTrainedTokenizerBase:
+    """The tokenizer GRPOTrainer would load, before it loads the model.
+
+    Raises:
+        ValueError: If a multimodal processor is given.
+    """
+    if tokenizer is None:
+        kwargs = args.model_init_kwargs or {}
+        name = model if isinstance(model, str) else model.config._name_or_path
+        tokenizer = AutoTokenizer.from_pretrained(
+            name,
+            revision=kwargs.get("revision"),
+            trust_remote_code=args.trust_remote_code,
+            truncation_side="left",
+            padding_side="left",
+        )
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is a multimodal processor; DUET trains on text. Pass the tokenizer as "
+            "processing_class, or use GRPOTrainer."
+        )
+    return tokenizer
+
+
+def prepare_gate(
+    model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig
+) -> GateSetup | None:
+    """Compile the marker and find the sentinel, without loading weights.
+
+    Returns:
+        GateSetup | None: None where the gate is off.
+
+    Raises:
+        ValueError: If the marker is unknown, an EOS is outside the vocabulary, or no sentinel is free.
+    """
+    if not args.gated:
+        return None
+    if isinstance(model, str):
+        kwargs = args.model_init_kwargs or {}
+        model_config = AutoConfig.from_pretrained(
+            model, revision=kwargs.get("revision"), trust_remote_code=args.trust_remote_code
+        )
+    else:
+        model_config = model.config
+    vocab_size = model_config.get_text_config().vocab_size
+    marker = get_marker(args.marker)
+    eos_ids = _eos_ids(tokenizer, vocab_size)
+    automaton = compile_automaton(marker, vocabulary_bytes(tokenizer, vocab_size))
+    if args.sentinel_token_id is None:
+        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
+    elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
+        raise ValueError(
+            f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is no EOS {list(eos_ids)}, got "
+            f"{args.sentinel_token_id}. Leave it at None to have one found."
+        )
+    else:
+        sentinel = args.sentinel_token_id
+    return GateSetup(args.marker, automaton, sentinel, eos_ids)
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[int, ...]:
+    eos = tokenizer.eos_token_id
+    if eos is None or not 0 <= eos < vocab_size:
+        raise ValueError(
+            f"The tokenizer's eos_token_id is {eos}, outside the vocabulary of {vocab_size}: no rollout could end by "
+            "itself. Set tokenizer.eos_token to a token the model can produce."
+        )
+    return (eos,)
+
+
+class Engine:
+    """The engine TRL generates with, gated on demand.
+
+    Args:
+        args (DUETGRPOConfig): Checked configuration.
+        setup (GateSetup | None): None: the engine is never gated.
+    """
+
+    def __init__(self, args: DUETGRPOConfig, setup: GateSetup | None) -> None:
+        self.args = args
+        self.setup = setup
+
+    @contextmanager
+    def construction(self, trainer: "DUETGRPOTrainer") -> Iterator[None]:
+        """While active, a colocated vLLM engine that TRL builds carries the gate."""
+        if not self.args.use_vllm:
+            yield
+            return
+        from trl.generation import vllm_generation
+
+        from ..generate.engines.colocated import llm_factory
+
+        original = vllm_generation.LLM
+
+        def build(*args: Any, **kwargs: Any) -> Any:
+            on_cpu = trainer.accelerator.device.type == "cpu"
+            # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
+            dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
+            custom = self.setup is not None and self.setup.marker.startswith("regex:")
+            markers = {"custom": self.setup.marker.removeprefix("regex:")} if custom else None
+            return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None, markers=markers)(*args, **kwargs)
+
+        vllm_generation.LLM = build
+        try:
+            yield
+        finally:
+            vllm_generation.LLM = original
+
+    def attach(self, trainer: "DUETGRPOTrainer") -> None:
+        """Finish the set-up once TRL has built model and engine."""
+        if self.setup is not None:
+            vocab_size = trainer.model.config.get_text_config().vocab_size
+            outside = [eos for eos in trainer.eos_token_ids if not 0 <= eos < vocab_size]
+            if outside:
+                raise ValueError(
+                    f"The model's generation_config declares eos ids {outside} outside its vocabulary of {vocab_size}."
+                    " Correct model.generation_config.eos_token_id."
+                )
+            if self.setup.sentinel in trainer.eos_token_ids:
+                raise ValueError(
+                    f"sentinel_token_id {self.setup.sentinel} is an EOS of the model: natural ends and forced stops "
+                    "could not be told apart. Leave it at None."
+                )
+        if self.args.use_vllm and trainer.accelerator.device.type == "cpu":
+            from ..generate.engines.colocated import sync_weights
+
+            trainer.vllm_generation.sync_weights = partial(sync_weights, trainer.vllm_generation)
+
+    def gated(self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray) -> AbstractContextManager:
+        """While active, generation of these rollouts runs through the gate.
+
+        Args:
+            trainer (DUETGRPOTrainer): Owner of model and engine.
+            gate (GatePlan): Gate of the step.
+            rows (np.ndarray): Global numbers of the rollouts, in the order of the prompts, shape (R,).
+        """
+        if self.setup is None or not gate.active:
+            return nullcontext()
+        eos_ids = trainer.eos_token_ids
+        if self.args.use_vllm:
+            from ..generate.engines.colocated import gate_parameters, gated_requests
+
+            name = "custom" if self.setup.marker.startswith("regex:") else self.setup.marker
+            parameters = [
+                gate_parameters(gate.spec, name, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
+            ]
+            return gated_requests(trainer.vllm_generation.llm, parameters, eos_ids)
+        from ..generate.engines.transformers import gated_generation
+
+        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
+        return gated_generation(model, self.setup.automaton, gate.spec, gate.keep[rows], self.setup.sentinel, eos_ids)
+
+    @contextmanager
+    def sampling(
+        self, trainer: "DUETGRPOTrainer", temperature: float | None, max_tokens: int | None
+    ) -> Iterator[None]:
+        """While active, TRL's generation uses another temperature and length; see [`DUETGRPOTrainer.sample`]."""
+        temperature = trainer.temperature if temperature is None else temperature
+        max_tokens = trainer.max_completion_length if max_tokens is None else max_tokens
+        if self.args.use_vllm:
+            generation = trainer.vllm_generation
+            saved = generation.temperature, generation.max_completion_length
+            generation.temperature, generation.max_completion_length = temperature, max_tokens
+            try:
+                yield
+            finally:
+                generation.temperature, generation.max_completion_length = saved
+            return
+        saved_config = trainer.generation_config
+        trainer.generation_config = copy.deepcopy(saved_config)
+        trainer.generation_config.update(max_new_tokens=max_tokens, do_sample=temperature > 0)
+        if temperature > 0:
+            trainer.generation_config.temperature = temperature
+        try:
+            yield
+        finally:
+            trainer.generation_config = saved_config
+
+    def split(self, ids: list[list[int]], logprobs: list | None) -> tuple[list, list | None, np.ndarray]:
+        """Cut the forced stop off each rollout.
+
+        Args:
+            ids (list[list[int]]): Sampled ids.
+            logprobs (list | None): Log-prob of each id, or None.
+
+        Returns:
+            tuple[list, list | None, np.ndarray]: Policy tokens, their log-probs, and whether the gate stopped each.
+        """
+        if self.setup is None:
+            return ids, logprobs, np.zeros(len(ids), dtype=bool)
+        policy, stopped = split_sentinel(ids, self.setup.sentinel)
+        if logprobs is not None:
+            logprobs = [row[: len(kept)] for row, kept in zip(logprobs, policy, strict=True)]
+        return policy, logprobs, stopped

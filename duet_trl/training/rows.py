@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
+
+import numpy as np
+import torch
+
+from ..update.packing import PADDING_ROW, pack
+from .exchange import Exchange
+from .step import ReplayBatch, Rollout, Step
+
+
+def pack_rollouts(step: Step, num_processes: int, num_windows: int, chunks_per_window: int) -> None:
+    """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
+    trained = np.flatnonzero(step.judgement.trained)
+    packing = pack(step.replay.length[trained], num_processes, num_windows, chunks_per_window)
+    # The last entry answers the index of padding rows.
+    step.packed_rows = np.append(trained, PADDING_ROW)[packing.rows].reshape(num_processes, -1)
+
+
+def count_tokens(step: Step, mask_truncated: bool) -> None:
+    """Policy tokens that get a forward pass, and N_t of Eq. 6: those of every kept rollout.
+
+    Args:
+        step (Step): Judged step.
+        mask_truncated (bool): TRL leaves rollouts that ran into the length limit out of the loss.
+    """
+    counted = ~step.truncated if mask_truncated else np.ones_like(step.truncated)
+    step.num_train_tokens = int(step.replay.length[counted & step.judgement.trained].sum())
+    step.num_kept_tokens = int(step.replay.length[counted & step.judgement.kept].sum())
+
+
+def replay_batch(
+    step: Step, exchange: Exchange, process: int, eos_id: int, mask_truncated: bool
+) -> tuple[list[dict], ReplayBatch]:
+    """Rows of one process as TRL's `_generate` would have returned them, in micro-batch order.
+
+    Padding rows hold one EOS that is not a policy token. A rollout that the gate stopped gets such an EOS where TRL
+    would otherwise take it for one that ran into the length limit.
+
+    Args:
+        step (Step): Packed step.
+        exchange (Exchange): Collectives.
+        process (int): This process.
+        eos_id (int): An id TRL takes for the end of a completion.
+        mask_truncated (bool): Whether TRL asks how completions ended.
+
+    Returns:
+        tuple[list[dict], ReplayBatch]: Data-set rows, and the answers to replay.
+    """
+    rows = step.packed_rows[process]
+    rollouts = _fetch(step, exchange, rows)
+    closing = (rows == PADDING_ROW) | (mask_truncated & step.stopped[rows])
+    train = [rollouts[row] for row in rows.tolist()]
+    completion_ids = [r.completion_ids + [eos_id] * end for r, end in zip(train, closing, strict=True)]
+    masks = [[1] * len(r.completion_ids) + [0] * end for r, end in zip(train, closing, strict=True)]
+    logprobs = None
+    if step.logprobs is not None:
+        logprobs = [r.logprobs + [0.0] * end for r, end in zip(train, closing, strict=True)]
+    generated = (
+        [r.prompt_ids for r in train],
+        completion_ids,
+        masks if _any_closing(step, mask_truncated) else None,
+        [r.completion for r in train],
+        logprobs,
+        {},
+        None,
+        [],
+    )
+    inputs = [step.examples[step.plan.group[row]] for row in rows]
+    return inputs, ReplayBatch(generated, _rewards(step))
+
+
+def _any_closing(step: Step, mask_truncated: bool) -> bool:
+    """Whether any process has a token outside the loss, so that all build the same mask."""
+    closed = mask_truncated and (step.stopped & step.judgement.trained).any()
+    return bool(closed or (step.packed_rows == PADDING_ROW).any())
+
+
+def _rewards(step: Step) -> torch.Tensor:
+    """Rewards of the packed rows of all processes, shape (W * rows, F); 0 for padding."""
+    everywhere = torch.from_numpy(step.packed_rows.reshape(-1)).to(step.rewards_per_func.device)
+    return torch.where((everywhere >= 0)[:, None], step.rewards_per_func[everywhere.clamp(min=0)], 0.0)
+
+
+def _fetch(step: Step, exchange: Exchange, rows: np.ndarray) -> dict[int, Rollout]:
+    """The rollouts with these global numbers, and an empty one for padding."""
+    local = {}
+    for index, row in enumerate(step.rows.tolist()):
+        if step.judgement.trained[row]:
+            logprobs = None if step.logprobs is None else list(step.logprobs[index])
+            local[row] = Rollout(
+                list(step.prompt_ids[index]), list(step.completion_ids[index]), step.completions[index], logprobs
+            )
+    wanted = exchange.rollouts(local, [row for row in rows.tolist() if row != PADDING_ROW])
+    # Any prompt does; it is attended to by one token that no loss sees.
+    return wanted | {PADDING_ROW: Rollout(list(step.prompt_ids[0]), [], step.completions[0], [])}
+
+
+def check_token_count(step: Step, counted: int) -> None:
+    """Compare TRL's token count with the kept tokens.
+
+    Raises:
+        RuntimeError: If they differ: the replay no longer fits this TRL version.
+    """
+    if counted != step.num_train_tokens:
+        raise RuntimeError(
+            f"TRL counts {counted} policy tokens where {step.num_train_tokens} were kept: this TRL version treats "
+            "replayed rollouts differently. Install the range named in setup.cfg."
+        )
+
+
+def fill_sum_logps(step: Step, captured: np.ndarray) -> None:
+    """Spread the captured sums over all rollouts and check that each trained token was seen once.
+
+    Args:
+        step (Step): Current step.
+        captured (np.ndarray): Row number (-1: padding), sum of log pi, policy tokens; shape (R, 3).
+    """
+    captured = captured[captured[:, 0] >= 0]
+    check_token_count(step, int(captured[:, 2].sum()))
+    step.sum_logps = np.full(step.placement.num_rollouts, np.nan)
+    seen = captured[captured[:, 2] > 0]  # masked truncated rows have no sum
+    step.sum_logps[seen[:, 0].astype(np.int64)] = seen[:, 1]
+
+
+_COMPLETION_COLUMNS = (
+    "completion_ids",
+    "completion_mask",
+    "tool_mask",
+    "old_per_token_logps",
+    "ref_per_token_logps",
+    "sampling_per_token_logps",
+    "importance_sampling_ratio",
+)
+
+
+def trim_columns(chunk: dict[str, torch.Tensor], multiple: int | None) -> dict[str, torch.Tensor]:
+    """Drop the columns of a micro-batch that are padding in every row.
+
+    Args:
+        chunk (dict[str, torch.Tensor]): Prompts padded left, completions padded right, shape (B, P) and (B, C).
+        multiple (int | None): Keep widths a multiple of this, as `pad_to_multiple_of` asks.
+
+    Returns:
+        dict[str, torch.Tensor]: The same rows, narrower.
+    """
+    prompt_width = _width(chunk["prompt_mask"].flip(1), multiple)
+    completion_width = _width(chunk["completion_mask"], multiple)
+    trimmed = dict(chunk)
+    for name in ("prompt_ids", "prompt_mask"):
+        trimmed[name] = chunk[name][:, -prompt_width:]
+    full = chunk["completion_ids"].size(1)
+    for name in _COMPLETION_COLUMNS:
+        if name in chunk and chunk[name].size(1) == full:  # a sequence-level ratio has one column
+            trimmed[name] = chunk[name][:, :completion_width]
+    return trimmed
+
+
+def _width(mask: torch.Tensor, multiple: int | None) -> int:
+    """Columns up to the last one that any row uses, at least 1, rounded up to `multiple`."""
+    used = mask.any(dim=0).nonzero()
+    width = int(used.max()) + 1 if used.numel() else 1
+    if multiple is not None:
+        width = -(-width // multiple) * multiple
+    return min(width, mask.size(1))

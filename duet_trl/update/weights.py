@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase 3: importance weights of Eq. 6, and what they cost in second moment (Theorem 2, Eq. 8)."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..allocate.budget import stratification as clipped_stratification
+
+
+def rollout_weights(
+    num_rollouts: np.ndarray,
+    group: np.ndarray,
+    propensity: np.ndarray,
+    aborted: np.ndarray,
+    *,
+    stratification: str = "clip",
+    floor: float = 0.05,
+    max_weight: float | None = None,
+) -> np.ndarray:
+    """Weight of each rollout, w = (1 - I_abort) / (s_pre * p_abort) (text of Eq. 6; Algorithm 1, phase 3).
+
+    s_pre = clip(n_q / mean n, floor, 1) on the *realised* counts. The clip at 1 leaves prompts above the mean with a
+    total weight of n_q instead of mean n, so Eq. 6 weighs prompts unequally; "exact" does not
+    (docs/fidelity.md#stratification).
+
+    Args:
+        num_rollouts (np.ndarray): n_q, realised rollouts per prompt, shape (M,), >= 1.
+        group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
+        propensity (np.ndarray): p_abort, probability that the rollout was kept, shape (N,), in (0, 1].
+        aborted (np.ndarray): I_abort, shape (N,), bool.
+        stratification (str): "clip" as above, "exact" for s_pre = n_q / mean n, "none" for s_pre = 1.
+        floor (float): eps_pre, lower clip of s_pre, in (0, 1]; only for "clip".
+        max_weight (float | None): Cap, >= 1. Biased where it binds. None: no cap.
+
+    Returns:
+        np.ndarray: w, shape (N,), float64; 0 for aborted rollouts.
+
+    Raises:
+        ValueError: If shapes disagree, or a count, group, propensity, cap or choice is out of its range.
+
+    Example:
+        >>> weights = rollout_weights([1, 3], [0, 1, 1, 1], [1, 1, 0.5, 1], [False, False, False, True])
+        >>> weights.tolist()
+        [2.0, 1.0, 2.0, 0.0]
+    """
+    num_rollouts, group = np.asarray(num_rollouts), np.asarray(group, dtype=np.int64)
+    propensity = np.asarray(propensity, dtype=np.float64)
+    aborted = np.asarray(aborted, dtype=bool)
+    _check_rows(group, len(num_rollouts), propensity=propensity, aborted=aborted)
+    _check_propensity(propensity)
+    if (num_rollouts < 1).any():
+        raise ValueError(f"num_rollouts must be at least 1, got {num_rollouts.min()}. Leave out prompts without any.")
+    if max_weight is not None and not max_weight >= 1:
+        raise ValueError(f"max_weight must be at least 1, got {max_weight}. Use None for no cap.")
+
+    if stratification == "clip":
+        per_prompt = clipped_stratification(num_rollouts, floor)
+    elif stratification == "exact":
+        per_prompt = num_rollouts / num_rollouts.mean() if len(num_rollouts) else np.ones(0)
+    elif stratification == "none":
+        per_prompt = np.ones(len(num_rollouts))
+    else:
+        raise ValueError(f"stratification must be one of ['clip', 'exact', 'none'], got {stratification!r}.")
+    weights = ~aborted / (per_prompt[group] * propensity)
+    return weights if max_weight is None else np.minimum(weights, max_weight)
+
+
+def effective_sample_size(weights: np.ndarray) -> float:
+    """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights.
+
+    Args:
+        weights (np.ndarray): w, shape (N,), >= 0.
+
+    Returns:
+        float: Effective count; 0 if every weight is 0.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    squares = np.square(weights).sum()
+    return float(weights.sum() ** 2 / squares) if squares > 0 else 0.0
+
+
+def surcharge_bound(
+    markerless_rate: np.ndarray,
+    keep_probability: float,
+    second_moment: np.ndarray,
+    squared_weights: np.ndarray | float = 1.0,
+) -> np.ndarray:
+    """Second moment that the abort adds at most, per prompt (Theorem 2, Eq. 8, with its aggregation corollary).
+
+    (1 - p_marker) * (1 - eps) / eps * sigma^2_mless * sum_i w_i^2
+
+    Args:
+        markerless_rate (np.ndarray): 1 - p_marker, share of rollouts without a marker at the gate, shape (M,).
+        keep_probability (float): eps_abort, in (0, 1].
+        second_moment (np.ndarray): sigma^2_mless, second moment of a marker-less rollout's contribution, shape (M,).
+        squared_weights (np.ndarray | float): Sum of the squared aggregation weights of the prompt, shape (M,).
+
+    Returns:
+        np.ndarray: Bound, shape (M,), in the unit of second_moment times that of squared_weights. Their sum bounds
+        the variance that the abort adds to the weighted sum over independent rollouts.
+
+    Raises:
+        ValueError: If keep_probability is not in (0, 1].
+    """
+    if not 0 < keep_probability <= 1:
+        raise ValueError(f"keep_probability must be in (0, 1], got {keep_probability}. Nothing is kept at 0.")
+    odds = (1 - keep_probability) / keep_probability
+    return np.asarray(markerless_rate) * odds * np.asarray(second_moment) * squared_weights
+
+
+@dataclass(frozen=True)
+class Surcharge:
+    """Heuristic figures of Theorem 2 for one step.
+
+    Attributes:
+        surcharge (float): Eq. 8 summed over prompts, (advantage x nats per token)^2.
+        natural (float): Second moment of the same sum without the abort, in the same unit.
+    """
+
+    surcharge: float
+    natural: float
+
+    @property
+    def factor(self) -> float:
+        """(natural + surcharge) / natural, dimensionless: 1 is free, the paper reports at most 1.5."""
+        return 1.0 + self.surcharge / self.natural if self.natural > 0 else 1.0
+
+
+def surcharge(
+    advantages: np.ndarray,
+    sum_logps: np.ndarray,
+    lengths: np.ndarray,
+    group: np.ndarray,
+    propensity: np.ndarray,
+    aborted: np.ndarray,
+    *,
+    num_prompts: int,
+    keep_probability: float,
+) -> Surcharge:
+    """Tracks the surcharge of Eq. 8 under the token mean of Eq. 6 (Theorem 2, aggregation corollary (ii)).
+
+    A heuristic, as in the paper: N_t is random, and instead of gradients it uses the stand-in of Eq. 3. The
+    contribution of a rollout is z = A * sum log pi / length (advantage x nats per token), its aggregation weight
+    length / N_t. sigma^2_mless of a prompt is the mean of z^2 over its marker-less kept rollouts; where it has none,
+    over all of the batch's; where the batch has none either, over all kept rollouts.
+
+    Args:
+        advantages (np.ndarray): A before weighting, shape (N,).
+        sum_logps (np.ndarray): Sum of log pi over the policy tokens, shape (N,), nats; ignored where the rollout was
+            aborted or its advantage is 0.
+        lengths (np.ndarray): Policy tokens, shape (N,); ignored where aborted.
+        group (np.ndarray): Prompt of each rollout, shape (N,), in 0..num_prompts-1.
+        propensity (np.ndarray): p_abort, shape (N,); below 1 marks a marker-less kept rollout.
+        aborted (np.ndarray): I_abort, shape (N,), bool.
+        num_prompts (int): M.
+        keep_probability (float): eps_abort, in (0, 1].
+
+    Returns:
+        Surcharge: Absolute surcharge and the natural second moment; `factor` is what to log.
+
+    Raises:
+        ValueError: If shapes disagree, or a group, propensity or keep_probability is out of its range.
+    """
+    group = np.asarray(group, dtype=np.int64)
+    advantages, sum_logps, lengths, propensity = (
+        np.asarray(values, dtype=np.float64) for values in (advantages, sum_logps, lengths, propensity)
+    )
+    aborted = np.asarray(aborted, dtype=bool)
+    columns = {"advantages": advantages, "sum_logps": sum_logps, "lengths": lengths}
+    _check_rows(group, num_prompts, **columns, propensity=propensity, aborted=aborted)
+    _check_propensity(propensity)
+
+    kept = ~aborted
+    num_tokens = lengths[kept].sum()  # N_t
+    if num_tokens == 0:
+        return Surcharge(surcharge=0.0, natural=0.0)
+    markerless_kept = kept & (propensity < 1)
+    teaching = kept & (advantages != 0)
+    contribution = np.zeros(len(group))
+    contribution[teaching] = advantages[teaching] * sum_logps[teaching] / np.maximum(lengths[teaching], 1)
+    squared_contribution = np.square(contribution)
+    squared_weight = np.where(kept, np.square(lengths / num_tokens), 0.0)
+
+    def per_prompt(values: np.ndarray) -> np.ndarray:
+        return np.bincount(group, weights=values, minlength=num_prompts)
+
+    size = np.maximum(per_prompt(np.ones(len(group))), 1)
+    markerless_rate = per_prompt(aborted | markerless_kept) / size
+    pool = markerless_kept if markerless_kept.any() else kept
+    observed = per_prompt(markerless_kept)
+    second_moment = np.where(
+        observed > 0,
+        per_prompt(squared_contribution * markerless_kept) / np.maximum(observed, 1),
+        squared_contribution[pool].mean(),
+    )
+    bound = surcharge_bound(markerless_rate, keep_probability, second_moment, per_prompt(squared_weight))
+    # Marker-less rollouts survive with probability p, so each stands for 1/p natural ones.
+    natural = (squared_weight * squared_contribution / propensity).sum()
+    return Surcharge(surcharge=float(bound.sum()), natural=float(natural))
+
+
+def _check_rows(group: np.ndarray, num_prompts: int, **columns: np.ndarray) -> None:
+    for name, values in columns.items():
+        if values.shape != group.shape:
+            raise ValueError(f"{name} must have shape {group.shape} like group, got {values.shape}.")
+    if group.size and not 0 <= group.min() <= group.max() < num_prompts:
+        raise ValueError(f"group must be in 0..{num_prompts - 1}, got {group.min()}..{group.max()}.")
+
+
+def _check_propensity(propensity: np.ndarray) -> None:
+    if not ((propensity > 0) & (propensity <= 1)).all():
+        raise ValueError(f"propensity must be in (0, 1], got {propensity.min()}..{propensity.max()}.")

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reproduce the shipped checkpoint: `OMP_NUM_THREADS=1 python -m recipes.tiny_math.warm_start` (15 CPU minutes).
+
+Supervised training from scratch on synthetic solutions in two phases: first mostly clean ones, so that the policy
+learns to copy and to calculate, then the sloppy mixture it is meant to imitate. Everything is seeded; on the same
+processor and versions the result is the same file.
+"""
+
+import argparse
+import logging
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from .policy import CHECKPOINT, MAX_COMPLETION_LENGTH, build_model, train_tokenizer
+from .task import HELD_OUT, LEVELS, WARM_START, Author, Problem, sample_problem, sample_problems, write_document
+
+logger = logging.getLogger("warm_start")
+
+SLOPPY = Author(
+    slip=0.12, looper=(0.03, 0.06, 0.12, 0.20, 0.30), again_looper=0.93, again=0.06, tail=0.18, tail_again=0.7
+)
+CLEAN = replace(SLOPPY, slip=0.0, looper=(0.0,) * 5, again=0.0, tail=0.0)
+
+ROWS, ROW_LENGTH = 4, 384
+MUON_LEARNING_RATE, ADAMW_LEARNING_RATE = 0.02, 3e-3
+WARM_UP_STEPS = 50
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Optimizer steps with a share of clean documents; the learning rate runs from start to end (1 = full)."""
+
+    steps: int
+    clean_share: float
+    rate_start: float
+    rate_end: float
+
+
+PHASES = (Phase(2600, 0.5, 1.0, 1.0), Phase(1400, 0.15, 1.0, 0.05))
+
+
+def main() -> None:
+    """Train the tokenizer and the policy, and save both."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=CHECKPOINT)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--evaluate_every", type=int, default=250, help="optimizer steps between evaluations")
+    args = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+
+    rng = random.Random(args.seed)
+    torch.manual_seed(args.seed)
+    tokenizer = train_tokenizer([document for _, document in (sample_document(rng, 0.2) for _ in range(4000))])
+    policy = build_model(tokenizer)
+    logger.info("%d parameters, %d tokens in the vocabulary", policy.num_parameters(), len(tokenizer))
+    train(policy, tokenizer, rng, args.evaluate_every, args.output)
+    save(policy, tokenizer, args.output)
+
+
+def train(
+    policy: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    evaluate_every: int,
+    output: Path,
+) -> None:
+    """Run all phases: Muon for the matrices, AdamW for the embedding and the norms."""
+    matrices = [p for name, p in policy.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in policy.named_parameters() if p.ndim != 2 or "embed" in name]
+    optimizers = (
+        (torch.optim.Muon(matrices, lr=MUON_LEARNING_RATE, weight_decay=0.0), MUON_LEARNING_RATE),
+        (torch.optim.AdamW(others, lr=ADAMW_LEARNING_RATE, weight_decay=0.0), ADAMW_LEARNING_RATE),
+    )
+    begin, done, tokens = time.process_time(), 0, 0
+    for phase in PHASES:
+        stream = batches(tokenizer, rng, phase.clean_share)
+        for step in range(phase.steps):
+            rate = phase.rate_start + (phase.rate_end - phase.rate_start) * step / phase.steps
+            rate *= min(1.0, (done + 1) / WARM_UP_STEPS)
+            for optimizer, base in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = base * rate
+            batch = next(stream)
+            loss = _step(policy, batch, [optimizer for optimizer, _ in optimizers])
+            done += 1
+            tokens += int((batch["labels"] != IGNORED).sum())
+            if done % 50 == 0:
+                logger.info("step %d loss %.4f tokens %d cpu %.0f s", done, loss, tokens, time.process_time() - begin)
+            if done % evaluate_every == 0:
+                logger.info("step %d %s", done, evaluate(policy, tokenizer))
+                save(policy, tokenizer, output)
+
+
+def batches(
+    tokenizer: PreTrainedTokenizerFast, rng: random.Random, clean_share: float
+) -> Iterator[dict[str, torch.Tensor]]:
+    """Packed batches without end: documents are laid into the first row with room and see only themselves."""
+    waiting = encode_document(tokenizer, *sample_document(rng, clean_share))
+    while True:
+        rows: list[list[tuple[list[int], int]]] = [[] for _ in range(ROWS)]
+        used = [0] * ROWS
+        while True:
+            row = next((r for r in range(ROWS) if used[r] + len(waiting[0]) <= ROW_LENGTH), None)
+            if row is None:
+                break
+            rows[row].append(waiting)
+            used[row] += len(waiting[0])
+            waiting = encode_document(tokenizer, *sample_document(rng, clean_share))
+        yield _collate(rows)
+
+
+def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, str]:
+    """One problem of the corpus and its document; `clean_share` is the probability of the clean author."""
+    problem = sample_problem(rng, rng.choice(LEVELS), WARM_START)
+    return problem, write_document(rng, problem, CLEAN if rng.random() < clean_share else SLOPPY)
+
+
+def encode_document(tokenizer: PreTrainedTokenizerFast, problem: Problem, document: str) -> tuple[list[int], int]:
+    """Token ids of prompt + completion (cut at the length limit) and the length of the prompt."""
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": problem.question}], add_generation_prompt=True, tokenize=False
+    )
+    prompt_ids = tokenizer(prompt)["input_ids"]
+    completion = tokenizer(document)["input_ids"] + [tokenizer.eos_token_id]
+    return prompt_ids + completion[:MAX_COMPLETION_LENGTH], len(prompt_ids)
+
+
+@torch.no_grad()
+def evaluate(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 100, seed: int = 1) -> str:
+    """One sample at temperature 1 for held-out problems: accuracy of the first box, in all and by level."""
+    problems = sample_problems(HELD_OUT, count, seed)
+    texts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": p.question}], add_generation_prompt=True, tokenize=False
+        )
+        for p in problems
+    ]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    state = torch.get_rng_state()  # training goes on as if it had not been evaluated
+    policy.eval()
+    ids = policy.generate(
+        **batch, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=MAX_COMPLETION_LENGTH, use_cache=True
+    )
+    policy.train()
+    torch.set_rng_state(state)
+    completions = ids[:, batch["input_ids"].shape[1] :]
+    found = [_first_box(text) for text in tokenizer.batch_decode(completions)]
+    correct = [box == str(problem.answer) for box, problem in zip(found, problems, strict=True)]
+    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in LEVELS]
+    length = (completions != tokenizer.eos_token_id).sum(1).float()
+    return (
+        f"held-out accuracy {sum(correct) / count:.3f} by level {[n * len(LEVELS) / count for n in by_level]} "
+        f"no box {sum(box is None for box in found) / count:.3f} mean length {length.mean():.0f}"
+    )
+
+
+def save(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
+    """Write configuration, weights, tokenizer and chat template."""
+    policy.save_pretrained(output)
+    tokenizer.save_pretrained(output)
+
+
+def _first_box(text: str) -> str | None:
+    start = text.find("\\boxed{")
+    end = text.find("}", start)
+    return text[start + len("\\boxed{") : end] if 0 <= start < end else None
+
+
+def _collate(rows: list[list[tuple[list[int], int]]]) -> dict[str, torch.Tensor]:
+    ids = torch.zeros(ROWS, ROW_LENGTH, dtype=torch.long)
+    labels = torch.full((ROWS, ROW_LENGTH), IGNORED)
+    positions = torch.zeros(ROWS, ROW_LENGTH, dtype=torch.long)
+    document = torch.full((ROWS, ROW_LENGTH), -1)
+    for r, row in enumerate(rows):
+        start = 0
+        for index, (tokens, prompt_length) in enumerate(row):
+            end = start + len(tokens)
+            ids[r, start:end] = torch.tensor(tokens)
+            labels[r, start + prompt_length : end] = ids[r, start + prompt_length : end]
+            positions[r, start:end] = torch.arange(len(tokens))
+            document[r, start:end] = index
+            start = end
+    same = document[:, :, None] == document[:, None, :]
+    mask = (same & torch.ones(ROW_LENGTH, ROW_LENGTH, dtype=torch.bool).tril())[:, None]  # (rows, 1, T, T)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "attention_mask": mask}
+
+
+def _step(policy: Qwen3ForCausalLM, batch: dict[str, torch.Tensor], optimizers: list[torch.optim.Optimizer]) -> float:
+    loss = policy(**batch).loss
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return loss.item()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mean@k, best@k and their intervals against closed forms."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from duet_trl.evaluation import best_at_k, mean_at_k
+
+TABLES = arrays(np.bool_, st.tuples(st.integers(1, 12), st.integers(1, 6)))
+
+
+def test_mean_at_k_is_the_mean_over_problems_and_samples():
+    score = mean_at_k(np.array([[1, 0, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]]))
+    assert score.value == pytest.approx(5 / 12)
+    assert (score.num_problems, score.num_samples) == (3, 4)
+
+
+def test_interval_matches_the_binomial_quantiles_for_one_sample_per_problem():
+    # With k = 1 the bootstrap mean of P problems is Binomial(P, p)/P exactly. For P = 100 and p = 0.4 its 2.5% and
+    # 97.5% quantiles are 31/100 and 50/100 (normal approximation: 40 +- 1.96 * 4.90 = 30.4 .. 49.6).
+    score = mean_at_k(np.array([[1]] * 40 + [[0]] * 60), num_resamples=20_000)
+    assert score.low == pytest.approx(0.31, abs=0.0101)
+    assert score.high == pytest.approx(0.50, abs=0.0101)
+
+
+def test_interval_resamples_problems_and_not_samples():
+    # 16 perfectly dependent samples of 100 problems carry as much information as one sample each: the standard error
+    # is sqrt(.25 / 100) = .05, four times the sqrt(.25 / 1600) of independent samples.
+    correct = np.repeat(np.array([[1]] * 50 + [[0]] * 50), 16, axis=1)
+    score = mean_at_k(correct, num_resamples=20_000)
+    assert (score.high - score.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.05)
+
+
+def test_interval_covers_the_true_accuracy_about_as_often_as_it_says():
+    rng = np.random.default_rng(3)
+    hits = 0
+    for seed in range(400):
+        difficulty = rng.beta(0.7, 0.7, size=120)  # true mean accuracy 0.5
+        score = mean_at_k(rng.random((120, 4)) < difficulty[:, None], num_resamples=500, seed=seed)
+        hits += score.low <= 0.5 <= score.high
+    # 95% of 400 = 380, standard deviation sqrt(400 * .05 * .95) = 4.4; four of them and a little small-sample optimism
+    assert 357 <= hits <= 397
+
+
+def test_wider_confidence_gives_a_wider_interval():
+    correct = np.random.default_rng(0).random((50, 4)) < 0.3
+    narrow, wide = mean_at_k(correct, confidence=0.5), mean_at_k(correct, confidence=0.99)
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_same_seed_gives_the_same_score_and_json_types():
+    correct = np.random.default_rng(0).random((30, 4)) < 0.3
+    assert mean_at_k(correct) == mean_at_k(correct)
+    assert all(type(value) in (int, float) for value in mean_at_k(correct).to_dict().values())
+
+
+def test_more_problems_than_one_block_of_draws_still_gives_the_closed_form():
+    correct = np.random.default_rng(0).random((30_000, 1)) < 0.5
+    score = mean_at_k(correct, num_resamples=400)
+    # sqrt(.25 / 30000) = .00289; 400 draws leave about 7% on an interval's width
+    assert (score.high - score.low) / (2 * 1.96) == pytest.approx(0.00289, rel=0.25)
+
+
+def test_best_at_k_of_all_samples_is_any():
+    assert best_at_k(np.array([[0, 0, 1], [0, 0, 0], [1, 1, 1], [0, 0, 0]])).value == 0.5
+
+
+@given(TABLES)
+@settings(deadline=None, max_examples=60)
+def test_best_at_k_is_the_mean_over_all_subsets_of_k_samples(correct):
+    num_samples = correct.shape[1]
+    for k in range(1, num_samples + 1):
+        subsets = [correct[:, list(subset)].any(axis=1).mean() for subset in combinations(range(num_samples), k)]
+        assert best_at_k(correct, k, num_resamples=10).value == pytest.approx(np.mean(subsets))
+
+
+@given(TABLES)
+@settings(deadline=None, max_examples=60)
+def test_the_value_lies_in_its_interval_and_best_is_not_below_mean(correct):
+    mean, best = mean_at_k(correct), best_at_k(correct)
+    assert mean.low - 1e-12 <= mean.value <= mean.high + 1e-12
+    assert best.value >= mean.value - 1e-12
+
+
+@pytest.mark.parametrize("bad", [[], [1, 0], [[0.5, 1.0]], [[2, 0]], [[float("nan"), 0]]])
+def test_a_table_that_is_not_graded_is_refused(bad):
+    with pytest.raises(ValueError, match="correct must"):
+        mean_at_k(np.array(bad))
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_k_outside_the_drawn_samples_is_refused(k):
+    with pytest.raises(ValueError, match="Draw more samples"):
+        best_at_k(np.array([[1, 0]]), k)
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0, 95.0])
+def test_a_confidence_outside_the_unit_interval_is_refused(confidence):
+    with pytest.raises(ValueError, match="confidence"):
+        mean_at_k(np.array([[1, 0]]), confidence=confidence)

@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The math reward against labelled real solutions, hostile answers and a dying worker."""
+
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("math_verify", reason="needs the extra 'math'")
+
+from duet_trl.generate.markers import extract_boxed
+from duet_trl.rewards import MathVerifier, math_reward
+from duet_trl.rewards import math as math_module
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+# Arithmetic in C, a symbolic blow-up, and a deep parse: no Python-level alarm ends the first.
+HANGING = [r"9^{9^{9^{9}}}", "(10^7)!", r"\sum_{k=1}^{10^{9}} \frac{1}{k^2+k}", "(" * 200 + "1" + ")" * 200]
+
+
+def rows_of(name: str) -> list[dict]:
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = MathVerifier(timeout=1.0, workers=2)
+    verifier.grade(["1"], ["1"])  # starts the workers, so that tests time the grading only
+    yield verifier
+    verifier.close()
+
+
+def test_agrees_with_the_labels_of_real_boxed_solutions(verifier):
+    rows = [row for row in rows_of("model_outputs_math.jsonl") if row["label"] is not None]
+    rows = [row for row in rows if extract_boxed(row["text"], "last") is not None]
+    assert len(rows) > 400
+    rewards = verifier([row["text"] for row in rows], [row["gold"] for row in rows])
+    agreement = sum(reward == row["label"] for reward, row in zip(rewards, rows, strict=True)) / len(rows)
+    assert agreement >= 0.99
+
+
+def test_real_solution_without_a_box_scores_zero(verifier):
+    rows = [row for row in rows_of("model_outputs_math.jsonl") if extract_boxed(row["text"], "last") is None]
+    assert set(verifier([row["text"] for row in rows[:50]], [row["gold"] for row in rows[:50]])) == {0.0}
+
+
+def test_every_gold_answer_of_math_equals_itself_except_the_two_empty_ones(verifier):
+    golds = [row["answer"] for row in rows_of("math_train_clean.jsonl")]
+    verdicts = verifier.grade(golds[::5] + [""], golds[::5] + [""])
+    wrong = [gold for gold, verdict in zip(golds[::5], verdicts, strict=False) if verdict != 1.0]
+    assert wrong == [gold for gold in golds[::5] if not gold]
+    assert verdicts[-1] is None
+
+
+def bare(text: str) -> str | None:
+    """The answer of a test-suite string that is nothing but an answer, without its `$` or box; None for prose."""
+    text = re.sub(r"^\$+([^$]*)\$+$", r"\1", text.strip())
+    text = re.sub(r"^\\boxed\{(.*)\}$", r"\1", text.strip())
+    return None if re.search(r"(?<![\\a-zA-Z{])[A-Za-z]{3,}|[^\x20-\x7e]|boxed|\$", text) else text
+
+
+def test_labelled_pairs_of_bare_answers(verifier):
+    rows = rows_of("answer_pairs_labelled.jsonl")
+    triples = [(bare(row["pred"]), bare(row["gold"]), row["expected"]) for row in rows]
+    triples = [triple for triple in triples if triple[0] and triple[1]]
+    assert len(triples) >= 80
+    verdicts = verifier.grade([pred for pred, _, _ in triples], [gold for _, gold, _ in triples])
+    wrong = {triple[:2] for triple, verdict in zip(triples, verdicts, strict=True) if verdict != triple[2]}
+    # Conventions in which the suites differ from Math-Verify on a boxed answer: the order of a list, rounding, spaces
+    # and commas inside a number, a full stop in the box, and "and" between assignments.
+    assert wrong <= {
+        ("10, 4, -2", "4, 10, -2"),
+        ("0.3333333333", "1/3"),
+        ("13/4.", "(13)/(4)"),
+        ("1 000", "1000"),
+        ("1.22", "1,22"),
+        ("p=5,q=2;p=7,q=2", r" p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "verdict"),
+    [
+        (r"\frac12", r"\frac{1}{2}", 1.0),
+        ("0.5", r"\frac{1}{2}", 1.0),
+        (r"\sqrt2", r"\sqrt{2}", 1.0),
+        (r"2\sqrt{41}", r"2\sqrt{41}", 1.0),
+        ("2", r"2\sqrt{41}", 0.0),  # the raw gold is misread as 2 without its box
+        (r"x=5", "5", 1.0),
+        ("C", r"\text{(C)}", 1.0),
+        ("7", "8", 0.0),
+        ("?", "8", 0.0),
+        (r"\frac{1}{", "8", 0.0),
+        (r"\left\{ \right.", "8", 0.0),
+        ("8\x00\ud800", "9", 0.0),
+        ("}" * 50 + "{" * 50, "8", 0.0),
+        (None, "8", 0.0),
+        (None, "", None),
+        ("8", "", None),
+        ("8", None, None),
+        ("60", 60, 1.0),
+    ],
+)
+def test_verdict(verifier, answer, gold, verdict):
+    assert verifier.grade([answer], [gold]) == [verdict]
+
+
+def test_hanging_answers_score_zero_within_their_limit_and_do_not_hurt_their_neighbours(verifier):
+    answers = [part for hanging in HANGING for part in (hanging, "7")]
+    start = time.monotonic()
+    verdicts = verifier.grade(answers, ["7"] * len(answers))
+    seconds = time.monotonic() - start
+    assert verdicts == [0.0, 1.0] * len(HANGING)
+    # One CPU second each over two workers; the slack is for a busy machine.
+    assert seconds < 10 * len(HANGING)
+
+
+def test_killed_answer_is_reported_once(caplog):
+    verifier = MathVerifier(timeout=0.2, workers=1)
+    with caplog.at_level(logging.WARNING):
+        verifier.grade([HANGING[0], HANGING[0] + "+1"], ["7", "7"])
+    assert [record.message.count("used up its time") for record in caplog.records] == [1]
+    verifier.close()
+
+
+def test_unparsable_gold_is_reported_once(caplog, verifier):
+    verifier = MathVerifier(workers=1)
+    with caplog.at_level(logging.WARNING):
+        assert verifier.grade(["1", "2"], ["", ""]) == [None, None]
+    assert len(caplog.records) == 1 and "cannot be parsed" in caplog.text
+    verifier.close()
+
+
+def test_last_box_by_default_first_on_request():
+    text = r"First \boxed{3}, no: \boxed{4}. And an echo of the prompt: \boxed{}."
+    assert math_reward([text, text], ["4", "3"]) == [1.0, 0.0]
+    first = MathVerifier(workers=1, which="first")
+    assert first([text, text], ["4", "3"]) == [0.0, 1.0]
+    first.close()
+
+
+def test_plain_and_conversational_completions_score_alike():
+    plain = [r"\boxed{4}", "no box", ""]
+    conversational = [[{"role": "assistant", "content": text}] for text in plain]
+    assert math_reward(plain, answer=["4"] * 3) == [1.0, 0.0, 0.0]
+    assert math_reward(conversational, answer=["4"] * 3, prompts=["q"] * 3, trainer_state=None) == [1.0, 0.0, 0.0]
+    assert math_reward([[], [{"role": "assistant", "content": None}]], answer=["4"] * 2) == [0.0, 0.0]
+
+
+def test_thousands_of_rows_with_few_distinct_answers_are_graded_in_order(verifier):
+    answers = [str(i % 7) for i in range(4000)]
+    start = time.monotonic()
+    verdicts = verifier.grade(answers, [str(i % 3) for i in range(4000)])
+    assert verdicts == [float(i % 7 == i % 3) for i in range(4000)]
+    assert time.monotonic() - start < 5
+
+
+def test_empty_batch(verifier):
+    assert verifier([], []) == []
+
+
+def test_rows_must_match(verifier):
+    with pytest.raises(ValueError, match="shorter"):
+        verifier.grade(["1", "2"], ["1"])
+
+
+def test_killed_worker_process_is_replaced(verifier):
+    for worker in verifier._workers:
+        os.killpg(worker._process.pid, signal.SIGKILL)
+    assert verifier.grade(["111", "112"], ["111", "111"]) == [1.0, 0.0]
+
+
+def test_worker_that_cannot_start_leaves_rows_ungraded_and_says_so(monkeypatch, tmp_path, caplog):
+    broken = tmp_path / "broken.py"
+    broken.write_text("raise SystemExit(3)")
+    monkeypatch.setattr(math_module, "WORKER_SCRIPT", broken)
+    verifier = MathVerifier(workers=1)
+    with caplog.at_level(logging.WARNING):
+        assert verifier.grade(["1"], ["1"]) == [None]
+    assert "died twice" in caplog.text
+
+
+@pytest.mark.parametrize("arguments", [{"timeout": 0}, {"timeout": -1.0}, {"workers": 0}, {"which": "middle"}])
+def test_bad_arguments_are_named(arguments):
+    with pytest.raises(ValueError, match=next(iter(arguments))):
+        MathVerifier(**arguments)
+
+
+def test_unguarded_script_with_torch_threads_grades_once_and_leaves_no_process():
+    # multiprocessing's spawn would run this script again in every worker, its fork would copy torch's locks.
+    script = (
+        "import torch\n"
+        "torch.randn(512, 512) @ torch.randn(512, 512)\n"
+        "from duet_trl.rewards import MathVerifier\n"
+        "verifier = MathVerifier(workers=2)\n"
+        "print(verifier.grade(['1', '2'], ['1', '1']), *(w._process.pid for w in verifier._workers if w._process))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    verdicts, _, pids = done.stdout.partition("] ")
+    assert verdicts == "[1.0, 0.0"
+    for pid in pids.split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_worker_imports_no_training_library():
+    source = (Path(math_module.__file__).parent / "math_worker.py").read_text()
+    modules = set(re.findall(r"^(?:import|from) (\w+)", source, flags=re.MULTILINE))
+    assert modules <= {"latex2sympy2_extended", "math_verify"} | sys.stdlib_module_names

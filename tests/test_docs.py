@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation agrees with the tree: links, commands, names, fields and preset differences."""
+
+import ast
+import doctest
+import importlib
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "duet_trl"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "notebooks").glob("*.md")])
+CORE = ("allocate", "generate", "update")
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def without_code(text: str) -> str:
+    """Markdown without fenced blocks and inline code, so that what is left can hold links and headings."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+
+
+def anchors(page: Path) -> set[str]:
+    """What a fragment may point to: explicit ids and GitHub's slugs of the headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+    headings = re.findall(r"^#{1,6} +(.+?)\s*$", text, flags=re.M)
+    slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return slugs | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+def broken_links(page: Path) -> list[str]:
+    found = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        if not file.exists() or (fragment and fragment not in anchors(file)):
+            found.append(target)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_inside_the_docs_resolve(page: Path) -> None:
+    assert broken_links(page) == []
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A title\n[a](#a-title) [b](#nowhere) [c](missing.md) [d](https://example.org/x)\n")
+    assert broken_links(page) == ["#nowhere", "missing.md"]
+
+
+def test_docstrings_point_at_sections_that_exist() -> None:
+    broken = []
+    for path in PACKAGE.rglob("*.py"):
+        for name, fragment in re.findall(r"docs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text()):
+            page = DOCS / name
+            if not page.exists() or (fragment and fragment not in anchors(page)):
+                broken.append(f"{relative(path)}: {name}#{fragment}")
+    assert broken == []
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.M))
+
+
+def code_blocks(page: Path) -> str:
+    return "\n".join(re.findall(r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(), flags=re.M | re.S))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_make_commands_in_the_docs_are_targets(page: Path) -> None:
+    commands = re.findall(r"^make((?: +[a-z-]+\b(?!=))+)", code_blocks(page), flags=re.M)
+    commands += re.findall(r"`make((?: [a-z-]+\b(?!=))+)", page.read_text())
+    named = {word for command in commands for word in command.split()}
+    assert named <= make_targets()
+
+
+def test_help_names_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.M))
+    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.M).group(1).split())
+    assert documented == phony
+    assert phony == {"help", "install", "demo", "test", "test-slow", "lint", "bench", "notebooks", "docs", "build"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_scripts_named_in_the_docs_exist(page: Path) -> None:
+    pattern = (
+        r"\b(?:recipes|benchmarks|tests|duet_trl|notebooks|requirements|docs)/[\w/.-]+\.(?:py|yaml|txt|md|ipynb)\b"
+    )
+    missing = {name for name in re.findall(pattern, page.read_text()) if not (ROOT / name).exists()}
+    assert missing == set()
+
+
+def test_file_tree_of_the_readme_exists() -> None:
+    tree = re.search(r"^## File tree\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S).group(1)
+    folder, missing = [], []
+    for line in tree.splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        folder = [*folder[:depth], name.rstrip("/")]
+        if not (ROOT.joinpath(*folder)).exists():
+            missing.append("/".join(folder))
+    assert missing == []
+
+
+def defined_names(path: Path) -> set[str]:
+    """Top-level functions and classes of a file, and Class.method."""
+    names = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+    return names
+
+
+def test_functions_named_in_algorithm_md_exist() -> None:
+    references = re.findall(r"`([\w/]+\.py)::([\w.]+)`", (DOCS / "algorithm.md").read_text())
+    assert len(references) > 20
+    missing = [
+        f"{path}::{name}"
+        for path, name in references
+        if not (PACKAGE / path).exists() or name not in defined_names(PACKAGE / path)
+    ]
+    assert missing == []
+
+
+@pytest.fixture(scope="module")
+def own_fields() -> set[str]:
+    from trl import GRPOConfig
+
+    from duet_trl import DUETGRPOConfig
+
+    return {field.name for field in fields(DUETGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
+
+
+def table_rows(page: Path, heading: str) -> set[str]:
+    """Names in backticks in the first cell of every table row of a section, sub-sections included."""
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page.read_text(), flags=re.M | re.S).group(1)
+    first_cells = re.findall(r"^\|([^|]*)\|", section, flags=re.M)
+    return {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_notation_md_lists_exactly_the_fields_of_the_configuration(own_fields: set[str]) -> None:
+    assert table_rows(DOCS / "notation.md", "Configuration") == own_fields
+
+
+def preset_table() -> dict[str, list[object]]:
+    """The table of docs/fidelity.md as field -> values of paper, release, duet; remarks in parentheses left out."""
+    section = (DOCS / "fidelity.md").read_text().split("## Switches that the presets set")[1].split("\n### ")[0]
+    rows = {}
+    for line in re.findall(r"^\| \[`.*$", section, flags=re.M):
+        name, *cells = (re.sub(r"[`\[]|\].*|\(.*", "", cell).strip() for cell in line.strip("|").split("|"))
+        rows[name] = [value_of(cell) for cell in cells]
+    return rows
+
+
+def value_of(cell: str) -> object:
+    try:
+        return ast.literal_eval(cell)
+    except (ValueError, SyntaxError):
+        return cell
+
+
+def test_fidelity_md_names_every_preset_difference_with_its_values() -> None:
+    from duet_trl.presets import PRESETS
+
+    rows = preset_table()
+    computed = {"num_rollouts_min", "drop_zero_advantage"}  # depend on other fields, see presets.resolve
+    assert set(rows) == set(PRESETS["duet"]) | computed
+    for name in PRESETS["duet"]:
+        assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "release", "duet")], name
+    assert set(rows) <= anchors(DOCS / "fidelity.md")
+
+
+def core_modules() -> list[str]:
+    paths = [path for room in CORE for path in (PACKAGE / room).rglob("*.py") if "engines" not in path.parts]
+    return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
+
+
+@pytest.mark.parametrize("name", core_modules())
+def test_examples_in_docstrings_run(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_at_least_one_example_was_run() -> None:
+    finder = doctest.DocTestFinder()
+    modules = [importlib.import_module(name) for name in core_modules()]
+    assert sum(len(test.examples) for module in modules for test in finder.find(module)) > 0

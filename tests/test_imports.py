@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rooms of docs/architecture.md stay apart: who may import whom, read from the syntax tree of every file."""
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "duet_trl"
+ENGINES = ("transformers", "vllm")
+HEAVY = frozenset({"transformers", "trl", "vllm", "accelerate", "datasets", "peft"})
+NUMERIC = frozenset({"numpy", "torch"})
+VERIFIER_AND_REPORT_LIBRARIES = frozenset({"math_verify", "latex2sympy2_extended", "matplotlib", "pandas", "pyarrow"})
+
+
+@dataclass(frozen=True)
+class Room:
+    """One row of the import table.
+
+    libraries: third-party top-level packages the room may import; None = any.
+    rooms: rooms of the package it may import, besides itself; None = any.
+    """
+
+    libraries: frozenset[str] | None
+    rooms: frozenset[str] | None
+
+
+CORE = frozenset({"allocate", "generate", "update"})
+TABLE = {
+    "allocate": Room(NUMERIC, frozenset()),
+    "generate": Room(NUMERIC, frozenset()),
+    "update": Room(NUMERIC, frozenset({"allocate", "generate"})),
+    "controller": Room(NUMERIC, CORE),
+    "engines": Room(NUMERIC | set(ENGINES), frozenset({"generate"})),
+    "presets": Room(frozenset(), frozenset()),
+    "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config"}),
+    "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets"}),
+    "trainer": Room(None, None),
+    "training": Room(None, None),
+    "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"generate"})),
+    "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"generate", "rewards"})),
+    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"generate"})),
+    "root": Room(frozenset(), frozenset({"config", "trainer"})),
+}
+
+
+def room_of(module: str) -> str:
+    """Room of a dotted module name inside the package, e.g. duet_trl.allocate.neyman -> allocate."""
+    parts = module.split(".")
+    if len(parts) == 1:
+        return "root"
+    if parts[1:3] == ["generate", "engines"]:
+        return "engines"
+    return parts[1]
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_modules(source: str, module: str, is_package: bool) -> set[str]:
+    """Every module a source file imports, at any depth, relative imports resolved against its own name."""
+    package = module.split(".") if is_package else module.split(".")[:-1]
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            target = ".".join([*base, *([node.module] if node.module else [])])
+            names |= {f"{target}.{alias.name}" for alias in node.names}
+    return names
+
+
+def violations(source: str, module: str, is_package: bool = False) -> list[str]:
+    """What in a source file breaks the table; empty when nothing does."""
+    room = room_of(module)
+    if room not in TABLE:
+        return [f"{module} is in no room of the import table"]
+    row, found = TABLE[room], []
+    for name in sorted(imported_modules(source, module, is_package)):
+        top = name.split(".")[0]
+        if top == "duet_trl":
+            other = "root" if len(name.split(".")) == 2 and name.split(".")[1] not in TABLE else room_of(name)
+            if other not in {room, "root"} and row.rooms is not None and other not in row.rooms:
+                found.append(f"{module} ({room}) imports {name} ({other})")
+        elif top not in sys.stdlib_module_names and row.libraries is not None and top not in row.libraries:
+            found.append(f"{module} ({room}) imports {name}")
+    return found
+
+
+def sources(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources(PACKAGE), ids=lambda path: str(path.relative_to(ROOT)))
+def test_file_imports_only_what_its_room_may(path: Path) -> None:
+    assert violations(path.read_text(), module_name(path), path.name == "__init__.py") == []
+
+
+def test_table_catches_a_core_file_that_imports_an_engine() -> None:
+    assert violations("import transformers", "duet_trl.allocate.neyman")
+    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.weights")
+    assert violations("from duet_trl.generate import gate", "duet_trl.allocate.neyman")
+    assert violations("from ..engines import vllm", "duet_trl.generate.sub.gate")
+    assert violations("from .engines import vllm", "duet_trl.generate.gate")
+    assert violations("import vllm", "duet_trl.config")
+    assert violations("from duet_trl.trainer import DUETGRPOTrainer", "duet_trl.report.figures")
+    assert violations("", "duet_trl.utils")
+    assert not violations("import json\nimport numpy as np\nfrom . import budget", "duet_trl.allocate.neyman")
+
+
+def test_each_engine_file_imports_exactly_one_engine() -> None:
+    for path in sources(PACKAGE / "generate" / "engines"):
+        tops = {name.split(".")[0] for name in imported_modules(path.read_text(), module_name(path), False)}
+        expected = {path.stem} & set(ENGINES)
+        assert tops & set(ENGINES) == expected, path
+
+
+def public_names(module: str) -> set[str] | None:
+    """`__all__` of a module of the package as written in its source; None where it has none."""
+    path = ROOT / Path(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "__all__" for t in node.targets):
+            return set(ast.literal_eval(node.value))
+    return None
+
+
+def private_imports(source: str) -> list[str]:
+    """Names of the package a script imports that are not public: a leading underscore, or absent from `__all__`."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [a.name for a in node.names if a.name.startswith("duet_trl.") and "._" in a.name]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "duet_trl":
+            public = public_names(node.module)
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if "._" in name or (public is not None and alias.name not in public):
+                    found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", sources(ROOT / "recipes"), ids=lambda path: str(path.relative_to(ROOT)))
+def test_recipe_imports_public_names_only(path: Path) -> None:
+    assert private_imports(path.read_text()) == []
+
+
+def test_private_names_are_caught() -> None:
+    assert private_imports("from duet_trl import _secret")
+    assert private_imports("from duet_trl import __getattr__")
+    assert private_imports("import duet_trl._inner")
+    assert not private_imports("from duet_trl import DUETGRPOConfig, DUETGRPOTrainer")
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+
+def test_generate_loads_no_training_library() -> None:
+    """Workers of an inference engine import it: it must stay light."""
+    code = (
+        "import sys, duet_trl, duet_trl.generate, duet_trl.generate.automaton, duet_trl.generate.gate\n"
+        f"print(sorted({set(HEAVY)!r} & {{name.split('.')[0] for name in sys.modules}}))"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "[]"
+
+
+WITHOUT_VLLM = """
+import sys
+from importlib.machinery import PathFinder
+
+class PathFinderWithoutVLLM(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] == "vllm" else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = PathFinderWithoutVLLM
+try:
+    import vllm
+except ModuleNotFoundError:
+    pass
+else:
+    raise SystemExit("vllm is still importable: the test proves nothing")
+from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+print(DUETGRPOConfig.__mro__[1].__name__, DUETGRPOTrainer.__mro__[1].__name__)
+"""
+
+
+def test_public_names_import_without_vllm() -> None:
+    result = run_python(WITHOUT_VLLM)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["GRPOConfig", "GRPOTrainer"]
+
+
+def test_package_itself_loads_nothing_until_a_name_is_used() -> None:
+    result = run_python("import sys, duet_trl; print('torch' in sys.modules, 'trl' in sys.modules, dir(duet_trl))")
+    assert result.stdout.strip() == "False False ['DUETGRPOConfig', 'DUETGRPOTrainer', '__version__']"
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    import duet_trl
+
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        duet_trl.nothing  # noqa: B018

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""House rules that a machine can see: licence lines, sizes, equations named, no broad except, no print."""
+
+import ast
+import configparser
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "duet_trl"
+CODE_FOLDERS = ("duet_trl", "recipes", "benchmarks", "tests")
+TEXT_SUFFIXES = {".py", ".md", ".cfg", ".toml", ".txt", ".yaml", ".yml", ".cff", ".ipynb", ".in"}
+NUM_PAPER_EQUATIONS = 8
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_README_LINES = 200
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+CODE = sorted(path for folder in CODE_FOLDERS for path in (ROOT / folder).rglob("*.py"))
+PACKAGE_CODE = sorted(PACKAGE.rglob("*.py"))
+
+
+def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("path", CODE, ids=relative)
+def test_first_line_is_the_licence(path: Path) -> None:
+    assert path.read_text().split("\n", 1)[0] == "# SPDX-License-Identifier: Apache-2.0"
+
+
+def lines_of_code(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring, which says as much as it needs to."""
+    documented = ast.get_docstring(function) is not None
+    docstring = function.body[0].end_lineno - function.body[0].lineno + 1 if documented else 0
+    return function.end_lineno - function.lineno + 1 - docstring
+
+
+@pytest.mark.parametrize("path", PACKAGE_CODE, ids=relative)
+def test_file_and_functions_hold_one_idea(path: Path) -> None:
+    text = path.read_text()
+    assert text.count("\n") <= MAX_FILE_LINES
+    sizes = {f.name: lines_of_code(f) for f in functions(ast.parse(text))}
+    assert {name: size for name, size in sizes.items() if size > MAX_FUNCTION_LINES} == {}
+
+
+def test_docstring_lines_are_not_code() -> None:
+    function = ast.parse('def f(x):\n    """One.\n\n    Two.\n    """\n    return x').body[0]
+    assert lines_of_code(function) == 2
+
+
+def broad_handlers(tree: ast.AST) -> list[int]:
+    """Line numbers of handlers that catch everything."""
+    broad = {"Exception", "BaseException"}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+            if any(kind is None or (isinstance(kind, ast.Name) and kind.id in broad) for kind in caught):
+                found.append(node.lineno)
+    return found
+
+
+def prints(tree: ast.AST) -> list[int]:
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+@pytest.mark.parametrize("path", PACKAGE_CODE, ids=relative)
+def test_no_broad_except_and_nothing_unfinished(path: Path) -> None:
+    text = path.read_text()
+    assert broad_handlers(ast.parse(text)) == []
+    assert re.findall(r"\b(?:TODO|FIXME|XXX)\b", text) == []
+
+
+@pytest.mark.parametrize("path", PACKAGE_CODE, ids=relative)
+def test_package_does_not_print(path: Path) -> None:
+    assert prints(ast.parse(path.read_text())) == []
+
+
+def test_the_two_checks_above_can_fail() -> None:
+    assert broad_handlers(ast.parse("try:\n    f()\nexcept (ValueError, Exception):\n    pass"))
+    assert broad_handlers(ast.parse("try:\n    f()\nexcept:\n    pass"))
+    assert not broad_handlers(ast.parse("try:\n    f()\nexcept ValueError:\n    pass"))
+    assert prints(ast.parse("def f():\n    print(1)"))
+
+
+def public_docstrings(tree: ast.Module) -> Iterator[str]:
+    """Docstrings of a module and of its public classes, methods and functions."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield ast.get_docstring(node) or ""
+        stack += [
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and not child.name.startswith("_")
+        ]
+
+
+@pytest.mark.parametrize("number", range(1, NUM_PAPER_EQUATIONS + 1))
+def test_paper_equation_is_named_in_a_public_docstring(number: int) -> None:
+    pattern = re.compile(rf"\bEq\. {number}\b")
+    naming = [
+        relative(path)
+        for path in PACKAGE_CODE
+        if any(pattern.search(text) for text in public_docstrings(ast.parse(path.read_text())))
+    ]
+    assert naming, f"no public docstring names Eq. {number}"
+
+
+def text_files() -> list[Path]:
+    folders = (*CODE_FOLDERS, "docs", "notebooks", "requirements", ".ci")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    files += list(ROOT.iterdir())
+    named = {"Makefile", "LICENSE", ".gitignore", "run"}
+    return sorted(p for p in files if p.is_file() and (p.suffix in TEXT_SUFFIXES or p.name in named))
+
+
+def test_no_file_carries_a_path_of_one_machine() -> None:
+    pattern = re.compile(r"(?<![\w.$}])/(?:work|root|home|Users)/\w")
+    assert [relative(path) for path in text_files() if pattern.search(path.read_text())] == []
+
+
+def test_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def setup_cfg() -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    return parser
+
+
+def requirements(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def test_setup_cfg_offers_the_documented_extras() -> None:
+    extras = set(setup_cfg()["options.extras_require"])
+    assert extras == {"vllm", "peft", "math", "eval", "report", "test", "lint", "notebooks", "dev"}
+
+
+def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
+    """Every requirement of the package and of the extras in the CPU set is pinned there, inside its range."""
+    packaging = pytest.importorskip("packaging.requirements")
+    pins = {}
+    for line in requirements((ROOT / "requirements" / "cpu.txt").read_text()):
+        requirement = packaging.Requirement(line)
+        assert str(requirement.specifier).startswith("=="), f"{line} is not pinned"
+        if requirement.marker is None or requirement.marker.evaluate():
+            pins[requirement.name.lower().replace("_", "-")] = str(requirement.specifier).removeprefix("==")
+    parser = setup_cfg()
+    wanted = requirements(parser["options"]["install_requires"])
+    for extra in ("peft", "math", "eval", "report", "test", "lint"):
+        wanted += requirements(parser["options.extras_require"][extra])
+    for line in wanted:
+        requirement = packaging.Requirement(line)
+        if requirement.name != "torch":  # installed first and alone, see the Makefile
+            assert requirement.specifier.contains(pins[requirement.name.lower()]), line
+
+
+def test_continuous_integration_entry_point_is_executable() -> None:
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert "make lint test test-slow" in (ROOT / ".ci" / "run").read_text()
