@@ -6,6 +6,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from .generate.markers import get_marker
 from .methods import METHODS
 from .presets import PRESETS, resolve
 
@@ -185,6 +186,7 @@ class DUETGRPOConfig(GRPOConfig):
         for name, allowed in choices.items():
             if self.__dict__[name] not in allowed:
                 raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
+        get_marker(self.marker)  # an unknown or uncompilable marker is an error here
 
     def _check_ranges(self) -> None:
         lower = {
@@ -202,7 +204,7 @@ class DUETGRPOConfig(GRPOConfig):
             "threshold_interval": 1,
         }
         for name, bound in lower.items():
-            if not self.__dict__[name] >= bound:
+            if not self.__dict__[name] >= bound:  # false for NaN too
                 raise ValueError(f"{name} must be at least {bound}, got {self.__dict__[name]}.")
         if not 0 < self.budget_fraction <= 1:
             raise ValueError(

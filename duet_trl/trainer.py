@@ -149,8 +149,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         if not self._rolling_out:
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
         step = self._current
-        count = len(step.generated_rows)
-        with self.engine.gated(self, step.plan.gate, step.generated_rows):
+        generated = step.generated_rows if self.vllm_tensor_parallel_size == 1 else step.padded_rows
+        count = len(generated)
+        with self.engine.gated(self, step.plan.gate, generated):
             ids, logprobs = super()._generate_single_turn(
                 prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
             )

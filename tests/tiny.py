@@ -83,7 +83,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_em
     generator = torch.Generator().manual_seed(seed)
     model = Qwen3ForCausalLM(config).to(torch.float32)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for parameter in model.parameters():
             if parameter.ndim == 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
         _set_unigram(model, tokenizer, generator)

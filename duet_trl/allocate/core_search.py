@@ -93,27 +93,31 @@ def search_core(
         tuple[np.ndarray, float]: Counts, shape (M,), and a proven bound on their variance above the optimum.
     """
     price = prices.token * problem.cost + prices.rollout
-    first = np.concatenate(reduced_costs(problem, price, base))
+    first = reduced_costs(problem, price, base)
+    first_losses = np.concatenate(first)
     proven, size = 0.0, _FIRST_CORE
     while excess > proven and size <= _MAX_STEPS:
-        limit = float(np.partition(first, size)[size]) if size < first.size else np.inf
+        limit = float(np.partition(first_losses, size)[size]) if size < first_losses.size else np.inf
         limit = min(limit, excess, _LIMIT_GROWTH * proven or np.inf)
         size = int(size * _CORE_GROWTH)
         if limit <= proven:
             continue
-        steps = _steps_below(limit, problem, price, base)
-        found = _enumerate(steps, limit, prices, unused) if steps.prompt.size <= _MAX_STEPS else None
-        if found is None:
+        steps = _steps_below(limit, problem, price, base, first)
+        if steps.prompt.size > _MAX_STEPS:
             break
-        taken, found_excess = found
+        taken, found_excess, complete = _enumerate(steps, limit, prices, unused)
         if found_excess < excess:
             change = np.bincount(steps.prompt[taken], weights=steps.sign[taken], minlength=base.size)
             incumbent, excess = _order_twins(base + change, steps.prompt, problem), found_excess
+        if not complete:
+            break
         proven = limit
     return incumbent, max(excess - proven, 0.0)
 
 
-def _steps_below(limit: float, problem: Problem, price: np.ndarray, base: np.ndarray) -> Steps:
+def _steps_below(
+    limit: float, problem: Problem, price: np.ndarray, base: np.ndarray, first: tuple[np.ndarray, np.ndarray]
+) -> Steps:
     """Every single rollout whose reduced cost is below ``limit``, cheapest first.
 
     The losses of a prompt's first, second, ... step in one direction grow, so a direction is followed only while it
@@ -121,20 +125,18 @@ def _steps_below(limit: float, problem: Problem, price: np.ndarray, base: np.nda
     """
     prompts, signs, losses = [], [], []
     for direction, sign in enumerate((1.0, -1.0)):
-        counts, active = base.copy(), np.ones(base.size, dtype=bool)
-        while True:
-            loss = reduced_costs(problem, price, counts)[direction]
-            active &= loss < limit
-            prompt = np.flatnonzero(active)
-            if not prompt.size:
-                break
-            counts[prompt] += sign
+        prompt = np.flatnonzero(first[direction] < limit)
+        counts, loss = base[prompt], first[direction][prompt]
+        while prompt.size:
             prompts.append(prompt)
             signs.append(np.full(prompt.size, sign))
-            losses.append(loss[prompt])
-    if not prompts:
-        return Steps(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(0))
-    prompt, sign, loss = np.concatenate(prompts), np.concatenate(signs), np.concatenate(losses)
+            losses.append(loss)
+            counts = counts + sign
+            loss = reduced_costs(problem.take(prompt), price[prompt], counts)[direction]
+            below = loss < limit
+            prompt, counts, loss = prompt[below], counts[below], loss[below]
+    prompt = np.concatenate([np.zeros(0, dtype=np.int64), *prompts])
+    sign, loss = np.concatenate([np.zeros(0), *signs]), np.concatenate([np.zeros(0), *losses])
     # Equal steps become neighbours: sums of their tokens then agree to the last bit, which dominance relies on.
     order = np.lexsort((prompt, sign, problem.cost[prompt], loss))
     prompt, sign = prompt[order], sign[order]
@@ -143,12 +145,12 @@ def _steps_below(limit: float, problem: Problem, price: np.ndarray, base: np.nda
 
 def _enumerate(
     steps: Steps, limit: float, prices: Prices, unused: np.ndarray
-) -> tuple[np.ndarray, float] | None:
+) -> tuple[np.ndarray, float, bool]:
     """Best subset of ``steps`` within both constraints whose excess over the Lagrangian bound is below ``limit``.
 
     Returns:
-        tuple[np.ndarray, float] | None: Mask of the steps taken, shape (K,), and the excess, inf where no subset beats
-        ``limit``; None when the states outgrow their cap.
+        tuple[np.ndarray, float, bool]: Mask of the steps taken, shape (K,); the excess, inf where no subset beats
+        ``limit``; and whether all subsets were examined before the states outgrew their cap.
     """
     weights = np.array([1.0, prices.token, prices.rollout])
     # One column per partial allocation: reduced costs so far, tokens and rollouts still unused.
@@ -168,7 +170,7 @@ def _enumerate(
         if alive.size > _DOMINANCE_STATES:
             alive = alive[_undominated(states[:, alive], weights)]
         if 2 * alive.size > _MAX_STATES:
-            return None
+            return _read_trail(trail, best, steps.sign.size), best_excess, False
         states = states[:, alive]
         children = states + change
         trail.append(alive)
@@ -179,7 +181,7 @@ def _enumerate(
             limit = best_excess = float(excess[child])
             best = (len(trail), alive.size + child)
         states = np.concatenate([states, children], axis=1)
-    return _read_trail(trail, best), best_excess
+    return _read_trail(trail, best, steps.sign.size), best_excess, True
 
 
 def _reachable(
@@ -193,9 +195,9 @@ def _reachable(
     return ((unused >= -reach) & (weights[1:, None] * (unused - reach) < room)).all(axis=0)
 
 
-def _read_trail(trail: list[np.ndarray], best: tuple[int, int]) -> np.ndarray:
+def _read_trail(trail: list[np.ndarray], best: tuple[int, int], num_steps: int) -> np.ndarray:
     """Mask of the steps taken on the way to the state ``best`` = (number of steps decided, index)."""
-    mask = np.zeros(len(trail), dtype=bool)
+    mask = np.zeros(num_steps, dtype=bool)
     stage, state = best
     for index in range(stage - 1, -1, -1):
         alive = trail[index]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .core_search import Prices, reduced_costs, search_core
-from .multipliers import continuous_multiplier, split_solution
+from .multipliers import split_solution
 from .problem import Problem
 
 # Halvings of the exchange rate between tokens and rollouts; far below the step at which a count changes.
@@ -58,17 +58,17 @@ def _solve_combined(problem: Problem, token_share: float) -> Solution:
     shares = np.array([token_share, 1.0 - token_share])
     weights = shares / limits
     combined = weights[0] * problem.cost + weights[1]
-    base, multiplier = split_solution(problem.squares, combined, problem.lowest, problem.highest, 1.0)
+    base, multiplier, continuous = split_solution(problem.squares, combined, problem.lowest, problem.highest, 1.0)
     prices = Prices(*(multiplier * weights))
-    dual = weights[0] * continuous_multiplier(problem.squares, combined, problem.lowest, problem.highest, 1.0)
+    dual = float(weights[0] * continuous)
     counts = _fill(problem, _make_feasible(problem, base, prices, limits), prices, limits)
     if multiplier == 0.0 or (token_share in (0.0, 1.0) and np.ptp(combined) == 0.0):
         # Everything fits, or all rollouts cost the same: taking the best gains first is optimal.
-        return Solution(counts, float(dual), 0.0)
+        return Solution(counts, dual, 0.0)
     unused = limits - _spent(problem, base)
     excess = _excess(problem, counts, base, prices, unused)
     counts, gap = search_core(problem, prices, base, unused, counts, excess)
-    return Solution(counts, float(dual), gap)
+    return Solution(counts, dual, gap)
 
 
 def _balance(problem: Problem) -> float:
@@ -78,7 +78,7 @@ def _balance(problem: Problem) -> float:
     for _ in range(_EXCHANGE_STEPS):
         share = (low + high) / 2.0
         combined = share / limits[0] * problem.cost + (1.0 - share) / limits[1]
-        counts, _ = split_solution(problem.squares, combined, problem.lowest, problem.highest, 1.0)
+        counts, _, _ = split_solution(problem.squares, combined, problem.lowest, problem.highest, 1.0)
         overdrawn = _spent(problem, counts) > limits
         if not overdrawn.any():
             break

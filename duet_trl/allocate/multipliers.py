@@ -68,7 +68,7 @@ def counts_at(
 
 def split_solution(
     squares: np.ndarray, cost: np.ndarray, lowest: np.ndarray, highest: np.ndarray, budget: float
-) -> tuple[np.ndarray, float]:
+) -> tuple[np.ndarray, float, float]:
     """Take single rollouts by falling gain per token until the first that no longer fits.
 
     Args:
@@ -79,11 +79,12 @@ def split_solution(
         budget (float): Tokens, at least ``sum(cost * lowest)``.
 
     Returns:
-        tuple[np.ndarray, float]: The counts before that rollout, float64, shape (M,), and its gain per token. The
-        counts minimise the Lagrangian at that multiplier; it is 0.0 when everything fits.
+        tuple[np.ndarray, float, float]: The counts before that rollout, float64, shape (M,); its gain per token, a
+        multiplier at which the counts minimise the Lagrangian; and the multiplier of the fractional problem. Both are
+        0.0 when everything fits.
     """
     if cost @ highest <= budget:
-        return highest.copy(), 0.0
+        return highest.copy(), 0.0, 0.0
     ratio = squares / cost
     guess = continuous_multiplier(squares, cost, lowest, highest, budget)
     below, above = _bracket(guess, ratio, cost, lowest, highest, budget)
@@ -96,7 +97,7 @@ def split_solution(
             below, over = middle, counts
         else:
             above, under = middle, counts
-    return _take_in_order(under, over, ratio, cost, budget)
+    return *_take_in_order(under, over, ratio, cost, budget), guess
 
 
 def _bracket(

@@ -98,16 +98,7 @@ def neyman_allocation(
     problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
     # Float sums then run in the same order whatever the order of the batch.
     order = np.lexsort((problem.highest, problem.lowest, problem.cost, problem.squares))
-    solution = solve(
-        Problem(
-            problem.squares[order],
-            problem.cost[order],
-            problem.lowest[order],
-            problem.highest[order],
-            problem.budget,
-            problem.max_rollouts,
-        )
-    )
+    solution = solve(problem.take(order))
     counts = np.empty_like(solution.counts)
     counts[order] = solution.counts
     return _allocation(problem, counts, budget_tokens, solution.dual * scale**2, solution.gap * scale**2)

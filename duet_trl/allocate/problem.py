@@ -2,7 +2,7 @@
 """The allocation problem behind Theorem 1 as checked arrays: who may get how many rollouts at which price."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -31,6 +31,16 @@ class Problem:
     highest: np.ndarray
     budget: float
     max_rollouts: float
+
+    def take(self, prompts: np.ndarray) -> "Problem":
+        """The same problem over ``prompts`` (K,) only, in their order; limits unchanged."""
+        return replace(
+            self,
+            squares=self.squares[prompts],
+            cost=self.cost[prompts],
+            lowest=self.lowest[prompts],
+            highest=self.highest[prompts],
+        )
 
     def tokens(self, counts: np.ndarray) -> float:
         """Expected tokens of ``counts``, shape (M,)."""

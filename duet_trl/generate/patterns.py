@@ -28,17 +28,17 @@ _NEGATED = {
     _constants.CATEGORY_NOT_SPACE: _constants.CATEGORY_SPACE,
     _constants.CATEGORY_NOT_WORD: _constants.CATEGORY_WORD,
 }
-_CONSTRUCTS = {
-    _constants.ASSERT: "look-around",
-    _constants.ASSERT_NOT: "look-around",
-    _constants.GROUPREF: "a back-reference",
-    _constants.GROUPREF_EXISTS: "a conditional group",
-    _constants.ATOMIC_GROUP: "an atomic group",
-    _constants.POSSESSIVE_REPEAT: "a possessive repetition",
-    _constants.AT_END: "the anchor $",
-    _constants.AT_END_STRING: r"the anchor \Z",
-    _constants.AT_BOUNDARY: r"the word boundary \b",
-    _constants.AT_NON_BOUNDARY: r"\B",
+_CONSTRUCTS = {  # by name: the parser's codes are integers, equal across kinds
+    "ASSERT": "look-around",
+    "ASSERT_NOT": "look-around",
+    "GROUPREF": "a back-reference",
+    "GROUPREF_EXISTS": "a conditional group",
+    "ATOMIC_GROUP": "an atomic group",
+    "POSSESSIVE_REPEAT": "a possessive repetition",
+    "AT_END": "the anchor $",
+    "AT_END_STRING": r"the anchor \Z",
+    "AT_BOUNDARY": r"the word boundary \b",
+    "AT_NON_BOUNDARY": r"\B",
 }
 
 Ranges = tuple[tuple[int, int], ...]
@@ -148,7 +148,7 @@ class _Nfa:
             return self.jump(following, condition="line start")
         if kind in (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING):
             return self.jump(following, condition="text start")
-        raise self._unsupported(_CONSTRUCTS.get(kind, str(kind)))
+        raise self._unsupported(_CONSTRUCTS.get(str(kind), str(kind)))
 
     def _characters(self, ranges: Ranges, following: int) -> int:
         entry = self.node()
@@ -199,7 +199,7 @@ def _character_ranges(code: object, argument: object, flags: int, unsupported: C
     if code is _constants.NOT_LITERAL:
         return _complement(_fold(((argument, argument),), flags))
     if code is not _constants.IN:
-        raise unsupported(_CONSTRUCTS.get(code, str(code)))
+        raise unsupported(_CONSTRUCTS.get(str(code), str(code)))
     ranges: list[tuple[int, int]] = []
     for kind, value in argument:
         if kind is _constants.LITERAL:

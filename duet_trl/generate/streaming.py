@@ -10,14 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .automaton import TokenAutomaton
+from .automaton import STATE_BITS, TokenAutomaton
+from .dfa import COMPLETED
 from .gate import NEVER, GateSpec
-
-_STATE = 0x7F
-"""Low seven bits of a table entry: the next automaton state."""
-
-_COMPLETED = 0x80
-"""Bit 7 of a table entry: a marker was completed inside this token."""
 
 _ROW = np.dtype(
     [
@@ -38,7 +33,8 @@ _ROW = np.dtype(
         ("completed_at", np.int64),  # length at which the latest marker completed
         ("marker_at", np.int64),  # tau
         ("stop_at", np.int64),  # length at which the next token is a forced stop
-    ]
+    ],
+    align=True,
 )
 
 
@@ -70,10 +66,10 @@ class StreamingGate:
         Raises:
             ValueError: If the vocabulary sizes differ.
         """
-        if self._automata and automaton.table.shape[1] != self._automata[0].table.shape[1]:
+        if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
             raise ValueError(
-                f"all markers need one vocabulary, got {automaton.table.shape[1]} tokens beside "
-                f"{self._automata[0].table.shape[1]}. Compile them from the same tokenizer."
+                f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
+                f"{self._automata[0].num_tokens}. Compile them from the same tokenizer."
             )
         flat = automaton.table.reshape(-1)
         self._offsets.append(len(self._table))
@@ -134,11 +130,11 @@ class StreamingGate:
             np.ndarray: Forced stops, shape (R,), bool.
         """
         row = self._rows[slots]  # a copy, (R,) records
-        entry = self._table[row["table"] + row["state"] * self._automata[0].table.shape[1] + tokens]
-        row["state"] = entry & _STATE
+        entry = self._table.take(row["table"] + row["state"] * self._automata[0].num_tokens + tokens)
+        row["state"] = entry & STATE_BITS
         row["length"] += 1
         length = row["length"]
-        row["completed_at"] = np.where(entry & _COMPLETED, length, row["completed_at"])
+        row["completed_at"] = np.where(entry & COMPLETED, length, row["completed_at"])
 
         at_gate = row["undecided"] & (length == row["abort_at"])
         on_grid = (length >= row["poll_threshold"]) & (length % row["poll_interval"] == 0)
@@ -183,11 +179,11 @@ class StreamingGate:
 
 def _scan(automaton: TokenAutomaton, tokens: Sequence[int]) -> tuple[int, np.ndarray]:
     """Run one automaton over one prefix: its state, and the lengths at which markers completed, int64."""
-    table, num_tokens = memoryview(automaton.table.reshape(-1)), automaton.table.shape[1]
+    table, num_tokens = memoryview(automaton.table.reshape(-1)), automaton.num_tokens
     state, completed = automaton.start, []
     for length, token in enumerate(tokens, start=1):
         entry = table[state * num_tokens + token]
-        state = entry & _STATE
-        if entry & _COMPLETED:
+        state = entry & STATE_BITS
+        if entry & COMPLETED:
             completed.append(length)
     return state, np.array(completed, dtype=np.int64)

@@ -27,7 +27,7 @@ from ..generate.markers import extract_boxed
 logger = logging.getLogger(__name__)
 
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
-CHUNK_SIZES = (8, 64)
+CHUNK_SIZES = (16, 128)
 """Fewest and most pairs sent to a worker at once: each chunk costs a fork, and a large one may hold several hangs."""
 CACHE_SIZE = 65_536
 """Verdicts remembered: prompts come back every epoch, often with the same answers."""

@@ -5,7 +5,6 @@ import copy
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from ..generate.automaton import TokenAutomaton, compile_automaton
 from ..generate.gate import split_sentinel
 from ..generate.marker_gate import GatePlan
 from ..generate.markers import get_marker
+from ..generate.parameters import gate_parameters
 from ..generate.sentinel import find_sentinel
 from ..generate.vocabulary import vocabulary_bytes
 
@@ -141,7 +141,7 @@ class Engine:
             on_cpu = trainer.accelerator.device.type == "cpu"
             # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
             dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
-            custom = self.setup is not None and self.setup.marker.startswith("regex:")
+            custom = self.setup is not None and self._marker_name == "custom"
             markers = {"custom": self.setup.marker.removeprefix("regex:")} if custom else None
             return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None, markers=markers)(*args, **kwargs)
 
@@ -167,9 +167,11 @@ class Engine:
                     "could not be told apart. Leave it at None."
                 )
         if self.args.use_vllm and trainer.accelerator.device.type == "cpu":
-            from ..generate.engines.colocated import sync_weights
+            from ..generate.engines.colocated import reload_weights_cpu
 
-            trainer.vllm_generation.sync_weights = partial(sync_weights, trainer.vllm_generation)
+            generation = trainer.vllm_generation
+            # TRL loads tensor by tensor, which vLLM's CPU backend cannot: it multiplies with packed copies.
+            generation.sync_weights = lambda: reload_weights_cpu(generation.llm, generation._iter_named_params())
 
     def gated(self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray) -> AbstractContextManager:
         """While active, generation of these rollouts runs through the gate.
@@ -181,19 +183,32 @@ class Engine:
         """
         if self.setup is None or not gate.active:
             return nullcontext()
-        eos_ids = trainer.eos_token_ids
+        eos_ids, name = trainer.eos_token_ids, self._marker_name
+        parameters = [
+            gate_parameters(gate.spec, name, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
+        ]
         if self.args.use_vllm:
-            from ..generate.engines.colocated import gate_parameters, gated_requests
+            from ..generate.engines.colocated import gated_requests
 
-            name = "custom" if self.setup.marker.startswith("regex:") else self.setup.marker
-            parameters = [
-                gate_parameters(gate.spec, name, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
-            ]
-            return gated_requests(trainer.vllm_generation.llm, parameters, eos_ids)
-        from ..generate.engines.transformers import gated_generation
+            return gated_requests(trainer.vllm_generation.llm, self._of_group(trainer, parameters), eos_ids)
+        from ..generate.engines.transformers import gated_generate
 
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        return gated_generation(model, self.setup.automaton, gate.spec, gate.keep[rows], self.setup.sentinel, eos_ids)
+        return gated_generate(model, parameters, {name: self.setup.automaton})
+
+    @property
+    def _marker_name(self) -> str:
+        """Name of the marker in the engine; a pattern has none of its own."""
+        return "custom" if self.setup.marker.startswith("regex:") else self.setup.marker
+
+    def _of_group(self, trainer: "DUETGRPOTrainer", parameters: list[dict]) -> list[dict]:
+        """Under tensor parallelism every rank of a group runs the prompts of all of them."""
+        size = self.args.vllm_tensor_parallel_size
+        if size == 1:
+            return parameters
+        gathered: list[list[dict]] = [[] for _ in range(size)]
+        torch.distributed.all_gather_object(gathered, parameters, group=trainer.vllm_generation.tp_group)
+        return [row for rank in gathered for row in rank]
 
     @contextmanager
     def sampling(

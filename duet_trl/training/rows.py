@@ -49,7 +49,7 @@ def replay_batch(
     """
     rows = step.packed_rows[process]
     rollouts = _fetch(step, exchange, rows)
-    closing = (rows == PADDING_ROW) | (mask_truncated & step.stopped[rows])
+    closing = ((rows == PADDING_ROW) | (mask_truncated & step.stopped[rows])).tolist()
     train = [rollouts[row] for row in rows.tolist()]
     completion_ids = [r.completion_ids + [eos_id] * end for r, end in zip(train, closing, strict=True)]
     masks = [[1] * len(r.completion_ids) + [0] * end for r, end in zip(train, closing, strict=True)]

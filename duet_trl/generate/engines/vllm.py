@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate inside vLLM, as one logits processor class for both of its model runners.
+
+Name it when the engine starts, `LLM(logits_processors=["duet_trl.generate.engines.vllm:DUETLogitsProcessor"])` or
+`vllm serve --logits-processors duet_trl.generate.engines.vllm:DUETLogitsProcessor`. It is never registered as an
+entry point: that would reach every vLLM process of the environment, and with asynchronous scheduling show the V1
+runner's processors placeholder tokens.
+
+Requests carry the parameters of `duet_trl.generate.parameters`; requests without any cost nothing. Custom markers
+come as `additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
+
+from ..automaton import TokenAutomaton, compile_automaton
+from ..markers import MARKERS, PATTERN_PREFIX, Marker, get_marker, pattern_marker
+from ..parameters import GateRequest, parse_gate_parameters
+from ..vocabulary import vocabulary_bytes
+from .slots import SlotGates
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
+except ImportError:  # a vLLM whose second runner takes no custom processors and leaves them to the first
+
+    class V2LogitsProcessor:
+        """Stands in for the interface of the V2 runner."""
+
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+
+
+class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
+    """Runs the gate of each request that asks for one (Algorithm 1, lines 12-28).
+
+    Both runners construct it with their configuration first: V1 goes on with the device and whether memory is pinned,
+    V2 with its request state. Every rank of a tensor-parallel group runs its own copy, which decides the same, because
+    the gate is a function of tokens and parameters alone.
+
+    Args:
+        vllm_config (VllmConfig): Configuration of the engine.
+        *runner: `(device, is_pin_memory)` from the V1 runner, `(req_states,)` from the V2 runner.
+
+    Raises:
+        ValueError: If speculative decoding is on, the engine has no tokenizer, or a custom marker cannot be compiled.
+        RuntimeError: If the V1 runner schedules asynchronously and the class was not named in `logits_processors`.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:
+        if vllm_config.speculative_config is not None:
+            raise ValueError(
+                "DUETLogitsProcessor decides token by token and does not support speculative decoding. "
+                "Start the engine without speculative_config."
+            )
+        self._req_states: LogitsProcRequestState | None = runner[0] if len(runner) == 1 else None
+        if self._req_states is not None:
+            num_slots = self._req_states.max_num_reqs
+        else:
+            _refuse_placeholders(vllm_config)
+            num_slots = vllm_config.scheduler_config.max_num_seqs
+        self._markers = _Markers(vllm_config)
+        self._gates = SlotGates(num_slots, self._markers.compile)
+        for name in self._markers.custom:
+            self._gates.prepare(name)
+        self._requests: list[GateRequest | None] = [None] * num_slots
+        self._outputs: list[list[int]] = [[] for _ in range(num_slots)]  # V1: live views of each slot's tokens
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Check the `duet_` parameters of a request when it is submitted.
+
+        Raises:
+            ValueError: If they are not a complete, consistent set, or a `regex:` marker cannot be compiled. Over HTTP
+                this becomes status 400 with the same text.
+        """
+        request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
+        if request is not None and request.marker.startswith(PATTERN_PREFIX):
+            get_marker(request.marker)
+
+    # Interface of the V1 runner
+
+    def is_argmax_invariant(self) -> bool:
+        """False: a forced stop changes the argmax."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests through the slots of the batch. A preempted request returns here with its tokens."""
+        if batch_update is None:
+            return
+        for slot in batch_update.removed:
+            self._drop(slot)
+        for slot, params, _, output in batch_update.added:
+            self._admit(slot, params, output)
+        for source, target, direction in batch_update.moved:
+            self._swap(source, target)
+            if direction == MoveDirectionality.UNIDIRECTIONAL:
+                self._drop(source)
+
+    # Interface of the V2 runner
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Initialise a slot; its tokens, if it was preempted before, are read at the next `apply`."""
+        self._drop(req_idx)
+        self._admit(req_idx, sampling_params, [])
+        return self._requests[req_idx] is not None
+
+    def apply_staged_writes(self) -> None:
+        """Nothing is staged: the state lives on the host."""
+
+    # Both
+
+    def apply(self, logits: torch.Tensor, ctx: "LogitsContext | None" = None) -> torch.Tensor:
+        """Consume what was generated since the last call and write the decisions into the logits.
+
+        Args:
+            logits (torch.Tensor): Shape (B, V), float32, before penalties, temperature, top-k and top-p.
+            ctx (LogitsContext | None): Layout of the batch, from the V2 runner. V1: row = slot.
+
+        Returns:
+            torch.Tensor: The same tensor.
+        """
+        if ctx is not None:
+            slots, rows = self._catch_up_v2(ctx)
+        else:
+            slots = rows = self._catch_up_v1()
+        if len(slots):
+            self._gates.edit(logits, slots, rows)
+        return logits
+
+    def _catch_up_v1(self) -> np.ndarray:
+        """Consume the new token of each gated slot. A slot in the middle of a chunked prefill has none."""
+        slots = self._gates.slots
+        outputs = [self._outputs[slot] for slot in slots]
+        behind = np.fromiter(map(len, outputs), dtype=np.int64, count=len(slots)) - self._gates.length(slots)
+        new = np.flatnonzero(behind)
+        tokens = np.fromiter((outputs[index][-1] for index in new), dtype=np.int64, count=len(new))
+        if (tokens < 0).any():
+            raise RuntimeError(
+                "vLLM showed DUETLogitsProcessor placeholder tokens. Name the class in logits_processors "
+                "(--logits-processors) instead of an entry point, or start the engine with async_scheduling=False."
+            )
+        self._consume(slots[new], behind[new], tokens, [outputs[index] for index in new])
+        return slots
+
+    def _catch_up_v2(self, ctx: "LogitsContext") -> tuple[np.ndarray, np.ndarray]:
+        """The same from the tensors of the V2 runner: gated slots of this batch, and their rows of the logits."""
+        rows = np.flatnonzero(self._gates.is_gated(ctx.idx_mapping_np))
+        slots = ctx.idx_mapping_np[rows].astype(np.int64)
+        if not len(rows):
+            return slots, rows
+        row = torch.from_numpy(rows).to(ctx.pos.device)
+        position, tokens = torch.stack([ctx.pos[row].long(), ctx.input_ids[row].long()]).cpu().numpy()
+        prompt = self._req_states.prompt_len.np[slots].astype(np.int64)
+        length = np.maximum(position + 1 - prompt, 0)  # still in the prompt: nothing generated yet
+        behind = length - self._gates.length(slots)
+        new = np.flatnonzero(behind)
+        history = [
+            self._req_states.all_token_ids.gpu[slot, start : start + count].tolist() if lag != 1 else []
+            for slot, start, count, lag in zip(slots[new], prompt[new], length[new], behind[new], strict=True)
+        ]
+        self._consume(slots[new], behind[new], tokens[new], history)
+        return slots, rows
+
+    def _consume(self, slots: np.ndarray, behind: np.ndarray, tokens: np.ndarray, history: list[list[int]]) -> None:
+        """One new token is a step; anything else is a resumed request, rebuilt from all its tokens."""
+        one = behind == 1
+        if one.any():
+            self._gates.consume(slots[one], tokens[one])
+        for index in np.flatnonzero(~one):
+            self._gates.admit(int(slots[index]), self._requests[slots[index]], history[index])
+
+    def _admit(self, slot: int, params: SamplingParams, output: list[int]) -> None:
+        request = parse_gate_parameters(params.extra_args)
+        if request is None:
+            self._drop(slot)
+            return
+        # A placeholder at the end is filled in before the next call of `apply`, which then consumes it.
+        self._gates.admit(slot, request, output[:-1] if output and output[-1] < 0 else output)
+        self._requests[slot], self._outputs[slot] = request, output
+
+    def _drop(self, slot: int) -> None:
+        self._gates.drop(slot)
+        self._requests[slot], self._outputs[slot] = None, []
+
+    def _swap(self, first: int, second: int) -> None:
+        self._gates.swap(first, second)
+        for column in (self._requests, self._outputs):
+            column[first], column[second] = column[second], column[first]
+
+
+class _Markers:
+    """Markers of one engine, compiled for its vocabulary."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        self._model_config = vllm_config.model_config
+        self._vocabulary: list[bytes | None] | None = None
+        patterns = vllm_config.additional_config.get("duet_markers", {})
+        self.custom = {name: pattern_marker(name, pattern) for name, pattern in patterns.items()}
+
+    def compile(self, name: str) -> TokenAutomaton:
+        """Token automaton of a marker over every row of the logits."""
+        if self._vocabulary is None:
+            self._vocabulary = self._read_vocabulary()
+        return compile_automaton(self._find(name), self._vocabulary)
+
+    def _find(self, name: str) -> Marker:
+        if name in self.custom:
+            return self.custom[name]
+        if name in MARKERS or name.startswith(PATTERN_PREFIX):
+            return get_marker(name)
+        raise ValueError(
+            f"this engine knows no marker {name!r}; it has {sorted([*MARKERS, *self.custom])}. Start it with "
+            f'additional_config={{"duet_markers": {{{name!r}: <pattern>}}}}, or ask for regex:<pattern>.'
+        )
+
+    def _read_vocabulary(self) -> list[bytes | None]:
+        tokenizer = cached_tokenizer_from_config(self._model_config)
+        if tokenizer is None:
+            raise ValueError(
+                "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
+            )
+        return vocabulary_bytes(tokenizer, self._model_config.get_vocab_size())
+
+
+def _refuse_placeholders(vllm_config: "VllmConfig") -> None:
+    """The V1 runner repairs placeholder tokens before sampling only for processors that were named at start-up."""
+    if vllm_config.scheduler_config.async_scheduling and not vllm_config.model_config.logits_processors:
+        raise RuntimeError(
+            "DUETLogitsProcessor was loaded from an entry point while the engine schedules asynchronously. Remove the "
+            "entry point and name the class in logits_processors (--logits-processors)."
+        )

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Settings that must hold before an engine is imported, and the tiny policy that most tests share."""
+
+import os
+
+# vLLM reads these when it is imported: one thread, one process, a small cache. Nothing here may use the network.
+for _name, _value in {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+import importlib.util  # noqa: E402
+from pathlib import Path  # noqa: E402
+
+import pytest  # noqa: E402
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that start vLLM are skipped, saying so, where it is not installed."""
+    if importlib.util.find_spec("vllm") is not None:
+        return
+    for item in items:
+        if item.get_closest_marker("vllm"):
+            item.add_marker(pytest.mark.skip(reason="vllm is not installed"))
+
+
+@pytest.fixture(scope="session")
+def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny policy of `tests/tiny.py` and its tokenizer, with tied embeddings as Qwen3's small models."""
+    from tests.tiny import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("tiny"))

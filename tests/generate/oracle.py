@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm 1, phase 2, written once more as a loop over the tokens of one rollout: the oracle of the gate tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from duet_trl.generate.automaton import TokenAutomaton, compile_automaton
+from duet_trl.generate.gate import GateSpec, Outcome
+from duet_trl.generate.markers import pattern_marker
+
+A, B, C, EOS = 0, 1, 2, 3
+"""Token ids of the toy vocabulary; the marker is A followed by B."""
+
+
+def toy_automaton() -> TokenAutomaton:
+    return compile_automaton(pattern_marker("toy", "ab"), [b"a", b"b", b"c", None])
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """What a gate makes of a natural rollout."""
+
+    ids: list[int]
+    stopped: bool
+    outcome: Outcome
+    marker_at: int
+
+
+def algorithm_1(spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Sequence[float]) -> Rollout:
+    """Generate a rollout that would be `natural` without a gate.
+
+    natural: token ids up to and including the EOS, or up to the length cap.
+    entropy: entropy[t] belongs to the distribution of token t + 1; inf where an EOS is likeliest.
+    """
+    generated: list[int] = []
+    marker_at, coin_thrown = None, False
+    while len(generated) < len(natural):
+        t = len(generated)
+        at_gate = spec.abort and t == spec.abort_threshold + spec.grace_window
+        polling = (t >= spec.poll_threshold and t % spec.poll_interval == 0) or at_gate
+        if polling and marker_at is None and not coin_thrown and _has_marker(generated, spec.window):
+            marker_at = t
+        if at_gate and marker_at is None:
+            coin_thrown = True
+            if not keep:
+                return Rollout(generated, True, Outcome.ABORTED, -1)
+        if marker_at is not None and spec.trim:
+            if t == marker_at + spec.grace_window or entropy[t] < spec.entropy_threshold:
+                return Rollout(generated, True, Outcome.ANSWERED, marker_at)
+        generated.append(natural[t])
+    if marker_at is not None:
+        return Rollout(generated, False, Outcome.ANSWERED, marker_at)
+    return Rollout(generated, False, Outcome.KEPT if coin_thrown else Outcome.NATURAL, -1)
+
+
+def _has_marker(generated: list[int], window: int | None) -> bool:
+    """Whether an A B pair ends within the last `window` tokens."""
+    oldest = 0 if window is None else len(generated) - window
+    return any(generated[end - 2 : end] == [A, B] for end in range(max(2, oldest + 1), len(generated) + 1))
+
+
+def next_entropies(length: int, generator: np.random.Generator) -> np.ndarray:
+    """Entropies for t = 0..length, some below 0.5, some inf."""
+    return generator.choice([0.1, 0.9, np.inf], p=[0.2, 0.6, 0.2], size=length + 1)

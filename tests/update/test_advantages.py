@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged advantages against TRL's reshape form (equal groups) and a float64 loop over groups (any groups)."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trl.trainer.utils import nanstd
+
+from duet_trl.update.advantages import EPSILON, group_advantages
+from duet_trl.update.filters import nonfinite_rewards
+
+SCALES = ("group", "batch", "none")
+AGGREGATIONS = ("sum_then_normalize", "normalize_then_sum")
+
+
+def reshape_form(rewards_per_func, weights, num_generations, scale, aggregation):
+    """What GRPOTrainer 1.16 computes for groups of equal size, spelled with its own reductions."""
+    unscorable = torch.isnan(rewards_per_func).all(dim=1)
+    if aggregation == "sum_then_normalize":
+        rewards = (rewards_per_func * weights).nansum(dim=1)
+        rewards[unscorable] = torch.nan
+        mean = torch.nanmean(rewards.view(-1, num_generations), dim=1).repeat_interleave(num_generations)
+        if scale == "batch":
+            std = nanstd(rewards).expand_as(rewards)
+        else:
+            std = nanstd(rewards.view(-1, num_generations), dim=1).repeat_interleave(num_generations)
+        advantages = rewards - mean
+        if scale != "none":
+            advantages = advantages / (std + 1e-4)
+    else:
+        grouped = rewards_per_func.view(-1, num_generations, rewards_per_func.shape[1])
+        each = (grouped - torch.nanmean(grouped, dim=1, keepdim=True)) / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+        rewards = (each.view(-1, rewards_per_func.shape[1]) * weights).nansum(dim=1)
+        rewards[unscorable] = torch.nan
+        std = nanstd(rewards).expand_as(rewards)
+        advantages = (rewards - torch.nanmean(rewards)) / (std + 1e-4)
+    return torch.nan_to_num(advantages, nan=0.0), torch.isclose(std, torch.zeros_like(std))
+
+
+def loop_form(rewards_per_func, weights, group, scale, aggregation):
+    """The same in float64 with a loop over groups of any size; a lone rollout gets 0."""
+    values = rewards_per_func.double().numpy()
+    weights, group = weights.double().numpy(), group.numpy()
+    scored = ~np.isnan(values).all(axis=1)
+    lone = np.bincount(group)[group] == 1
+
+    def spread(x):
+        x = x[~np.isnan(x)]
+        return x.std(ddof=1) if len(x) > 1 else math.nan
+
+    def centred(x, divide):
+        out = np.full_like(x, np.nan)
+        for g in np.unique(group):
+            member = x[group == g]
+            known = member[~np.isnan(member)]
+            if len(known):
+                out[group == g] = (member - known.mean()) / (spread(member) + EPSILON if divide else 1.0)
+        return out
+
+    if aggregation == "sum_then_normalize":
+        rewards = np.where(scored, np.nansum(values * weights, axis=1), np.nan)
+        advantages = centred(rewards, divide=scale == "group")
+        if scale == "batch":
+            advantages = advantages / (spread(rewards) + EPSILON)
+    else:
+        each = np.stack([centred(values[:, f], divide=True) for f in range(values.shape[1])], axis=1)
+        rewards = np.where(scored & ~lone, np.nansum(each * weights, axis=1), np.nan)
+        known = rewards[~np.isnan(rewards)]
+        mean = known.mean() if len(known) else math.nan
+        advantages = (rewards - mean) / (spread(rewards) + EPSILON)
+    return np.where(lone, 0.0, np.nan_to_num(advantages, nan=0.0))
+
+
+def random_rewards(rng, num_rows, num_functions, share_missing):
+    values = torch.tensor(rng.normal(size=(num_rows, num_functions)), dtype=torch.float32)
+    values[torch.tensor(rng.random((num_rows, num_functions)) < share_missing)] = torch.nan
+    return values
+
+
+@pytest.mark.parametrize("share_missing", [0.0, 0.3])
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("num_generations", [2, 3, 8, 33])
+def test_equal_groups_get_the_bits_of_trl(num_generations, scale, aggregation, share_missing):
+    rng = np.random.default_rng(num_generations)
+    rewards = random_rewards(rng, 16 * num_generations, 3, share_missing)
+    rewards[:num_generations] = torch.nan  # nobody could score the first group
+    rewards[num_generations : 2 * num_generations] = 0.1  # no spread, and 0.1 is not a float
+    weights = torch.tensor([1.0, 0.5, -2.0])
+    group = torch.arange(16).repeat_interleave(num_generations)
+    result = group_advantages(
+        rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation
+    )
+    advantages, zero_std = reshape_form(rewards, weights, num_generations, scale, aggregation)
+    assert torch.equal(result.advantages, advantages)
+    assert torch.equal(result.zero_std, zero_std)
+
+
+@st.composite
+def ragged_batches(draw):
+    sizes = draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rewards = random_rewards(rng, len(group), draw(st.integers(1, 3)), draw(st.sampled_from([0.0, 0.2, 0.6])))
+    return rewards, torch.tensor(rng.permutation(group)), rng
+
+
+@settings(max_examples=150, deadline=None)
+@given(ragged_batches(), st.sampled_from(SCALES), st.sampled_from(AGGREGATIONS))
+def test_ragged_groups_agree_with_a_loop_in_any_order_of_rows(batch, scale, aggregation):
+    rewards, group, rng = batch
+    weights = torch.tensor(rng.uniform(0.5, 2.0, size=rewards.shape[1]), dtype=torch.float32)
+    result = group_advantages(
+        rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation
+    )
+    expected = loop_form(rewards, weights, group, scale, aggregation)
+    assert np.allclose(result.advantages.numpy(), expected, rtol=1e-3, atol=1e-3)
+    assert torch.isfinite(result.advantages).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(ragged_batches(), st.sampled_from(AGGREGATIONS))
+def test_permuting_rows_and_renaming_groups_permutes_advantages(batch, aggregation):
+    rewards, group, rng = batch
+    weights = torch.ones(rewards.shape[1])
+    order = torch.tensor(rng.permutation(len(group)))
+    names = torch.tensor(rng.permutation(int(group.max()) + 3))
+    before = group_advantages(rewards, weights, group, multi_objective_aggregation=aggregation).advantages
+    after = group_advantages(
+        rewards[order], weights, names[group][order], multi_objective_aggregation=aggregation
+    ).advantages
+    # float32 sums in another order; two rewards of a group rarely are closer than 1e-3, so the quotient is tame
+    assert torch.allclose(before[order], after, atol=2e-3, rtol=1e-3)
+
+
+def test_closed_form_of_a_pair_and_a_triple():
+    # Pair 1, 0: mean 1/2, unbiased std 1/sqrt(2). Triple 1, 0, 0: mean 1/3, std 1/sqrt(3).
+    rewards = torch.tensor([[1.0], [1.0], [0.0], [0.0], [0.0]])
+    result = group_advantages(rewards, torch.ones(1), torch.tensor([0, 1, 0, 1, 1]))
+    pair, triple = math.sqrt(0.5) + 1e-4, math.sqrt(1 / 3) + 1e-4
+    expected = torch.tensor([0.5 / pair, 2 / 3 / triple, -0.5 / pair, -1 / 3 / triple, -1 / 3 / triple])
+    assert torch.allclose(result.advantages, expected, atol=1e-6, rtol=0)
+    assert not result.zero_std.any()
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("scale", SCALES)
+def test_lone_rollout_gets_zero_or_its_reward_and_counts_as_without_spread(scale, aggregation):
+    rewards = torch.tensor([[1.0], [0.0], [5.0], [1.0]])
+    group = torch.tensor([0, 0, 1, 0])
+    arguments = {"scale_rewards": scale, "multi_objective_aggregation": aggregation}
+    zero = group_advantages(rewards, torch.ones(1), group, **arguments)
+    reward = group_advantages(rewards, torch.ones(1), group, singleton="reward", **arguments)
+    assert zero.advantages[2] == 0 and reward.advantages[2] == 5
+    assert zero.zero_std[2] and reward.zero_std[2]
+    assert torch.equal(zero.advantages[[0, 1, 3]], reward.advantages[[0, 1, 3]])
+
+
+def test_lone_rollout_does_not_shrink_the_batch_spread_of_normalised_rewards():
+    pair = torch.tensor([[1.0], [0.0]])
+    arguments = {"multi_objective_aggregation": "normalize_then_sum"}
+    alone = group_advantages(pair, torch.ones(1), torch.tensor([0, 0]), **arguments)
+    beside = group_advantages(torch.cat([pair, pair[:1]]), torch.ones(1), torch.tensor([0, 0, 1]), **arguments)
+    assert torch.equal(alone.advantages, beside.advantages[:2])
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_left_out_rollout_gets_zero_and_the_others_do_not_see_it(aggregation):
+    rewards = torch.tensor([[1.0], [0.0], [torch.inf], [1.0], [0.0]])
+    group = torch.tensor([0, 0, 0, 0, 1])
+    arguments = {"multi_objective_aggregation": aggregation}
+    result = group_advantages(rewards, torch.ones(1), group, include=~nonfinite_rewards(rewards), **arguments)
+    without = group_advantages(rewards[[0, 1, 3, 4]], torch.ones(1), group[[0, 1, 3, 4]], **arguments)
+    assert result.advantages[2] == 0
+    assert torch.equal(result.advantages[[0, 1, 3, 4]], without.advantages)
+    assert result.rewards[2] == torch.inf  # still visible to whoever logs rewards
+
+
+def test_summed_rewards_skip_functions_that_abstained():
+    rewards = torch.tensor([[1.0, torch.nan], [1.0, 2.0], [torch.nan, torch.nan]])
+    result = group_advantages(rewards, torch.tensor([1.0, 10.0]), torch.tensor([0, 0, 0]))
+    assert result.rewards[:2].tolist() == [1.0, 21.0] and torch.isnan(result.rewards[2])
+    assert result.advantages[2] == 0
+
+
+def test_empty_step():
+    result = group_advantages(torch.empty(0, 2), torch.ones(2), torch.empty(0, dtype=torch.int64))
+    assert len(result.advantages) == len(result.rewards) == len(result.zero_std) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale_rewards": "std"}, "scale_rewards must be one of"),
+        ({"multi_objective_aggregation": "max"}, "multi_objective_aggregation must be one of"),
+        ({"singleton": "one"}, "singleton must be one of"),
+        ({"group": torch.tensor([0, -1])}, "got -1"),
+        ({"group": torch.tensor([0, 0, 0])}, "group must be"),
+        ({"reward_weights": torch.ones(2)}, "reward_weights"),
+        ({"include": torch.tensor([1, 1])}, "include must be bool"),
+        ({"rewards_per_func": torch.tensor([[1.0], [-torch.inf]])}, "rollout 1 is \\[-inf\\]"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    arguments = {
+        "rewards_per_func": torch.tensor([[1.0], [0.0]]),
+        "reward_weights": torch.ones(1),
+        "group": torch.tensor([0, 0]),
+    }
+    with pytest.raises(ValueError, match=message):
+        group_advantages(**(arguments | change))
