@@ -74,7 +74,17 @@ class DUETGRPOConfig(GRPOConfig):
     )
     surrogate_warmup: int = _knob("k_warmup: observations before a prompt's sigma is used. Paper: 1.", default=1)
     surrogate_floor: float | None = _knob(
-        "s_floor of prompts without an observation, advantage x nats. paper, duet: 0.01. release: 1.", default=None
+        "s_floor: least sigma, advantage x nats. paper, duet: 0.01 in the first epoch. release: 1e-6.", default=None
+    )
+    surrogate_floor_quantile: float | None = _knob(
+        "Quantile of the positive sigmas that replaces s_floor, if larger, after the first epoch. paper, duet: 0.05. "
+        "0: never (release).",
+        default=None,
+    )
+    surrogate_cold: float | None = _knob(
+        "Sigma of a prompt without an observation where surrogate_unseen='floor', advantage x nats. release: 1. "
+        "None: s_floor (paper, duet).",
+        default=None,
     )
     surrogate_unseen: str | None = _knob(
         "Sigma of a prompt without an observation: 'floor' (paper, release) or the 'median' of the observed ones "
@@ -119,6 +129,12 @@ class DUETGRPOConfig(GRPOConfig):
     threshold_weighting: str | None = _knob(
         "Weight of a length in the window: 'propensity' (1/p, duet) or 'none' (paper, release; K2 ratchets down).",
         default=None,
+    )
+    poll_threshold_min: int | None = _knob(
+        "Least K1 after a refit, tokens. paper, duet: 1. release: 32.", default=None
+    )
+    abort_gap_min: int | None = _knob(
+        "Least K2 - K1 after a refit, tokens. paper, duet: 0. release: 50.", default=None
     )
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
@@ -202,6 +218,8 @@ class DUETGRPOConfig(GRPOConfig):
             "entropy_threshold": 0,
             "threshold_window": 1,
             "threshold_interval": 1,
+            "poll_threshold_min": 1,
+            "abort_gap_min": 0,
         }
         for name, bound in lower.items():
             if not self.__dict__[name] >= bound:  # false for NaN too
@@ -218,6 +236,10 @@ class DUETGRPOConfig(GRPOConfig):
             raise ValueError(f"stratification_floor must be in (0, 1], got {self.stratification_floor}.")
         if not self.surrogate_floor > 0:
             raise ValueError(f"surrogate_floor must be positive, got {self.surrogate_floor}.")
+        if not 0 <= self.surrogate_floor_quantile < 1:
+            raise ValueError(f"surrogate_floor_quantile must be in [0, 1), got {self.surrogate_floor_quantile}.")
+        if self.surrogate_cold is not None and not self.surrogate_cold > 0:
+            raise ValueError(f"surrogate_cold must be positive or None, got {self.surrogate_cold}.")
         if self.surrogate_ddof > 1:
             raise ValueError(f"surrogate_ddof must be 0 or 1, got {self.surrogate_ddof}.")
         if self.max_weight is not None and not self.max_weight >= 1:

@@ -21,12 +21,10 @@ class Allocator(Protocol):
 
     Attributes:
         measuring (bool): The next plan is a measurement of ungated lengths.
-        calibration_chi2 (float): Divergence of the last plan's surrogate from what was then observed (Theorem 4).
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
     """
 
     measuring: bool
-    calibration_chi2: float
     cold: np.ndarray
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
@@ -210,8 +208,8 @@ class Controller:
         self.allocator.observe_sigma(plan.keys, plan.group, advantages, known, use & np.isfinite(known))
 
     def metrics(self) -> dict[str, float]:
-        """Dual, budget, calibration, K1, K2: plain floats."""
-        return {**self.allocator.metrics(), **self.gate.metrics()}
+        """Dual, budget, calibration of the last step: plain floats."""
+        return self.allocator.metrics()
 
     def state_dict(self) -> dict:
         """Everything a restored run needs to make the same plans: JSON types only."""

@@ -9,6 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .allocate.allocators import NeymanAllocator, UniformAllocator
+from .allocate.budget import Budget
+from .allocate.statistics import PromptStatistics
+from .allocate.surrogate import Surrogate
 from .controller import Controller
 from .generate.automaton import TokenAutomaton
 from .generate.marker_gate import MarkerGate
@@ -69,7 +72,33 @@ def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None)
 
 
 def _allocator(config: "DUETGRPOConfig") -> NeymanAllocator | UniformAllocator:
-    raise NotImplementedError
+    budget = Budget(
+        config.budget_reading,
+        fraction=config.budget_fraction,
+        num_generations=config.num_generations,
+        budget_tokens=config.budget_tokens,
+        num_min=config.num_rollouts_min,
+    )
+    shared = {
+        "max_length": config.max_completion_length,
+        "statistics": PromptStatistics(),
+        "price_aborted": config.price_aborted,
+        "num_min": config.num_rollouts_min,
+        "num_max": config.num_rollouts_max,
+        "max_rollouts": config.max_rollouts,
+    }
+    if not config.allocate:
+        return UniformAllocator(budget, **shared)
+    surrogate = Surrogate(
+        floor=config.surrogate_floor,
+        floor_quantile=config.surrogate_floor_quantile or None,
+        cold=config.surrogate_cold,
+        warmup=config.surrogate_warmup,
+        unseen=config.surrogate_unseen,
+        shrinkage=config.surrogate_shrinkage,
+        reprobe_after=config.surrogate_reprobe,
+    )
+    return NeymanAllocator(surrogate, budget, solver=config.allocation_solver, ddof=config.surrogate_ddof, **shared)
 
 
 def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerGate:
@@ -80,6 +109,9 @@ def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerG
         quantiles=(config.poll_quantile, config.abort_quantile),
         cold=(config.poll_cold_fraction, config.abort_cold_fraction),
         weighted=config.threshold_weighting == "propensity",
+        min_samples=min(32, config.threshold_window),
+        min_poll_threshold=config.poll_threshold_min,
+        min_gap=config.abort_gap_min,
     )
     return MarkerGate(
         thresholds=thresholds,

@@ -245,11 +245,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         raw = step.advantages.advantages.double().cpu().numpy()
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
         self.controller.observe_rollouts(step.plan, step.replay, step.judgement, ~step.nonfinite)
-        self._report(
-            metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations)
-            | {"nonfinite_rollouts": float(step.nonfinite.sum())}
-            | self.controller.metrics()
-        )
+        self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations))
         step.seconds["overhead"] += time.perf_counter() - started
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
@@ -341,9 +337,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         self._report(
             {
                 "surcharge": surcharge_factor(step, raw, self.args.keep_probability),
-                "calibration_chi2": self.controller.allocator.calibration_chi2,
                 "nonfinite_rollouts": float(step.nonfinite.sum()),
             }
+            | self.controller.metrics()
         )
         if self.audit is not None and self.accelerator.is_main_process:
             self.audit.write(step.plan.step, logs.audit_columns(step, raw), step.examples, step.plan.group.tolist())

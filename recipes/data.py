@@ -27,7 +27,7 @@ def load_math_train(name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_p
 
     Args:
         name_or_path (str): Name on the Hub, such as "EleutherAI/hendrycks_math" (all its subjects are joined), or a
-            local .jsonl, .json or .parquet file. Columns: question or problem; answer, or a solution with a box.
+            local .jsonl or .parquet file. Columns: question or problem; answer, or a solution with a box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Most tokens of a prompt with its template.
 
@@ -79,13 +79,12 @@ def _example(row: dict[str, Any]) -> dict[str, Any]:
 
 def _read_rows(name_or_path: str) -> list[dict[str, Any]]:
     path = Path(name_or_path)
-    if path.suffix in (".jsonl", ".json", ".parquet") and not path.exists():
+    if path.suffix in (".jsonl", ".parquet") and not path.exists():
         raise ValueError(f"there is no file {name_or_path!r}. Give an existing file or a data-set name on the Hub.")
     if path.suffix == ".jsonl":
         # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if path.suffix == ".json":
-        return json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines if line.strip()]
     if path.suffix == ".parquet":
         return load_dataset("parquet", data_files=str(path), split="train").to_list()
     configs = get_dataset_config_names(name_or_path)

@@ -20,8 +20,11 @@ _FIRST_CORE, _CORE_GROWTH = 14, 1.7
 _LIMIT_GROWTH = 3.0
 # Most steps a core may hold, ties and repeated steps of one prompt included.
 _MAX_STEPS = 1024
-# Partial allocations kept at once: bounds the worst case to some tens of milliseconds.
+# Partial allocations kept at once. Bounds the worst case, two limits that bind at once or lengths that are nearly
+# equal, to about a tenth of a second.
 _MAX_STATES = 20_000
+# Losses below this share of a rollout's price are differences of equal numbers.
+_LOSS_ROUNDING = 1e-12
 # Up to here the test of what a state can still reach costs more than carrying the state.
 _PRUNING_STATES = 64
 # From here on sorting for dominance costs less than carrying dominated states.
@@ -63,9 +66,12 @@ def reduced_costs(problem: Problem, price: np.ndarray, counts: np.ndarray) -> tu
 
     ``price`` (M,) is what one rollout of each prompt costs at the multipliers.
     """
-    # Rounding can leave a loss of -1e-17 at the minimiser; zero is its true value.
-    more = np.maximum(price - problem.squares / (counts * (counts + 1.0)), 0.0)
-    fewer = np.maximum(problem.squares / (counts * np.maximum(counts - 1.0, 0.5)) - price, 0.0)
+    more = price - problem.squares / (counts * (counts + 1.0))
+    fewer = problem.squares / (counts * np.maximum(counts - 1.0, 0.5)) - price
+    # Where the multiplier was read off this very step its loss is zero, whatever the last bits say.
+    rounding = _LOSS_ROUNDING * price
+    more[more < rounding] = 0.0
+    fewer[fewer < rounding] = 0.0
     more[counts >= problem.highest] = np.inf
     fewer[counts <= problem.lowest] = np.inf
     return more, fewer
@@ -143,9 +149,7 @@ def _steps_below(
     return Steps(prompt, sign, sign * problem.cost[prompt], loss[order])
 
 
-def _enumerate(
-    steps: Steps, limit: float, prices: Prices, unused: np.ndarray
-) -> tuple[np.ndarray, float, bool]:
+def _enumerate(steps: Steps, limit: float, prices: Prices, unused: np.ndarray) -> tuple[np.ndarray, float, bool]:
     """Best subset of ``steps`` within both constraints whose excess over the Lagrangian bound is below ``limit``.
 
     Returns:
@@ -155,7 +159,9 @@ def _enumerate(
     weights = np.array([1.0, prices.token, prices.rollout])
     # One column per partial allocation: reduced costs so far, tokens and rollouts still unused.
     states = np.array([[0.0], [unused[0]], [unused[1]]])
-    changes = np.stack([steps.reduced_cost, -steps.tokens, -steps.sign], axis=1)[:, :, None]  # (K, 3, 1)
+    # Rollouts that cost nothing need no count, and uncounted they let dominance drop far more.
+    rows = steps.sign if prices.rollout > 0.0 else np.zeros(steps.sign.size)
+    changes = np.stack([steps.reduced_cost, -steps.tokens, -rows], axis=1)[:, :, None]  # (K, 3, 1)
     longest = float(np.abs(steps.tokens).max(initial=0.0))
     trail: list[np.ndarray] = []  # per step: the states carried over, of which a second copy takes the step
     best, best_excess = (0, 0), np.inf
@@ -184,9 +190,7 @@ def _enumerate(
     return _read_trail(trail, best, steps.sign.size), best_excess, True
 
 
-def _reachable(
-    states: np.ndarray, limit: float, step_loss: float, longest: float, weights: np.ndarray
-) -> np.ndarray:
+def _reachable(states: np.ndarray, limit: float, step_loss: float, longest: float, weights: np.ndarray) -> np.ndarray:
     """Mask of the states that can still end with nothing overdrawn and no more left over than the limit pays for."""
     room = limit - states[0]
     remaining = np.floor(room / step_loss)

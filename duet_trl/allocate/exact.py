@@ -117,9 +117,7 @@ def _fill(problem: Problem, counts: np.ndarray, prices: Prices, limits: np.ndarr
         counts[prompt] += 1.0
 
 
-def _excess(
-    problem: Problem, counts: np.ndarray, base: np.ndarray, prices: Prices, unused: np.ndarray
-) -> float:
+def _excess(problem: Problem, counts: np.ndarray, base: np.ndarray, prices: Prices, unused: np.ndarray) -> float:
     """Variance of ``counts`` above the Lagrangian bound, summed over departures so that no digits cancel."""
     change = counts - base
     price = prices.token * problem.cost + prices.rollout

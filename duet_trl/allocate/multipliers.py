@@ -50,9 +50,7 @@ def continuous_multiplier(
     return root * root
 
 
-def counts_at(
-    multiplier: float, ratio: np.ndarray, lowest: np.ndarray, highest: np.ndarray
-) -> np.ndarray:
+def counts_at(multiplier: float, ratio: np.ndarray, lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
     """Integer minimiser of ``squares / n + multiplier * cost * n`` for each prompt, as float64, shape (M,).
 
     The n-th rollout pays while ``squares / (n * (n - 1)) >= multiplier * cost``, so n is the largest integer with

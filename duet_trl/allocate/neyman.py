@@ -189,7 +189,7 @@ def uniform_allocation(
 
 
 def _allocation(problem: Problem, counts: np.ndarray, budget_tokens: float, dual: float, gap: float) -> Allocation:
-    return Allocation(counts.astype(np.int64), dual, problem.tokens(counts), float(budget_tokens), gap)
+    return Allocation(counts.astype(np.int64), float(dual), problem.tokens(counts), float(budget_tokens), float(gap))
 
 
 def _rounded(problem: Problem, log_multiplier: float) -> np.ndarray:

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 # Sums of n * L over a batch carry float64 rounding; without this margin a plan that meets the budget
 # exactly (every prompt at b * num_generations) loses one rollout to the last bit.
-BUDGET_ROUNDING = 1e-10
+BUDGET_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)

@@ -95,6 +95,7 @@ class HeldOutEvaluation(TrainerCallback):
         self.evaluations: list[Evaluation] = []
         self.seconds = 0.0  # spent in evaluation
         self._began = 0.0
+        self._unlogged: dict[str, float] | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -102,7 +103,7 @@ class HeldOutEvaluation(TrainerCallback):
         """Measure the policy that training starts from."""
         self._began = time.perf_counter()
         self.seconds = 0.0
-        self._evaluate(state.global_step)
+        self.trainer.log(self._evaluate(state.global_step))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -110,9 +111,17 @@ class HeldOutEvaluation(TrainerCallback):
         """Measure every `every` steps and after the last one."""
         due = self.every > 0 and state.global_step % self.every == 0
         if due or state.global_step == state.max_steps:
-            self._evaluate(state.global_step)
+            self._unlogged = self._evaluate(state.global_step)
+            # GRPOTrainer.log takes all pending metrics along: let the step log its own first.
+            control.should_log = True
 
-    def _evaluate(self, step: int) -> None:
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Log the measurement after the metrics of its step."""
+        unlogged, self._unlogged = self._unlogged, None
+        if unlogged is not None:
+            self.trainer.log(unlogged)
+
+    def _evaluate(self, step: int) -> dict[str, float]:
         begin = time.perf_counter()
         samples = self.trainer.sample(
             self.prompts, self.num_samples, temperature=self.temperature, max_tokens=self.max_tokens
@@ -121,12 +130,10 @@ class HeldOutEvaluation(TrainerCallback):
         lengths = np.array([[len(ids) for ids in row] for row in samples], dtype=np.int64)
         score = mean_at_k(correct, seed=self.seed)
         self.evaluations.append(Evaluation(step, begin - self._began - self.seconds, score, correct, lengths))
-        self.trainer.log(
-            {
-                f"held_out/mean@{self.num_samples}": score.value,
-                "held_out/low": score.low,
-                "held_out/high": score.high,
-                "held_out/mean_length": float(lengths.mean()),
-            }
-        )
         self.seconds += time.perf_counter() - begin
+        return {
+            f"held_out/mean@{self.num_samples}": score.value,
+            "held_out/low": score.low,
+            "held_out/high": score.high,
+            "held_out/mean_length": float(lengths.mean()),
+        }

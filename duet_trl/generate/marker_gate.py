@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 2 as the controller sees it: thresholds, coins, the gate of this step and its replay.
 
-An exchangeable gate has these methods: `plan`, `replay`, `propensity`, `observe`, `metrics`, `state_dict`,
-`load_state_dict`.
+An exchangeable gate has these methods: `plan`, `replay`, `propensity`, `observe`, `state_dict`, `load_state_dict`.
 """
 
 from collections.abc import Sequence
@@ -123,13 +122,6 @@ class MarkerGate:
         """
         self.thresholds.observe(lengths, kept_propensity)
         self.thresholds.step(step)
-
-    def metrics(self) -> dict[str, float]:
-        """K1 and K2 in tokens."""
-        return {
-            "poll_threshold": float(self.thresholds.poll_threshold),
-            "abort_threshold": float(self.thresholds.abort_threshold),
-        }
 
     def state_dict(self) -> dict:
         """JSON state."""

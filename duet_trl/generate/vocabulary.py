@@ -52,18 +52,17 @@ def vocabulary_bytes(tokenizer: FastTokenizer, vocab_size: int | None = None) ->
     description = json.loads(backend.to_str())
     to_bytes = _decoder(description["decoder"])
     tokens = _tokens(description["model"]["vocab"])
-    added = {entry["id"]: entry for entry in description["added_tokens"]}
-    tokens.update({number: entry["content"] for number, entry in added.items()})
+    added = {entry["id"]: entry["special"] for entry in description["added_tokens"]}
+    tokens.update({number: backend.id_to_token(number) for number in added})  # as decoding writes it: normalized
     size = max(tokens, default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise ValueError(
             f"the tokenizer has ids up to {size - 1}, the model's vocabulary ends at {vocab_size - 1}. "
             "Resize the model's embeddings to the tokenizer, or load the tokenizer that belongs to it."
         )
-    special = {number for number, entry in added.items() if entry["special"]}
     table: list[bytes | None] = [None] * (size if vocab_size is None else vocab_size)
     for number, token in tokens.items():
-        if number not in special:
+        if not added.get(number, False):
             table[number] = to_bytes(token)
     return table
 

@@ -160,8 +160,8 @@ class MathVerifier:
 class _Worker:
     """One worker process and its pipes.
 
-    A fresh interpreter runs the script by its path: unlike `multiprocessing`, this neither copies the threads and locks
-    of the training process nor imports its main module again. Its own session keeps Ctrl-C away from it.
+    A fresh interpreter runs the script by its path: unlike `multiprocessing`, this neither copies the threads and
+    locks of the training process nor imports its main module again. Its own session keeps Ctrl-C away from it.
     """
 
     def __init__(self, timeout: float) -> None:

@@ -29,7 +29,7 @@ def step_metrics(
     return {
         **_tokens(plan, replay, judgement, num_generations),
         **_counts(plan),
-        **_gate(replay),
+        **_gate(plan, replay),
         **_weights(plan, replay, judgement, advantages),
     }
 
@@ -67,9 +67,11 @@ def _counts(plan: StepPlan) -> dict[str, float]:
     return metrics
 
 
-def _gate(replay: Replay) -> dict[str, float]:
+def _gate(plan: StepPlan, replay: Replay) -> dict[str, float]:
     outcome = replay.outcome
     return {
+        "poll_threshold": float(plan.gate.spec.poll_threshold),
+        "abort_threshold": float(plan.gate.spec.abort_threshold),
         "share_ended_before_gate": float((outcome == Outcome.NATURAL).mean()),
         "share_marker_seen": float((outcome == Outcome.ANSWERED).mean()),
         "share_marker_less": float(((outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)).mean()),

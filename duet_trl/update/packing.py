@@ -43,7 +43,7 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
     minus the shortest row in tokens, and so do two ranks of a window; a padding row counts as 0.
 
     Args:
-        lengths (np.ndarray): Tokens of each kept rollout, shape (K,), > 0; K = 0 gives padding only.
+        lengths (np.ndarray): Tokens of each kept rollout, shape (K,), >= 0; K = 0 gives padding only.
         num_ranks (int): Data-parallel processes, >= 1.
         num_windows (int): Optimizer steps that share the generation batch, >= 1.
         chunks_per_window (int): Micro-batches per optimizer step and rank, >= 1.
@@ -52,7 +52,7 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
         Packing: Every rollout exactly once; padding rows last in the sorted order.
 
     Raises:
-        ValueError: If a count is below 1 or a length is not positive.
+        ValueError: If a count is below 1 or a length is negative.
 
     Example:
         >>> pack([5, 9, 7], num_ranks=2, num_windows=1, chunks_per_window=1).rows.tolist()
@@ -66,8 +66,8 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
     ):
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}.")
-    if lengths.size and not lengths.min() > 0:
-        raise ValueError(f"lengths must be positive, got {lengths.min()}. Drop rollouts without a policy token.")
+    if lengths.size and not lengths.min() >= 0:
+        raise ValueError(f"lengths must not be negative, got {lengths.min()}.")
 
     num_chunks = num_ranks * num_windows * chunks_per_window
     rows_per_chunk = max(1, -(-len(lengths) // num_chunks))

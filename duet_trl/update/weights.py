@@ -54,10 +54,13 @@ def rollout_weights(
     if max_weight is not None and not max_weight >= 1:
         raise ValueError(f"max_weight must be at least 1, got {max_weight}. Use None for no cap.")
 
+    if not len(group):
+        return np.zeros(0)
+
     if stratification == "clip":
         per_prompt = clipped_stratification(num_rollouts, floor)
     elif stratification == "exact":
-        per_prompt = num_rollouts / num_rollouts.mean() if len(num_rollouts) else np.ones(0)
+        per_prompt = num_rollouts / num_rollouts.mean()
     elif stratification == "none":
         per_prompt = np.ones(len(num_rollouts))
     else:

@@ -63,6 +63,11 @@ class Problem:
         """The user's message."""
         return f"Compute ${self.expression}$."
 
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The question as a conversation."""
+        return [{"role": "user", "content": self.question}]
+
 
 @dataclass(frozen=True)
 class Author:

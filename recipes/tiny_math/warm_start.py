@@ -124,9 +124,7 @@ def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, st
 
 def encode_document(tokenizer: PreTrainedTokenizerFast, problem: Problem, document: str) -> tuple[list[int], int]:
     """Token ids of prompt + completion (cut at the length limit) and the length of the prompt."""
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": problem.question}], add_generation_prompt=True, tokenize=False
-    )
+    prompt = tokenizer.apply_chat_template(problem.messages, add_generation_prompt=True, tokenize=False)
     prompt_ids = tokenizer(prompt)["input_ids"]
     completion = tokenizer(document)["input_ids"] + [tokenizer.eos_token_id]
     return prompt_ids + completion[:MAX_COMPLETION_LENGTH], len(prompt_ids)
@@ -136,12 +134,7 @@ def encode_document(tokenizer: PreTrainedTokenizerFast, problem: Problem, docume
 def evaluate(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 100, seed: int = 1) -> str:
     """One sample at temperature 1 for held-out problems: accuracy of the first box, in all and by level."""
     problems = sample_problems(HELD_OUT, count, seed)
-    texts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": p.question}], add_generation_prompt=True, tokenize=False
-        )
-        for p in problems
-    ]
+    texts = [tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, tokenize=False) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     state = torch.get_rng_state()  # training goes on as if it had not been evaluated
     policy.eval()

@@ -31,13 +31,17 @@ def grade(index, ids):
 
 
 def run(callback, num_steps, before_step=lambda: None):
-    control, args = None, None
+    control, args = SimpleNamespace(should_log=False), None
     state = SimpleNamespace(global_step=0, max_steps=num_steps)
     callback.on_train_begin(args, state, control)
     for step in range(1, num_steps + 1):
         before_step()
         state.global_step = step
         callback.on_step_end(args, state, control)
+        if control.should_log:
+            control.should_log = False
+            callback.trainer.log({"loss": 0.0})
+            callback.on_log(args, state, control)
 
 
 def test_measures_before_the_first_step_every_n_steps_and_after_the_last_one():
@@ -66,8 +70,22 @@ def test_accuracy_lengths_and_log_follow_the_samples():
     assert [evaluation.score.value for evaluation in callback.evaluations] == [0.0, 0.25, 0.5]
     assert callback.evaluations[1].correct.tolist() == [[True] * 3] + [[False] * 3] * 3
     assert callback.evaluations[0].lengths.tolist() == [[2] * 3] * 4
-    assert [log["held_out/mean@3"] for log in trainer.logs] == [0.0, 0.25, 0.5]
+    measured = [log for log in trainer.logs if "loss" not in log]
+    assert [log["held_out/mean@3"] for log in measured] == [0.0, 0.25, 0.5]
     assert trainer.logs[0]["held_out/mean_length"] == 2.0
+
+
+def test_a_measurement_is_logged_once_and_after_the_metrics_of_its_step():
+    # GRPOTrainer.log flushes the step's pending metrics into whatever is logged first.
+    trainer = Trainer()
+    run(HeldOutEvaluation(trainer, ["a"], grade, every=2), 4)
+    assert ["loss" if "loss" in log else "held out" for log in trainer.logs] == [
+        "held out",
+        "loss",
+        "held out",
+        "loss",
+        "held out",
+    ]
 
 
 def test_sampling_settings_reach_the_trainer():

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Algorithm 1, phase 2, written once more as a loop over the tokens of one rollout: the oracle of the gate tests."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from duet_trl.generate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.generate.gate import GateSpec, Outcome
 from duet_trl.generate.markers import pattern_marker
@@ -27,11 +28,14 @@ class Rollout:
     marker_at: int
 
 
-def algorithm_1(spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Sequence[float]) -> Rollout:
+def algorithm_1(
+    spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Sequence[float], ends: Collection[int]
+) -> Rollout:
     """Generate a rollout that would be `natural` without a gate.
 
     natural: token ids up to and including the EOS, or up to the length cap.
     entropy: entropy[t] belongs to the distribution of token t + 1; inf where an EOS is likeliest.
+    ends: lengths of the prefixes whose last token completes a marker.
     """
     generated: list[int] = []
     marker_at, coin_thrown = None, False
@@ -39,7 +43,7 @@ def algorithm_1(spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Seq
         t = len(generated)
         at_gate = spec.abort and t == spec.abort_threshold + spec.grace_window
         polling = (t >= spec.poll_threshold and t % spec.poll_interval == 0) or at_gate
-        if polling and marker_at is None and not coin_thrown and _has_marker(generated, spec.window):
+        if polling and marker_at is None and not coin_thrown and _has_marker(t, ends, spec.window):
             marker_at = t
         if at_gate and marker_at is None:
             coin_thrown = True
@@ -54,10 +58,15 @@ def algorithm_1(spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Seq
     return Rollout(generated, False, Outcome.KEPT if coin_thrown else Outcome.NATURAL, -1)
 
 
-def _has_marker(generated: list[int], window: int | None) -> bool:
-    """Whether an A B pair ends within the last `window` tokens."""
-    oldest = 0 if window is None else len(generated) - window
-    return any(generated[end - 2 : end] == [A, B] for end in range(max(2, oldest + 1), len(generated) + 1))
+def _has_marker(t: int, ends: Collection[int], window: int | None) -> bool:
+    """Whether a marker ends within the last `window` of t tokens."""
+    oldest = 0 if window is None else t - window
+    return any(oldest < end <= t for end in ends)
+
+
+def toy_ends(ids: Sequence[int]) -> list[int]:
+    """Lengths of the prefixes that end in the toy marker."""
+    return [end for end in range(2, len(ids) + 1) if list(ids[end - 2 : end]) == [A, B]]
 
 
 def next_entropies(length: int, generator: np.random.Generator) -> np.ndarray:

@@ -4,6 +4,7 @@
 import base64
 import doctest
 import json
+import random
 from importlib import resources
 from pathlib import Path
 
@@ -179,26 +180,35 @@ def tekken():
     return [None] * 1_000 + [base64.b64decode(entry["token_bytes"]) for entry in entries]
 
 
+def tokenised(data, numbers, choose):
+    """Ids whose bytes are the data; `choose` picks one of the tokens (short to long) that fit at each place."""
+    ids, begin = [], 0
+    while begin < len(data):
+        fitting = [end for end in range(begin + 1, min(len(data), begin + 12) + 1) if data[begin:end] in numbers]
+        end = choose(fitting)
+        ids.append(numbers[data[begin:end]])
+        begin = end
+    return ids
+
+
+def check_rows(marker, vocabulary, outputs, rows):
+    """All rows at once against the byte automaton on each; returns the number of completions."""
+    row, position = compile_automaton(marker, vocabulary).completions(rows)
+    for index, (ids, data) in enumerate(zip(rows, outputs, strict=True)):
+        ends_of_tokens = np.cumsum([len(vocabulary[token]) for token in ids])
+        expected = {int(np.searchsorted(ends_of_tokens, end)) + 1 for end in byte_ends(marker, data)}
+        assert position[row == index].tolist() == sorted(expected)
+    return len(row)
+
+
 @pytest.mark.parametrize("name", MARKERS)
-def test_real_vocabulary_reads_as_its_bytes_do(name, tekken):
-    marker = MARKERS[name]
-    automaton = compile_automaton(marker, tekken)
-    assert automaton.table.nbytes == marker.num_states * 131_072
-    rng = np.random.default_rng(7)
-    # tokens that hold a byte the marker looks at, so that completions are frequent, among any others
-    telling = [token for token, data in enumerate(tekken) if data and set(data) & set(b"{}`<>\\\n")]
-    wanted = [
-        tekken.index(piece) for piece in (b"\\", b"boxed", b"{", b"}", b"```", b"<", b"answer", b">", b"</", b"\n")
-    ]
-    rows = [
-        rng.choice(np.concatenate([rng.choice(telling, 6), rng.integers(1_000, 131_072, 3), wanted * 3]), 120).tolist()
-        for _ in range(150)
-    ]
-    row, position = automaton.completions(rows)
-    for number, ids in enumerate(rows):
-        ends_of_tokens = np.cumsum([len(tekken[token]) for token in ids])
-        ends = byte_ends(marker, b"".join(tekken[token] for token in ids))
-        assert position[row == number].tolist() == sorted({int(np.searchsorted(ends_of_tokens, e)) + 1 for e in ends})
+def test_real_vocabulary_reads_random_tokenisations_as_their_bytes(name, tekken):
+    numbers = {data: token for token, data in enumerate(tekken) if data}
+    rng = random.Random(7)
+    words = [piece.encode() for piece in PIECES[name]] * 20 + [b"}$.", b"}}", *rng.sample(list(numbers), 40)]
+    outputs = [b"".join(rng.choices(words, k=60)) for _ in range(150)]
+    rows = [tokenised(data, numbers, rng.choice) for data in outputs]
+    assert check_rows(MARKERS[name], tekken, outputs, rows) > 100
 
 
 @pytest.mark.parametrize("name", MARKERS)
@@ -207,23 +217,8 @@ def test_real_outputs_complete_in_the_token_that_holds_the_end(name, tekken):
     if not all(path.exists() for path in paths):
         pytest.skip(f"needs {', '.join(map(str, paths))}")
     outputs = [json.loads(line)["text"].encode() for path in paths for line in path.read_text().splitlines()]
-    number = {data: token for token, data in enumerate(tekken) if data}
-
-    def greedy(data):
-        """Longest token first: a tokenisation with many long tokens."""
-        ids, begin = [], 0
-        while begin < len(data):
-            end = next(e for e in range(min(len(data), begin + 12), begin, -1) if data[begin:e] in number)
-            ids.append(number[data[begin:end]])
-            begin = end
-        return ids
-
-    rows = [greedy(data) for data in outputs]
-    row, position = compile_automaton(MARKERS[name], tekken).completions(rows)
-    for index, (ids, data) in enumerate(zip(rows, outputs, strict=True)):
-        ends_of_tokens = np.cumsum([len(tekken[token]) for token in ids])
-        ends = byte_ends(MARKERS[name], data)
-        assert position[row == index].tolist() == sorted({int(np.searchsorted(ends_of_tokens, e)) + 1 for e in ends})
+    numbers = {data: token for token, data in enumerate(tekken) if data}
+    check_rows(MARKERS[name], tekken, outputs, [tokenised(data, numbers, max) for data in outputs])
 
 
 def test_examples_in_the_docstrings_run():

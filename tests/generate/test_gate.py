@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from duet_trl.generate.gate import (
     GateMismatch,
     GateSpec,
@@ -10,10 +13,7 @@ from duet_trl.generate.gate import (
     split_sentinel,
 )
 from duet_trl.generate.streaming import StreamingGate
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
-from tests.generate.oracle import EOS, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton
+from tests.generate.oracle import EOS, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton, toy_ends
 
 AUTOMATON = toy_automaton()
 
@@ -101,7 +101,7 @@ def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_
     naturals, keep = [ids for ids, _ in rollouts], [coin for _, coin in rollouts]
     random = np.random.default_rng(seed)
     entropy = [next_entropies(len(ids), random) for ids in naturals]
-    expected = [algorithm_1(gate_spec, *row) for row in zip(naturals, keep, entropy, strict=True)]
+    expected = [algorithm_1(gate_spec, *row, toy_ends(row[0])) for row in zip(naturals, keep, entropy, strict=True)]
 
     streamed = stream(gate_spec, naturals, keep, entropy, seed)
     assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
@@ -116,7 +116,8 @@ def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_
 @settings(max_examples=200, deadline=None)
 @given(specs(), natural_rollouts(), st.booleans(), st.integers(0, 2**32), st.sampled_from([-1, 1]))
 def test_replay_rejects_a_stop_at_any_other_time(gate_spec, natural, keep, seed, error):
-    rollout = algorithm_1(gate_spec, natural, keep, next_entropies(len(natural), np.random.default_rng(seed)))
+    entropy = next_entropies(len(natural), np.random.default_rng(seed))
+    rollout = algorithm_1(gate_spec, natural, keep, entropy, toy_ends(natural))
     # With a low-entropy stop a whole interval is possible, so only a fixed stop time can be proven wrong.
     fixed = gate_spec.entropy_threshold == 0 or rollout.outcome == Outcome.ABORTED
     if not (rollout.stopped and fixed) or len(rollout.ids) + error > len(natural) or len(rollout.ids) + error < 1:

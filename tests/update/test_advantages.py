@@ -92,9 +92,7 @@ def test_equal_groups_get_the_bits_of_trl(num_generations, scale, aggregation, s
     rewards[num_generations : 2 * num_generations] = 0.1  # no spread, and 0.1 is not a float
     weights = torch.tensor([1.0, 0.5, -2.0])
     group = torch.arange(16).repeat_interleave(num_generations)
-    result = group_advantages(
-        rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation
-    )
+    result = group_advantages(rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation)
     advantages, zero_std = reshape_form(rewards, weights, num_generations, scale, aggregation)
     assert torch.equal(result.advantages, advantages)
     assert torch.equal(result.zero_std, zero_std)
@@ -114,9 +112,7 @@ def ragged_batches(draw):
 def test_ragged_groups_agree_with_a_loop_in_any_order_of_rows(batch, scale, aggregation):
     rewards, group, rng = batch
     weights = torch.tensor(rng.uniform(0.5, 2.0, size=rewards.shape[1]), dtype=torch.float32)
-    result = group_advantages(
-        rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation
-    )
+    result = group_advantages(rewards, weights, group, scale_rewards=scale, multi_objective_aggregation=aggregation)
     expected = loop_form(rewards, weights, group, scale, aggregation)
     assert np.allclose(result.advantages.numpy(), expected, rtol=1e-3, atol=1e-3)
     assert torch.isfinite(result.advantages).all()

@@ -48,7 +48,9 @@ def gradient_by_hand(theta, ids, lengths, group, rewards, aborted, propensity):
         weight = 1 / (min(max(COUNTS[group[i]] / mean_count, 0.05), 1.0) * propensity[i])
         previous = 0
         for token in row:
-            gradient[previous] -= weight * advantage / num_tokens * (np.eye(VOCABULARY)[token] - probabilities[previous])
+            gradient[previous] -= (
+                weight * advantage / num_tokens * (np.eye(VOCABULARY)[token] - probabilities[previous])
+            )
             previous = token
     return gradient
 

@@ -63,7 +63,9 @@ def test_ranks_hold_neighbours_of_the_sorted_order_at_every_micro_step(lengths, 
 @settings(deadline=None)
 def test_no_arrangement_of_a_window_has_fewer_padded_tokens(lengths, counts, seed):
     num_ranks, num_windows, chunks_per_window = counts
-    placed = placed_lengths(pack(lengths, *counts).rows, lengths).reshape(num_ranks, num_windows, chunks_per_window, -1)
+    placed = placed_lengths(pack(lengths, *counts).rows, lengths).reshape(
+        num_ranks, num_windows, chunks_per_window, -1
+    )
     rng = np.random.default_rng(seed)
     for window in range(num_windows):
         chunks = placed[:, window]
@@ -75,7 +77,9 @@ def test_no_arrangement_of_a_window_has_fewer_padded_tokens(lengths, counts, see
 @settings(deadline=None)
 def test_padded_tokens_stay_below_the_unsorted_batch_padded_to_its_longest_row(lengths, counts):
     num_ranks, num_windows, chunks_per_window = counts
-    placed = placed_lengths(pack(lengths, *counts).rows, lengths).reshape(num_ranks, num_windows, chunks_per_window, -1)
+    placed = placed_lengths(pack(lengths, *counts).rows, lengths).reshape(
+        num_ranks, num_windows, chunks_per_window, -1
+    )
     total = sum(padded_tokens(placed[:, window]) for window in range(num_windows))
     assert total <= max(lengths) * placed.size
 
@@ -101,7 +105,7 @@ def test_step_without_a_kept_rollout_is_all_padding():
 
 
 def test_worked_example():
-    # Sorted: 50 40 30 20 10 and a pad. Deal over 2 ranks: 50 | 40, then 30 goes to rank 1, 20 to rank 0, then 10 | pad.
+    # Sorted: 50 40 30 20 10 and a pad. Over 2 ranks: 50 | 40, then 30 to rank 1 and 20 to rank 0, then 10 | pad.
     rows = pack([10, 20, 30, 40, 50], num_ranks=2, num_windows=1, chunks_per_window=3).rows
     assert rows.tolist() == [[[4], [1], [0]], [[3], [2], [PADDING_ROW]]]
 
@@ -112,7 +116,7 @@ def test_worked_example():
         (([1], 0, 1, 1), "num_ranks"),
         (([1], 1, 0, 1), "num_windows"),
         (([1], 1, 1, -2), "chunks_per_window must be at least 1, got -2"),
-        (([3, 0], 1, 1, 1), "lengths must be positive, got 0"),
+        (([3, -1], 1, 1, 1), "lengths must not be negative, got -1"),
     ],
 )
 def test_bad_input_is_named(arguments, message):

@@ -107,7 +107,7 @@ def test_effective_sample_size_of_equal_weights_is_their_number():
 
 
 def enumerated_second_moments(values, markerless, eps):
-    """E|h|^2 of the estimator of Theorem 2 and E|Z|^2 of the natural rollout, over equally likely rollouts and coins."""
+    """E|h|^2 of the estimator of Theorem 2 and E|Z|^2 of the natural rollout, over rollouts and coins."""
     natural = np.mean(values**2)
     estimator = np.mean(np.where(markerless, eps * (values / eps) ** 2 + (1 - eps) * 0.0, values**2))
     return estimator, natural
@@ -152,9 +152,7 @@ def test_prompt_without_a_kept_marker_less_rollout_borrows_the_pool():
     arguments = {"keep_probability": 0.5, "num_prompts": 2, "lengths": [10] * 4, "group": [0, 0, 1, 1]}
     arguments |= {"advantages": [1.0] * 4, "sum_logps": [-10.0, -10.0, -30.0, -30.0]}
     # Prompt 0 has an abort and no kept marker-less rollout; prompt 1's has z^2 = 9; N_t = 30.
-    pooled = surcharge(
-        **arguments, propensity=[1, 0.5, 1, 0.5], aborted=[False, True, False, False]
-    )
+    pooled = surcharge(**arguments, propensity=[1, 0.5, 1, 0.5], aborted=[False, True, False, False])
     assert pooled.surcharge == pytest.approx(0.5 * 9 * 1 / 9 + 0.5 * 9 * 2 / 9)
     # Nobody has one: all kept rollouts stand in, mean of 1, 9, 9.
     stand_in = surcharge(**arguments, propensity=[1, 0.5, 1, 1], aborted=[False, True, False, False])
@@ -168,9 +166,9 @@ def test_factor_is_one_without_marker_less_rollouts_and_in_an_empty_step():
 
 
 def test_tracked_factor_matches_the_realised_second_moments():
-    # 400 prompts x 8 rollouts of one length, 20% marker-less, z ~ N(0, 1) for both kinds: the estimator's second moment
-    # is (0.8 + 0.2 / eps) times the natural one, 1.8 at eps = 0.2. Aborted rollouts leave N_t, as in the paper's
-    # expression, which therefore sums weights over kept rows only: 0.84 of them.
+    # 400 prompts x 8 rollouts of one length, 20% marker-less, z ~ N(0, 1) for both kinds: the estimator's second
+    # moment is (0.8 + 0.2 / eps) times the natural one, 1.8 at eps = 0.2. Aborted rollouts leave N_t, as in the
+    # paper's expression, which therefore sums weights over kept rows only: 0.84 of them.
     rng, eps, num_prompts = np.random.default_rng(1), 0.2, 400
     group = np.repeat(np.arange(num_prompts), 8)
     markerless = rng.random(len(group)) < 0.2

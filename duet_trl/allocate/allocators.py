@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exchangeable allocators of phase 1: prompt keys and history in, rollouts per prompt out.
+
+Every allocator has the same plain interface: `plan(keys, epoch)`, `observe_lengths(...)` after generation,
+`observe_sigma(...)` after the forward pass, `metrics()` and a JSON state. It never sees rewards of the step it plans.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .budget import Budget
+from .neyman import Allocation, bisection_allocation, neyman_allocation, uniform_allocation
+from .state import check_state
+from .statistics import PromptStatistics, PromptView
+from .surrogate import Surrogate, calibration_chi2, sigma_observed
+
+SOLVERS = ("exact", "bisection")
+
+
+class UniformAllocator:
+    """The same number of rollouts for every prompt: GRPO, or DUET without its allocator.
+
+    Under a budget that counts rollouts every prompt gets ``fraction * num_generations``; under a token budget as many
+    as it pays for. Where the total does not divide, the first prompts of the batch get one more.
+
+    Args:
+        budget (Budget): What B is.
+        max_length (float): Tokens assumed for a rollout before any was observed.
+        statistics (PromptStatistics | None): Running means to use; None starts empty.
+        price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
+        num_min (int): Fewest rollouts per prompt, kept even above a token budget.
+        num_max (int | None): Most rollouts per prompt; None is no limit.
+        max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
+
+    Attributes:
+        cold (np.ndarray): Prompts of the last plan whose surrogate has no observation yet, shape (M,), bool; none
+            here, where nothing is estimated.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        *,
+        max_length: float,
+        statistics: PromptStatistics | None = None,
+        price_aborted: bool = True,
+        num_min: int = 1,
+        num_max: int | None = None,
+        max_rollouts: int | None = None,
+    ) -> None:
+        self.budget = budget
+        self.max_length = max_length
+        self.statistics = PromptStatistics() if statistics is None else statistics
+        self.price_aborted = price_aborted
+        self.num_min = num_min
+        self.num_max = num_max
+        self.max_rollouts = max_rollouts
+        self.cold = np.zeros(0, dtype=bool)
+        self._metrics: dict[str, float] = {}
+
+    @property
+    def measuring(self) -> bool:
+        """Whether the reference budget is being measured, during which no rollout may be stopped early."""
+        return self.budget.measuring
+
+    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
+        """Rollouts per prompt of the next step.
+
+        Args:
+            keys (Sequence[str]): Identity of each prompt across epochs, length M.
+            epoch (int): Completed passes over the data.
+
+        Returns:
+            Allocation: Counts as equal as possible.
+        """
+        self.budget.advance(epoch)
+        cost = self._cost(keys)
+        allocation = self._uniform(cost)
+        self.cold = np.zeros(len(keys), dtype=bool)
+        self._metrics = {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
+        return allocation
+
+    def observe_lengths(
+        self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
+    ) -> None:
+        """Learn what the rollouts of a step cost; see `PromptStatistics.observe_lengths` for shapes."""
+        self.statistics.observe_lengths(keys, group, lengths, tokens, kept)
+        if self.budget.measuring:
+            self.budget.observe_reference(tokens)
+
+    def observe_sigma(
+        self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
+    ) -> None:
+        """Uniform counts need no sigma; part of the interface."""
+
+    def metrics(self) -> dict[str, float]:
+        """Figures of the last step, plain floats."""
+        return dict(self._metrics)
+
+    def state_dict(self) -> dict:
+        """Everything that future plans depend on, JSON types."""
+        return {"budget": self.budget.state_dict(), "statistics": self.statistics.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        check_state("allocator", state, self.state_dict())
+        self.budget.load_state_dict(state["budget"])
+        self.statistics.load_state_dict(state["statistics"])
+
+    def _cost(self, keys: Sequence[str]) -> np.ndarray:
+        return self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
+
+    def _uniform(self, cost: np.ndarray) -> Allocation:
+        tokens = self.budget.tokens(cost)
+        if self.budget.counts_rollouts:
+            total = self.budget.total_rollouts(cost.size)
+        else:
+            rounds = int(tokens // cost.sum())
+            # The rest of the budget pays for one more rollout of the first prompts.
+            extra = int(np.searchsorted(np.cumsum(cost), tokens - rounds * cost.sum(), side="right"))
+            total = max(rounds * cost.size + min(extra, cost.size - 1), self.num_min * cost.size)
+        if self.num_max is not None:
+            total = min(total, self.num_max * cost.size)
+        if self.max_rollouts is not None:
+            total = min(total, self.max_rollouts)
+        return uniform_allocation(cost.size, total, cost, tokens)
+
+
+class NeymanAllocator(UniformAllocator):
+    """DUET's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 36-41).
+
+    While the reference budget is measured it plans uniform counts.
+
+    Args:
+        surrogate (Surrogate): Rules for s_q.
+        budget (Budget): What B is.
+        max_length (float): Tokens assumed for a rollout before any was observed.
+        solver (str): ``"exact"`` integer optimum, or ``"bisection"``, the paper's ten steps (Eq. 4).
+        ddof (int): Delta degrees of freedom of Eq. 3; the published code uses 0.
+        statistics (PromptStatistics | None): Running means to use; None starts empty.
+        price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
+        num_min (int): n_min.
+        num_max (int): n_max.
+        max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
+
+    Raises:
+        ValueError: For an unknown solver.
+    """
+
+    def __init__(
+        self,
+        surrogate: Surrogate,
+        budget: Budget,
+        *,
+        max_length: float,
+        solver: str = "exact",
+        ddof: int = 1,
+        statistics: PromptStatistics | None = None,
+        price_aborted: bool = True,
+        num_min: int = 1,
+        num_max: int = 32,
+        max_rollouts: int | None = None,
+    ) -> None:
+        if solver not in SOLVERS:
+            raise ValueError(f"solver must be one of {list(SOLVERS)}, got {solver!r}.")
+        super().__init__(
+            budget,
+            max_length=max_length,
+            statistics=statistics,
+            price_aborted=price_aborted,
+            num_min=num_min,
+            num_max=num_max,
+            max_rollouts=max_rollouts,
+        )
+        self.surrogate = surrogate
+        self.solver = solver
+        self.ddof = ddof
+        self._dual: float | None = None
+        self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
+
+    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
+        """Rollouts per prompt of the next step by Theorem 1.
+
+        Args:
+            keys (Sequence[str]): Identity of each prompt across epochs, length M.
+            epoch (int): Completed passes over the data.
+
+        Returns:
+            Allocation: Counts, dual and planned tokens.
+        """
+        self.budget.advance(epoch)
+        self.surrogate.advance(self.statistics, epoch)
+        view, cost = self.statistics.lookup(keys), self._cost(keys)
+        sigma = self.surrogate.sigma(view, self.statistics)
+        lowest = self._lowest(view, cost)
+        if self.budget.measuring:
+            allocation = self._uniform(cost)
+        else:
+            allocation = self._solve(sigma, cost, lowest)
+            self._dual = allocation.dual
+        self._planned = (tuple(keys), sigma)
+        self.cold = ~self.surrogate.is_warm(view)
+        self._metrics = {
+            "budget_tokens": allocation.budget_tokens,
+            "planned_tokens": allocation.planned_tokens,
+            "dual": allocation.dual,
+            "reprobed_prompts": float(np.count_nonzero(lowest > self.num_min)),
+            "sigma_floor": self.surrogate.floor,
+        }
+        return allocation
+
+    def observe_sigma(
+        self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
+    ) -> None:
+        """Learn the spread of a step (Eq. 3) and how well the plan's surrogate met it (Eq. 7).
+
+        Args:
+            keys (Sequence[str]): Prompts of the step, length M.
+            group (np.ndarray): Prompt of each rollout, shape (N,), int.
+            advantages (np.ndarray): A, unweighted, shape (N,).
+            sum_logps (np.ndarray): Sum of log pi over policy tokens, shape (N,), nats.
+            use (np.ndarray): Kept rollouts with finite values, shape (N,), bool.
+        """
+        observed = sigma_observed(advantages, sum_logps, group, use, len(keys), self.ddof)
+        self.statistics.observe_sigma(keys, observed)
+        self._metrics.pop("calibration_chi2", None)
+        if self._planned is not None and self._planned[0] == tuple(keys) and np.any(observed > 0.0):
+            self._metrics["calibration_chi2"] = calibration_chi2(self._planned[1], observed)
+
+    def state_dict(self) -> dict:
+        """Everything that future plans depend on, JSON types."""
+        return {**super().state_dict(), "surrogate": self.surrogate.state_dict(), "dual": self._dual}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        super().load_state_dict(state)
+        self.surrogate.load_state_dict(state["surrogate"])
+        self._dual = None if state["dual"] is None else float(state["dual"])
+
+    def _solve(self, sigma: np.ndarray, cost: np.ndarray, lowest: np.ndarray) -> Allocation:
+        tokens = self.budget.tokens(cost)
+        if self.solver == "exact":
+            return neyman_allocation(
+                sigma, cost, tokens, num_min=lowest, num_max=self.num_max, max_rollouts=self.max_rollouts
+            )
+        return bisection_allocation(
+            sigma,
+            cost,
+            tokens,
+            num_min=lowest,
+            num_max=self.num_max,
+            max_rollouts=self.max_rollouts,
+            dual=self._dual,
+        )
+
+    def _lowest(self, view: PromptView, cost: np.ndarray) -> np.ndarray:
+        """Fewest rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
+        lowest = np.full(cost.size, self.num_min)
+        if self.num_min >= 2 or self.num_max < 2:
+            return lowest
+        due = np.flatnonzero(self.surrogate.is_due(view))
+        due = due[np.argsort(-view.visits_waiting[due], kind="stable")]
+        affordable = np.cumsum(cost[due]) <= self.budget.tokens(cost) - cost.sum()
+        if self.max_rollouts is not None:
+            affordable &= np.arange(1, due.size + 1) <= self.max_rollouts - cost.size
+        lowest[due[affordable]] = 2
+        return lowest

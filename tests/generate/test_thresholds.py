@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duet_trl.generate.thresholds import LengthThresholds, weighted_quantile
+
+
+def test_cold_start_is_the_papers():
+    thresholds = LengthThresholds(3072)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (921, 2150)
+
+
+def test_cold_share_that_rounding_would_miss_is_met():
+    assert LengthThresholds(100, cold=(0.29, 0.57)).abort_threshold == 57  # 0.57 * 100 = 56.99999999999999
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.floats(0, 1))
+def test_equal_weights_are_numpys_inverted_cdf(lengths, quantile):
+    ours = weighted_quantile(np.array(lengths), np.full(len(lengths), 0.37), (quantile,))[0]
+    exact = np.quantile(lengths, quantile, method="inverted_cdf")
+    # where q * n is an integer up to rounding, the two neighbours are both right
+    nearby = np.quantile(lengths, np.clip([quantile - 1e-9, quantile + 1e-9], 0, 1), method="inverted_cdf")
+    assert ours in {exact, *nearby}
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.integers(1, 20)), min_size=1, max_size=30), st.floats(0, 1))
+def test_integer_weights_are_repetitions(pairs, quantile):
+    lengths, weights = np.array(pairs).T
+    repeated = np.repeat(lengths, weights)
+    ours = weighted_quantile(lengths, weights.astype(float), (quantile,))[0]
+    assert ours == weighted_quantile(repeated, np.ones(len(repeated)), (quantile,))[0]
+
+
+def test_shares_that_are_met_exactly_take_the_lower_length():
+    assert weighted_quantile(np.arange(1, 11), np.ones(10), (0.3, 0.8)).tolist() == [3, 8]
+
+
+def test_refit_happens_on_multiples_of_n_once_there_are_enough_samples():
+    thresholds = LengthThresholds(1000, refit_every=5, min_samples=10)
+    thresholds.observe(np.arange(1, 6) * 10, np.ones(5))
+    assert not thresholds.step(5)  # five samples
+    thresholds.observe(np.arange(6, 11) * 10, np.ones(5))
+    assert not thresholds.step(6)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (300, 700)
+    assert thresholds.step(10)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (30, 80)
+
+
+def test_window_forgets_the_oldest_rollouts():
+    thresholds = LengthThresholds(1000, window=4, min_samples=1, refit_every=1)
+    thresholds.observe(np.array([900, 900, 900]), np.ones(3))
+    thresholds.observe(np.array([10, 20, 30, 40]), np.ones(4))
+    thresholds.step(1)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (20, 40)
+
+
+def test_weighting_counts_a_rollout_kept_by_its_coin_for_those_that_were_not():
+    # Nine short ones and one of a hundred kept with probability 0.1, so for nineteen: K2 is the tenth of them.
+    lengths, propensity = np.array([10] * 9 + [100]), np.array([1.0] * 9 + [0.1])
+    for weighted, expected in ((True, 100), (False, 10)):
+        thresholds = LengthThresholds(1000, weighted=weighted, min_samples=1, refit_every=1)
+        thresholds.observe(lengths, propensity)
+        thresholds.step(1)
+        assert thresholds.abort_threshold == expected
+
+
+@given(
+    st.integers(1, 400),
+    st.lists(st.integers(0, 500), min_size=1, max_size=40),
+    st.integers(1, 40),
+    st.integers(0, 60),
+    st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+)
+def test_thresholds_stay_ordered_positive_and_below_the_cap(max_length, lengths, floor, gap, quantiles):
+    thresholds = LengthThresholds(
+        max_length, quantiles=quantiles, min_samples=1, refit_every=1, min_poll_threshold=floor, min_gap=gap
+    )
+    thresholds.observe(np.array(lengths), np.ones(len(lengths)))
+    thresholds.step(1)
+    assert 1 <= thresholds.poll_threshold <= thresholds.abort_threshold <= max_length
+    assert isinstance(thresholds.poll_threshold, int) and isinstance(thresholds.abort_threshold, int)
+    if max_length >= 400 and max(lengths) + gap <= 400:
+        assert thresholds.poll_threshold >= min(floor, 400)
+        assert thresholds.abort_threshold >= thresholds.poll_threshold + gap
+
+
+def abort_threshold_after(weighted: bool, seed: int, steps: int = 300) -> float:
+    """Mean K2 over the last 100 steps of a frozen policy with lognormal lengths whose true p80 is 946.
+
+    Rollouts answer at their end, so one that is longer than K2 + G has no marker at the gate. Setting of the audit
+    of the published code (finding 6): median 505, G = 150, eps = 0.05, 512 rollouts a step.
+    """
+    random = np.random.default_rng(seed)
+    sigma = np.log(946 / 505) / 0.8416  # 0.8416: the standard normal's p80
+    thresholds = LengthThresholds(3072, weighted=weighted)
+    history = []
+    for step in range(1, steps + 1):
+        lengths = np.minimum(random.lognormal(np.log(505), sigma, size=512), 3072).astype(int) + 1
+        marker_less = lengths > thresholds.abort_threshold + 150
+        kept = ~marker_less | (random.random(512) < 0.05)
+        thresholds.observe(lengths[kept], np.where(marker_less[kept], 0.05, 1.0))
+        thresholds.step(step)
+        history.append(thresholds.abort_threshold)
+    return float(np.mean(history[-100:]))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_plain_window_ratchets_down_and_the_weighted_one_stays_at_the_true_quantile(seed):
+    assert abort_threshold_after(weighted=False, seed=seed) < 700
+    assert abort_threshold_after(weighted=True, seed=seed) == pytest.approx(946, rel=0.1)
+
+
+def test_restored_thresholds_go_on_as_the_uninterrupted_ones():
+    random = np.random.default_rng(0)
+    steps = [(random.integers(1, 500, size=50), random.choice([0.05, 1.0], size=50)) for _ in range(12)]
+    whole, first, second = (LengthThresholds(512, window=128, refit_every=3) for _ in range(3))
+    for step, observed in enumerate(steps, start=1):
+        whole.observe(*observed)
+        whole.step(step)
+        part = first if step <= 7 else second
+        if step == 8:
+            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+        part.observe(*observed)
+        part.step(step)
+        assert (part.poll_threshold, part.abort_threshold) == (whole.poll_threshold, whole.abort_threshold)
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_foreign_state_is_an_error():
+    thresholds = LengthThresholds(100)
+    with pytest.raises(ValueError, match="expected"):
+        thresholds.load_state_dict({"poll_threshold": 1})
+    with pytest.raises(ValueError, match="length cap of 50"):
+        LengthThresholds(50).load_state_dict(thresholds.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_length": 0}, "max_length"),
+        ({"window": 0}, "window"),
+        ({"refit_every": 0}, "refit_every"),
+        ({"quantiles": (0.8, 0.3)}, r"quantiles .* \(0.8, 0.3\)"),
+        ({"cold": (0.3, 1.2)}, "cold"),
+        ({"min_samples": 2000}, "never be refitted"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LengthThresholds(**{"max_length": 100, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "propensity"), [([1, 2], [1.0]), ([1], [0.0]), ([1], [1.5]), ([-1], [1.0]), ([1], [float("nan")])]
+)
+def test_bad_observations_are_rejected(lengths, propensity):
+    with pytest.raises(ValueError, match="propensit"):
+        LengthThresholds(100).observe(np.array(lengths), np.array(propensity))

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The math recipe's data on the real training file and on small hostile ones, and its configurations."""
+
+import dataclasses
+import importlib.util
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+from datasets import Dataset
+from trl import ModelConfig
+
+from duet_trl import DUETGRPOConfig
+from tests.tiny import tiny_tokenizer
+
+ROOT = Path(__file__).parents[2]
+MATH_TRAIN = ROOT.parent / "shared" / "data" / "math_train_clean.jsonl"
+
+# recipes/ is a folder of scripts, not a package: load the file that the recipe imports as `data`.
+_spec = importlib.util.spec_from_file_location("math_recipe_data", ROOT / "recipes" / "data.py")
+data = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(data)
+
+HUB_LAYOUT = {
+    "problem": "What is $1+1$?",
+    "level": "Level 1",
+    "type": "Algebra",
+    "solution": r"First \boxed{3}, in fact $\boxed{\frac{4}{2}}$.",
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tiny_tokenizer()
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_prompt_is_the_papers_template_with_a_real_line_break(tmp_path, tokenizer):
+    rows = data.load_math_train(
+        write_jsonl(tmp_path / "a.jsonl", [{"question": "Q?", "answer": "2", "level": 5, "subject": "Algebra"}]),
+        tokenizer,
+        512,
+    )
+    content = "Q?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    assert rows.to_list() == [
+        {"prompt": [{"role": "user", "content": content}], "answer": "2", "level": 5, "subject": "Algebra"}
+    ]
+
+
+def test_layout_of_the_hub_takes_the_last_box_of_the_solution(tmp_path, tokenizer):
+    row = data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), tokenizer, 512)[0]
+    assert (row["answer"], row["level"], row["subject"]) == (r"\frac{4}{2}", 1, "Algebra")
+
+
+def test_parquet_and_folder_of_parquet_files_load_like_jsonl(tmp_path, tokenizer):
+    expected = data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), tokenizer, 512).to_list()
+    folder = tmp_path / "set"
+    folder.mkdir()
+    Dataset.from_list([HUB_LAYOUT]).to_parquet(folder / "train.parquet")
+    assert data.load_math_train(str(folder / "train.parquet"), tokenizer, 512).to_list() == expected
+    assert data.load_math_train(str(folder), tokenizer, 512).to_list() == expected
+
+
+def test_ungradable_and_long_rows_are_dropped_and_counted(tmp_path, tokenizer, caplog):
+    rows = [
+        HUB_LAYOUT,
+        HUB_LAYOUT | {"solution": r"It is \boxed 2."},  # not a closed box
+        {"question": "Empty?", "answer": "  ", "level": "Level ?"},
+        {"question": "word " * 2000, "answer": "1"},
+    ]
+    with caplog.at_level(logging.INFO):
+        kept = data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
+    assert len(kept) == 1
+    assert "1 prompts kept" in caplog.text
+    assert "'without a gold answer': 2" in caplog.text and "'longer than 512 prompt tokens': 1" in caplog.text
+
+
+def test_limit_counts_the_template_and_is_inclusive(tmp_path, tokenizer):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "Q?", "answer": "2"}])
+    text = tokenizer.apply_chat_template(data.math_prompt("Q?"), add_generation_prompt=True, tokenize=False)
+    length = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert len(data.load_math_train(path, tokenizer, length)) == 1
+    with pytest.raises(ValueError, match="no row of .* is left"):
+        data.load_math_train(path, tokenizer, length - 1)
+
+
+def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "a\u2028b\u0085c", "answer": 7}])
+    row = data.load_math_train(path, tokenizer, 512)[0]
+    assert row["prompt"][0]["content"].startswith("a\u2028b\u0085c\n") and row["answer"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"text": "Q", "answer": "1"}], r"no column question or problem; its columns are \['answer', 'text'\]"),
+        ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
+        ([], "no column question or problem"),
+    ],
+)
+def test_missing_columns_are_named(tmp_path, tokenizer, rows, message):
+    with pytest.raises(ValueError, match=message):
+        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
+
+
+def test_missing_file_and_missing_template_are_named(tmp_path, tokenizer):
+    with pytest.raises(ValueError, match="there is no file"):
+        data.load_math_train(str(tmp_path / "gone.jsonl"), tokenizer, 512)
+    plain = tiny_tokenizer()
+    plain.chat_template = None
+    with pytest.raises(ValueError, match="no chat template"):
+        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), plain, 512)
+
+
+def test_real_training_file_loses_only_its_two_empty_answers(tokenizer, caplog):
+    if not MATH_TRAIN.exists():
+        pytest.skip(f"{MATH_TRAIN} is not there")
+    with caplog.at_level(logging.INFO):
+        rows = data.load_math_train(str(MATH_TRAIN), tokenizer, 10**6)
+    assert len(rows) == 7496 and "'without a gold answer': 2" in caplog.text
+    assert sum(level is None for level in rows["level"]) <= 2
+    assert set(rows["level"]) - {None} == {1, 2, 3, 4, 5}
+    assert len(set(rows["subject"])) == 7
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "recipes" / "configs").glob("math_*.yaml")), ids=lambda path: path.stem
+)
+def test_every_key_of_a_configuration_is_a_field_of_its_type(path):
+    recipe_fields = {"dataset_name": str, "max_prompt_length": int, "graded_box": str}
+    known = {field.name for kind in (DUETGRPOConfig, ModelConfig) for field in dataclasses.fields(kind)}
+    values = yaml.safe_load(path.read_text())
+    assert set(values) <= known | set(recipe_fields)
+    # YAML reads 3e-6 as a word; a number must have arrived as one.
+    assert isinstance(values["learning_rate"], float)
+
+
+@pytest.mark.parametrize("name", ["math_qwen3_1.7b_duet_50", "math_qwen3_1.7b_grpo"])
+def test_full_configurations_ask_for_128_prompts_on_8_gpus_as_the_paper_does(name):
+    values = yaml.safe_load((ROOT / "recipes" / "configs" / f"{name}.yaml").read_text())
+    rollouts = values["per_device_train_batch_size"] * 8 * values["gradient_accumulation_steps"]
+    assert rollouts / values["num_generations"] == 128
+    paper = {"learning_rate": 3e-6, "temperature": 0.9, "top_p": 0.95, "beta": 1e-3, "num_train_epochs": 4}
+    paper |= {"max_prompt_length": 512, "max_completion_length": 3072, "warmup_steps": 0.1}
+    assert {key: values[key] for key in paper} == paper
+    assert values["vllm_importance_sampling_correction"] is False

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo end to end for two steps, and what it writes from given runs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from duet_trl.evaluation import mean_at_k
+from duet_trl.evaluation.callback import Evaluation
+from recipes.tiny_math.comparison import run_record, write_report
+from recipes.tiny_math.reward import first_box_reward, is_correct
+
+ROOT = Path(__file__).parents[2]
+FIGURES = ("accuracy.png", "fan_out.png", "thresholds.png", "outcomes.png")
+
+
+def evaluation(step, seconds, solved):
+    correct = np.arange(10)[:, None] < np.full((1, 4), solved)
+    return Evaluation(step, seconds, mean_at_k(correct), correct, np.full((10, 4), 50))
+
+
+def history(tokens):
+    entries = []
+    for step in (1, 2, 3):
+        entries.append(
+            {
+                "step": step,
+                "duet/generated_tokens": tokens,
+                "duet/num_rollouts/min": 2.0,
+                "duet/num_rollouts/mean": 4.0,
+                "duet/num_rollouts/max": 8.0,
+                "duet/poll_threshold": 96.0,
+                "duet/abort_threshold": 224.0,
+                "duet/share_ended_before_gate": 0.4,
+                "duet/share_marker_seen": 0.5,
+                "duet/trim_rate": 0.2,
+                "duet/keep_rate": 0.02,
+                "duet/abort_rate": 0.08,
+            }
+        )
+        entries.append({"step": step, "held_out/mean@4": 0.5})
+    return entries
+
+
+def test_tokens_before_a_measurement_are_those_of_the_steps_done():
+    record = run_record("GRPO", history(100.0), [evaluation(0, 0.0, 3), evaluation(2, 8.0, 5)], {})
+    assert [point["generated_tokens"] for point in record["evaluations"]] == [0, 200.0]
+    assert [point["accuracy"]["value"] for point in record["evaluations"]] == [0.3, 0.5]
+
+
+def test_the_report_compares_the_last_measurements_and_draws_four_figures(tmp_path):
+    grpo = run_record("GRPO", history(1000.0), [evaluation(0, 0.0, 3), evaluation(3, 30.0, 5)], {"seed": 0})
+    duet = run_record("DUET", history(400.0), [evaluation(0, 0.0, 3), evaluation(3, 12.0, 4)], {"seed": 0})
+    table = write_report([grpo, duet], tmp_path, max_length=320)
+    lines = [" ".join(line.split()) for line in table.split("\n")]
+    assert lines[2].startswith("GRPO 0.500 [")
+    assert lines[2].endswith("3,000 30 1.00x 50")
+    assert lines[3].startswith("DUET 0.400 [")
+    assert lines[3].endswith("1,200 12 2.50x 50")
+    assert all((tmp_path / name).stat().st_size > 5000 for name in FIGURES)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert [run["name"] for run in summary["runs"]] == ["GRPO", "DUET"]
+    assert summary["runs"][1]["history"] == history(400.0)
+    assert summary["hardware"]["cores"] >= 1
+    assert {"python", "torch", "trl"} <= summary["versions"].keys()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("12+3=15\nThe answer is $\\boxed{15}$.", 15, True),
+        ("So we get \\boxed{-4}.", -4, True),
+        ("\\boxed{15} and then \\boxed{16}", 16, False),  # the first box counts
+        ("\\boxed{15} and then \\boxed{16}", 15, True),
+        ("\\boxed{}, I mean \\boxed{7}", 7, True),  # an empty box is no answer
+        ("\\boxed{1", 1, False),
+        ("15", 15, False),
+        ("\\boxed{15.0}", 15, False),
+        ("\\boxed{x}", 0, False),
+    ],
+)
+def test_the_reward_compares_the_first_boxed_integer(text, answer, right):
+    assert is_correct(text, answer) is right
+    assert first_box_reward([[{"role": "assistant", "content": text}]], [answer]) == [float(right)]
+
+
+@pytest.mark.vllm
+def test_the_demo_trains_both_arms_and_reports(tmp_path):
+    pytest.importorskip("vllm", reason="needs vLLM")
+    command = [sys.executable, "recipes/math_tiny.py", "--steps", "2", "--eval_problems", "5", "--eval_every", "0"]
+    done = subprocess.run([*command, "--output_dir", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "speed-up" in done.stdout
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for run in summary["runs"]:
+        assert [point["step"] for point in run["evaluations"]] == [0, 2]
+        assert run["evaluations"][-1]["generated_tokens"] > 0
+    grpo, duet = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
+    assert duet < 0.75 * grpo  # half the rollouts, and some of them cut short
+    assert all((tmp_path / name).exists() for name in FIGURES)
