@@ -250,9 +250,12 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
         started = time.perf_counter()
-        steps_per_generation, accumulation = self.args.steps_per_generation, self.args.gradient_accumulation_steps
-        windows = steps_per_generation // accumulation if steps_per_generation % accumulation == 0 else 1
-        rows.pack_rollouts(step, self.accelerator.num_processes, windows, steps_per_generation // windows)
+        windows = self._windows_per_generation
+        if self._keeps_order:
+            rows.keep_order(step, self.accelerator.num_processes)
+        else:
+            chunks = self.args.steps_per_generation // windows
+            rows.pack_rollouts(step, self.accelerator.num_processes, windows, chunks)
         rows.count_tokens(step, self.mask_truncated_completions)
         process = self.accelerator.process_index
         inputs, self._replay = rows.replay_batch(
@@ -281,13 +284,25 @@ class DUETGRPOTrainer(GRPOTrainer):
         before = self._current
         inputs = super()._prepare_inputs(generation_batch)
         if self._current is not before:
-            # TRL shuffles rows over micro-batches; the packing wants neighbours in length together, without the
-            # columns that only the longest rollout of the whole generation batch needs.
-            chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
+            chunks = self._buffered_inputs
+            if not self._keeps_order:
+                # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
+                chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
             self._buffered_inputs = [rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
             self._current.train_rows = {}
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         return inputs
+
+    @property
+    def _windows_per_generation(self) -> int:
+        """Optimizer steps that share one generation step, where that is a whole number."""
+        whole, rest = divmod(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
+        return whole if rest == 0 else 1
+
+    @property
+    def _keeps_order(self) -> bool:
+        """GRPO deals rows to optimizer steps at random; with every part off so do we. Within one step it is moot."""
+        return not self.args.duet_active and self.args.steps_per_generation > self.args.gradient_accumulation_steps
 
     # ---- Seams: loss --------------------------------------------------------------------------------------------
 

@@ -79,8 +79,8 @@ def train(args: argparse.Namespace) -> None:
         max_steps=args.steps,
         seed=args.seed,
         num_generations=NUM_GENERATIONS,
-        per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS // 2,
-        gradient_accumulation_steps=2,
+        per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS // 4,
+        gradient_accumulation_steps=4,  # rollouts of similar length share a micro-batch: less padding
         max_completion_length=MAX_COMPLETION_LENGTH,
         learning_rate=3e-4,
         lr_scheduler_type="constant",

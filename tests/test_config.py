@@ -92,7 +92,7 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
         ({"surrogate_ddof": 2}, "surrogate_ddof must be 0 or 1"),
         ({"max_weight": 0.5}, "max_weight must be at least 1"),
         ({"marker": "maths"}, "maths"),
-        ({"marker": "regex:(?=x)y"}, "regex"),
+        ({"marker": "regex:(?=x)y"}, "uses look-around"),
         ({"audit_columns": ["level"]}, "needs audit_log=True"),
         ({"loss_type": "grpo"}, "does not divide by the global number of kept tokens"),
         ({"use_vllm": True, "vllm_mode": "server"}, "vllm_mode='colocate'"),

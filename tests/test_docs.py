@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -180,6 +181,43 @@ def test_fidelity_md_names_every_preset_difference_with_its_values() -> None:
     for name in PRESETS["duet"]:
         assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "release", "duet")], name
     assert set(rows) <= anchors(DOCS / "fidelity.md")
+
+
+def test_values_of_the_papers_appendix_stand_in_the_recipe() -> None:
+    """`name=value` in the last table of docs/fidelity.md is what the main configuration says."""
+    section = (DOCS / "fidelity.md").read_text().split("## Experimental values")[1]
+    quoted = dict(re.findall(r"`(\w+)=([^`]+)`", section))
+    recipe = yaml.safe_load((ROOT / "recipes" / "configs" / "math_qwen3_1.7b_duet_50.yaml").read_text())
+    assert len(quoted) > 10
+    assert {name: recipe[name] for name in quoted} == {name: ast.literal_eval(text) for name, text in quoted.items()}
+
+
+def literal_keys(node: ast.AST) -> set[str]:
+    """String keys of the dict literals inside a node."""
+    dicts = [inner for inner in ast.walk(node) if isinstance(inner, ast.Dict)]
+    return {key.value for d in dicts for key in d.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+
+
+def reported_metrics() -> set[str]:
+    """Metrics that the source writes by name: step metrics, those of gate and allocators, the trainer's reports."""
+    found = literal_keys(ast.parse((PACKAGE / "training" / "metrics.py").read_text()))
+    for path in (PACKAGE / "allocate" / "allocators.py", PACKAGE / "generate" / "marker_gate.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            is_metrics = isinstance(node, ast.FunctionDef) and node.name == "metrics"
+            is_assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._metrics"
+            if is_metrics or is_assigned:
+                found |= literal_keys(node)
+    for node in ast.walk(ast.parse((PACKAGE / "trainer.py").read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "self._report":
+            found |= literal_keys(node)
+    return found
+
+
+def test_notation_md_lists_the_metrics() -> None:
+    documented = table_rows(DOCS / "notation.md", "Metrics")
+    reported = reported_metrics()
+    assert {"generated_tokens", "poll_threshold", "dual", "overhead_share"} <= reported
+    assert reported - documented == set()
 
 
 def core_modules() -> list[str]:

@@ -116,7 +116,7 @@ def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Gen
     probabilities[: len(tokenizer)] = rest / len(tokenizer)
     for token, probability in UNIGRAM.items():
         probabilities[_token_id(tokenizer, token)] = probability
-    log_odds = (probabilities / probabilities.mean()).log().clamp(min=-8.0)
+    log_odds = (probabilities / probabilities.mean()).log().clamp(min=-14.0)
     noise = torch.randn((MODEL_VOCAB, hidden), generator=generator) * 0.15
     shared = 20.0
     embedding = model.model.embed_tokens.weight

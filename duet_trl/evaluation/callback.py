@@ -103,7 +103,7 @@ class HeldOutEvaluation(TrainerCallback):
         """Measure the policy that training starts from."""
         self._began = time.perf_counter()
         self.seconds = 0.0
-        self.trainer.log(self._evaluate(state.global_step))
+        self._unlogged = self._evaluate(state.global_step)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -112,11 +112,22 @@ class HeldOutEvaluation(TrainerCallback):
         due = self.every > 0 and state.global_step % self.every == 0
         if due or state.global_step == state.max_steps:
             self._unlogged = self._evaluate(state.global_step)
-            # GRPOTrainer.log takes all pending metrics along: let the step log its own first.
+            # GRPOTrainer.log takes all pending metrics along: the step logs its own first.
             control.should_log = True
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Log the measurement after the metrics of its step."""
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the measurement, once the metrics of its step are logged and before the next step has any."""
+        self._log()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Log the last measurement."""
+        self._log()
+
+    def _log(self) -> None:
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
             self.trainer.log(unlogged)

@@ -9,6 +9,11 @@ from .exchange import Exchange
 from .step import ReplayBatch, Rollout, Step
 
 
+def keep_order(step: Step, num_processes: int) -> None:
+    """Leave every rollout where GRPOTrainer has it: `step.packed_rows` (W, rows)."""
+    step.packed_rows = np.arange(step.placement.num_rollouts).reshape(num_processes, -1)
+
+
 def pack_rollouts(step: Step, num_processes: int, num_windows: int, chunks_per_window: int) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
     trained = np.flatnonzero(step.judgement.trained)

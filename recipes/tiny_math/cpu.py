@@ -2,8 +2,9 @@
 """The environment in which vLLM and training share a few CPU cores; it must be set before either is imported."""
 
 ENVIRONMENT = {
-    # Threads of torch, in training and in the engine: a model this small gains nothing from more.
-    "OMP_NUM_THREADS": "2",
+    # Threads of torch, in training and in the engine. A model this small gains next to nothing from a second one, and
+    # threads that wait for each other crawl as soon as anything else runs on the machine.
+    "OMP_NUM_THREADS": "1",
     # vLLM would otherwise pin its threads to cores that training uses as well.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     # GiB; the default reserves a share of the machine's memory.

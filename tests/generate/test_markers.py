@@ -272,7 +272,7 @@ def test_last_box_is_read_behind_one_that_never_closes():
     text = r"\boxed{1} and \boxed{ or {\boxed{2}} or \boxed{3 \boxed{4}} {"
     assert extract_boxed(text, "first") == "1"
     assert extract_boxed(text, "last") == r"3 \boxed{4}"
-    assert extract_boxed(r"\boxed{ \boxed{2}") == "2"
+    assert extract_boxed(r"\boxed{ \boxed{3 \boxed{4}}") == r"3 \boxed{4}"
 
 
 def test_thousands_of_unclosed_openings_are_read_in_linear_time():

@@ -71,7 +71,9 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         for name in self._markers.custom:
             self._gates.prepare(name)
         self._requests: list[GateRequest | None] = [None] * num_slots
-        self._outputs: list[list[int]] = [[] for _ in range(num_slots)]  # V1: live views of each slot's tokens
+        # V1: the runner's own lists of generated tokens, by slot, and those of the gated slots in their order
+        self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
+        self._gated_outputs: list[list[int]] | None = None
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -138,16 +140,20 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     def _catch_up_v1(self) -> np.ndarray:
         """Consume the new token of each gated slot. A slot in the middle of a chunked prefill has none."""
         slots = self._gates.slots
-        outputs = [self._outputs[slot] for slot in slots]
+        if self._gated_outputs is None:
+            self._gated_outputs = [self._outputs[slot] for slot in slots.tolist()]
+        outputs = self._gated_outputs
         behind = np.fromiter(map(len, outputs), dtype=np.int64, count=len(slots)) - self._gates.length(slots)
         new = np.flatnonzero(behind)
-        tokens = np.fromiter((outputs[index][-1] for index in new), dtype=np.int64, count=len(new))
+        if len(new) < len(outputs):
+            outputs = [outputs[index] for index in new.tolist()]
+        tokens = np.fromiter((output[-1] for output in outputs), dtype=np.int64, count=len(new))
         if (tokens < 0).any():
             raise RuntimeError(
                 "vLLM showed DUETLogitsProcessor placeholder tokens. Name the class in logits_processors "
                 "(--logits-processors) instead of an entry point, or start the engine with async_scheduling=False."
             )
-        self._consume(slots[new], behind[new], tokens, [outputs[index] for index in new])
+        self._consume(slots[new], behind[new], tokens, outputs)
         return slots
 
     def _catch_up_v2(self, ctx: "LogitsContext") -> tuple[np.ndarray, np.ndarray]:
@@ -185,15 +191,18 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         # A placeholder at the end is filled in before the next call of `apply`, which then consumes it.
         self._gates.admit(slot, request, output[:-1] if output and output[-1] < 0 else output)
         self._requests[slot], self._outputs[slot] = request, output
+        self._gated_outputs = None
 
     def _drop(self, slot: int) -> None:
         self._gates.drop(slot)
         self._requests[slot], self._outputs[slot] = None, []
+        self._gated_outputs = None
 
     def _swap(self, first: int, second: int) -> None:
         self._gates.swap(first, second)
         for column in (self._requests, self._outputs):
             column[first], column[second] = column[second], column[first]
+        self._gated_outputs = None
 
 
 class _Markers:

@@ -10,11 +10,12 @@ import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from duet_trl.generate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.generate.gate import GateSpec
+from duet_trl.generate.gate import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.generate.markers import completion_ends, get_marker
 from duet_trl.generate.parameters import gate_parameters
 from duet_trl.generate.sentinel import find_sentinel
 from duet_trl.generate.vocabulary import vocabulary_bytes
+from tests.generate.oracle import Rollout, algorithm_1
 from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
 
 MARKER = "math"
@@ -69,7 +70,7 @@ class TinyGate:
         return ends
 
     def entropies(self, prompt: list[int], ids: list[int]) -> np.ndarray:
-        """Entropy of the next token after the prompt and each prefix of the rollout, (L + 1,); inf where EOS is likeliest."""
+        """Entropy of the next token after each prefix of a rollout, shape (L + 1,); inf where an EOS is likeliest."""
         with torch.no_grad():
             logits = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 :]
         entropy = torch.distributions.Categorical(logits=logits).entropy().double().numpy()
@@ -80,3 +81,37 @@ def random_prompts(num_prompts: int, seed: int, longest: int = 60) -> list[list[
     """Prompts of 3 to `longest` printable bytes."""
     random = np.random.default_rng(seed)
     return [random.integers(33, 250, size=random.integers(3, longest)).tolist() for _ in range(num_prompts)]
+
+
+def assert_algorithm_1(
+    gate: TinyGate, prompts: list[list[int]], gated: list[list[int]], specs: list[GateSpec], keep: np.ndarray
+) -> list[Rollout]:
+    """An engine stopped its rollouts exactly where Algorithm 1 stops them, and replay recovers the same outcomes.
+
+    Where a rollout was stopped, what would have followed is unknown but also irrelevant: any token will do. Rollouts
+    with an entropy so near its threshold that rounding decides are left out; there must be few.
+    """
+    ids, stopped = split_sentinel(gated, gate.sentinel)
+    checked = []
+    for row, spec in enumerate(specs):
+        entropy = gate.entropies(prompts[row], ids[row])
+        if np.abs(entropy - spec.entropy_threshold).min() < 1e-4:
+            continue
+        natural = ids[row] + [0] * int(stopped[row])
+        expected = algorithm_1(spec, natural, keep[row], entropy, gate.marker_ends(ids[row]))
+        assert (ids[row], stopped[row]) == (expected.ids, expected.stopped), row
+        replayed = replay(spec, gate.automaton, ids[row : row + 1], stopped[row : row + 1], keep[row : row + 1])
+        assert (replayed.outcome[0], replayed.marker_at[0]) == (expected.outcome, expected.marker_at), row
+        checked.append(expected)
+    assert len(checked) > 0.9 * len(specs)
+    assert {rollout.outcome for rollout in checked} == set(Outcome)
+    assert any(rollout.stopped and rollout.outcome == Outcome.ANSWERED for rollout in checked)
+    return checked
+
+
+def replay_all(gate: TinyGate, gated: list[list[int]], specs: list[GateSpec], keep: np.ndarray) -> None:
+    """Replay the rollouts of each spec; raises if the engine did anything else."""
+    ids, stopped = split_sentinel(gated, gate.sentinel)
+    for spec in SPECS:
+        rows = [row for row, chosen in enumerate(specs) if chosen is spec]
+        replay(spec, gate.automaton, [ids[row] for row in rows], stopped[rows], keep[rows])

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from duet_trl.allocate.allocators import NeymanAllocator, UniformAllocator
+from duet_trl.allocate.budget import Budget, stratification
+from duet_trl.allocate.neyman import Allocation
+from duet_trl.allocate.surrogate import Surrogate
+
+KEYS = [f"prompt {index}" for index in range(16)]
+
+
+def neyman(budget: Budget | None = None, surrogate: Surrogate | None = None, **options) -> NeymanAllocator:
+    return NeymanAllocator(
+        surrogate or Surrogate(), budget or Budget(fraction=0.5, num_generations=8), max_length=512.0, **options
+    )
+
+
+@dataclass
+class Policy:
+    """Rollouts with a spread and a length of their own for every prompt; even prompts always get one reward."""
+
+    seed: int = 0
+
+    def observe(self, allocator: UniformAllocator, keys: list[str], counts: np.ndarray) -> None:
+        self.seed += 1
+        rng = np.random.default_rng(self.seed)
+        number = np.array([int(key.split()[1]) for key in keys])
+        group = np.repeat(np.arange(len(keys)), counts)
+        lengths = 50 + 20 * number[group] + rng.integers(0, 20, group.size)
+        kept = rng.random(group.size) < 0.9
+        allocator.observe_lengths(keys, group, lengths, lengths, kept)
+        advantages = np.where(number[group] % 2 == 0, 0.0, rng.normal(size=group.size))
+        allocator.observe_sigma(keys, group, advantages, -lengths / 2.0, kept)
+
+
+def train(allocator: UniformAllocator, policy: Policy, steps: int, first: int = 0) -> list[Allocation]:
+    """Plans of ``steps`` steps of four prompts; the sixteen prompts are one epoch."""
+    plans = []
+    for step in range(first, first + steps):
+        keys = [KEYS[(4 * step + offset) % 16] for offset in range(4)]
+        plan = allocator.plan(keys, epoch=step // 4)
+        policy.observe(allocator, keys, plan.num_rollouts)
+        plans.append(plan)
+    return plans
+
+
+@pytest.mark.parametrize("solver", ["exact", "bisection"])
+@pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
+def test_a_cold_start_is_uniform_at_the_nominal_count(solver, fraction):
+    allocator = neyman(Budget(fraction=fraction, num_generations=8), solver=solver)
+    assert allocator.plan(KEYS, 0).num_rollouts.tolist() == [int(8 * fraction)] * 16
+    assert allocator.cold.tolist() == [True] * 16
+
+
+def test_prompts_that_taught_get_more_rollouts_than_prompts_that_did_not():
+    allocator = neyman(surrogate=Surrogate(floor_quantile=None))
+    train(allocator, Policy(), steps=4)
+    counts = allocator.plan(KEYS, 1).num_rollouts
+    assert counts[::2].tolist() == [1] * 8 and counts[1::2].min() >= 3
+    assert not allocator.cold.any()
+    assert allocator.plan(["prompt 1", "new"], 1) and allocator.cold.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("reading", ["rollouts", "reference", "tokens"])
+@pytest.mark.parametrize("kind", [neyman, None], ids=["neyman", "uniform"])
+def test_no_plan_exceeds_its_budget_or_the_row_cap(reading, kind):
+    tokens = 4000.0 if reading == "tokens" else None
+    budget = Budget(reading, fraction=0.5, num_generations=8, budget_tokens=tokens)
+    allocator = kind(budget, max_rollouts=18) if kind else UniformAllocator(budget, max_length=512.0, max_rollouts=18)
+    for plan in train(allocator, Policy(), steps=12):
+        assert not plan.over_budget
+        assert plan.num_rollouts.sum() <= 18
+
+
+def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
+    keys, group = ["a"], np.zeros(2, dtype=int)
+    for price_aborted, expected in ((False, 100.0), (True, 250.0)):
+        allocator = neyman(price_aborted=price_aborted)
+        allocator.observe_lengths(keys, group, np.array([100, 400]), np.array([100, 400]), np.array([True, False]))
+        assert allocator.plan(keys, 0).budget_tokens == 4 * expected
+
+
+def test_while_the_reference_is_measured_counts_are_uniform_then_the_budget_is_frozen():
+    allocator = neyman(Budget("reference", fraction=0.5, num_generations=8))
+    policy = Policy()
+    for plan in train(allocator, policy, steps=4):
+        assert plan.num_rollouts.tolist() == [4] * 4
+        assert allocator.measuring
+    later = train(allocator, policy, steps=4, first=4)
+    assert not allocator.measuring
+    assert len({plan.budget_tokens for plan in later}) == 1
+    # Lengths are 50 + 20 * prompt + U{0..19}: 209.5 tokens on average; 0.5 * 4 prompts * 8 rollouts of them.
+    assert later[0].budget_tokens == pytest.approx(16 * 209.5, rel=0.02)
+
+
+def test_a_prompt_stuck_at_one_rollout_is_probed_again_longest_waiting_first_and_within_the_budget():
+    surrogate = Surrogate(reprobe_after=2)
+    allocator = neyman(Budget("tokens", budget_tokens=590.0), surrogate)
+    keys, nan = ["a", "b", "c", "d"], float("nan")
+    allocator.observe_lengths(keys, np.arange(4), np.full(4, 100), np.full(4, 100), np.ones(4, dtype=bool))
+    for sigma in ([0.0, 0.0, 0.0, 90.0], [nan, 0.0, nan, 90.0], [nan, nan, nan, 90.0], [nan, 0.0, nan, nan]):
+        allocator.statistics.observe_sigma(keys, np.array(sigma))
+    # a and c have waited three visits, b none, d one. 590 tokens are five rollouts: four and one probe.
+    assert allocator.plan(keys, 0).num_rollouts.tolist() == [2, 1, 1, 1]
+    assert allocator.metrics()["reprobed_prompts"] == 1.0
+    allocator.budget.budget_tokens = 700.0
+    assert allocator.plan(keys, 0).num_rollouts.tolist() == [2, 1, 2, 2]
+    allocator.max_rollouts = 5
+    assert allocator.plan(keys, 0).num_rollouts.tolist() == [2, 1, 1, 1]
+
+
+def test_without_reprobing_one_rollout_is_absorbing():
+    for reprobe_after, expected in ((0, 1), (2, 2)):
+        allocator = neyman(surrogate=Surrogate(floor_quantile=None, reprobe_after=reprobe_after))
+        plans = train(allocator, Policy(), steps=16)
+        # Prompt 0 never teaches: at one rollout from the second epoch on, probed in the last where that is on.
+        assert [plans[epoch * 4].num_rollouts[0] for epoch in (1, 2)] == [1, 1]
+        assert plans[12].num_rollouts[0] == expected
+
+
+@pytest.mark.parametrize("solver", ["exact", "bisection"])
+@pytest.mark.parametrize("reading", ["rollouts", "reference"])
+def test_a_restored_allocator_fed_the_same_observations_plans_the_same(solver, reading):
+    def build() -> NeymanAllocator:
+        rules = Surrogate(unseen="median", shrinkage=1.0, reprobe_after=2)
+        return neyman(Budget(reading, fraction=0.5, num_generations=8), rules, solver=solver)
+
+    original, policy = build(), Policy()
+    train(original, policy, steps=6)
+    restored = build()
+    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    twin = Policy(policy.seed)
+    for one, other in zip(train(original, policy, 10, 6), train(restored, twin, 10, 6), strict=True):
+        assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
+        assert (one.dual, one.planned_tokens, one.budget_tokens) == (
+            other.dual,
+            other.planned_tokens,
+            other.budget_tokens,
+        )
+    assert original.state_dict() == restored.state_dict()
+    assert original.metrics() == restored.metrics()
+
+
+def test_a_state_of_another_allocator_is_an_error():
+    uniform = UniformAllocator(Budget(), max_length=512.0)
+    with pytest.raises(ValueError, match="allocator state"):
+        neyman().load_state_dict(uniform.state_dict())
+    with pytest.raises(ValueError, match="allocator state"):
+        uniform.load_state_dict(neyman().state_dict())
+
+
+def test_the_bisection_starts_from_the_dual_of_the_step_before():
+    allocator = neyman(solver="bisection")
+    train(allocator, Policy(), steps=4)
+    state = allocator.state_dict()
+    assert state["dual"] > 0.0
+    moved = neyman(solver="bisection")
+    moved.load_state_dict({**state, "dual": state["dual"] * 1.7})
+    assert moved.plan(KEYS, 1).dual != allocator.plan(KEYS, 1).dual
+
+
+def test_calibration_compares_the_plan_with_what_the_step_showed():
+    allocator = neyman()
+    keys = ["a", "b"]
+    allocator.statistics.observe_sigma(keys, np.array([2.0, 8.0]))
+    allocator.plan(keys, 0)
+    assert "calibration_chi2" not in allocator.metrics()
+    # Contributions (0, 2 sqrt 2): sigma_obs = (2 sqrt 2) / sqrt 2 = 2 for a, as its surrogate; b is degenerate.
+    advantages, logps = np.array([0.0, 1.0, 0.0, 0.0]), np.full(4, 2.0 * np.sqrt(2.0))
+    allocator.observe_sigma(keys, np.array([0, 0, 1, 1]), advantages, logps, np.ones(4, dtype=bool))
+    assert allocator.metrics()["calibration_chi2"] == pytest.approx(0.0, abs=1e-20)
+    allocator.observe_sigma(keys, np.array([0, 0, 1, 1]), 2.0 * advantages, logps, np.ones(4, dtype=bool))
+    assert allocator.metrics()["calibration_chi2"] == pytest.approx(0.25)  # (2 / 4 - 1)^2
+
+
+def test_metrics_are_plain_floats_of_the_plan():
+    allocator = neyman()
+    (plan,) = train(allocator, Policy(), steps=1)
+    metrics = allocator.metrics()
+    assert all(type(value) is float for value in metrics.values())
+    assert (metrics["dual"], metrics["budget_tokens"]) == (plan.dual, plan.budget_tokens)
+    assert metrics["planned_tokens"] == plan.planned_tokens == 4 * 4 * 512.0
+    assert metrics["sigma_floor"] == 0.01
+
+
+def test_uniform_gives_grpo_its_rollouts_whatever_they_cost():
+    allocator = UniformAllocator(Budget(num_generations=8), max_length=512.0)
+    for plan in train(allocator, Policy(), steps=8):
+        assert plan.num_rollouts.tolist() == [8] * 4
+
+
+def test_uniform_deals_out_what_a_fraction_leaves():
+    allocator = UniformAllocator(Budget(fraction=0.3, num_generations=8), max_length=512.0)
+    assert allocator.plan(KEYS[:4], 0).num_rollouts.tolist() == [3, 2, 2, 2]  # 0.3 * 8 * 4 = 9.6
+
+
+@pytest.mark.parametrize(
+    ("tokens", "options", "counts"),
+    [
+        (1030.0, {}, [2, 2, 1]),  # a round costs 600, then 100 and 200 fit and 300 does not
+        (1200.0, {}, [2, 2, 2]),
+        (99.0, {"num_min": 1}, [1, 1, 1]),
+        (9000.0, {"num_max": 4}, [4, 4, 4]),
+        (9000.0, {"max_rollouts": 7}, [3, 2, 2]),
+    ],
+)
+def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, options, counts):
+    allocator = UniformAllocator(Budget("tokens", budget_tokens=tokens), max_length=512.0, **options)
+    lengths = np.array([100, 200, 300])
+    allocator.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
+    assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
+
+
+def test_an_unknown_solver_is_an_error():
+    with pytest.raises(ValueError, match="solver must be one of"):
+        neyman(solver="greedy")
+
+
+def test_stratification_of_realised_counts_balances_prompts_below_the_mean():
+    allocator = neyman()
+    train(allocator, Policy(), steps=4)
+    counts = allocator.plan(KEYS, 1).num_rollouts
+    share = stratification(counts, 0.05)
+    below = counts < counts.mean()
+    assert below.any()
+    # n_q / s_pre is the mean count for every prompt below it, and n_q above.
+    np.testing.assert_allclose(counts[below] / share[below], counts.mean())
+    np.testing.assert_array_equal(share[~below], 1.0)

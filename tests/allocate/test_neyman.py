@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.allocate import core_search
+from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation, variance
+from tests.allocate.oracles import batches, enumerate_optimum, lognormal_batch, tabulate_optimum
+
+
+def assert_optimal(allocation: Allocation, sigma: np.ndarray, optimum: float) -> None:
+    assert allocation.gap == 0.0
+    assert variance(sigma, allocation.num_rollouts) == pytest.approx(optimum, rel=1e-12)
+
+
+def random_small_batch(rng: np.random.Generator) -> tuple:
+    """Up to five prompts of one of four kinds: free, whole numbers, equal lengths, equal sigmas."""
+    num_prompts, kind = rng.integers(1, 6), rng.integers(4)
+    sigma = rng.lognormal(0.0, rng.choice([0.1, 1.0, 3.0]), num_prompts)
+    length = rng.lognormal(5.0, rng.choice([0.01, 0.5, 1.5]), num_prompts)
+    if kind == 1:
+        sigma, length = rng.integers(1, 4, num_prompts) * 1.0, rng.integers(1, 6, num_prompts) * 1.0
+    elif kind == 2:
+        length[:] = length[0]
+    elif kind == 3:
+        sigma[:] = sigma[0]
+    num_min = rng.integers(1, 3, num_prompts)
+    num_max = num_min + rng.integers(0, 6, num_prompts)
+    budget = float(length @ num_min + 1.1 * rng.random() * (length @ (num_max - num_min)))
+    return sigma, length, budget, num_min, num_max
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_integer_allocation_has_less_variance(seed):
+    rng = np.random.default_rng(seed)
+    for _ in range(100):
+        sigma, length, budget, num_min, num_max = random_small_batch(rng)
+        cap = int(num_min.sum() + rng.integers(0, (num_max - num_min).sum() + 2)) if rng.random() < 0.6 else None
+        result = neyman_allocation(sigma, length, budget, num_min=num_min, num_max=num_max, max_rollouts=cap)
+        assert np.all((num_min <= result.num_rollouts) & (result.num_rollouts <= num_max))
+        assert cap is None or result.num_rollouts.sum() <= cap
+        assert not result.over_budget
+        assert_optimal(result, sigma, enumerate_optimum(sigma, length, budget, num_min, num_max, cap))
+
+
+@pytest.mark.parametrize("distinct_sigma", [True, False], ids=["distinct", "tied"])
+@pytest.mark.parametrize("cap_share", [None, 0.7, 0.9])
+def test_larger_batches_of_whole_lengths_match_a_table_over_tokens_and_rollouts(distinct_sigma, cap_share):
+    rng = np.random.default_rng(0)
+    for _ in range(12):
+        num_prompts = int(rng.integers(8, 20))
+        sigma = rng.lognormal(0.0, 1.0, num_prompts) if distinct_sigma else rng.integers(1, 4, num_prompts) * 1.0
+        length = rng.integers(5, 40, num_prompts) * 1.0
+        budget = int(length.sum() * rng.uniform(1.2, 5.0))
+        free = neyman_allocation(sigma, length, float(budget), num_max=8)
+        cap = None if cap_share is None else max(int(cap_share * free.num_rollouts.sum()), num_prompts)
+        result = neyman_allocation(sigma, length, float(budget), num_max=8, max_rollouts=cap)
+        optimum = tabulate_optimum(sigma, length, budget, 1, 8, 8 * num_prompts if cap is None else cap)
+        assert_optimal(result, sigma, optimum)
+
+
+def test_dominated_states_are_dropped_without_losing_the_optimum(monkeypatch):
+    monkeypatch.setattr(core_search, "_DOMINANCE_STATES", 4)
+    monkeypatch.setattr(core_search, "_PRUNING_STATES", 4)
+    rng = np.random.default_rng(1)
+    for _ in range(30):
+        sigma, length = rng.lognormal(0.0, 0.5, 10), rng.integers(5, 20, 10) * 1.0
+        budget, cap = int(length.sum() * rng.uniform(1.5, 4.0)), int(rng.integers(15, 45))
+        result = neyman_allocation(sigma, length, float(budget), num_max=8, max_rollouts=cap)
+        assert_optimal(result, sigma, tabulate_optimum(sigma, length, budget, 1, 8, cap))
+
+
+def test_a_search_cut_short_reports_a_gap_that_holds(monkeypatch):
+    rng = np.random.default_rng(2)
+    batch = [(rng.lognormal(0.0, 0.5, 40), 500.0 + rng.normal(0.0, 1.0, 40)) for _ in range(20)]
+    budgets = [4.003 * float(length.sum()) for _, length in batch]
+    exact = [neyman_allocation(s, length, b) for (s, length), b in zip(batch, budgets, strict=True)]
+    monkeypatch.setattr(core_search, "_MAX_STATES", 8)
+    short = [neyman_allocation(s, length, b) for (s, length), b in zip(batch, budgets, strict=True)]
+    assert all(result.gap == 0.0 for result in exact)
+    assert any(result.gap > 0.0 for result in short)
+    for (sigma, _), best, result in zip(batch, exact, short, strict=True):
+        excess = variance(sigma, result.num_rollouts) - variance(sigma, best.num_rollouts)
+        assert -1e-12 <= excess <= result.gap + 1e-12
+
+
+def test_equal_prompts_share_the_budget_equally_and_the_earlier_get_the_odd_rollout():
+    # 1010 // 100 = 10 rollouts for 4 prompts.
+    assert neyman_allocation([0.01] * 4, [100.0] * 4, 1010.0).num_rollouts.tolist() == [3, 3, 2, 2]
+
+
+def test_equal_prompts_at_a_whole_number_of_rollouts_keep_it_through_rounding():
+    # 0.1 + 0.1 + 0.1 > 0.3 in float64: a strict comparison would take one rollout away.
+    for length in np.linspace(250.0, 3072.0, 50):
+        result = neyman_allocation(np.full(128, 0.01), np.full(128, length), 0.5 * 8 * 128 * length)
+        assert result.num_rollouts.tolist() == [4] * 128
+
+
+def test_identical_prompts_among_others_differ_by_at_most_one_rollout():
+    rng = np.random.default_rng(3)
+    sigma, length = lognormal_batch(rng, 40)
+    sigma[::2], length[::2] = 60.0, 410.0
+    counts = neyman_allocation(sigma, length, 4.3 * float(length.sum())).num_rollouts[::2]
+    assert counts.max() - counts.min() <= 1
+    assert np.all(np.diff(counts) <= 0)
+
+
+def test_counts_follow_sigma_over_root_length_where_rounding_does_not_matter():
+    # Eq. 2 with B = S / sqrt(lambda), S = sum(sigma * sqrt(L)): n = sigma / sqrt(L) * B / S.
+    # sigma / sqrt(L) = (.2, .1, .3); S = 2*10 + 2*20 + 3*10 = 90; B = 900,000 gives n = (2000, 1000, 3000).
+    sigma, length = np.array([2.0, 2.0, 3.0]), np.array([100.0, 400.0, 100.0])
+    result = neyman_allocation(sigma, length, 900_000.0, num_max=10_000)
+    assert result.num_rollouts.tolist() == [2000, 1000, 3000]
+    assert result.dual == pytest.approx((90.0 / 900_000.0) ** 2, rel=1e-9)
+    # V* = S^2 / B = lambda* B (Theorem 1).
+    assert variance(sigma, result.num_rollouts) == pytest.approx(90.0**2 / 900_000.0, rel=1e-9)
+
+
+def test_integer_variance_approaches_the_continuous_optimum_from_above():
+    rng = np.random.default_rng(4)
+    sigma, length = rng.lognormal(0.0, 1.0, 30), rng.lognormal(6.0, 0.5, 30)
+    total = float((sigma * np.sqrt(length)).sum())
+    excess = []
+    for mean_count in (20, 200, 2000):
+        budget = mean_count * float(length.sum())
+        result = neyman_allocation(sigma, length, budget, num_max=10**7)
+        excess.append(variance(sigma, result.num_rollouts) / (total**2 / budget) - 1.0)
+    assert excess[0] > excess[1] > excess[2] > 0.0
+    assert excess[2] < 1e-5
+
+
+def test_dual_is_the_price_at_which_bounded_fractional_counts_cost_the_budget():
+    rng = np.random.default_rng(5)
+    for _ in range(20):
+        sigma, length = lognormal_batch(rng, 64)
+        budget = float(rng.uniform(1.5, 8.0) * length.sum())
+        result = neyman_allocation(sigma, length, budget, num_max=12)
+        fractional = np.clip(sigma / np.sqrt(result.dual * length), 1, 12)
+        assert float(fractional @ length) == pytest.approx(budget, rel=1e-9)
+
+
+def test_a_budget_that_pays_for_everything_has_no_price():
+    result = neyman_allocation([1.0, 5.0], [10.0, 20.0], 1e6, num_max=7)
+    assert result.num_rollouts.tolist() == [7, 7]
+    assert result.dual == result.gap == 0.0
+
+
+def test_a_row_cap_that_binds_alone_allocates_by_sigma_and_leaves_tokens_without_a_price():
+    # n proportional to sigma under a count budget: (6, 3, 3) of 12, though the lengths differ.
+    result = neyman_allocation([2.0, 1.0, 1.0], [100.0, 400.0, 25.0], 1e6, max_rollouts=12)
+    assert result.num_rollouts.tolist() == [6, 3, 3]
+    assert result.dual == 0.0
+
+
+def test_num_min_above_the_budget_is_granted_and_told():
+    result = neyman_allocation([1.0, 2.0], [100.0, 300.0], 500.0, num_min=2)
+    assert result.num_rollouts.tolist() == [2, 2]
+    assert result.over_budget and result.planned_tokens == 800.0 and result.budget_tokens == 500.0
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches())
+def test_the_budget_is_never_exceeded_and_never_left_unused(batch):
+    sigma, length, budget = batch
+    result = neyman_allocation(sigma, length, budget)
+    assert not result.over_budget
+    growable = result.num_rollouts < 32
+    assert np.all(result.planned_tokens + length[growable] > budget)  # not one more rollout fits
+
+
+@settings(deadline=None, max_examples=100)
+@given(batches(), st.randoms(use_true_random=False))
+def test_the_order_of_the_batch_does_not_matter(batch, random):
+    sigma, length, budget = batch
+    order = list(range(sigma.size))
+    random.shuffle(order)
+    straight = neyman_allocation(sigma, length, budget).num_rollouts
+    shuffled = neyman_allocation(sigma[order], length[order], budget).num_rollouts
+    # Identical prompts may swap their counts, so compare prompt descriptions rather than positions.
+    expected = sorted(zip(sigma[order], length[order], straight[order], strict=True))
+    assert expected == sorted(zip(sigma[order], length[order], shuffled, strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(batches(max_prompts=12), st.floats(1.0, 1.5))
+def test_more_budget_is_never_worse(batch, growth):
+    sigma, length, budget = batch
+    small = neyman_allocation(sigma, length, budget)
+    large = neyman_allocation(sigma, length, budget * growth)
+    if small.gap == large.gap == 0.0:
+        assert variance(sigma, large.num_rollouts) <= variance(sigma, small.num_rollouts) * (1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 2.0**-10, 3.0, 1e6])
+def test_the_scale_of_sigma_changes_the_dual_only(scale):
+    sigma, length = lognormal_batch(np.random.default_rng(6), 64)
+    budget = 4.0 * float(length.sum())
+    one, other = neyman_allocation(sigma, length, budget), neyman_allocation(scale * sigma, length, budget)
+    assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
+    assert other.dual == pytest.approx(scale**2 * one.dual, rel=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 7.0])
+def test_the_unit_of_length_does_not_matter(scale):
+    sigma, length = lognormal_batch(np.random.default_rng(7), 64)
+    budget = 4.0 * float(length.sum())
+    one, other = neyman_allocation(sigma, length, budget), neyman_allocation(sigma, scale * length, scale * budget)
+    assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
+
+
+def test_bounds_per_prompt_hold():
+    low, high = np.array([1, 2, 5, 1]), np.array([1, 9, 5, 3])
+    result = neyman_allocation([9.0, 1.0, 0.01, 9.0], [10.0, 10.0, 900.0, 10.0], 4600.0, num_min=low, num_max=high)
+    assert result.num_rollouts.tolist() == [1, 6, 5, 3]  # 4600 - 4500 - 10 - 30 leaves 60 tokens: 6 for prompt 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([1.0, 2.0], [1.0], 9.0), {}, "1 entries for 2 prompts"),
+        (([], [], 9.0), {}, "non-empty"),
+        (([[1.0]], [1.0], 9.0), {}, "shape"),
+        (([1.0, 0.0], [1.0, 1.0], 9.0), {}, "positive and finite, got 0.0 at index 1"),
+        (([1.0, np.nan], [1.0, 1.0], 9.0), {}, "got nan at index 1"),
+        (([1.0], [np.inf], 9.0), {}, "mean_length must be positive and finite"),
+        (([1.0], [1.0], 0.0), {}, "budget_tokens must be positive"),
+        (([1.0], [1.0], np.inf), {}, "budget_tokens must be positive"),
+        (([1.0], [1.0], 9.0), {"num_min": 0}, "num_min"),
+        (([1.0], [1.0], 9.0), {"num_min": 1.5}, "whole numbers"),
+        (([1.0], [1.0], 9.0), {"num_min": 3, "num_max": 2}, "num_min 3 exceeds num_max 2 at index 0"),
+        (([1.0, 1.0], [1.0, 1.0], 9.0), {"num_min": 2, "max_rollouts": 3}, "below the 4 rollouts"),
+        (([1.0], [1.0], 9.0), {"max_rollouts": 0}, "max_rollouts must be positive"),
+    ],
+)
+def test_bad_input_is_named(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        neyman_allocation(*arguments, **options)
+
+
+def test_plugging_in_a_surrogate_costs_at_most_theorem_4():
+    # Theorem 4, Eq. 7: V(n^s) - V* <= K chi2 / B, for fractional counts n^s from the surrogate.
+    rng = np.random.default_rng(8)
+    for _ in range(200):
+        num_prompts = int(rng.integers(2, 60))
+        sigma, length = rng.uniform(0.5, 2.0, num_prompts), rng.uniform(100.0, 900.0, num_prompts)
+        surrogate = np.maximum(0.3, sigma * rng.lognormal(0.0, rng.choice([0.05, 0.5]), num_prompts))
+        budget = 4.0 * float(length.sum())
+        root = np.sqrt(length)
+        counts = budget * surrogate / root / float(surrogate @ root)
+        assert float(counts @ length) == pytest.approx(budget)
+        loss = variance(sigma, counts) - float(sigma @ root) ** 2 / budget
+        density = sigma.max() / sigma.min() * np.sqrt(length.max() / length.min())
+        constant = sigma.max() ** 2 * num_prompts**2 * length.max() * density / (0.3 / sigma.max()) ** 2
+        chi2 = float(np.mean((surrogate / sigma - 1.0) ** 2))
+        assert -1e-9 <= loss <= constant * chi2 / budget
+
+
+def test_uniform_counts_differ_by_at_most_one():
+    result = uniform_allocation(4, 10, [10.0, 20.0, 30.0, 40.0], 300.0)
+    assert result.num_rollouts.tolist() == [3, 3, 2, 2]
+    assert result.planned_tokens == 3 * 10 + 3 * 20 + 2 * 30 + 2 * 40
+    assert result.budget_tokens == 300.0
+
+
+def test_uniform_needs_a_rollout_for_every_prompt():
+    with pytest.raises(ValueError, match="total_rollouts=3"):
+        uniform_allocation(4, 3, [1.0] * 4, 10.0)
+
+
+def test_variance_is_the_sum_of_squares_over_counts():
+    assert variance([3.0, 2.0], [3, 4]) == 9.0 / 3.0 + 4.0 / 4.0
+
+
+def test_enumeration_and_table_agree():
+    sigma, length = np.array([3.0, 1.0, 2.0]), np.array([4.0, 3.0, 5.0])
+    for budget, cap in itertools.product((14, 25, 37), (4, 6, 12)):
+        bounds = np.ones(3, dtype=int), np.full(3, 5)
+        assert tabulate_optimum(sigma, length, budget, 1, 5, cap) == pytest.approx(
+            enumerate_optimum(sigma, length, float(budget), *bounds, cap)
+        )

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import math
+import statistics as stdlib
+
+import numpy as np
+import pytest
+
+from duet_trl.allocate.statistics import PromptStatistics
+from duet_trl.allocate.surrogate import Surrogate, calibration_chi2, sigma_observed
+
+NAN = float("nan")
+
+
+def pool(**sigmas: float | list[float]) -> PromptStatistics:
+    """Statistics of prompts named by the arguments, each with its observations."""
+    known = PromptStatistics()
+    for key, values in sigmas.items():
+        for value in values if isinstance(values, list) else [values]:
+            known.observe_sigma([key], np.array([value]))
+    return known
+
+
+def estimate(surrogate: Surrogate, known: PromptStatistics, *keys: str) -> list[float]:
+    return surrogate.sigma(known.lookup(keys), known).tolist()
+
+
+def test_sigma_observed_by_hand():
+    # Prompt 0: contributions 1*-10, -1*-20 = (-10, 20): mean 5, squares 225 + 225, sample std sqrt(450).
+    # Prompt 1: only one used rollout. Prompt 2: (2, 4, 6): std 2. Prompt 3: none.
+    advantages = np.array([1.0, -1.0, 0.5, 9.0, 1.0, 2.0, 3.0])
+    sum_logps = np.array([-10.0, -20.0, -8.0, NAN, 2.0, 2.0, 2.0])
+    group = np.array([0, 0, 1, 1, 2, 2, 2])
+    use = np.array([True, True, True, False, True, True, True])
+    observed = sigma_observed(advantages, sum_logps, group, use, 4)
+    np.testing.assert_allclose(observed, [math.sqrt(450.0), NAN, 2.0, NAN], rtol=1e-15)
+    # Dividing by n: sqrt(450 / 2) = 15, sqrt(8 / 3).
+    biased = sigma_observed(advantages, sum_logps, group, use, 4, ddof=0)
+    np.testing.assert_allclose(biased, [15.0, NAN, math.sqrt(8.0 / 3.0), NAN], rtol=1e-15)
+
+
+def test_sigma_observed_matches_the_standard_library_in_any_order_of_rollouts():
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 6, 60)
+    advantages, sum_logps = rng.normal(size=60), -rng.lognormal(5.0, 1.0, 60)
+    use = rng.random(60) < 0.8
+    observed = sigma_observed(advantages, sum_logps, group, use, 6)
+    for prompt in range(6):
+        values = (advantages * sum_logps)[use & (group == prompt)]
+        assert observed[prompt] == pytest.approx(stdlib.stdev(values.tolist()), rel=1e-12)
+
+
+def test_a_group_of_equal_rewards_has_spread_zero():
+    assert sigma_observed(
+        np.zeros(3), np.array([-5.0, -9.0, -1.0]), np.zeros(3, int), np.ones(3, bool), 1
+    ).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"advantages": np.array([NAN, 1.0])}, "non-finite"),
+        ({"sum_logps": np.array([1.0, np.inf])}, "non-finite"),
+        ({"use": np.ones(3, bool)}, "one entry per rollout"),
+        ({"ddof": 2}, "ddof"),
+    ],
+)
+def test_what_sigma_observed_refuses(changes, message):
+    arguments = {
+        "advantages": np.array([1.0, -1.0]),
+        "sum_logps": np.array([-3.0, -4.0]),
+        "group": np.zeros(2, dtype=int),
+        "use": np.ones(2, dtype=bool),
+        "num_prompts": 1,
+    }
+    with pytest.raises(ValueError, match=message):
+        sigma_observed(**{**arguments, **changes})
+
+
+def test_the_paper_uses_the_mean_above_the_floor_and_the_floor_for_the_unseen():
+    known = pool(a=[4.0, 2.0], b=0.0, c=0.004)
+    assert estimate(Surrogate(), known, "a", "b", "c", "new") == [3.0, 0.01, 0.01, 0.01]
+
+
+def test_warmup_waits_for_enough_observations():
+    known = pool(a=[4.0], b=[4.0, 6.0])
+    assert estimate(Surrogate(warmup=2), known, "a", "b") == [0.01, 5.0]
+
+
+def test_the_floor_becomes_the_fifth_percentile_of_the_positive_sigmas_after_the_first_epoch_and_stays():
+    sigmas = {f"p{index}": float(index) for index in range(1, 22)}  # 1..21: the 5th percentile is 2
+    known = pool(zero=0.0, other=0.0, **sigmas)
+    surrogate = Surrogate()
+    surrogate.advance(known, epoch=0)
+    assert surrogate.floor == 0.01
+    surrogate.advance(known, epoch=1)
+    assert surrogate.floor == pytest.approx(2.0)
+    assert estimate(surrogate, known, "p1", "zero", "new", "p7") == pytest.approx([2.0, 2.0, 2.0, 7.0])
+    for _ in range(100):
+        known.observe_sigma(["p1"], np.array([50.0]))
+    surrogate.advance(known, epoch=2)
+    assert surrogate.floor == pytest.approx(2.0)
+
+
+def test_the_floor_never_falls_and_waits_for_a_positive_sigma():
+    surrogate, known = Surrogate(), pool(a=0.0)
+    surrogate.advance(known, epoch=1)
+    assert surrogate.floor == 0.01
+    known.observe_sigma(["b"], np.array([1e-5]))
+    surrogate.advance(known, epoch=1)
+    assert surrogate.floor == 0.01
+    known.observe_sigma(["c"] * 30, np.full(30, 9.0))
+    surrogate.advance(known, epoch=2)  # frozen by the plan before
+    assert surrogate.floor == 0.01
+
+
+def test_the_published_code_keeps_its_floor_and_its_cold_value():
+    surrogate, known = Surrogate(floor=1e-6, cold=1.0, floor_quantile=None), pool(a=0.0, b=80.0)
+    surrogate.advance(known, epoch=3)
+    assert estimate(surrogate, known, "a", "b", "new") == [1e-6, 80.0, 1.0]
+
+
+def test_the_unseen_take_the_median_of_the_positive_sigmas_once_there_are_any():
+    surrogate = Surrogate(unseen="median")
+    assert estimate(surrogate, PromptStatistics(), "new") == [0.01]
+    assert estimate(surrogate, pool(a=0.0), "new") == [0.01]
+    assert estimate(surrogate, pool(a=0.0, b=1.0, c=5.0, d=9.0), "new", "a") == [5.0, 0.01]
+
+
+def test_shrinkage_pulls_toward_the_pool_mean_by_pseudo_observations():
+    known = pool(a=[0.0, 0.0], b=6.0)
+    # Pool mean 3. a: (2*0 + 1*3) / 3 = 1; b: (1*6 + 1*3) / 2 = 4.5.
+    assert estimate(Surrogate(shrinkage=1.0), known, "a", "b") == [1.0, 4.5]
+
+
+def test_a_prompt_is_due_after_its_visits_without_an_observation():
+    known = pool(a=[3.0, NAN, NAN], b=[NAN, 3.0, NAN], c=[0.0])
+    view = known.lookup(["a", "b", "c", "new"])
+    assert Surrogate(reprobe_after=2).is_due(view).tolist() == [True, False, False, False]
+    assert not Surrogate(reprobe_after=0).is_due(view).any()
+
+
+def test_a_restored_surrogate_keeps_its_frozen_floor():
+    known = pool(a=4.0, b=8.0)
+    original, restored = Surrogate(), Surrogate()
+    original.advance(known, epoch=1)
+    restored.load_state_dict(json.loads(json.dumps(original.state_dict())))
+    known.observe_sigma(["c"], np.array([1000.0]))
+    for surrogate in (original, restored):
+        surrogate.advance(known, epoch=2)
+    assert restored.floor == original.floor > 4.0
+    with pytest.raises(ValueError, match="surrogate state"):
+        restored.load_state_dict({"floor": 1.0})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"floor": 0.0},
+        {"floor": NAN},
+        {"cold": -1.0},
+        {"floor_quantile": 1.0},
+        {"unseen": "mean"},
+        {"warmup": 0},
+        {"shrinkage": -0.1},
+        {"reprobe_after": -1},
+    ],
+)
+def test_impossible_rules_are_errors(options):
+    with pytest.raises(ValueError, match=f"{next(iter(options)).split('_')[0]}"):
+        Surrogate(**options)
+
+
+def test_calibration_is_the_mean_squared_relative_error_over_positive_sigmas():
+    # Ratios 2, 0.5, 1 over the positive ones: ((1)^2 + (-.5)^2 + 0) / 3.
+    chi2 = calibration_chi2(np.array([4.0, 1.0, 3.0, 9.0, 9.0]), np.array([2.0, 2.0, 3.0, 0.0, NAN]))
+    assert chi2 == pytest.approx(1.25 / 3.0)
+    assert math.isnan(calibration_chi2(np.array([1.0]), np.array([0.0])))

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small training runs that the trainer tests share."""
+
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+
+NUM_PROMPTS = 32
+
+
+def prompts(num: int = NUM_PROMPTS, conversational: bool = False) -> Dataset:
+    """Distinct prompts with an id and a level."""
+    texts = [f"Say {i} " for i in range(num)]
+    column = [[{"role": "user", "content": text}] for text in texts] if conversational else texts
+    return Dataset.from_dict({"prompt": column, "level": [i % 5 for i in range(num)], "name": texts})
+
+
+def count_fours(completions: list, **kwargs: Any) -> list[float]:
+    """A reward that differs between rollouts and does not depend on how they end."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [text.count("4") - 0.05 * len(text) for text in texts]
+
+
+def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
+    """8 prompts x 4 rollouts a step, with a gate that acts within 96 tokens."""
+    return {
+        "output_dir": str(output_dir),
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 4,
+        "max_completion_length": 96,
+        "max_steps": 3,
+        "learning_rate": 1e-3,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "seed": 7,
+        **overrides,
+    }
+
+
+def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
+    """`settings` plus DUET's, scaled to short rollouts so that every outcome occurs."""
+    duet = {
+        "budget_fraction": 0.9,
+        "grace_window": 8,
+        "threshold_interval": 1,
+        "threshold_window": 64,
+        "keep_probability": 0.3,
+    }
+    return settings(output_dir, **{**duet, **overrides})
+
+
+def duet_trainer(model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any):
+    """A trainer over `prompts()`."""
+    trainer_kwargs = {k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks") if k in overrides}
+    return DUETGRPOTrainer(
+        str(model),
+        rewards,
+        args=DUETGRPOConfig(**duet_settings(output_dir, **overrides)),
+        train_dataset=prompts() if data is None else data,
+        **trainer_kwargs,
+    )
+
+
+def logged(trainer: Any, name: str) -> list[float]:
+    """One metric over the steps of a run."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DUETGRPOTrainer on transformers' generate: parity with GRPO, every supported option, every refusal."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from runs import count_fours, duet_trainer, logged, prompts, settings
+from trl import GRPOConfig, GRPOTrainer
+
+from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    from tiny import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def weights(trainer) -> torch.Tensor:
+    """All parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def grpo_and_duet(model_folder, tmp_path, rewards, **options):
+    """The same run by GRPOTrainer and by DUET with every part off, with SGD so that small differences stay small."""
+    options = {"optim": "sgd", "learning_rate": 0.02, "max_grad_norm": 0.0, **options}
+    pair = []
+    for trainer_class, config_class, extra in (
+        (GRPOTrainer, GRPOConfig, {}),
+        (DUETGRPOTrainer, DUETGRPOConfig, {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}),
+    ):
+        args = config_class(**settings(tmp_path / trainer_class.__name__, **options), **extra)
+        trainer = trainer_class(str(model_folder), rewards, args=args, train_dataset=prompts())
+        trainer.train()
+        pair.append(trainer)
+    return pair
+
+
+def abstains_on_short(completions, **kwargs):
+    return [None if len(text) < 20 else len(text) / 100 for text in completions]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scale_rewards": "batch"},
+        {"scale_rewards": "none", "beta": 0.1},
+        {"steps_per_generation": 8, "num_iterations": 2},
+        {"multi_objective_aggregation": "normalize_then_sum", "loss_type": "cispo", "epsilon_high": 5.0},
+        {"mask_truncated_completions": True},
+    ],
+    ids=lambda options: "-".join(options) or "default",
+)
+def test_with_every_part_off_it_is_grpo_loss_for_loss(model_folder, tmp_path, options):
+    grpo, duet = grpo_and_duet(model_folder, tmp_path, [count_fours, abstains_on_short], **options)
+    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(model_folder).parameters()])
+    assert (weights(grpo) - start).abs().max() > 1e-3  # the runs moved
+    # The embedding holds weights of 20, whose float32 neighbours lie 2e-6 apart.
+    torch.testing.assert_close(weights(duet), weights(grpo), atol=1e-6, rtol=2e-7)
+    np.testing.assert_allclose(logged(grpo, "loss"), logged(duet, "loss"), atol=1e-6)
+    for name in ("reward", "reward_std", "frac_reward_zero_std", "num_tokens", "completions/clipped_ratio"):
+        np.testing.assert_allclose(logged(grpo, name), logged(duet, name), atol=1e-6, err_msg=name)
+
+
+def test_a_run_learns_and_reports_every_metric(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path, max_steps=6)
+    start = weights(trainer).clone()
+    trainer.train()
+    assert (weights(trainer) - start).abs().max() > 1e-4
+    entry = next(e for e in trainer.state.log_history if "loss" in e)
+    expected = """budget_tokens planned_tokens generated_tokens aborted_tokens trimmed_tokens saved_tokens dual
+        num_rollouts/mean num_rollouts/min num_rollouts/max num_rollouts/std num_rollouts/hist_1 num_rollouts/hist_2
+        num_rollouts/hist_3_4 num_rollouts/hist_5_8 num_rollouts/hist_9_16 num_rollouts/hist_17_32
+        num_rollouts/hist_33_up poll_threshold abort_threshold share_ended_before_gate share_marker_seen
+        share_marker_less abort_rate keep_rate trim_rate weight_mean weight_max effective_sample_size surcharge
+        cold_prompts singleton_prompts cold_gradient_share singleton_gradient_share seconds_plan seconds_generate
+        seconds_score seconds_update overhead_share nonfinite_rollouts calibration_chi2"""
+    assert {f"duet/{name}" for name in expected.split()} <= entry.keys()
+    shares = sum(entry[f"duet/share_{name}"] for name in ("ended_before_gate", "marker_seen", "marker_less"))
+    assert shares == pytest.approx(1.0)
+    assert all(math.isfinite(value) for name, value in entry.items() if name.startswith("duet/"))
+    # Over the run every outcome occurred, so the gate's branches were all taken.
+    for name in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
+        assert max(logged(trainer, f"duet/{name}")) > 0, name
+
+
+def test_planned_tokens_never_exceed_the_budget(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path, max_steps=6)
+    trainer.train()
+    planned, budget = logged(trainer, "duet/planned_tokens"), logged(trainer, "duet/budget_tokens")
+    assert all(p <= b * (1 + 1e-9) for p, b in zip(planned, budget, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps_per_generation": 8},
+        {"steps_per_generation": 2},
+        {"num_iterations": 2, "beta": 0.04},
+        {"mask_truncated_completions": True},
+        {"aborted_rollouts": "failure"},
+        {"preset": "paper"},
+        {"preset": "release"},
+        {"marker": "qa"},
+        {"marker": "regex:4+2"},
+        {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
+        {"budget_reading": "reference", "max_steps": 6},
+        {"trim": False},
+        {"abort": False},
+        {"allocate": False},
+        {"stratification": "exact", "max_weight": 3.0},
+        {"drop_zero_advantage": False, "entropy_coef": 0.01},
+        {"pad_to_multiple_of": 16},
+        {"loss_type": "vespo"},
+        {"max_rollouts": 64, "budget_fraction": 1.0, "num_rollouts_min": 1},
+    ],
+    ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
+)
+def test_every_switch_trains(model_folder, tmp_path, options):
+    trainer = duet_trainer(model_folder, tmp_path, rewards=[count_fours, abstains_on_short], **options)
+    start = weights(trainer).clone()
+    trainer.train()
+    assert (weights(trainer) - start).abs().max() > 1e-4
+    assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))
+
+
+def test_each_part_switched_off_stays_off(model_folder, tmp_path):
+    for part, metric in (("trim", "duet/trim_rate"), ("abort", "duet/abort_rate"), ("allocate", "duet/num_rollouts/std")):
+        trainer = duet_trainer(model_folder, tmp_path / part, **{part: False})
+        trainer.train()
+        # Uniform counts may differ by the one rollout that the budget does not divide into.
+        assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
+
+
+def test_the_reference_budget_measures_ungated_rollouts_and_then_freezes(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path, budget_reading="reference", max_steps=7)
+    trainer.train()
+    trims, budgets = logged(trainer, "duet/trim_rate"), logged(trainer, "duet/budget_tokens")
+    steps_per_epoch = len(prompts()) // 8
+    assert max(trims[:steps_per_epoch]) == 0
+    assert max(trims[steps_per_epoch:]) > 0
+    assert len(set(budgets[steps_per_epoch:])) == 1
+
+
+async def async_length(completions, **kwargs):
+    return [float(len(text)) for text in completions]
+
+
+def test_async_rewards_are_scored_once_per_rollout(model_folder, tmp_path):
+    seen = []
+
+    def counting(completions, **kwargs):
+        seen.append(len(completions))
+        return count_fours(completions)
+
+    trainer = duet_trainer(model_folder, tmp_path, rewards=[async_length, counting])
+    trainer.train()
+    num_rollouts = [mean * 8 for mean in logged(trainer, "duet/num_rollouts/mean")]
+    np.testing.assert_allclose(seen, num_rollouts)
+
+
+def test_peft_trains_only_the_adapter(model_folder, tmp_path):
+    lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    trainer = duet_trainer(model_folder, tmp_path, peft_config=lora, beta=0.04)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.train()
+    moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("lora" in name for name in moved)
+
+
+def test_evaluation_runs_ungated(model_folder, tmp_path):
+    trainer = duet_trainer(
+        model_folder,
+        tmp_path,
+        eval_dataset=prompts(8),
+        eval_strategy="steps",
+        eval_steps=2,
+        num_generations_eval=2,
+        per_device_eval_batch_size=8,
+    )
+    trainer.train()
+    rewards = logged(trainer, "eval_reward")
+    assert rewards
+    assert all(math.isfinite(value) for value in rewards)
+
+
+def test_the_completion_table_and_the_audit_log_hold_every_rollout(model_folder, tmp_path):
+    import pandas as pd
+
+    def logs_length(completions, log_extra=None, **kwargs):
+        log_extra("length", [len(c[0]["content"]) for c in completions])
+        return count_fours(completions)
+
+    trainer = duet_trainer(
+        model_folder,
+        tmp_path,
+        rewards=logs_length,
+        data=prompts(conversational=True),
+        log_completions=True,
+        audit_log=True,
+        audit_columns=["level"],
+    )
+    trainer.train()
+    tables = sorted((tmp_path / "completions").glob("*.parquet"))
+    audits = sorted((tmp_path / "duet_audit").glob("*.parquet"))
+    assert len(tables) == len(audits) == 3
+    for table, audit, mean in zip(tables, audits, logged(trainer, "duet/num_rollouts/mean"), strict=True):
+        completions, decisions = pd.read_parquet(table), pd.read_parquet(audit)
+        assert len(completions) == len(decisions) == round(mean * 8)
+        contents = completions["completion"].map(lambda messages: messages[0]["content"])
+        assert contents.str.len().tolist() == completions["length"].tolist()
+        assert set(decisions["outcome"]) <= {"natural", "answered", "kept", "aborted"}
+        assert (decisions.loc[decisions["outcome"] == "aborted", "weight"] == 0).all()
+        kept = decisions["outcome"] == "kept"
+        assert (decisions.loc[kept, "propensity"] == 0.3).all()
+        assert decisions["level"].isin([str(level) for level in range(5)]).all()
+
+
+def test_the_gradient_is_that_of_the_weighted_token_mean(model_folder, tmp_path):
+    # One SGD step at learning rate 1 moves the weights by minus the gradient of Eq. 6; redo it by hand.
+    trainer = duet_trainer(
+        model_folder,
+        tmp_path,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        keep_probability=0.5,
+    )
+    start = weights(trainer).clone()
+    trainer.train()
+    step = trainer._current
+    assert (step.judgement.weight > 1).any()
+    model = type(trainer.model).from_pretrained(model_folder, dtype=torch.float32)
+    # transformers' generate samples at temperature 1 here, so log pi is a plain log-softmax.
+    loss = torch.zeros(())
+    num_tokens = 0
+    for row, ids in enumerate(step.completion_ids):
+        if not step.judgement.kept[row]:
+            continue
+        num_tokens += len(ids)
+        prompt = step.prompt_ids[row]
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logps = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
+        loss = loss - step.judgement.weight[row] * step.advantages.advantages[row].item() * logps.sum()
+    (loss / num_tokens).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    # Relative to the whole vector: single entries are small differences of large terms.
+    assert (start - weights(trainer) - gradient).norm() < 1e-4 * gradient.norm()
+
+
+def test_sample_returns_ungated_completions_of_every_prompt(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path)
+    samples = trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 2, temperature=0.0, max_tokens=12)
+    assert [len(row) for row in samples] == [2, 2, 2]
+    assert all(row[0] == row[1] for row in samples)  # greedy
+    assert max(len(ids) for row in samples for ids in row) <= 12
+    assert trainer.generation_config.max_new_tokens == 96
+
+
+def infinite_on_some(completions, **kwargs):
+    return [math.inf if len(text) % 3 == 0 else float(len(text)) for text in completions]
+
+
+def test_an_infinite_reward_leaves_the_statistics_and_is_counted(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path, rewards=infinite_on_some)
+    trainer.train()
+    assert max(logged(trainer, "duet/nonfinite_rollouts")) > 0
+    assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))
+
+
+def test_a_batch_without_any_reward_stops_with_a_checkpoint(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path, rewards=lambda completions, **kwargs: [None] * len(completions))
+    with pytest.raises(RuntimeError, match="has a finite reward"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
+    assert (tmp_path / "checkpoint-0" / "model.safetensors").exists()
+
+
+def test_a_policy_of_nans_stops_before_its_update(model_folder, tmp_path):
+    trainer = duet_trainer(model_folder, tmp_path)
+    forward = trainer._get_per_token_logps_and_entropies
+
+    def broken(*args, **kwargs):
+        logps, *rest = forward(*args, **kwargs)
+        return logps * torch.nan, *rest
+
+    trainer._get_per_token_logps_and_entropies = broken
+    observe = trainer._observe_logps
+    trainer._observe_logps = lambda numbers, inputs, logps: observe(numbers, inputs, logps * torch.nan)
+    with pytest.raises(RuntimeError, match="has a finite log-probability"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"tools": [len]}, "tools ends rollouts by its own rules"),
+        ({"rollout_func": lambda prompts, trainer: {}}, "rollout_func ends rollouts by its own rules"),
+        ({"environment_factory": object}, "environment_factory ends rollouts by its own rules"),
+    ],
+)
+def test_what_ends_rollouts_itself_is_refused_before_a_model_is_loaded(tmp_path, kwargs, message):
+    args = DUETGRPOConfig(**settings(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts(), **kwargs)
+
+
+def test_images_are_refused_before_a_model_is_loaded(tmp_path):
+    data = Dataset.from_dict({"prompt": ["a"], "image": ["b"]})
+    with pytest.raises(ValueError, match="DUET trains on text"):
+        DUETGRPOTrainer("no/such-model", count_fours, args=DUETGRPOConfig(**settings(tmp_path)), train_dataset=data)
+
+
+def test_a_missing_column_is_refused_before_a_model_is_loaded(tmp_path):
+    args = DUETGRPOConfig(**settings(tmp_path, prompt_id_column="task_id"))
+    with pytest.raises(ValueError, match="no column 'task_id'"):
+        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts())
+
+
+def test_an_eos_outside_the_vocabulary_is_refused(model_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|x{i}|>" for i in range(200)]})
+    tokenizer.eos_token = "<|x199|>"
+    with pytest.raises(ValueError, match="outside the vocabulary of 384"):
+        DUETGRPOTrainer(
+            str(model_folder),
+            count_fours,
+            args=DUETGRPOConfig(**settings(tmp_path)),
+            train_dataset=prompts(),
+            processing_class=tokenizer,
+        )
+
+
+def test_an_eos_cannot_be_the_sentinel(model_folder, tmp_path):
+    from transformers import AutoTokenizer
+
+    eos = AutoTokenizer.from_pretrained(model_folder).eos_token_id
+    with pytest.raises(ValueError, match=f"got {eos}"):
+        duet_trainer(model_folder, tmp_path, sentinel_token_id=eos)
+
+
+def test_a_prompt_id_column_joins_prompts_across_texts(model_folder, tmp_path):
+    data = prompts().map(lambda row, index: {"name": f"q{index % 4}"}, with_indices=True)
+    trainer = duet_trainer(model_folder, tmp_path, data=data, prompt_id_column="name")
+    trainer.train()
+    assert set(trainer._current.plan.keys) <= {"q0", "q1", "q2", "q3"}
