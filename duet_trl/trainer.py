@@ -7,7 +7,6 @@ replaying what is already known, so that log-probabilities, importance sampling,
 TRL's. The weights ride on the advantages, in which every admitted loss type is positively homogeneous.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from .config import DUETGRPOConfig
 from .methods import build_controller
 from .training import logs, metrics, rows
 from .training.audit import AuditLog
+from .training.checkpoint import read_state, write_state
 from .training.engine import Engine, load_tokenizer, prepare_gate
 from .training.exchange import Exchange, Placement
 from .training.interrupt import StopAfterStep
@@ -33,8 +33,6 @@ from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
 from .update.advantages import group_advantages
 from .update.filters import nonfinite_rewards, unscored
-
-STATE_FILE = "duet_controller.json"
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -386,22 +384,13 @@ class DUETGRPOTrainer(GRPOTrainer):
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         # Before the parent, which pushes the folder to the Hub.
         if self.args.should_save:
-            folder = self._checkpoint_folder(trial)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / STATE_FILE).write_text(json.dumps(self.controller.state_dict()))
+            write_state(self._checkpoint_folder(trial), self.controller)
         super()._save_checkpoint(model, trial)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is None:
-            return
-        path = Path(checkpoint) / STATE_FILE
-        if not path.exists():
-            raise ValueError(
-                f"{checkpoint} has no {STATE_FILE}: it was not written by DUETGRPOTrainer, and without it the plans "
-                "would start cold. Load its weights as a model in a new run instead of resuming."
-            )
-        self.controller.load_state_dict(json.loads(path.read_text()))
+        if checkpoint is not None:
+            read_state(Path(checkpoint), self.controller)
 
     def _stop_with_checkpoint(self, reason: str) -> None:
         self._save_checkpoint(self.model, trial=None)
@@ -429,17 +418,14 @@ class DUETGRPOTrainer(GRPOTrainer):
         Returns:
             list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.
         """
-        placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
-        own = placement.rows(self.accelerator.process_index)
-        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
-        # vLLM schedules by itself; generate holds the cache of a whole call in memory.
-        size = len(padded) if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
-        sampled: list[list[int]] = []
         with self.engine.sampling(self, temperature, max_tokens):
-            for start in range(0, len(padded), size):
-                ids, _, _ = self._tokenize_prompts(
-                    [prompts[row // num_samples] for row in padded[start : start + size]]
-                )
-                sampled += super()._generate_single_turn(ids, None, {}, 1)[0]
-        pool = dict(self.exchange.objects(list(zip(own.tolist(), sampled, strict=False))))
-        return [[pool[p * num_samples + k] for k in range(num_samples)] for p in range(len(prompts))]
+            return self.exchange.spread(prompts, num_samples, self._sample_local, self._sample_size)
+
+    def _sample_local(self, prompts: list) -> list[list[int]]:
+        ids, _, _ = self._tokenize_prompts(prompts)
+        return super()._generate_single_turn(ids, None, {}, 1)[0]
+
+    @property
+    def _sample_size(self) -> int | None:
+        """Prompts per call: vLLM schedules by itself, generate holds the cache of a whole call in memory."""
+        return None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation

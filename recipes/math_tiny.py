@@ -14,14 +14,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
 from tiny_math.cpu import ENVIRONMENT
 
 ARMS = {
     "grpo": ("GRPO", {"method": "grpo"}),
     "duet": ("DUET, b = 0.5", {"method": "duet", "budget_fraction": 0.5}),
 }
-NUM_PROMPTS, NUM_GENERATIONS = 16, 8
-POOL_SIZE = 160  # four epochs are forty steps: the allocator needs to meet a prompt again
+SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
+POOL_SIZE = 160  # ten steps an epoch: the allocator needs to meet a prompt again
 
 
 def main() -> None:
@@ -33,21 +34,26 @@ def main() -> None:
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm", help="what generates rollouts")
     parser.add_argument("--eval_problems", type=int, default=160, help="held-out problems, four samples each")
     parser.add_argument("--eval_every", type=int, default=8, help="optimizer steps between evaluations")
-    parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process")
+    parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
-    if args.arm is not None:
-        train(args)
-        return
     args.output_dir.mkdir(parents=True, exist_ok=True)
+    if args.arm is None:
+        compare(args)
+    else:
+        train(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Train each arm in a process of its own, then write and print the report."""
     for number, (arm, (name, _)) in enumerate(ARMS.items(), start=1):
         print(f"\n[{number}/{len(ARMS)}] {name}: {args.steps} optimizer steps", flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
-        subprocess.run(command, env=ENVIRONMENT | os.environ, check=True)
+        if subprocess.run(command, env=ENVIRONMENT | os.environ).returncode != 0:
+            sys.exit(f"The {name} run failed; its message is above.")
     from tiny_math.comparison import write_report
-    from tiny_math.policy import MAX_COMPLETION_LENGTH
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
-    print(f"\n{write_report(runs, args.output_dir, MAX_COMPLETION_LENGTH)}\n\nFigures and summary: {args.output_dir}/")
+    print(f"\n{write_report(runs, args.output_dir)}\n\nFigures and summary: {args.output_dir}/")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -55,7 +61,7 @@ def train(args: argparse.Namespace) -> None:
     # Only the training process pays for these imports, and only it has the environment they need.
     from datasets import Dataset
     from tiny_math.comparison import run_record
-    from tiny_math.policy import CHECKPOINT, MAX_COMPLETION_LENGTH
+    from tiny_math.policy import CHECKPOINT
     from tiny_math.progress import ProgressBar
     from tiny_math.reward import first_box_reward, is_correct
     from tiny_math.task import HELD_OUT, TRAIN, sample_problems
@@ -69,36 +75,11 @@ def train(args: argparse.Namespace) -> None:
     held_out = sample_problems(HELD_OUT, args.eval_problems, seed=0)
     config = DUETGRPOConfig(
         output_dir=str(args.output_dir / args.arm),
-        **method,
-        # The gate's constants, scaled from the paper's 3072 tokens to 320, and refitted within a short run.
-        grace_window=16,
-        threshold_interval=5,
-        threshold_window=512,
-        # Not part of the method: plain GRPO could save this time as well.
-        drop_zero_advantage=False,
         max_steps=args.steps,
         seed=args.seed,
-        num_generations=NUM_GENERATIONS,
-        per_device_train_batch_size=NUM_PROMPTS * NUM_GENERATIONS // 4,
-        gradient_accumulation_steps=4,  # rollouts of similar length share a micro-batch: less padding
-        max_completion_length=MAX_COMPLETION_LENGTH,
-        learning_rate=3e-4,
-        lr_scheduler_type="constant",
-        temperature=1.0,
-        beta=0.0,
-        loss_type="dapo",
         use_vllm=args.engine == "vllm",
-        vllm_mode="colocate",
-        vllm_enable_sleep_mode=False,
-        vllm_gpu_memory_utilization=0.2,
-        vllm_max_model_length=512,
-        vllm_importance_sampling_correction=False,  # in float32 engine and trainer agree to 1e-4
-        model_init_kwargs={"dtype": "float32"},
-        bf16=False,
-        gradient_checkpointing=False,
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
+        **yaml.safe_load(SETTINGS.read_text()),
+        **method,
     )
     trainer = DUETGRPOTrainer(
         model=str(CHECKPOINT),
@@ -106,18 +87,17 @@ def train(args: argparse.Namespace) -> None:
         args=config,
         train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in pool]),
     )
-    decode = trainer.processing_class.decode
     evaluation = HeldOutEvaluation(
         trainer,
         [problem.messages for problem in held_out],
-        lambda index, ids: is_correct(decode(ids), held_out[index].answer),
+        lambda index, ids: is_correct(trainer.processing_class.decode(ids), held_out[index].answer),
         every=args.eval_every,
     )
     trainer.remove_callback(ProgressCallback)
     trainer.add_callback(ProgressBar())
     trainer.add_callback(evaluation)
     trainer.train()
-    settings = {"steps": args.steps, "seed": args.seed, "engine": args.engine, "pool": POOL_SIZE, **method}
+    settings = {key: value for key, value in vars(args).items() if key != "output_dir"}
     record = run_record(name, trainer.state.log_history, evaluation.evaluations, settings)
     (args.output_dir / f"{args.arm}.json").write_text(json.dumps(record))
 

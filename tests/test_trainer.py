@@ -4,21 +4,16 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from runs import count_fours, duet_trainer, logged, prompts, settings
+from transformers import AutoTokenizer
+from tests.runs import count_fours, duet_trainer, logged, prompts, settings
 from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-
-
-@pytest.fixture(scope="module")
-def model_folder(tmp_path_factory):
-    from tiny import save_tiny
-
-    return save_tiny(tmp_path_factory.mktemp("model"))
 
 
 def weights(trainer) -> torch.Tensor:
@@ -26,7 +21,7 @@ def weights(trainer) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
-def grpo_and_duet(model_folder, tmp_path, rewards, **options):
+def grpo_and_duet(tiny_path, tmp_path, rewards, **options):
     """The same run by GRPOTrainer and by DUET with every part off, with SGD so that small differences stay small."""
     options = {"optim": "sgd", "learning_rate": 0.02, "max_grad_norm": 0.0, **options}
     pair = []
@@ -35,7 +30,7 @@ def grpo_and_duet(model_folder, tmp_path, rewards, **options):
         (DUETGRPOTrainer, DUETGRPOConfig, {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}),
     ):
         args = config_class(**settings(tmp_path / trainer_class.__name__, **options), **extra)
-        trainer = trainer_class(str(model_folder), rewards, args=args, train_dataset=prompts())
+        trainer = trainer_class(str(tiny_path), rewards, args=args, train_dataset=prompts())
         trainer.train()
         pair.append(trainer)
     return pair
@@ -57,9 +52,9 @@ def abstains_on_short(completions, **kwargs):
     ],
     ids=lambda options: "-".join(options) or "default",
 )
-def test_with_every_part_off_it_is_grpo_loss_for_loss(model_folder, tmp_path, options):
-    grpo, duet = grpo_and_duet(model_folder, tmp_path, [count_fours, abstains_on_short], **options)
-    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(model_folder).parameters()])
+def test_with_every_part_off_it_is_grpo_loss_for_loss(tiny_path, tmp_path, options):
+    grpo, duet = grpo_and_duet(tiny_path, tmp_path, [count_fours, abstains_on_short], **options)
+    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(tiny_path).parameters()])
     assert (weights(grpo) - start).abs().max() > 1e-3  # the runs moved
     # The embedding holds weights of 20, whose float32 neighbours lie 2e-6 apart.
     torch.testing.assert_close(weights(duet), weights(grpo), atol=1e-6, rtol=2e-7)
@@ -68,8 +63,8 @@ def test_with_every_part_off_it_is_grpo_loss_for_loss(model_folder, tmp_path, op
         np.testing.assert_allclose(logged(grpo, name), logged(duet, name), atol=1e-6, err_msg=name)
 
 
-def test_a_run_learns_and_reports_every_metric(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path, max_steps=6)
+def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
@@ -90,8 +85,8 @@ def test_a_run_learns_and_reports_every_metric(model_folder, tmp_path):
         assert max(logged(trainer, f"duet/{name}")) > 0, name
 
 
-def test_planned_tokens_never_exceed_the_budget(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path, max_steps=6)
+def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)
     trainer.train()
     planned, budget = logged(trainer, "duet/planned_tokens"), logged(trainer, "duet/budget_tokens")
     assert all(p <= b * (1 + 1e-9) for p, b in zip(planned, budget, strict=True))
@@ -122,24 +117,24 @@ def test_planned_tokens_never_exceed_the_budget(model_folder, tmp_path):
     ],
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
 )
-def test_every_switch_trains(model_folder, tmp_path, options):
-    trainer = duet_trainer(model_folder, tmp_path, rewards=[count_fours, abstains_on_short], **options)
+def test_every_switch_trains(tiny_path, tmp_path, options):
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=[count_fours, abstains_on_short], **options)
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
     assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))
 
 
-def test_each_part_switched_off_stays_off(model_folder, tmp_path):
+def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
     for part, metric in (("trim", "duet/trim_rate"), ("abort", "duet/abort_rate"), ("allocate", "duet/num_rollouts/std")):
-        trainer = duet_trainer(model_folder, tmp_path / part, **{part: False})
+        trainer = duet_trainer(tiny_path, tmp_path / part, **{part: False})
         trainer.train()
         # Uniform counts may differ by the one rollout that the budget does not divide into.
         assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
 
 
-def test_the_reference_budget_measures_ungated_rollouts_and_then_freezes(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path, budget_reading="reference", max_steps=7)
+def test_the_reference_budget_measures_ungated_rollouts_and_then_freezes(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, budget_reading="reference", max_steps=7)
     trainer.train()
     trims, budgets = logged(trainer, "duet/trim_rate"), logged(trainer, "duet/budget_tokens")
     steps_per_epoch = len(prompts()) // 8
@@ -152,22 +147,22 @@ async def async_length(completions, **kwargs):
     return [float(len(text)) for text in completions]
 
 
-def test_async_rewards_are_scored_once_per_rollout(model_folder, tmp_path):
+def test_async_rewards_are_scored_once_per_rollout(tiny_path, tmp_path):
     seen = []
 
     def counting(completions, **kwargs):
         seen.append(len(completions))
         return count_fours(completions)
 
-    trainer = duet_trainer(model_folder, tmp_path, rewards=[async_length, counting])
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=[async_length, counting])
     trainer.train()
     num_rollouts = [mean * 8 for mean in logged(trainer, "duet/num_rollouts/mean")]
     np.testing.assert_allclose(seen, num_rollouts)
 
 
-def test_peft_trains_only_the_adapter(model_folder, tmp_path):
+def test_peft_trains_only_the_adapter(tiny_path, tmp_path):
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    trainer = duet_trainer(model_folder, tmp_path, peft_config=lora, beta=0.04)
+    trainer = duet_trainer(tiny_path, tmp_path, peft_config=lora, beta=0.04)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     moved = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
@@ -175,9 +170,9 @@ def test_peft_trains_only_the_adapter(model_folder, tmp_path):
     assert all("lora" in name for name in moved)
 
 
-def test_evaluation_runs_ungated(model_folder, tmp_path):
+def test_evaluation_runs_ungated(tiny_path, tmp_path):
     trainer = duet_trainer(
-        model_folder,
+        tiny_path,
         tmp_path,
         eval_dataset=prompts(8),
         eval_strategy="steps",
@@ -191,15 +186,13 @@ def test_evaluation_runs_ungated(model_folder, tmp_path):
     assert all(math.isfinite(value) for value in rewards)
 
 
-def test_the_completion_table_and_the_audit_log_hold_every_rollout(model_folder, tmp_path):
-    import pandas as pd
-
+def test_the_completion_table_and_the_audit_log_hold_every_rollout(tiny_path, tmp_path):
     def logs_length(completions, log_extra=None, **kwargs):
         log_extra("length", [len(c[0]["content"]) for c in completions])
         return count_fours(completions)
 
     trainer = duet_trainer(
-        model_folder,
+        tiny_path,
         tmp_path,
         rewards=logs_length,
         data=prompts(conversational=True),
@@ -223,10 +216,10 @@ def test_the_completion_table_and_the_audit_log_hold_every_rollout(model_folder,
         assert decisions["level"].isin([str(level) for level in range(5)]).all()
 
 
-def test_the_gradient_is_that_of_the_weighted_token_mean(model_folder, tmp_path):
+def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path):
     # One SGD step at learning rate 1 moves the weights by minus the gradient of Eq. 6; redo it by hand.
     trainer = duet_trainer(
-        model_folder,
+        tiny_path,
         tmp_path,
         max_steps=1,
         optim="sgd",
@@ -239,7 +232,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(model_folder, tmp_path)
     trainer.train()
     step = trainer._current
     assert (step.judgement.weight > 1).any()
-    model = type(trainer.model).from_pretrained(model_folder, dtype=torch.float32)
+    model = type(trainer.model).from_pretrained(tiny_path, dtype=torch.float32)
     # transformers' generate samples at temperature 1 here, so log pi is a plain log-softmax.
     loss = torch.zeros(())
     num_tokens = 0
@@ -257,8 +250,8 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(model_folder, tmp_path)
     assert (start - weights(trainer) - gradient).norm() < 1e-4 * gradient.norm()
 
 
-def test_sample_returns_ungated_completions_of_every_prompt(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path)
+def test_sample_returns_ungated_completions_of_every_prompt(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path)
     samples = trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 2, temperature=0.0, max_tokens=12)
     assert [len(row) for row in samples] == [2, 2, 2]
     assert all(row[0] == row[1] for row in samples)  # greedy
@@ -270,23 +263,23 @@ def infinite_on_some(completions, **kwargs):
     return [math.inf if len(text) % 3 == 0 else float(len(text)) for text in completions]
 
 
-def test_an_infinite_reward_leaves_the_statistics_and_is_counted(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path, rewards=infinite_on_some)
+def test_an_infinite_reward_leaves_the_statistics_and_is_counted(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=infinite_on_some)
     trainer.train()
     assert max(logged(trainer, "duet/nonfinite_rollouts")) > 0
     assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))
 
 
-def test_a_batch_without_any_reward_stops_with_a_checkpoint(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path, rewards=lambda completions, **kwargs: [None] * len(completions))
+def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=lambda completions, **kwargs: [None] * len(completions))
     with pytest.raises(RuntimeError, match="has a finite reward"):
         trainer.train()
     assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
     assert (tmp_path / "checkpoint-0" / "model.safetensors").exists()
 
 
-def test_a_policy_of_nans_stops_before_its_update(model_folder, tmp_path):
-    trainer = duet_trainer(model_folder, tmp_path)
+def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path)
     forward = trainer._get_per_token_logps_and_entropies
 
     def broken(*args, **kwargs):
@@ -327,15 +320,13 @@ def test_a_missing_column_is_refused_before_a_model_is_loaded(tmp_path):
         DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts())
 
 
-def test_an_eos_outside_the_vocabulary_is_refused(model_folder, tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<|x{i}|>" for i in range(200)]})
     tokenizer.eos_token = "<|x199|>"
     with pytest.raises(ValueError, match="outside the vocabulary of 384"):
         DUETGRPOTrainer(
-            str(model_folder),
+            str(tiny_path),
             count_fours,
             args=DUETGRPOConfig(**settings(tmp_path)),
             train_dataset=prompts(),
@@ -343,16 +334,14 @@ def test_an_eos_outside_the_vocabulary_is_refused(model_folder, tmp_path):
         )
 
 
-def test_an_eos_cannot_be_the_sentinel(model_folder, tmp_path):
-    from transformers import AutoTokenizer
-
-    eos = AutoTokenizer.from_pretrained(model_folder).eos_token_id
+def test_an_eos_cannot_be_the_sentinel(tiny_path, tmp_path):
+    eos = AutoTokenizer.from_pretrained(tiny_path).eos_token_id
     with pytest.raises(ValueError, match=f"got {eos}"):
-        duet_trainer(model_folder, tmp_path, sentinel_token_id=eos)
+        duet_trainer(tiny_path, tmp_path, sentinel_token_id=eos)
 
 
-def test_a_prompt_id_column_joins_prompts_across_texts(model_folder, tmp_path):
+def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
     data = prompts().map(lambda row, index: {"name": f"q{index % 4}"}, with_indices=True)
-    trainer = duet_trainer(model_folder, tmp_path, data=data, prompt_id_column="name")
+    trainer = duet_trainer(tiny_path, tmp_path, data=data, prompt_id_column="name")
     trainer.train()
     assert set(trainer._current.plan.keys) <= {"q0", "q1", "q2", "q3"}

@@ -113,8 +113,8 @@ def _is_understood(step: dict) -> bool:
 
 def _byte_level(token: str) -> bytes:
     """Bytes of a token of byte-level BPE; characters outside its alphabet stand for themselves."""
-    if all(char in _BYTE_OF for char in token):
-        return bytes(_BYTE_OF[char] for char in token)
+    if all(char in BYTE_OF_CHARACTER for char in token):
+        return bytes(BYTE_OF_CHARACTER[char] for char in token)
     return token.encode()
 
 
@@ -125,4 +125,5 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(hidden)}
 
 
-_BYTE_OF = _byte_alphabet()
+BYTE_OF_CHARACTER = _byte_alphabet()
+"""How byte-level BPE spells bytes."""

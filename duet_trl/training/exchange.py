@@ -114,3 +114,27 @@ class Exchange:
             return {row: local[row] for row in wanted}
         pool = dict(self.objects(list(local.items())))
         return {row: pool[row] for row in wanted}
+
+    def spread(
+        self, prompts: list, num_samples: int, sample: Callable[[list], list[list[int]]], size: int | None
+    ) -> list[list[list[int]]]:
+        """Sample every prompt several times, shared out over the processes.
+
+        Args:
+            prompts (list): Length P, the same on every process.
+            num_samples (int): Samples per prompt.
+            sample (Callable): Token ids of one completion for each prompt of a list; called equally often everywhere.
+            size (int | None): Most prompts of one call; None: no limit.
+
+        Returns:
+            list[list[list[int]]]: Token ids, P x num_samples, the same on every process.
+        """
+        placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
+        own = placement.rows(self.accelerator.process_index)
+        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
+        size = len(padded) if size is None else size
+        sampled: list[list[int]] = []
+        for start in range(0, len(padded), size):
+            sampled += sample([prompts[row // num_samples] for row in padded[start : start + size]])
+        pool = dict(self.objects(list(zip(own.tolist(), sampled, strict=False))))
+        return [[pool[p * num_samples + k] for k in range(num_samples)] for p in range(len(prompts))]

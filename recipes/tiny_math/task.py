@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 LEVELS = (1, 2, 3, 4, 5)
+MAX_COMPLETION_LENGTH = 320
+"""Tokens at which completions are cut, in the corpus and in training."""
 WARM_START, TRAIN, HELD_OUT = "warm_start", "train", "held_out"
 
 # Of 16 equal hash buckets the last two are kept away from the warm-start corpus.

@@ -17,8 +17,18 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from .policy import CHECKPOINT, MAX_COMPLETION_LENGTH, build_model, train_tokenizer
-from .task import HELD_OUT, LEVELS, WARM_START, Author, Problem, sample_problem, sample_problems, write_document
+from .policy import CHECKPOINT, build_model, train_tokenizer
+from .task import (
+    HELD_OUT,
+    LEVELS,
+    MAX_COMPLETION_LENGTH,
+    WARM_START,
+    Author,
+    Problem,
+    sample_problem,
+    sample_problems,
+    write_document,
+)
 
 logger = logging.getLogger("warm_start")
 

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from duet_trl.evaluation import mean_at_k
 from duet_trl.evaluation.callback import Evaluation
 from recipes.tiny_math.comparison import run_record, write_report
 from recipes.tiny_math.reward import first_box_reward, is_correct
+from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ("accuracy.png", "fan_out.png", "thresholds.png", "outcomes.png")
@@ -55,7 +57,7 @@ def test_tokens_before_a_measurement_are_those_of_the_steps_done():
 def test_the_report_compares_the_last_measurements_and_draws_four_figures(tmp_path):
     grpo = run_record("GRPO", history(1000.0), [evaluation(0, 0.0, 3), evaluation(3, 30.0, 5)], {"seed": 0})
     duet = run_record("DUET", history(400.0), [evaluation(0, 0.0, 3), evaluation(3, 12.0, 4)], {"seed": 0})
-    table = write_report([grpo, duet], tmp_path, max_length=320)
+    table = write_report([grpo, duet], tmp_path)
     lines = [" ".join(line.split()) for line in table.split("\n")]
     assert lines[2].startswith("GRPO 0.500 [")
     assert lines[2].endswith("3,000 30 1.00x 50")
@@ -102,3 +104,8 @@ def test_the_demo_trains_both_arms_and_reports(tmp_path):
     grpo, duet = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
     assert duet < 0.75 * grpo  # half the rollouts, and some of them cut short
     assert all((tmp_path / name).exists() for name in FIGURES)
+
+
+def test_the_settings_cut_completions_where_the_warm_start_did():
+    settings = yaml.safe_load((ROOT / "recipes" / "configs" / "math_tiny.yaml").read_text())
+    assert settings["max_completion_length"] == MAX_COMPLETION_LENGTH

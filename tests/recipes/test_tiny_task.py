@@ -117,7 +117,7 @@ def test_the_training_documents_are_cut_at_the_completion_limit():
     tokenizer = policy.load_tokenizer()
     problem = task.Problem("1+2+3", 1, 6)
     ids, prompt_length = warm_start.encode_document(tokenizer, problem, "1+2=3\n" * 500)
-    assert len(ids) - prompt_length == policy.MAX_COMPLETION_LENGTH
+    assert len(ids) - prompt_length == task.MAX_COMPLETION_LENGTH
 
 
 def test_packed_documents_do_not_see_each_other():

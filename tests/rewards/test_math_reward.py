@@ -55,9 +55,9 @@ def test_real_solution_without_a_box_scores_zero(verifier):
 
 def test_every_gold_answer_of_math_equals_itself_except_the_two_empty_ones(verifier):
     golds = [row["answer"] for row in rows_of("math_train_clean.jsonl")]
-    verdicts = verifier.grade(golds[::5] + [""], golds[::5] + [""])
-    wrong = [gold for gold, verdict in zip(golds[::5], verdicts, strict=False) if verdict != 1.0]
-    assert wrong == [gold for gold in golds[::5] if not gold]
+    verdicts = verifier.grade(golds[::10] + [""], golds[::10] + [""])
+    wrong = [gold for gold, verdict in zip(golds[::10], verdicts, strict=False) if verdict != 1.0]
+    assert wrong == [gold for gold in golds[::10] if not gold]
     assert verdicts[-1] is None
 
 

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a distributed run; started by test_distributed.py."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tests.runs import duet_trainer, prompts
+
+
+def scripted(trainer) -> None:
+    """Generate completions that are a function of the rollout's global number, whatever process it is on."""
+    fours = trainer._tokenizer("4").input_ids[0]
+    other = trainer._tokenizer("x").input_ids[0]
+    eos = trainer.eos_token_ids[0]
+
+    def generate(prompt_ids, images, fields, num_generations, **kwargs):
+        step = trainer._current
+        rows = [int(row) for row in step.padded_rows]
+        step.gate_stopped = np.zeros(len(step.rows), dtype=bool)
+        prompt = [sum(ids) for ids in prompt_ids]
+        ids = []
+        for row, total in zip(rows, prompt, strict=True):
+            length = 3 + (total * 7 + row * 5) % 40
+            ids.append([fours if (row + j) % (2 + total % 3) == 0 else other for j in range(length)] + [eos])
+        return ids, None
+
+    trainer._generate_single_turn = generate
+
+
+def main() -> None:
+    model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    deterministic = overrides.pop("deterministic", False)
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 6, **overrides}
+    if "eval_strategy" in options:
+        options.update(eval_dataset=prompts(8), num_generations_eval=2, per_device_eval_batch_size=8)
+    if deterministic:
+        options.update(trim=False, abort=False, optim="sgd", learning_rate=0.05)
+    trainer = duet_trainer(model, output_dir, **options)
+    if deterministic:
+        scripted(trainer)
+    plans, specs = [], []
+    plan = trainer.controller.plan
+
+    def recorded(keys, epoch):
+        made = plan(keys, epoch)
+        plans.append(made.num_rollouts.tolist())
+        specs.append([made.gate.spec.poll_threshold, made.gate.spec.abort_threshold])
+        return made
+
+    trainer.controller.plan = recorded
+    start = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    end = [p.detach() for p in trainer.model.parameters()]
+    report = {
+        "controller": trainer.controller.state_dict(),
+        "weights": hashlib.sha256(b"".join(p.numpy().tobytes() for p in end)).hexdigest(),
+        "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
+        "plans": plans,
+        "specs": specs,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+    }
+    (output_dir / f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(report))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

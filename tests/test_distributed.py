@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real processes over gloo: equal state on both, and the plans of a single process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def launch(processes: int, model: Path, output_dir: Path, **overrides) -> list[dict]:
+    """Run `tests/distributed_run.py` and return what each process reports."""
+    # `accelerate launch --cpu --num_processes 2` silently starts one process.
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
+    command += ["--master_addr", "127.0.0.1", "--master_port", str(29600 + os.getpid() % 300)]
+    command += [str(ROOT / "tests" / "distributed_run.py"), str(model), str(output_dir), json.dumps(overrides)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads((output_dir / f"rank{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"steps_per_generation": 4, "num_iterations": 2, "beta": 0.04, "mask_truncated_completions": True},
+        {"log_completions": True, "audit_log": True, "eval_strategy": "steps", "eval_steps": 2},
+    ],
+    ids=["default", "windows", "logs-and-evaluation"],
+)
+def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, overrides):
+    first, second = launch(2, tiny_path, tmp_path, **overrides)
+    assert first["controller"] == second["controller"]
+    assert first["weights"] == second["weights"]
+    assert first["moved"] > 1e-4
+    assert any(sum(counts) % 2 for counts in first["plans"])  # uneven counts were padded, not rounded
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_the_allocation_does_not_depend_on_the_number_of_processes(tiny_path, tmp_path):
+    # Rollouts, lengths and rewards are functions of the prompt here, so that only the plumbing can differ.
+    (single,) = launch(1, tiny_path, tmp_path / "one", deterministic=True, per_device_train_batch_size=16)
+    first, second = launch(2, tiny_path, tmp_path / "two", deterministic=True, per_device_train_batch_size=8)
+    assert first["plans"] == second["plans"] == single["plans"]
+    assert len({tuple(counts) for counts in single["plans"]}) > 1
+    assert first["specs"] == single["specs"]
+    assert first["losses"] == pytest.approx(single["losses"], abs=1e-5)
