@@ -38,21 +38,7 @@ from .update.filters import nonfinite_rewards, unscored
 class DUETGRPOTrainer(GRPOTrainer):
     """[`~trl.GRPOTrainer`] under a token budget.
 
-    Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`]. Example:
-
-    ```python
-    from datasets import load_dataset
-    from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-    from trl.rewards import accuracy_reward
-
-    trainer = DUETGRPOTrainer(
-        model="Qwen/Qwen3-1.7B-Base",
-        reward_funcs=accuracy_reward,
-        args=DUETGRPOConfig(output_dir="out", budget_fraction=0.5),
-        train_dataset=load_dataset("trl-lib/DeepMath-103K", split="train"),
-    )
-    trainer.train()
-    ```
+    Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
 
     Raises:
         ValueError: For anything that gate or weights cannot be right with (tools, environments, `rollout_func`,
@@ -64,7 +50,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _paper = {
         "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
         "id": "2605.08441",
-        # docstyle-ignore
         "citation": """@article{hu2026duet,
     title  = {{DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards}},
     author = {Haoyu Hu and Xuandong Zhao and Xuhai ``Orson'' Xu and Nori Jacoby},
@@ -248,12 +233,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
         started = time.perf_counter()
-        windows = self._windows_per_generation
-        if self._keeps_order:
-            rows.keep_order(step, self.accelerator.num_processes)
-        else:
-            chunks = self.args.steps_per_generation // windows
-            rows.pack_rollouts(step, self.accelerator.num_processes, windows, chunks)
+        rows.place(step, self.args, self.accelerator.num_processes)
         rows.count_tokens(step, self.mask_truncated_completions)
         process = self.accelerator.process_index
         inputs, self._replay = rows.replay_batch(
@@ -265,12 +245,7 @@ class DUETGRPOTrainer(GRPOTrainer):
                 output = super()._generate_and_score_completions(inputs)
         finally:
             self._replay = None
-        rows.check_token_count(step, int(output["num_items_in_batch"]))
-        local = torch.from_numpy(step.packed_rows[process]).to(output["advantages"].device)
-        weighted = step.advantages.advantages * torch.from_numpy(step.judgement.weight).to(step.advantages.advantages)
-        output["advantages"] = torch.where(local >= 0, weighted[local.clamp(min=0)], 0.0)
-        output["num_items_in_batch"] = torch.full_like(output["num_items_in_batch"], step.num_kept_tokens)
-        output["duet_row"] = local
+        rows.weigh(step, output, process)
         step.train_rows = output
         logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self.reward_weights)
         logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
@@ -283,24 +258,13 @@ class DUETGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._current is not before:
             chunks = self._buffered_inputs
-            if not self._keeps_order:
+            if not rows.keeps_order(self.args):
                 # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
                 chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
             self._buffered_inputs = [rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
             self._current.train_rows = {}
             inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
         return inputs
-
-    @property
-    def _windows_per_generation(self) -> int:
-        """Optimizer steps that share one generation step, where that is a whole number."""
-        whole, rest = divmod(self.args.steps_per_generation, self.args.gradient_accumulation_steps)
-        return whole if rest == 0 else 1
-
-    @property
-    def _keeps_order(self) -> bool:
-        """GRPO deals rows to optimizer steps at random; with every part off so do we. Within one step it is moot."""
-        return not self.args.duet_active and self.args.steps_per_generation > self.args.gradient_accumulation_steps
 
     # ---- Seams: loss --------------------------------------------------------------------------------------------
 
@@ -418,14 +382,11 @@ class DUETGRPOTrainer(GRPOTrainer):
         Returns:
             list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.
         """
+        # vLLM schedules by itself; generate holds the cache of a whole call in memory.
+        size = None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
         with self.engine.sampling(self, temperature, max_tokens):
-            return self.exchange.spread(prompts, num_samples, self._sample_local, self._sample_size)
+            return self.exchange.spread(prompts, num_samples, self._sample_local, size)
 
     def _sample_local(self, prompts: list) -> list[list[int]]:
         ids, _, _ = self._tokenize_prompts(prompts)
         return super()._generate_single_turn(ids, None, {}, 1)[0]
-
-    @property
-    def _sample_size(self) -> int | None:
-        """Prompts per call: vLLM schedules by itself, generate holds the cache of a whole call in memory."""
-        return None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation

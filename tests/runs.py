@@ -57,7 +57,9 @@ def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     return settings(output_dir, **{**duet, **overrides})
 
 
-def duet_trainer(model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any):
+def duet_trainer(
+    model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any
+) -> DUETGRPOTrainer:
     """A trainer over `prompts()`."""
     trainer_kwargs = {k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks") if k in overrides}
     return DUETGRPOTrainer(

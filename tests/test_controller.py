@@ -56,7 +56,9 @@ def run_step(unit, step: int, rng: np.random.Generator):
     return plan, judgement
 
 
-@pytest.mark.parametrize("overrides", [{}, {"preset": "paper"}, {"preset": "release"}, {"budget_reading": "reference"}])
+@pytest.mark.parametrize(
+    "overrides", [{}, {"preset": "paper"}, {"preset": "release"}, {"budget_reading": "reference"}]
+)
 def test_a_restored_controller_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = controller(tmp_path, **overrides), controller(tmp_path, **overrides)
     rng_whole, rng_halved = np.random.default_rng(0), np.random.default_rng(0)
@@ -84,7 +86,9 @@ def test_a_plan_changes_nothing_until_its_rollouts_are_observed(tmp_path):
     assert first.step == second.step == 1
 
 
-@pytest.mark.parametrize("change", [{"marker": "qa"}, {"seed": 4}, {"preset": "paper"}, {"max_completion_length": 300}])
+@pytest.mark.parametrize(
+    "change", [{"marker": "qa"}, {"seed": 4}, {"preset": "paper"}, {"max_completion_length": 300}]
+)
 def test_the_state_of_another_configuration_is_refused_by_name(tmp_path, change):
     state = controller(tmp_path).state_dict()
     with pytest.raises(ValueError, match="belongs to another configuration.*" + next(iter(change))):

@@ -10,10 +10,10 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer
-from tests.runs import count_fours, duet_trainer, logged, prompts, settings
 from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+from tests.runs import count_fours, duet_trainer, logged, prompts, settings
 
 
 def weights(trainer) -> torch.Tensor:
@@ -126,7 +126,8 @@ def test_every_switch_trains(tiny_path, tmp_path, options):
 
 
 def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
-    for part, metric in (("trim", "duet/trim_rate"), ("abort", "duet/abort_rate"), ("allocate", "duet/num_rollouts/std")):
+    metrics = {"trim": "duet/trim_rate", "abort": "duet/abort_rate", "allocate": "duet/num_rollouts/std"}
+    for part, metric in metrics.items():
         trainer = duet_trainer(tiny_path, tmp_path / part, **{part: False})
         trainer.train()
         # Uniform counts may differ by the one rollout that the budget does not divide into.

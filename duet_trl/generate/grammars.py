@@ -76,7 +76,10 @@ def step_boxed(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, 
 
 
 def step_boxed_paragraph(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
-    r"""The paper's literal marker: a closed box directly followed by two newlines or by a colon at a line's end."""
+    r"""The paper's literal marker: a closed box directly followed by two newlines or by a colon at a line's end.
+
+    Not the default, because real solutions hardly ever write it; see docs/fidelity.md#marker.
+    """
     if state in (AFTER_BREAK, AFTER_COLON) and byte == ord("\n"):
         return START_OF_SEARCH, True
     if state == AFTER_BOX and byte == ord("\n"):

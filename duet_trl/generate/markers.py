@@ -36,6 +36,7 @@ from .patterns import compile_pattern
 
 __all__ = [
     "MARKERS",
+    "PATTERN_PREFIX",
     "Marker",
     "completion_ends",
     "extract_answer",

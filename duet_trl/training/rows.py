@@ -4,20 +4,32 @@
 import numpy as np
 import torch
 
+from ..config import DUETGRPOConfig
 from ..update.packing import PADDING_ROW, pack
 from .exchange import Exchange
 from .step import ReplayBatch, Rollout, Step
 
 
-def keep_order(step: Step, num_processes: int) -> None:
-    """Leave every rollout where GRPOTrainer has it: `step.packed_rows` (W, rows)."""
-    step.packed_rows = np.arange(step.placement.num_rollouts).reshape(num_processes, -1)
+def keeps_order(args: DUETGRPOConfig) -> bool:
+    """Whether rows stay where GRPOTrainer has them.
+
+    It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
+    loss for loss. Within one optimizer step the order is moot.
+    """
+    return not args.duet_active and args.steps_per_generation > args.gradient_accumulation_steps
 
 
-def pack_rollouts(step: Step, num_processes: int, num_windows: int, chunks_per_window: int) -> None:
+def place(step: Step, args: DUETGRPOConfig, num_processes: int) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
+    if keeps_order(args):
+        step.packed_rows = np.arange(step.placement.num_rollouts).reshape(num_processes, -1)
+        return
+    num_windows, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
+    if rest or num_windows == 0:
+        num_windows = 1  # optimizer steps and generation steps are out of phase
     trained = np.flatnonzero(step.judgement.trained)
-    packing = pack(step.replay.length[trained], num_processes, num_windows, chunks_per_window)
+    lengths = step.replay.length[trained]
+    packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing.rows].reshape(num_processes, -1)
 
@@ -112,6 +124,21 @@ def check_token_count(step: Step, counted: int) -> None:
             f"TRL counts {counted} policy tokens where {step.num_train_tokens} were kept: this TRL version treats "
             "replayed rollouts differently. Install the range named in setup.cfg."
         )
+
+
+def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
+    """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
+
+    Raises:
+        RuntimeError: If TRL counts other tokens than were kept.
+    """
+    check_token_count(step, int(output["num_items_in_batch"]))
+    advantages = step.advantages.advantages
+    numbers = torch.from_numpy(step.packed_rows[process]).to(advantages.device)
+    weighted = advantages * torch.from_numpy(step.judgement.weight).to(advantages)
+    output["advantages"] = torch.where(numbers >= 0, weighted[numbers.clamp(min=0)], 0.0)
+    output["num_items_in_batch"] = torch.full_like(output["num_items_in_batch"], step.num_kept_tokens)
+    output["duet_row"] = numbers
 
 
 def fill_sum_logps(step: Step, captured: np.ndarray) -> None:

@@ -66,7 +66,7 @@ def positions_of(automaton, ids):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_any_tokenisation_completes_where_the_bytes_do(name, data):
     raw = data.draw(texts(name)).encode()
     vocabulary, ids = chunked(raw, data.draw(st.lists(st.integers(0, 200))))
@@ -78,7 +78,7 @@ def test_any_tokenisation_completes_where_the_bytes_do(name, data):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=100, deadline=None)
 def test_advance_completions_and_torch_agree_step_by_step(name, data):
     vocabulary = [*(piece.encode() for piece in PIECES[name]), None, b"\xc3", b"\xa9", b""]
     rows = data.draw(st.lists(st.lists(st.integers(0, len(vocabulary) - 1), max_size=15), max_size=5))

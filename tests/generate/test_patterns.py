@@ -57,7 +57,7 @@ def seen_ends(marker, text):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @given(TEXTS)
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_pattern_completes_at_the_earliest_end_of_each_match(pattern, text):
     assert seen_ends(get_marker("regex:" + pattern), text) == shortest_matches(pattern, text)
 
@@ -79,7 +79,7 @@ def patterns():
 
 @given(patterns(), st.text(st.sampled_from("ab1é\n"), max_size=8))
 @example("(?:a*b)+", "aabb")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_random_patterns_agree_with_pythons_engine(pattern, text):
     try:
         marker = pattern_marker("random", pattern)
@@ -91,7 +91,7 @@ def test_random_patterns_agree_with_pythons_engine(pattern, text):
 
 
 @given(st.sampled_from(PATTERNS), TEXTS)
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 def test_a_seen_pattern_can_be_extracted(pattern, text):
     end = first_marker_end(get_marker("regex:" + pattern), text)
     if end is not None:
@@ -105,7 +105,14 @@ CODE_POINTS = st.one_of(
 )
 
 
-@given(st.tuples(CODE_POINTS, CODE_POINTS).map(sorted), st.lists(CODE_POINTS, max_size=20))
+def is_surrogate(code):
+    return 0xD800 <= code <= 0xDFFF  # no text holds them
+
+
+@given(
+    st.tuples(CODE_POINTS, CODE_POINTS).map(sorted).filter(lambda ends: not all(map(is_surrogate, ends))),
+    st.lists(CODE_POINTS, max_size=20),
+)
 @example([0x7F, 0x800], [])
 @example([0x0, 0x10FFFF], [])
 @settings(max_examples=300, deadline=None)
@@ -113,7 +120,7 @@ def test_a_class_reads_its_characters_and_no_other(ends, others):
     low, high = ends
     marker = pattern_marker("class", f"[\\U{low:08x}-\\U{high:08x}]a")
     for code in {*UTF8_EDGES, *others, low, high, max(low - 1, 0), min(high + 1, 0x10FFFF)}:
-        if not 0xD800 <= code <= 0xDFFF:  # surrogates are no text
+        if not is_surrogate(code):
             assert (first_marker_end(marker, chr(code) + "a") == 2) == (low <= code <= high), hex(code)
 
 

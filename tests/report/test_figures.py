@@ -14,7 +14,7 @@ from duet_trl.report import figures
 def history(num_steps=30):
     entries = []
     for step in range(1, num_steps + 1):
-        before, aborted, kept, trimmed = 0.3, 0.2 / step, 0.01, 0.25
+        before, aborted, kept, trimmed = 0.3, 0.25, 0.01, 0.25
         entries.append({"step": step, "held_out/mean@4": 0.4})  # another kind of entry at the same step
         entries.append(
             {
@@ -59,17 +59,22 @@ def test_every_step_figure_writes_a_readable_png(draw, tmp_path):
     assert image.std() > 0.05  # something is drawn
 
 
+def pixels_of(path, color):
+    pixels = imread(path)[..., :3].reshape(-1, 3)
+    wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
+    return int((np.abs(pixels - wanted).max(axis=1) < 0.01).sum())
+
+
 def test_the_accuracy_figure_draws_both_runs(tmp_path):
     path = figures.accuracy_figure([curve("GRPO", 0.0), curve("DUET", 0.02)], tmp_path / "accuracy.png")
-    pixels = imread(path)[..., :3].reshape(-1, 3)
-    for color in (figures.GREY, figures.BLUE):
-        wanted = np.array([int(color[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-        assert (np.abs(pixels - wanted).max(axis=1) < 0.01).sum() > 200
+    assert pixels_of(path, figures.GREY) > 200
+    assert pixels_of(path, figures.BLUE) > 200
 
 
-def test_outcome_shares_fill_the_axis_to_one(tmp_path):
-    # The bars must add up to 1, whatever the split: with a share missing, white would show inside the axis.
+def test_outcomes_take_the_area_of_their_shares(tmp_path):
+    # never polled .30, marker seen .44 of which trimmed .25, kept .01, aborted .25 (hatched, so some of it is white)
     path = figures.outcomes_figure(history(), tmp_path / "outcomes.png")
-    image = imread(path)[..., :3]
-    centre = image[image.shape[0] // 8 : int(image.shape[0] * 0.7), image.shape[1] // 2]
-    assert (centre.min(axis=1) > 0.99).mean() < 0.15  # bar edges and hatches only
+    unit = pixels_of(path, figures.SKY) / 0.30
+    assert pixels_of(path, figures.BLUE) / unit == pytest.approx(0.19, rel=0.1)
+    assert pixels_of(path, figures.GREEN) / unit == pytest.approx(0.25, rel=0.1)
+    assert 0.12 < pixels_of(path, figures.RED) / unit < 0.25

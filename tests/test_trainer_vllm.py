@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DUETGRPOTrainer on a real vLLM engine in the training process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# TRL builds its engine for the life of the process, so the run gets a process of its own.
+SCRIPT = """
+import json, sys
+from pathlib import Path
+from tests.runs import count_fours, duet_trainer, logged, prompts
+
+model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+trainer = duet_trainer(model, output_dir, use_vllm=True, vllm_mode="colocate", max_steps=5, **overrides)
+trainer.train()
+samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
+names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
+         "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
+         "sampling/importance_sampling_ratio/max")
+report = {name: logged(trainer, name) for name in names}
+report["samples"] = samples
+(output_dir / "report.json").write_text(json.dumps(report))
+"""
+
+
+def run(model: Path, output_dir: Path, **overrides) -> dict:
+    output_dir.mkdir(exist_ok=True)
+    command = [sys.executable, "-c", SCRIPT, str(model), str(output_dir), json.dumps(overrides)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=output_dir)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((output_dir / "report.json").read_text())
+
+
+@pytest.mark.vllm
+def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_path, tmp_path):
+    report = run(tiny_path, tmp_path)
+    # Tied embeddings included, every step samples from the weights of the step before: a stale copy would differ.
+    assert max(report["sampling/sampling_logp_difference/max"]) < 1e-3
+    assert min(report["sampling/importance_sampling_ratio/min"]) > 0.99
+    assert max(report["sampling/importance_sampling_ratio/max"]) < 1.01
+    for name in ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate"):
+        assert max(report[name]) > 0, name
+    assert [len(row) for row in report["samples"]] == [3, 3]
+    assert all(row[0] == row[1] == row[2] for row in report["samples"])  # greedy
+    assert max(len(ids) for row in report["samples"] for ids in row) <= 10
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"marker": "regex:4+2", "entropy_threshold": 0.0},
+        {"method": "grpo"},
+        {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
+    ],
+    ids=["custom-marker", "grpo", "papers-nucleus"],
+)
+def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
+    report = run(tiny_path, tmp_path, **overrides)
+    assert len(report["loss"]) == 5
+    gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
+    assert gated == (overrides.get("method") != "grpo")
