@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every knob of DUET with its paper symbol, unit, preset values and check."""
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,10 @@ from trl import GRPOConfig
 from .generate.markers import get_marker
 from .methods import METHODS
 from .presets import PRESETS, resolve
+
+logger = logging.getLogger(__name__)
+
+_FEW_PROMPTS = 4
 
 
 def _knob(help_text: str, default: Any) -> Any:
@@ -188,6 +193,13 @@ class DUETGRPOConfig(GRPOConfig):
         self._check_ranges()
         self._check_relations()
         self._check_upstream()
+        num_prompts = self.generation_batch_size // self.num_generations
+        if self.allocate and num_prompts < _FEW_PROMPTS:
+            logger.warning(
+                "Only %d prompt(s) share the budget of a generation step, so there is little to allocate. Raise "
+                "gradient_accumulation_steps or per_device_train_batch_size.",
+                num_prompts,
+            )
 
     def _check_choices(self) -> None:
         choices = {

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import yaml
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm", help="what generates rollouts")
-    parser.add_argument("--eval_problems", type=int, default=160, help="held-out problems, four samples each")
+    parser.add_argument("--eval_problems", type=int, default=120, help="held-out problems, four samples each")
     parser.add_argument("--eval_every", type=int, default=8, help="optimizer steps between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
@@ -45,6 +46,7 @@ def main() -> None:
 
 def compare(args: argparse.Namespace) -> None:
     """Train each arm in a process of its own, then write and print the report."""
+    begin = time.perf_counter()
     for number, (arm, (name, _)) in enumerate(ARMS.items(), start=1):
         print(f"\n[{number}/{len(ARMS)}] {name}: {args.steps} optimizer steps", flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
@@ -54,6 +56,7 @@ def compare(args: argparse.Namespace) -> None:
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
     print(f"\n{write_report(runs, args.output_dir)}\n\nFigures and summary: {args.output_dir}/")
+    print(f"Both runs with their evaluations: {(time.perf_counter() - begin) / 60:.1f} minutes")
 
 
 def train(args: argparse.Namespace) -> None:

@@ -171,6 +171,12 @@ def test_peft_trains_only_the_adapter(tiny_path, tmp_path):
     assert all("lora" in name for name in moved)
 
 
+def test_a_streamed_data_set_trains(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, data=prompts().to_iterable_dataset())
+    trainer.train()
+    assert len(set(trainer._current.plan.keys)) == 8
+
+
 def test_evaluation_runs_ungated(tiny_path, tmp_path):
     trainer = duet_trainer(
         tiny_path,

@@ -18,6 +18,10 @@ from pathlib import Path
 from tests.runs import count_fours, duet_trainer, logged, prompts
 
 model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+if overrides.pop("lora", False):
+    from peft import LoraConfig
+
+    overrides["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
 trainer = duet_trainer(model, output_dir, use_vllm=True, vllm_mode="colocate", max_steps=5, **overrides)
 trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
@@ -60,12 +64,15 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
     [
         {"marker": "regex:4+2", "entropy_threshold": 0.0},
         {"method": "grpo"},
+        {"lora": True, "learning_rate": 1e-2},
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
     ],
-    ids=["custom-marker", "grpo", "papers-nucleus"],
+    ids=["custom-marker", "grpo", "lora", "papers-nucleus"],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)
     assert len(report["loss"]) == 5
+    # No importance correction, no measured difference.
+    assert max(report["sampling/sampling_logp_difference/max"], default=0.0) < 1e-3
     gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
     assert gated == (overrides.get("method") != "grpo")

@@ -117,11 +117,11 @@ def outcomes_figure(history: History, path: Path) -> Path:
     _, kept = series(history, "duet/keep_rate")
     _, aborted = series(history, "duet/abort_rate")
     parts = (
-        ("ended by itself, never polled", before, SKY, ""),
-        ("marker seen, ended by itself", seen - trimmed, BLUE, ""),
-        ("marker seen, trimmed", trimmed, GREEN, ""),
-        ("no marker, kept by the coin", kept, ORANGE, "..."),
-        ("no marker, aborted", aborted, RED, "///"),
+        ("ended before the gate decided", before, SKY, ""),
+        ("answered, ended by itself", seen - trimmed, BLUE, ""),
+        ("answered, trimmed", trimmed, GREEN, ""),
+        ("no answer, kept by the coin", kept, ORANGE, "..."),
+        ("no answer, aborted", aborted, RED, "///"),
     )
     floor = np.zeros_like(seen)
     for label, share, color, hatch in parts:

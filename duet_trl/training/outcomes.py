@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the gate did to every rollout, known on every process."""
 
+import logging
+
 import numpy as np
 
 from ..controller import Controller
@@ -8,6 +10,8 @@ from ..generate.gate import GateMismatch, Outcome, Replay
 from ..update.weights import surcharge
 from .exchange import Exchange
 from .step import Step
+
+logger = logging.getLogger(__name__)
 
 
 def share_outcomes(step: Step, controller: Controller, exchange: Exchange, eos_ids: list[int]) -> None:
@@ -54,3 +58,41 @@ def surcharge_factor(step: Step, advantages: np.ndarray, keep_probability: float
         num_prompts=len(step.plan.keys),
         keep_probability=keep_probability,
     ).factor
+
+
+class MarkerWatch:
+    """Warns once when the gate aborts rollouts although no marker was ever seen: likely the wrong marker.
+
+    Args:
+        marker (str): Marker of the configuration.
+        patience (int): Generation steps without a marker before the warning.
+        abort_rate (float): Share of aborted rollouts from which it matters.
+    """
+
+    def __init__(self, marker: str, patience: int = 3, abort_rate: float = 0.1) -> None:
+        self.marker = marker
+        self.patience = patience
+        self.abort_rate = abort_rate
+        self._steps = self._rollouts = self._aborted = 0
+        self._done = False
+
+    def look(self, outcome: np.ndarray) -> None:
+        """Count the outcomes of a step, shape (N,)."""
+        if self._done:
+            return
+        self._steps += 1
+        self._rollouts += len(outcome)
+        self._aborted += int((outcome == Outcome.ABORTED).sum())
+        if (outcome == Outcome.ANSWERED).any():
+            self._done = True
+        elif self._steps >= self.patience and self._aborted >= self.abort_rate * self._rollouts:
+            self._done = True
+            logger.warning(
+                "No rollout of the first %d generation steps showed the marker %r at a poll, and %d of %d were "
+                "aborted. If answers look otherwise, set `marker` ('math', 'code', 'qa' or 'regex:<pattern>'); with "
+                "abort=False nothing is lost meanwhile.",
+                self._steps,
+                self.marker,
+                self._aborted,
+                self._rollouts,
+            )

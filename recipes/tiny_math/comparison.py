@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from duet_trl.evaluation.protocol import paired_difference
 from duet_trl.report.figures import (
     AccuracyCurve,
     accuracy_figure,
@@ -54,7 +55,7 @@ def run_record(name: str, history: list[dict[str, Any]], evaluations: list[Any],
                 "generated_tokens": sum(tokens for step, tokens in generated if step <= evaluation.step),
                 "train_seconds": evaluation.train_seconds,
                 "accuracy": evaluation.score.to_dict(),
-                "accuracy_of_problems": np.asarray(evaluation.correct).mean(axis=1).tolist(),
+                "correct": evaluation.correct.astype(int).tolist(),
                 "mean_length": float(evaluation.lengths.mean()),
             }
             for evaluation in evaluations
@@ -64,14 +65,14 @@ def run_record(name: str, history: list[dict[str, Any]], evaluations: list[Any],
 
 
 def write_report(runs: list[dict], output: Path) -> str:
-    """Write summary.json, table.md and the figures; the last run is the one whose decisions are drawn.
+    """Write summary.json, table.md and the figures. The decisions drawn are those of the last run.
 
     Args:
         runs (list[dict]): Records of the runs; the first is the reference of the speed-up.
         output (Path): Folder.
 
     Returns:
-        str: The table as plain text.
+        str: The table as plain text and the paired differences of the final accuracies.
     """
     rows = [_row(run, runs[0]) for run in runs]
     accuracy_figure([_curve(run) for run in runs], output / "accuracy.png")
@@ -79,10 +80,11 @@ def write_report(runs: list[dict], output: Path) -> str:
     fan_out_figure(history, output / "fan_out.png")
     thresholds_figure(history, output / "thresholds.png", MAX_COMPLETION_LENGTH)
     outcomes_figure(history, output / "outcomes.png")
-    (output / "table.md").write_text(markdown_table(HEADERS, rows) + "\n")
-    summary = {"hardware": hardware(), "versions": versions(), "runs": runs}
-    (output / "summary.json").write_text(json.dumps(summary, indent=1))
-    return text_table(HEADERS, rows)
+    notes = [_difference(run, runs[0]) for run in runs[1:]]
+    (output / "table.md").write_text("\n\n".join([markdown_table(HEADERS, rows), *notes]) + "\n")
+    summary = {"hardware": hardware(), "versions": versions(), "differences": notes, "runs": runs}
+    (output / "summary.json").write_text(json.dumps(summary))
+    return "\n\n".join([text_table(HEADERS, rows), *notes])
 
 
 def hardware() -> dict[str, str | int]:
@@ -112,6 +114,15 @@ def _row(run: dict, reference: dict) -> list[str]:
         f"{base['train_seconds'] / last['train_seconds']:.2f}x",
         f"{last['mean_length']:.0f}",
     ]
+
+
+def _difference(run: dict, reference: dict) -> str:
+    correct, base = (np.array(record["evaluations"][-1]["correct"]) for record in (run, reference))
+    difference = paired_difference(correct, base)
+    return (
+        f"{run['name']} minus {reference['name']}, on the same {difference.num_problems} problems: {difference} "
+        "(the interval covers the choice of problems, not the training seed)"
+    )
 
 
 def _curve(run: dict) -> AccuracyCurve:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from duet_trl.evaluation import best_at_k, mean_at_k
+from duet_trl.evaluation import best_at_k, mean_at_k, paired_difference
 
 TABLES = arrays(np.bool_, st.tuples(st.integers(1, 12), st.integers(1, 6)))
 
@@ -64,6 +64,26 @@ def test_more_problems_than_one_block_of_draws_still_gives_the_closed_form():
     score = mean_at_k(correct, num_resamples=400)
     # sqrt(.25 / 30000) = .00289; 400 draws leave about 7% on an interval's width
     assert (score.high - score.low) / (2 * 1.96) == pytest.approx(0.00289, rel=0.25)
+
+
+def test_a_paired_difference_of_equal_policies_has_no_width_however_hard_the_problems_vary():
+    correct = np.array([[1, 1]] * 30 + [[0, 0]] * 30)
+    difference = paired_difference(correct, correct)
+    assert (difference.low, difference.value, difference.high) == (0.0, 0.0, 0.0)
+
+
+def test_a_paired_difference_has_the_standard_error_of_the_differences():
+    # 100 problems, half of them gained: the difference of a problem has mean .5 and variance .25, whatever the
+    # difficulty of the others, so the standard error is sqrt(.25 / 100) = .05.
+    reference = np.array([[0]] * 100)
+    difference = paired_difference(np.array([[1]] * 50 + [[0]] * 50), reference, num_resamples=20_000)
+    assert difference.value == 0.5
+    assert (difference.high - difference.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.05)
+
+
+def test_a_paired_difference_of_other_problems_is_refused():
+    with pytest.raises(ValueError, match="same problems, got 2 and 1"):
+        paired_difference(np.array([[1], [0]]), np.array([[1]]))
 
 
 def test_best_at_k_of_all_samples_is_any():

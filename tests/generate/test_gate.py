@@ -126,6 +126,29 @@ def test_replay_rejects_a_stop_at_any_other_time(gate_spec, natural, keep, seed,
         replay(gate_spec, AUTOMATON, [natural[: len(rollout.ids) + error]], [True], [keep])
 
 
+@settings(max_examples=200, deadline=None)
+@given(specs(), st.lists(st.sampled_from([A, B, C]), min_size=2, max_size=30), st.booleans(), st.data())
+def test_a_resumed_rollout_goes_on_as_the_uninterrupted_one(gate_spec, ids, keep, data):
+    cut = data.draw(st.integers(1, len(ids)))
+    slots = np.array([0, 1])
+    gate = StreamingGate(2, [AUTOMATON])
+    gate.admit(0, gate_spec, keep)
+    for token in ids[:cut]:
+        gate.step(slots[:1], np.array([token]))
+    gate.admit(1, gate_spec, keep, prefix=ids[:cut])
+    for token in [*ids[cut:], C]:
+        assert len(set(gate.stops(slots).tolist())) == len(set(gate.armed(slots).tolist())) == 1
+        gate.step(slots, np.array([token, token]))
+
+
+def test_a_resumed_rollout_remembers_its_latest_marker_for_the_window():
+    gate = StreamingGate(1, [AUTOMATON])
+    markers_at_2_and_7 = [A, B, C, C, C, A, B]
+    gate.admit(0, spec(poll_threshold=8, window=3, trim=False), keep=False, prefix=markers_at_2_and_7)
+    stops = [gate.step(np.array([0]), np.array([C]))[0] for _ in range(6)]
+    assert not any(stops)  # seen at 8, so the gate at 11 does not abort it
+
+
 def run(gate_spec: GateSpec, natural: list[int], keep: bool) -> Rollout:
     """One rollout through the streaming gate, its outcome by replay."""
     never_low = [np.full(len(natural) + 1, np.inf)]
@@ -205,6 +228,8 @@ def test_engine_without_the_gate_is_an_error_that_names_rollout_and_remedy():
         replay(spec(), AUTOMATON, [[C, EOS], [C] * 30], [False, False], [False, False])
     with pytest.raises(GateMismatch, match="was stopped at 30 tokens, but this gate does not stop it at all"):
         replay(spec(), AUTOMATON, [[C] * 30], [True], [True])
+    with pytest.raises(GateMismatch, match="was stopped at 6 tokens, but this gate stops it at 7"):
+        replay(spec(), AUTOMATON, [with_marker_at(2, 6)], [True], [False])
     with pytest.raises(GateMismatch, match="between 4 and 7"):
         replay(spec(entropy_threshold=0.5), AUTOMATON, [with_marker_at(2, 30)], [False], [True])
 

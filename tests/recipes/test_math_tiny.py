@@ -59,6 +59,7 @@ def test_the_report_compares_the_last_measurements_and_draws_four_figures(tmp_pa
     duet = run_record("DUET", history(400.0), [evaluation(0, 0.0, 3), evaluation(3, 12.0, 4)], {"seed": 0})
     table = write_report([grpo, duet], tmp_path)
     lines = [" ".join(line.split()) for line in table.split("\n")]
+    assert lines[-1].startswith("DUET minus GRPO, on the same 10 problems: -0.100 [-0.3")
     assert lines[2].startswith("GRPO 0.500 [")
     assert lines[2].endswith("3,000 30 1.00x 50")
     assert lines[3].startswith("DUET 0.400 [")

@@ -85,6 +85,16 @@ def test_slots_are_moved_swapped_and_emptied_with_all_they_hold():
     assert logits[3, SENTINEL] == 0.0 and (logits[:3] == 0.0).all()
 
 
+def test_swapped_requests_keep_their_own_eos_ids():
+    gates = SlotGates(2, toy)
+    other = GateRequest(request(entropy_threshold=0.1).spec, False, "toy", SENTINEL, frozenset({B}))
+    gates.admit(0, request(entropy_threshold=0.1), prefix=[A, B])
+    gates.admit(1, other, prefix=[A, B])
+    gates.swap(0, 1)
+    logits = torch.stack([logits_with("low", EOS)] * 2)
+    assert gates.edit(logits, gates.slots, gates.slots).tolist() == [True, False]  # slot 1: about to end by itself
+
+
 def test_each_marker_is_compiled_once():
     compiled = []
 

@@ -123,6 +123,20 @@ def test_generation_config_of_the_caller_is_not_changed(tiny_gate):
     assert config.eos_token_id == tiny_gate.eos_ids[0]
 
 
+def test_padding_behind_an_ended_row_is_not_looked_at(tiny_gate):
+    parameters = tiny_gate.parameters(GateSpec(2, 4, 2), False)
+    processor = GateLogitsProcessor([parse_gate_parameters(parameters)] * 2, {MARKER: tiny_gate.automaton})
+    prompt, scores = torch.tensor([[40, 41], [42, 43]]), torch.zeros(2, 384)
+    ended, running = [tiny_gate.eos_ids[1]], [50]
+    processor(prompt, scores)
+    for _ in range(6):
+        ids = torch.cat([prompt, torch.tensor([ended, running])], dim=1)
+        output = processor(ids, scores)
+        ended, running = [*ended, tiny_gate.eos_ids[0]], [*running, 50]
+    assert output[1, 0] == -torch.inf  # K2 + G = 6
+    assert (output[0, : tiny_gate.sentinel] == 0.0).all()
+
+
 def test_wrong_number_of_rows_and_unknown_markers_are_errors(tiny_gate):
     parameters = tiny_gate.parameters(SPECS[0], False)
     with (
