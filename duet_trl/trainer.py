@@ -109,7 +109,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         self._signature_columns += [c for c in wanted if c is not None and c not in self._signature_columns]
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._replay is not None or not self.model.training:
+        if not self.model.training:
             return super()._generate_and_score_completions(inputs)
         step = self._plan(inputs)
         self._roll_out(step)
@@ -251,6 +251,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         step.train_rows = output
         logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self.reward_weights)
         logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
+        if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
+            step.capture(output, output["old_per_token_logps"])
+            self._finish(step)
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -278,27 +281,23 @@ class DUETGRPOTrainer(GRPOTrainer):
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if not self.model.training:
             return super()._compute_loss(model, inputs)
-        inputs = dict(inputs)
-        numbers = inputs.pop("duet_row")
+        step, spg = self._current, self.args.steps_per_generation
+        rows.check_divisor(step, inputs)
         loss = super()._compute_loss(model, inputs)
-        old_logps = inputs.get("old_per_token_logps")
-        self._observe_logps(numbers, inputs, self._captured_logps if old_logps is None else old_logps)
+        position = self._step % (spg * self.num_iterations)
+        if "old_per_token_logps" not in inputs and position < spg:
+            step.capture(inputs, self._captured_logps)
+            if position == spg - 1:
+                self._finish(step)
         self._captured_logps = None
         return loss
 
-    def _observe_logps(self, numbers: torch.Tensor, inputs: dict[str, Any], logps: torch.Tensor) -> None:
-        """Collect sum log pi (B,) of each micro-batch of the first pass; the last one closes the step."""
-        position = self._step % (self.args.steps_per_generation * self.num_iterations)
-        if position >= self.args.steps_per_generation:
-            return
-        mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
-        sums = (logps * mask).sum(dim=1)
-        self._current.captured.append(torch.stack([numbers.double(), sums.double(), mask.sum(dim=1).double()], dim=1))
-        if position == self.args.steps_per_generation - 1:
-            self._finish(self._current)
-
     def _finish(self, step: Step) -> None:
-        """Phase 4: the surrogate's observation, once every trained rollout has been through the policy."""
+        """Phase 4: the surrogate's observation, once every trained rollout has been through the policy.
+
+        With a separate pass for old log-probabilities that is before the first update, else within it: always before
+        the optimizer moves.
+        """
         captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
         step.captured = []
         started = time.perf_counter()
@@ -327,11 +326,11 @@ class DUETGRPOTrainer(GRPOTrainer):
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
         before, started = self._current, time.perf_counter()
+        booked = 0.0 if before is None else sum(before.seconds.values())
         loss = super().training_step(model, inputs, num_items_in_batch)
-        step, elapsed = self._current, time.perf_counter() - started
-        if step is not before:
-            elapsed -= sum(step.seconds.values())
-        step.seconds["update"] += elapsed
+        step = self._current
+        booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
+        step.seconds["update"] += time.perf_counter() - started - booked
         if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
             overhead = step.seconds["plan"] + step.seconds["overhead"]
             self._report({f"seconds_{name}": step.seconds[name] for name in ("plan", "generate", "score", "update")})

@@ -285,19 +285,20 @@ def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path)
     assert (tmp_path / "checkpoint-0" / "model.safetensors").exists()
 
 
-def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path)
-    forward = trainer._get_per_token_logps_and_entropies
+@pytest.mark.parametrize("options", [{}, {"steps_per_generation": 8}], ids=["within-the-update", "before-it"])
+def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
+    trainer = duet_trainer(tiny_path, tmp_path, **options)
 
-    def broken(*args, **kwargs):
-        logps, *rest = forward(*args, **kwargs)
-        return logps * torch.nan, *rest
+    def break_the_policy(completions, **kwargs):
+        # After generation, so that only the log-probabilities are affected.
+        with torch.no_grad():
+            trainer.model.model.norm.weight.fill_(torch.nan)
+        return count_fours(completions)
 
-    trainer._get_per_token_logps_and_entropies = broken
-    observe = trainer._observe_logps
-    trainer._observe_logps = lambda numbers, inputs, logps: observe(numbers, inputs, logps * torch.nan)
+    trainer.reward_funcs[0] = break_the_policy
     with pytest.raises(RuntimeError, match="has a finite log-probability"):
         trainer.train()
+    assert trainer.state.global_step == 0
     assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from ..config import DUETGRPOConfig
 from ..generate.automaton import TokenAutomaton, compile_automaton
@@ -80,16 +80,9 @@ def prepare_gate(
     """
     if not args.gated:
         return None
-    if isinstance(model, str):
-        kwargs = args.model_init_kwargs or {}
-        model_config = AutoConfig.from_pretrained(
-            model, revision=kwargs.get("revision"), trust_remote_code=args.trust_remote_code
-        )
-    else:
-        model_config = model.config
-    vocab_size = model_config.get_text_config().vocab_size
+    vocab_size, declared = _vocabulary(model, args)
     marker = get_marker(args.marker)
-    eos_ids = _eos_ids(tokenizer, vocab_size)
+    eos_ids = _eos_ids(tokenizer, declared, vocab_size)
     automaton = compile_automaton(marker, vocabulary_bytes(tokenizer, vocab_size))
     if args.sentinel_token_id is None:
         sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
@@ -103,14 +96,35 @@ def prepare_gate(
     return GateSetup(args.marker, automaton, sentinel, eos_ids)
 
 
-def _eos_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> tuple[int, ...]:
-    eos = tokenizer.eos_token_id
-    if eos is None or not 0 <= eos < vocab_size:
+def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int, list[int]]:
+    """Size of the model's vocabulary and the EOS ids it declares, without loading weights."""
+    if not isinstance(model, str):
+        config, declared = model.config, model.generation_config.eos_token_id
+    else:
+        source = {
+            "revision": (args.model_init_kwargs or {}).get("revision"),
+            "trust_remote_code": args.trust_remote_code,
+        }
+        config = AutoConfig.from_pretrained(model, **source)
+        try:
+            declared = GenerationConfig.from_pretrained(model, **source).eos_token_id
+        except OSError:  # transformers then makes one from the model's configuration
+            declared = config.eos_token_id
+    text_config = config.get_text_config()
+    return text_config.vocab_size, [declared] if isinstance(declared, int) else list(declared or [])
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size: int) -> tuple[int, ...]:
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no eos_token: no rollout could end by itself. Set tokenizer.eos_token.")
+    eos_ids = dict.fromkeys([tokenizer.eos_token_id, *declared])
+    outside = [eos for eos in eos_ids if not 0 <= eos < vocab_size]
+    if outside:
         raise ValueError(
-            f"The tokenizer's eos_token_id is {eos}, outside the vocabulary of {vocab_size}: no rollout could end by "
-            "itself. Set tokenizer.eos_token to a token the model can produce."
+            f"eos_token_id {outside} is outside the vocabulary of {vocab_size}. Set tokenizer.eos_token and the "
+            "model's generation_config.eos_token_id to tokens the model can produce."
         )
-    return (eos,)
+    return tuple(eos_ids)
 
 
 class Engine:
@@ -153,19 +167,6 @@ class Engine:
 
     def attach(self, trainer: "DUETGRPOTrainer") -> None:
         """Finish the set-up once TRL has built model and engine."""
-        if self.setup is not None:
-            vocab_size = trainer.model.config.get_text_config().vocab_size
-            outside = [eos for eos in trainer.eos_token_ids if not 0 <= eos < vocab_size]
-            if outside:
-                raise ValueError(
-                    f"The model's generation_config declares eos ids {outside} outside its vocabulary of {vocab_size}."
-                    " Correct model.generation_config.eos_token_id."
-                )
-            if self.setup.sentinel in trainer.eos_token_ids:
-                raise ValueError(
-                    f"sentinel_token_id {self.setup.sentinel} is an EOS of the model: natural ends and forced stops "
-                    "could not be told apart. Leave it at None."
-                )
         if self.args.use_vllm and trainer.accelerator.device.type == "cpu":
             from ..generate.engines.colocated import reload_weights_cpu
 

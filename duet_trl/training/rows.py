@@ -141,6 +141,17 @@ def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
     output["duet_row"] = numbers
 
 
+def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
+    """Compare the divisor of the loss with N_t of Eq. 6.
+
+    Raises:
+        RuntimeError: If they differ: what TRL buffered is not what was kept.
+    """
+    divisor = int(batch["num_items_in_batch"])
+    if divisor != step.num_kept_tokens:
+        raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
+
+
 def fill_sum_logps(step: Step, captured: np.ndarray) -> None:
     """Spread the captured sums over all rollouts and check that each trained token was seen once.
 

@@ -66,6 +66,12 @@ class Step:
         default_factory=lambda: dict.fromkeys(("plan", "generate", "score", "update", "overhead"), 0.0)
     )
 
+    def capture(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
+        """Note number, sum log pi and policy tokens of each row of a batch; `logps` has shape (B, C), nats."""
+        mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+        columns = (batch["duet_row"], (logps * mask).sum(dim=1), mask.sum(dim=1))
+        self.captured.append(torch.stack([column.double() for column in columns], dim=1))
+
     @property
     def generated_rows(self) -> np.ndarray:
         """Rows this process really generates: its own, or rollout 0 where it has none (collectives need one)."""

@@ -129,6 +129,8 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         Returns:
             torch.Tensor: The same tensor.
         """
+        if not len(self._gates.slots):
+            return logits
         if ctx is not None:
             slots, rows = self._catch_up_v2(ctx)
         else:
@@ -194,11 +196,15 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         self._gated_outputs = None
 
     def _drop(self, slot: int) -> None:
+        if self._requests[slot] is None:
+            return
         self._gates.drop(slot)
         self._requests[slot], self._outputs[slot] = None, []
         self._gated_outputs = None
 
     def _swap(self, first: int, second: int) -> None:
+        if self._requests[first] is None and self._requests[second] is None:
+            return
         self._gates.swap(first, second)
         for column in (self._requests, self._outputs):
             column[first], column[second] = column[second], column[first]
