@@ -220,6 +220,27 @@ def test_notation_md_lists_the_metrics() -> None:
     assert reported - documented == set()
 
 
+def messages_in_the_source() -> str:
+    """Every string of the package, one a line, with what is filled in left out, and every class name."""
+    lines = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            lines.append("".join(str(part.value) if isinstance(part, ast.Constant) else "" for part in parts))
+            if isinstance(node, ast.ClassDef):
+                lines.append(node.name)
+    return "\n".join(lines)
+
+
+def test_messages_in_operations_md_are_the_ones_that_are_raised() -> None:
+    section = (DOCS / "operations.md").read_text().split("## Errors and warnings")[1]
+    quoted = re.findall(r"^\| `([^`]+)`", section, flags=re.M)
+    assert len(quoted) > 10
+    source = messages_in_the_source()
+    pieces = {piece.strip() for message in quoted for piece in message.split("...") if piece.strip()}
+    assert {piece for piece in pieces if piece not in source} == set()
+
+
 def core_modules() -> list[str]:
     paths = [path for room in CORE for path in (PACKAGE / room).rglob("*.py") if "engines" not in path.parts]
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)

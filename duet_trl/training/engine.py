@@ -2,6 +2,8 @@
 """Puts the gate into the engine that TRL generates with, and checks beforehand that it can work."""
 
 import copy
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -127,6 +129,12 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size
     return tuple(eos_ids)
 
 
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
 class Engine:
     """The engine TRL generates with, gated on demand.
 
@@ -153,6 +161,9 @@ class Engine:
 
         def build(*args: Any, **kwargs: Any) -> Any:
             on_cpu = trainer.accelerator.device.type == "cpu"
+            if trainer.accelerator.num_processes == 1:
+                # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
+                os.environ["MASTER_PORT"] = str(_free_port())
             # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
             dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
             custom = self.setup is not None and self._marker_name == "custom"

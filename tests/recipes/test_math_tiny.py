@@ -91,6 +91,7 @@ def test_the_reward_compares_the_first_boxed_integer(text, answer, right):
     assert first_box_reward([[{"role": "assistant", "content": text}]], [answer]) == [float(right)]
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_the_demo_trains_both_arms_and_reports(tmp_path):
     pytest.importorskip("vllm", reason="needs vLLM")
