@@ -12,6 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from common import argument_parser, hardware, print_table, versions, write_result
@@ -41,10 +42,10 @@ def batch(kind: int, rng: np.random.Generator, size: int = NUM_PROMPTS) -> tuple
     return 50 * (1 + rng.pareto(1.5, size)), 100 * (1 + rng.pareto(1.2, size)).clip(max=30)
 
 
-def timed(work: Callable) -> tuple:
+def timed(solve: Callable, *args: Any, **kwargs: Any) -> tuple:
     """Result and seconds."""
     begin = time.perf_counter()
-    result = work()
+    result = solve(*args, **kwargs)
     return result, time.perf_counter() - begin
 
 
@@ -58,9 +59,9 @@ def compare(rng: np.random.Generator) -> dict[str, list[float]]:
     for number in range(NUM_BATCHES):
         sigma, length = batch(number % 5, rng)
         budget = FRACTIONS[number % 3] * NUM_GENERATIONS * float(length.sum())
-        paper, seconds = timed(lambda: bisection_allocation(sigma, length, budget, num_max=NUM_MAX, dual=dual))
+        paper, seconds = timed(bisection_allocation, sigma, length, budget, num_max=NUM_MAX, dual=dual)
         dual = paper.dual
-        exact, exact_seconds = timed(lambda: neyman_allocation(sigma, length, budget, num_max=NUM_MAX))
+        exact, exact_seconds = timed(neyman_allocation, sigma, length, budget, num_max=NUM_MAX)
         same_cost = neyman_allocation(sigma, length, paper.planned_tokens, num_max=NUM_MAX)
         figures["exact_s"].append(exact_seconds)
         figures["bisection_s"].append(seconds)
@@ -81,7 +82,7 @@ def main() -> int:
     rng = np.random.default_rng(arguments.seed)
     figures = compare(rng)
     sigma, length = batch(1, rng, LARGE)
-    large, large_seconds = timed(lambda: neyman_allocation(sigma, length, 4 * float(length.sum()), num_max=NUM_MAX))
+    large, large_seconds = timed(neyman_allocation, sigma, length, 4 * float(length.sum()), num_max=NUM_MAX)
 
     free = [used for used, binding in zip(figures["used"], figures["binding"], strict=True) if not binding]
     result = {

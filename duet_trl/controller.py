@@ -160,7 +160,7 @@ class Controller:
         return self.gate.replay(plan.gate.spec, plan.gate.keep[rows], completion_ids, gate_stopped)
 
     def weigh(self, plan: StepPlan, outcome: np.ndarray, advantages: np.ndarray) -> Judgement:
-        """Phase 3, lines 32-35: who is masked, and w = (1 - I) / (s_pre p) for the others (Eq. 6).
+        """Phase 3, lines 35-38: who is masked, and w = (1 - I) / (s_pre p) for the others (Eq. 6).
 
         Args:
             plan (StepPlan): Plan of the step.
@@ -181,7 +181,7 @@ class Controller:
         return Judgement(propensity, weight, kept, self.rollout_filter(advantages, masked))
 
     def observe_rollouts(self, plan: StepPlan, replay: Replay, judgement: Judgement, use: np.ndarray) -> None:
-        """Phase 4, lines 40-43: running mean lengths, the window of K1 and K2, the step counter.
+        """Phase 4, lines 45-50: running mean lengths, the window of K1 and K2, the step counter.
 
         Args:
             plan (StepPlan): Plan of the step.
@@ -195,7 +195,7 @@ class Controller:
         self.step = plan.step
 
     def observe_sigma(self, plan: StepPlan, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray) -> None:
-        """Phase 4, lines 36-39: running mean of std_i(A_i sum log pi) over kept rollouts (Eq. 3).
+        """Phase 4, lines 41-44: running mean of std_i(A_i sum log pi) over kept rollouts (Eq. 3).
 
         Args:
             plan (StepPlan): Plan of the step.

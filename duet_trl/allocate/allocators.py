@@ -128,7 +128,7 @@ class UniformAllocator:
 
 
 class NeymanAllocator(UniformAllocator):
-    """DUET's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 36-41).
+    """DUET's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
 
     While the reference budget is measured it plans uniform counts.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 4 of Algorithm 1, lines 36-42: what past steps say about each prompt, as running means under its key."""
+"""Phase 4 of Algorithm 1, lines 41-47: what past steps say about each prompt, as running means under its key."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ class PromptStatistics:
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the running means of sigma (Algorithm 1, lines 37-38).
+        """Update the running means of sigma (Algorithm 1, lines 43-44).
 
         Args:
             keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
@@ -118,7 +118,7 @@ class PromptStatistics:
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
     ) -> None:
-        """Update the running mean lengths and costs (Algorithm 1, lines 40-41).
+        """Update the running mean lengths and costs (Algorithm 1, lines 45-47).
 
         Args:
             keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.

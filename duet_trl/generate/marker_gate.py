@@ -77,7 +77,7 @@ class MarkerGate:
         self.seed = seed
 
     def plan(self, step: int, keys: Sequence[str], group: np.ndarray, active: bool = True) -> GatePlan:
-        """Thresholds and coins of a step (Algorithm 1, lines 10 and 20).
+        """Thresholds and coins of a step (Algorithm 1, lines 10 and 22).
 
         Args:
             step (int): Generation step, part of the coins' key.

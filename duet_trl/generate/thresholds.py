@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online K1 and K2 of Phase 2: quantiles of the lengths of recent rollouts (Algorithm 1, lines 41-44).
+"""Online K1 and K2 of Phase 2: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50).
 
 The paper takes plain quantiles over kept rollouts. Those lack most rollouts that reached the abort gate, so K2 falls,
 which aborts more of them, and so on. Weighting each kept length by 1 / propensity restores the missing ones in
@@ -99,7 +99,7 @@ class LengthThresholds:
         self._propensity = np.concatenate([self._propensity, propensity])[-self.window :]
 
     def step(self, step: int) -> bool:
-        """Refit K1 and K2 if `step` is a multiple of N and the window has enough rollouts (Algorithm 1, line 44).
+        """Refit K1 and K2 if `step` is a multiple of N and the window has enough rollouts (Algorithm 1, lines 48-50).
 
         Args:
             step (int): Generation step that was just observed, from 1.

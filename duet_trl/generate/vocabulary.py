@@ -2,9 +2,9 @@
 """What each token id writes, as bytes.
 
 Fast tokenizers describe how tokens become text: byte-level BPE spells bytes with printable characters (GPT-2, Llama 3,
-Qwen), sentencepiece writes a blank as U+2581 and rare bytes as `<0x0A>` (Llama 2, Mistral, Gemma). The description
-decides; a decoder that is not understood is an error, because a marker that reads wrong bytes would be seen late,
-early or never.
+Qwen), sentencepiece writes a blank as U+2581 and rare bytes as `<0x0A>` (Llama 2, Mistral, Gemma), and without a
+decoder tokens stand between blanks. The description decides; a decoder that is not understood is an error, because a
+marker that reads wrong bytes would be seen late, early or never.
 """
 
 import json
@@ -76,7 +76,9 @@ def _tokens(vocab: dict[str, int] | list) -> dict[int, str]:
 
 def _decoder(description: dict | None) -> TokenBytes:
     """Bytes of one token under a decoder, given as it stands in tokenizer.json."""
-    steps = [] if description is None else description.get("decoders", [description])
+    if description is None:
+        return _spaced
+    steps = description.get("decoders", [description])
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return _byte_level
@@ -96,6 +98,11 @@ def _decoder(description: dict | None) -> TokenBytes:
         return token.encode()
 
     return to_bytes
+
+
+def _spaced(token: str) -> bytes:
+    """Without a decoder tokens are joined by blanks; the one before the first is kept, as with sentencepiece."""
+    return b" " + token.encode()
 
 
 def _blank_of(step: dict) -> str | None:

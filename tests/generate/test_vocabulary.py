@@ -165,7 +165,6 @@ def test_a_model_smaller_than_its_tokenizer_is_an_error(byte_level):
 @pytest.mark.parametrize(
     "decoder",
     [
-        None,
         decoders.WordPiece(),
         decoders.CTC(),
         decoders.Fuse(),
@@ -178,8 +177,7 @@ def test_a_model_smaller_than_its_tokenizer_is_an_error(byte_level):
 )
 def test_a_decoder_that_is_not_understood_is_an_error(decoder):
     backend = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    if decoder is not None:
-        backend.decoder = decoder
+    backend.decoder = decoder
     with pytest.raises(ValueError, match="is not understood"):
         vocabulary_bytes(fast(backend))
 
@@ -196,3 +194,11 @@ def test_a_transformers_tokenizer_is_read(byte_level):
     ids = tokenizer("é <think>\\boxed{1}", add_special_tokens=False)["input_ids"]
     assert b"".join(vocabulary[token] for token in ids) == "é <think>\\boxed{1}".encode()
     assert vocabulary[tokenizer.eos_token_id] is None
+
+
+def test_without_a_decoder_tokens_stand_between_blanks():
+    backend = Tokenizer(models.WordLevel({"the": 0, "answer": 1, "is": 2, "42": 3, "?": 4}, unk_token="?"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    table = vocabulary_bytes(fast(backend))
+    ids = backend.encode("the answer is 42 so").ids
+    assert b"".join(table[number] for number in ids).decode() == " " + backend.decode(ids)
