@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
@@ -99,7 +99,13 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.controller = build_controller(args, None if setup is None else setup.automaton)
         self.marker_watch = MarkerWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
-        self.add_callback(StopAfterStep(self.accelerator))
+        self._interrupt = StopAfterStep(self.accelerator)
+        self.add_callback(self._interrupt)
+
+    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+        """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint."""
+        with self._interrupt:
+            return super().train(*args, **kwargs)
 
     # ---- Seams: generation --------------------------------------------------------------------------------------
 

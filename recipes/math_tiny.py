@@ -29,12 +29,12 @@ POOL_SIZE = 160  # ten steps an epoch: the allocator needs to meet a prompt agai
 def main() -> None:
     """Run both arms one after the other and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=32, help="optimizer steps of each run")
+    parser.add_argument("--steps", type=int, default=28, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
     parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm", help="what generates rollouts")
-    parser.add_argument("--eval_problems", type=int, default=120, help="held-out problems, four samples each")
-    parser.add_argument("--eval_every", type=int, default=8, help="optimizer steps between evaluations")
+    parser.add_argument("--eval_problems", type=int, default=100, help="held-out problems, four samples each")
+    parser.add_argument("--eval_every", type=int, default=7, help="optimizer steps between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
     args.output_dir.mkdir(parents=True, exist_ok=True)

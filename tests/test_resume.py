@@ -71,3 +71,11 @@ def test_an_interrupt_ends_after_the_step_with_a_checkpoint(tiny_path, tmp_path,
     assert trainer.state.global_step == 2  # the step that was running when the signal came was finished
     assert (tmp_path / "checkpoint-2" / STATE).exists()
     assert signal.getsignal(number) == before
+
+
+def test_a_failed_run_leaves_the_signal_handlers_as_they_were(tiny_path, tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=lambda completions, **kwargs: [None] * len(completions))
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    assert signal.getsignal(signal.SIGINT) == before

@@ -18,6 +18,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class StopAfterStep(TrainerCallback):
     """Turns the first SIGINT or SIGTERM into "save and stop after this step"; the second acts as usual.
 
+    A callback of the trainer, and a context manager around its training.
+
     Args:
         accelerator (Accelerator): Of the trainer: every process stops at the same step, whichever was signalled.
     """
@@ -27,15 +29,18 @@ class StopAfterStep(TrainerCallback):
         self.requested = False
         self._previous: dict[int, Any] = {}
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def __enter__(self) -> "StopAfterStep":
         """Install the handlers."""
         self.requested = False
         try:
             self._previous = {number: signal.signal(number, self._request) for number in _SIGNALS}
         except ValueError:
             logger.info("Training outside the main thread: an interrupt will not wait for the end of the step.")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Put the previous handlers back, however training ended."""
+        self._restore()
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -45,12 +50,6 @@ class StopAfterStep(TrainerCallback):
         if self.accelerator.gather(flag).any().item():
             control.should_save = True
             control.should_training_stop = True
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Put the previous handlers back."""
-        self._restore()
 
     def _request(self, number: int, frame: FrameType | None) -> None:
         logger.warning("%s: stopping after this step with a checkpoint.", signal.Signals(number).name)
