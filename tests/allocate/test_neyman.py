@@ -281,3 +281,17 @@ def test_enumeration_and_table_agree():
         assert tabulate_optimum(sigma, length, budget, 1, 5, cap) == pytest.approx(
             enumerate_optimum(sigma, length, float(budget), *bounds, cap)
         )
+
+
+def test_two_limits_that_bind_at_once_are_both_used_and_leave_almost_no_gap():
+    rng = np.random.default_rng(9)
+    for _ in range(10):
+        sigma, length = lognormal_batch(rng, 128)
+        cap = 128 * 6
+        # A little less than what the row cap alone would spend: tokens alone then buy more, shorter rollouts.
+        budget = 0.98 * neyman_allocation(sigma, length, 1e9, max_rollouts=cap).planned_tokens
+        assert neyman_allocation(sigma, length, budget).num_rollouts.sum() > cap
+        result = neyman_allocation(sigma, length, budget, max_rollouts=cap)
+        assert result.num_rollouts.sum() == cap
+        assert result.planned_tokens > 0.999 * budget and not result.over_budget
+        assert result.gap <= 1e-3 * variance(sigma, result.num_rollouts)
