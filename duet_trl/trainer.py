@@ -145,7 +145,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             ids, logprobs = super()._generate_single_turn(
                 prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
             )
-        ids, logprobs, stopped = self.engine.split(ids, logprobs)
+        ids, logprobs, stopped = self.engine.split(step.plan.gate, ids, logprobs)
         step.gate_stopped = stopped[: len(step.rows)]
         padding = len(prompt_ids) - count
         return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
@@ -198,7 +198,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         step.prompt_ids, step.completion_ids, _, step.completions, step.logprobs = generated[:5]
         step.seconds["generate"] = time.perf_counter() - started
         started = time.perf_counter()
-        share_outcomes(step, self.controller, self.exchange, self.eos_token_ids)
+        share_outcomes(step, self.controller, self.exchange, {*self.eos_token_ids, self._tokenizer.pad_token_id})
         step.seconds["overhead"] += time.perf_counter() - started
 
     # ---- Phase 3: update ----------------------------------------------------------------------------------------

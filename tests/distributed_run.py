@@ -62,6 +62,7 @@ def main() -> None:
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "plans": plans,
         "specs": specs,
+        "samples": [] if deterministic else trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
     }
     (output_dir / f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(report))

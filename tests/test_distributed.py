@@ -40,6 +40,8 @@ def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, ove
     assert first["controller"] == second["controller"]
     assert first["weights"] == second["weights"]
     assert first["moved"] > 1e-4
+    assert first["samples"] == second["samples"]  # three prompts over two processes, known to both
+    assert [len(row) for row in first["samples"]] == [1, 1, 1]
     assert any(sum(counts) % 2 for counts in first["plans"])  # uneven counts were padded, not rounded
 
 

@@ -248,17 +248,20 @@ class Engine:
         finally:
             trainer.generation_config = saved_config
 
-    def split(self, ids: list[list[int]], logprobs: list | None) -> tuple[list, list | None, np.ndarray]:
+    def split(
+        self, gate: GatePlan, ids: list[list[int]], logprobs: list | None
+    ) -> tuple[list, list | None, np.ndarray]:
         """Cut the forced stop off each rollout.
 
         Args:
+            gate (GatePlan): Gate the rollouts ran through. Without one the sentinel is an id like any other.
             ids (list[list[int]]): Sampled ids.
             logprobs (list | None): Log-prob of each id, or None.
 
         Returns:
             tuple[list, list | None, np.ndarray]: Policy tokens, their log-probs, and whether the gate stopped each.
         """
-        if self.setup is None:
+        if self.setup is None or not gate.active:
             return ids, logprobs, np.zeros(len(ids), dtype=bool)
         policy, stopped = split_sentinel(ids, self.setup.sentinel)
         if logprobs is not None:

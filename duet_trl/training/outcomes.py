@@ -14,14 +14,14 @@ from .step import Step
 logger = logging.getLogger(__name__)
 
 
-def share_outcomes(step: Step, controller: Controller, exchange: Exchange, eos_ids: list[int]) -> None:
+def share_outcomes(step: Step, controller: Controller, exchange: Exchange, final_ids: set[int]) -> None:
     """Replay the gate on the local rollouts and gather what every process must know of all of them.
 
     Args:
         step (Step): Step after generation; gets `replay` and `terminated`.
         controller (Controller): Knows the gate.
         exchange (Exchange): Collectives.
-        eos_ids (list[int]): Ids that end a rollout by themselves.
+        final_ids (set[int]): Last ids by which TRL tells that a rollout ended by itself: EOS and padding.
 
     Raises:
         GateMismatch: On every process, if the engine of any cannot have run the gate.
@@ -30,7 +30,7 @@ def share_outcomes(step: Step, controller: Controller, exchange: Exchange, eos_i
     local = exchange.fail_together(
         lambda: controller.replay(step.plan, step.rows, local_ids, step.gate_stopped), GateMismatch
     )
-    terminated = np.array([bool(ids) and ids[-1] in eos_ids for ids in local_ids], dtype=bool) & ~step.gate_stopped
+    terminated = np.array([bool(ids) and ids[-1] in final_ids for ids in local_ids], dtype=bool) & ~step.gate_stopped
     columns = np.stack([local.outcome, local.marker_at, local.trimmed, local.length, terminated], axis=1)
     table = exchange.numbers(step.placement, columns)
     step.replay = Replay(

@@ -67,7 +67,7 @@ def test_a_state_of_another_reading_or_with_other_keys_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("fraction", "generations", "prompts", "total"), [(0.1, 10, 3, 3), (0.7, 10, 3, 21), (1 / 3, 9, 5, 15)]
+    ("fraction", "generations", "prompts", "total"), [(0.1, 10, 3, 3), (0.29, 100, 1, 29), (1 / 3, 9, 5, 15)]
 )
 def test_whole_totals_survive_rounding(fraction, generations, prompts, total):
     assert Budget(fraction=fraction, num_generations=generations).total_rollouts(prompts) == total
