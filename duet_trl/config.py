@@ -15,6 +15,23 @@ logger = logging.getLogger(__name__)
 
 _FEW_PROMPTS = 4
 
+# Fields that count something, and the least each can be.
+_COUNTS = {
+    "max_completion_length": 1,
+    "num_rollouts_min": 1,
+    "num_rollouts_max": 1,
+    "max_rollouts": 1,
+    "surrogate_warmup": 1,
+    "surrogate_reprobe": 0,
+    "marker_window": 0,
+    "grace_window": 0,
+    "poll_interval": 1,
+    "threshold_window": 1,
+    "threshold_interval": 1,
+    "poll_threshold_min": 1,
+    "abort_gap_min": 0,
+}
+
 
 def _knob(help_text: str, default: Any) -> Any:
     return field(default=default, metadata={"help": help_text})
@@ -217,45 +234,28 @@ class DUETGRPOConfig(GRPOConfig):
         get_marker(self.marker)  # an unknown or uncompilable marker is an error here
 
     def _check_ranges(self) -> None:
-        lower = {
-            "num_rollouts_min": 1,
-            "num_rollouts_max": 1,
-            "surrogate_warmup": 1,
-            "surrogate_shrinkage": 0,
-            "surrogate_reprobe": 0,
-            "surrogate_ddof": 0,
-            "marker_window": 0,
-            "grace_window": 0,
-            "poll_interval": 1,
-            "entropy_threshold": 0,
-            "threshold_window": 1,
-            "threshold_interval": 1,
-            "poll_threshold_min": 1,
-            "abort_gap_min": 0,
+        for name, least in _COUNTS.items():
+            value = self.__dict__[name]
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        finite = float("inf")
+        # name: does the value lie in its range, and what the range is; a NaN lies in none
+        ranges = {
+            "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more"),
+            "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything"),
+            "stratification_floor": (lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights"),
+            "entropy_threshold": (lambda x: 0 <= x < finite, "at least 0 nats; 0 switches it off"),
+            "surrogate_shrinkage": (lambda x: 0 <= x < finite, "at least 0; 0 switches it off"),
+            "surrogate_floor": (lambda x: 0 < x < finite, "positive"),
+            "surrogate_floor_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
+            "surrogate_cold": (lambda x: x is None or 0 < x < finite, "positive, or None for surrogate_floor"),
+            "surrogate_ddof": (lambda x: x in (0, 1), "0 or 1"),
+            "max_weight": (lambda x: x is None or x >= 1, "at least 1, or None for no cap"),
         }
-        for name, bound in lower.items():
-            if not self.__dict__[name] >= bound:  # false for NaN too
-                raise ValueError(f"{name} must be at least {bound}, got {self.__dict__[name]}.")
-        if not 0 < self.budget_fraction <= 1:
-            raise ValueError(
-                f"budget_fraction must be in (0, 1], got {self.budget_fraction}. Raise num_generations for more."
-            )
-        if not 0 < self.keep_probability <= 1:
-            raise ValueError(
-                f"keep_probability must be in (0, 1], got {self.keep_probability}. Use abort=False to keep everything."
-            )
-        if not 0 < self.stratification_floor <= 1:
-            raise ValueError(f"stratification_floor must be in (0, 1], got {self.stratification_floor}.")
-        if not self.surrogate_floor > 0:
-            raise ValueError(f"surrogate_floor must be positive, got {self.surrogate_floor}.")
-        if not 0 <= self.surrogate_floor_quantile < 1:
-            raise ValueError(f"surrogate_floor_quantile must be in [0, 1), got {self.surrogate_floor_quantile}.")
-        if self.surrogate_cold is not None and not self.surrogate_cold > 0:
-            raise ValueError(f"surrogate_cold must be positive or None, got {self.surrogate_cold}.")
-        if self.surrogate_ddof > 1:
-            raise ValueError(f"surrogate_ddof must be 0 or 1, got {self.surrogate_ddof}.")
-        if self.max_weight is not None and not self.max_weight >= 1:
-            raise ValueError(f"max_weight must be at least 1 or None, got {self.max_weight}.")
+        for name, (inside, wanted) in ranges.items():
+            value = self.__dict__[name]
+            if not inside(value):
+                raise ValueError(f"{name} must be {wanted}; got {value}.")
 
     def _check_relations(self) -> None:
         for low, high in (("poll_quantile", "abort_quantile"), ("poll_cold_fraction", "abort_cold_fraction")):
@@ -275,9 +275,10 @@ class DUETGRPOConfig(GRPOConfig):
                 f"({self.max_rollouts}). Lower num_rollouts_min or raise max_rollouts."
             )
         if self.budget_reading == "tokens":
-            if self.budget_tokens is None or not self.budget_tokens >= self.num_rollouts_min * num_prompts:
+            least = self.num_rollouts_min * num_prompts
+            if self.budget_tokens is None or not least <= self.budget_tokens < float("inf"):
                 raise ValueError(
-                    f"budget_reading='tokens' needs budget_tokens of at least one token for each of "
+                    f"budget_reading='tokens' needs finite budget_tokens of at least one token for each of "
                     f"{self.num_rollouts_min} x {num_prompts} rollouts, got {self.budget_tokens}."
                 )
         else:
