@@ -285,6 +285,24 @@ def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path)
     assert (tmp_path / "checkpoint-0" / "model.safetensors").exists()
 
 
+@pytest.mark.parametrize("masking", [False, True])
+def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_path, masking):
+    trainer = duet_trainer(
+        tiny_path, tmp_path, max_steps=1, mask_truncated_completions=masking, aborted_rollouts="failure"
+    )
+    trainer.train()
+    step = trainer._current
+    ends = [ids[-1] in trainer.eos_token_ids for ids in step.completion_ids]
+    clipped = ~(np.array(ends) | step.gate_stopped)
+    assert step.gate_stopped.any()
+    assert clipped.any()
+    assert logged(trainer, "completions/clipped_ratio") == [pytest.approx(clipped.mean())]
+    # Masked truncated rollouts are the only ones whose tokens leave N_t.
+    counted = ~clipped if masking else np.ones_like(clipped)
+    lengths = np.array([len(ids) for ids in step.completion_ids])
+    assert step.num_kept_tokens == lengths[counted].sum()
+
+
 @pytest.mark.parametrize("options", [{}, {"steps_per_generation": 8}], ids=["within-the-update", "before-it"])
 def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
     trainer = duet_trainer(tiny_path, tmp_path, **options)
