@@ -28,7 +28,7 @@ from .training.checkpoint import read_state, write_state
 from .training.engine import Engine, load_tokenizer, prepare_gate
 from .training.exchange import Exchange, Placement
 from .training.interrupt import StopAfterStep
-from .training.outcomes import MarkerWatch, share_outcomes, surcharge_factor
+from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
 from .update.advantages import group_advantages
@@ -97,7 +97,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.engine.attach(self)
         self.exchange = Exchange(self.accelerator)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
-        self.marker_watch = MarkerWatch(args.marker)
+        self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
@@ -235,7 +235,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         raw = step.advantages.advantages.double().cpu().numpy()
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
         self.controller.observe_rollouts(step.plan, step.replay, step.judgement, ~step.nonfinite)
-        self.marker_watch.look(step.replay.outcome)
+        self.watch.outcomes(step.replay.outcome)
         self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations))
         step.seconds["overhead"] += time.perf_counter() - started
 
@@ -316,6 +316,7 @@ class DUETGRPOTrainer(GRPOTrainer):
                 "the learning rate, or check the model's weights"
             )
         step.nonfinite[broken] = True
+        self.watch.values(step.nonfinite)
         raw = step.advantages.advantages.double().cpu().numpy()
         self.controller.observe_sigma(step.plan, raw, step.sum_logps, step.judgement.kept & ~step.nonfinite)
         self._report(

@@ -60,8 +60,8 @@ def surcharge_factor(step: Step, advantages: np.ndarray, keep_probability: float
     ).factor
 
 
-class MarkerWatch:
-    """Warns once when the gate aborts rollouts although no marker was ever seen: likely the wrong marker.
+class RunWatch:
+    """Warns, once each, about what spoils a run without stopping it.
 
     Args:
         marker (str): Marker of the configuration.
@@ -74,19 +74,19 @@ class MarkerWatch:
         self.patience = patience
         self.abort_rate = abort_rate
         self._steps = self._rollouts = self._aborted = 0
-        self._done = False
+        self._marker_settled = self._values_warned = False
 
-    def look(self, outcome: np.ndarray) -> None:
-        """Count the outcomes of a step, shape (N,)."""
-        if self._done:
+    def outcomes(self, outcome: np.ndarray) -> None:
+        """Rollouts are aborted although no marker was ever seen: likely the wrong marker. `outcome` has shape (N,)."""
+        if self._marker_settled:
             return
         self._steps += 1
         self._rollouts += len(outcome)
         self._aborted += int((outcome == Outcome.ABORTED).sum())
         if (outcome == Outcome.ANSWERED).any():
-            self._done = True
+            self._marker_settled = True
         elif self._steps >= self.patience and self._aborted >= self.abort_rate * self._rollouts:
-            self._done = True
+            self._marker_settled = True
             logger.warning(
                 "No rollout of the first %d generation steps showed the marker %r at a poll, and %d of %d were "
                 "aborted. If answers look otherwise, set `marker` ('math', 'code', 'qa' or 'regex:<pattern>'); with "
@@ -95,4 +95,15 @@ class MarkerWatch:
                 self.marker,
                 self._aborted,
                 self._rollouts,
+            )
+
+    def values(self, nonfinite: np.ndarray) -> None:
+        """Rollouts without a finite reward or log-probability, shape (N,), bool."""
+        if nonfinite.any() and not self._values_warned:
+            self._values_warned = True
+            logger.warning(
+                "%d of %d rollouts have no finite reward or log-probability. They stay out of the statistics, now and "
+                "later; the metric duet/nonfinite_rollouts counts them. Check the reward functions.",
+                int(nonfinite.sum()),
+                len(nonfinite),
             )

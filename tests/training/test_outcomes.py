@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warning about a marker that fits no answer."""
+"""Warnings about a marker that fits no answer and about values that are not finite."""
 
 import logging
 
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from duet_trl.generate.gate import Outcome
-from duet_trl.training.outcomes import MarkerWatch
+from duet_trl.training.outcomes import RunWatch
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,20 @@ from duet_trl.training.outcomes import MarkerWatch
     ],
 )
 def test_it_warns_once_when_rollouts_are_aborted_and_no_marker_is_ever_seen(caplog, outcomes, warned):
-    watch = MarkerWatch("math", patience=2)
+    watch = RunWatch("math", patience=2)
     with caplog.at_level(logging.WARNING):
         for _ in range(5):
-            watch.look(np.array(outcomes))
+            watch.outcomes(np.array(outcomes))
     messages = [record.getMessage() for record in caplog.records]
     assert len(messages) == int(warned)
     assert all("set `marker`" in message for message in messages)
+
+
+def test_it_warns_once_about_rollouts_without_finite_values(caplog):
+    watch = RunWatch("math")
+    with caplog.at_level(logging.WARNING):
+        watch.values(np.array([False, False]))
+        assert not caplog.records
+        for _ in range(3):
+            watch.values(np.array([True, False]))
+    assert [record.getMessage()[:18] for record in caplog.records] == ["1 of 2 rollouts ha"]
