@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object
+from accelerate.utils import broadcast_object_list, gather_object
 
 
 @dataclass(frozen=True)
@@ -66,11 +66,7 @@ class Exchange:
 
     def first(self, value: Any) -> Any:
         """The value of process 0, so that every process decides alike."""
-        if self.accelerator.num_processes == 1:
-            return value
-        box = [value]
-        torch.distributed.broadcast_object_list(box, src=0)
-        return box[0]
+        return broadcast_object_list([value], from_process=0)[0]
 
     def numbers(self, placement: Placement, columns: np.ndarray) -> np.ndarray:
         """Gather integer columns of local rollouts into global order.
