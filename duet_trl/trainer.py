@@ -32,7 +32,7 @@ from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
 from .update.advantages import group_advantages
-from .update.filters import nonfinite_rewards, unscored
+from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -309,7 +309,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         rows.fill_sum_logps(step, captured)
         trained = np.flatnonzero(step.judgement.trained)
-        broken = trained[~np.isfinite(step.sum_logps[trained])]
+        broken = trained[nonfinite_logps(step.sum_logps[trained])]
         if len(trained) and len(broken) == len(trained):
             self._stop_with_checkpoint(
                 f"no rollout of generation step {step.plan.step} has a finite log-probability under the policy. Lower "

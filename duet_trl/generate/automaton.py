@@ -9,16 +9,12 @@ decoded to look for a marker.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from .dfa import COMPLETED
 from .markers import Marker
-
-if TYPE_CHECKING:
-    import torch
 
 STATE_BITS = COMPLETED - 1
 
@@ -147,23 +143,6 @@ def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> Tok
         automaton = TokenAutomaton(table, 0, digest.hexdigest())
         _IN_USE[key] = automaton
     return automaton
-
-
-def advance_torch(
-    table: "torch.Tensor", states: "torch.Tensor", tokens: "torch.Tensor"
-) -> tuple["torch.Tensor", "torch.Tensor"]:
-    """`TokenAutomaton.advance` on a device, without a check of the ids and without a synchronisation.
-
-    Args:
-        table (torch.Tensor): `TokenAutomaton.table` on the device, shape (S, V), uint8.
-        states (torch.Tensor): Current states, shape (N,), uint8.
-        tokens (torch.Tensor): Token ids, shape (N,), integer, in [0, V).
-
-    Returns:
-        tuple: The next states (N,) uint8, and whether a marker completed (N,) bool.
-    """
-    entries = table[states.long(), tokens.long()]
-    return entries & STATE_BITS, entries >= COMPLETED
 
 
 _IN_USE: WeakValueDictionary[str, TokenAutomaton] = WeakValueDictionary()

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.generate import automaton as module
-from duet_trl.generate.automaton import advance_torch, compile_automaton
+from duet_trl.generate.automaton import compile_automaton
 from duet_trl.generate.markers import MARKERS, completion_ends, get_marker
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -84,15 +83,12 @@ def test_advance_completions_and_torch_agree_step_by_step(name, data):
     rows = data.draw(st.lists(st.lists(st.integers(0, len(vocabulary) - 1), max_size=15), max_size=5))
     automaton = compile_automaton(get_marker(name), vocabulary)
     found = {(row, at) for row, at in zip(*(array.tolist() for array in automaton.completions(rows)), strict=True)}
-    table = torch.tensor(automaton.table)
     seen = set()
     for row, ids in enumerate(rows):
         states = np.full(1, automaton.start, np.uint8)
         for position, token in enumerate(ids, start=1):
-            on_device = advance_torch(table, torch.tensor(states), torch.tensor([token]))
             states, completed = automaton.advance(states, np.array([token]))
             assert states.dtype == np.uint8
-            assert (on_device[0].tolist(), on_device[1].tolist()) == (states.tolist(), completed.tolist())
             seen |= {(row, position)} if completed[0] else set()
         assert [at for r, at in sorted(seen) if r == row] == expected_positions(get_marker(name), vocabulary, ids)
     assert found == seen
