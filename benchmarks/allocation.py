@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from common import argument_parser, hardware, print_table, versions, write_result
+from common import argument_parser, write_result
 
 from duet_trl.allocate.neyman import bisection_allocation, neyman_allocation, variance
+from duet_trl.report.environment import hardware, versions
+from duet_trl.report.tables import text_table
 
 NUM_BATCHES = 1_000
 NUM_PROMPTS = 128
@@ -122,18 +124,20 @@ def main() -> int:
         "variance never above the bisection's at equal cost": max(figures["variance_ratio"]) <= 1 + rounding,
         f"M = {LARGE:,} within {TARGETS['large_seconds']} s": large_seconds <= TARGETS["large_seconds"],
     }
-    print_table(
-        ("figure", "least", "median", "most"),
-        [
-            (name, *(f"{value[key]:.4f}" for key in ("least", "median", "most")))
-            for name, value in result.items()
-            if isinstance(value, dict)
-        ],
+    print(
+        text_table(
+            ("figure", "least", "median", "most"),
+            [
+                (name, *(f"{value[key]:.4f}" for key in ("least", "median", "most")))
+                for name, value in result.items()
+                if isinstance(value, dict)
+            ],
+        )
     )
     print()
-    print_table(("figure", "value"), [(k, f"{v:.6g}") for k, v in result.items() if not isinstance(v, dict)])
+    print(text_table(("figure", "value"), [(k, f"{v:.6g}") for k, v in result.items() if not isinstance(v, dict)]))
     print()
-    print_table(("target", "met"), [(name, "yes" if met else "NO") for name, met in checks.items()])
+    print(text_table(("target", "met"), [(name, "yes" if met else "NO") for name, met in checks.items()]))
     payload = {
         "figures": result,
         "targets_met": {name: bool(met) for name, met in checks.items()},

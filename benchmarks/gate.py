@@ -24,7 +24,7 @@ from collections.abc import Callable
 from importlib import resources
 
 import numpy as np
-from common import argument_parser, hardware, print_table, versions, write_result
+from common import argument_parser, write_result
 from tokenizers import Tokenizer, decoders, models
 
 from duet_trl.generate.automaton import compile_automaton
@@ -32,6 +32,8 @@ from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.markers import MARKERS
 from duet_trl.generate.streaming import StreamingGate
 from duet_trl.generate.vocabulary import BYTE_OF_CHARACTER
+from duet_trl.report.environment import hardware, versions
+from duet_trl.report.tables import text_table
 
 NUM_ROLLOUTS = 1_024
 POLL_INTERVAL = 8
@@ -136,9 +138,14 @@ def main() -> int:
     arguments = argument_parser(__doc__.splitlines()[0]).parse_args()
     vocabulary = tekken_vocabulary()
     tables = measure_tables(vocabulary)
-    print_table(
-        ["marker", "states", "table MB", "compile s"],
-        [[name, t["states"], f"{t['megabytes']:.2f}", f"{t['compile_seconds']:.3f}"] for name, t in tables.items()],
+    print(
+        text_table(
+            ["marker", "states", "table MB", "compile s"],
+            [
+                [name, t["states"], f"{t['megabytes']:.2f}", f"{t['compile_seconds']:.3f}"]
+                for name, t in tables.items()
+            ],
+        )
     )
     steps = measure_steps(vocabulary, arguments.seed)
     ours = steps["automaton"]["median_us"]
@@ -149,17 +156,19 @@ def main() -> int:
         "decode all": "decode 256 tokens + regex, all rollouts in one step",
         "join": "join 256 tokens' bytes + regex, 1/8 of the rollouts",
     }
-    print_table(
-        [f"{NUM_ROLLOUTS:,} rollouts, {len(vocabulary):,} tokens", "us per step", "p10-p90", "ratio"],
-        [
+    print(
+        text_table(
+            [f"{NUM_ROLLOUTS:,} rollouts, {len(vocabulary):,} tokens", "us per step", "p10-p90", "ratio"],
             [
-                title,
-                f"{s['median_us']:,.1f}",
-                f"{s['p10_us']:,.1f}-{s['p90_us']:,.1f}",
-                f"{s['median_us'] / ours:,.1f}",
-            ]
-            for s, title in ((steps[name], title) for name, title in rows.items())
-        ],
+                [
+                    title,
+                    f"{s['median_us']:,.1f}",
+                    f"{s['p10_us']:,.1f}-{s['p90_us']:,.1f}",
+                    f"{s['median_us'] / ours:,.1f}",
+                ]
+                for s, title in ((steps[name], title) for name, title in rows.items())
+            ],
+        )
     )
     ratio = steps["decode"]["median_us"] / ours
     slowest = max(table["compile_seconds"] for table in tables.values())

@@ -210,12 +210,11 @@ class DUETGRPOConfig(GRPOConfig):
         self._check_ranges()
         self._check_relations()
         self._check_upstream()
-        num_prompts = self.generation_batch_size // self.num_generations
-        if self.allocate and num_prompts < _FEW_PROMPTS:
+        if self.allocate and self.num_prompts < _FEW_PROMPTS:
             logger.warning(
                 "Only %d prompt(s) share the budget of a generation step, so there is little to allocate. Raise "
                 "gradient_accumulation_steps or per_device_train_batch_size.",
-                num_prompts,
+                self.num_prompts,
             )
 
     def _check_choices(self) -> None:
@@ -268,18 +267,17 @@ class DUETGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"num_rollouts_min ({self.num_rollouts_min}) is above num_rollouts_max ({self.num_rollouts_max})."
             )
-        num_prompts = self.generation_batch_size // self.num_generations
-        if self.num_rollouts_min * num_prompts > self.max_rollouts:
+        if self.num_rollouts_min * self.num_prompts > self.max_rollouts:
             raise ValueError(
-                f"num_rollouts_min ({self.num_rollouts_min}) x {num_prompts} prompts is above max_rollouts "
+                f"num_rollouts_min ({self.num_rollouts_min}) x {self.num_prompts} prompts is above max_rollouts "
                 f"({self.max_rollouts}). Lower num_rollouts_min or raise max_rollouts."
             )
         if self.budget_reading == "tokens":
-            least = self.num_rollouts_min * num_prompts
+            least = self.num_rollouts_min * self.num_prompts
             if self.budget_tokens is None or not least <= self.budget_tokens < float("inf"):
                 raise ValueError(
                     f"budget_reading='tokens' needs finite budget_tokens of at least one token for each of "
-                    f"{self.num_rollouts_min} x {num_prompts} rollouts, got {self.budget_tokens}."
+                    f"{self.num_rollouts_min} x {self.num_prompts} rollouts, got {self.budget_tokens}."
                 )
         else:
             if self.budget_tokens is not None:
@@ -295,6 +293,11 @@ class DUETGRPOConfig(GRPOConfig):
                 )
         if self.audit_columns and not self.audit_log:
             raise ValueError(f"audit_columns={self.audit_columns} needs audit_log=True.")
+
+    @property
+    def num_prompts(self) -> int:
+        """M, prompts of a generation step."""
+        return self.generation_batch_size // self.num_generations
 
     @property
     def gated(self) -> bool:

@@ -232,7 +232,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             multi_objective_aggregation=self.multi_objective_aggregation,
             singleton=self.args.singleton_advantage,
         )
-        raw = step.advantages.advantages.double().cpu().numpy()
+        raw = step.raw_advantages
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
         self.controller.observe_rollouts(step.plan, step.replay, step.judgement, ~step.nonfinite)
         self.watch.outcomes(step.replay.outcome)
@@ -317,7 +317,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             )
         step.nonfinite[broken] = True
         self.watch.values(step.nonfinite)
-        raw = step.advantages.advantages.double().cpu().numpy()
+        raw = step.raw_advantages
         self.controller.observe_sigma(step.plan, raw, step.sum_logps, step.judgement.kept & ~step.nonfinite)
         self._report(
             {

@@ -166,9 +166,7 @@ class Engine:
                 os.environ["MASTER_PORT"] = str(_free_port())
             # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
             dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
-            custom = self.setup is not None and self._marker_name == "custom"
-            markers = {"custom": self.setup.marker.removeprefix("regex:")} if custom else None
-            return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None, markers=markers)(*args, **kwargs)
+            return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None)(*args, **kwargs)
 
         vllm_generation.LLM = build
         try:
@@ -195,9 +193,9 @@ class Engine:
         """
         if self.setup is None or not gate.active:
             return nullcontext()
-        eos_ids, name = trainer.eos_token_ids, self._marker_name
+        eos_ids, marker = trainer.eos_token_ids, self.setup.marker
         parameters = [
-            gate_parameters(gate.spec, name, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
+            gate_parameters(gate.spec, marker, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
         ]
         if self.args.use_vllm:
             from ..generate.engines.colocated import gated_requests
@@ -206,12 +204,7 @@ class Engine:
         from ..generate.engines.transformers import gated_generate
 
         model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        return gated_generate(model, parameters, {name: self.setup.automaton})
-
-    @property
-    def _marker_name(self) -> str:
-        """Name of the marker in the engine; a pattern has none of its own."""
-        return "custom" if self.setup.marker.startswith("regex:") else self.setup.marker
+        return gated_generate(model, parameters, {marker: self.setup.automaton})
 
     def _of_group(self, trainer: "DUETGRPOTrainer", parameters: list[dict]) -> list[dict]:
         """Under tensor parallelism every rank of a group runs the prompts of all of them."""

@@ -83,6 +83,19 @@ class Exchange:
         gathered = self.accelerator.gather(torch.from_numpy(padded).to(self.accelerator.device))
         return placement.from_processes(gathered).cpu().numpy()
 
+    def in_order(self, rows: np.ndarray, values: list) -> list:
+        """Gather one object of each local rollout into global order.
+
+        Args:
+            rows (np.ndarray): Global numbers of the local rollouts, shape (R,).
+            values (list): One object for each, then any padding.
+
+        Returns:
+            list: One object of each rollout of all processes, the same on every process.
+        """
+        pairs = self.objects(list(zip(rows.tolist(), values, strict=False)))
+        return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
+
     def fail_together(self, work: Callable[[], Any], errors: type[Exception]) -> Any:
         """Run local work; if it fails on one process, raise on all of them instead of leaving the others waiting."""
         try:
@@ -132,5 +145,5 @@ class Exchange:
         sampled: list[list[int]] = []
         for start in range(0, len(padded), size):
             sampled += sample([prompts[row // num_samples] for row in padded[start : start + size]])
-        pool = dict(self.objects(list(zip(own.tolist(), sampled, strict=False))))
-        return [[pool[p * num_samples + k] for k in range(num_samples)] for p in range(len(prompts))]
+        ordered = self.in_order(own, sampled)
+        return [ordered[first : first + num_samples] for first in range(0, len(ordered), num_samples)]

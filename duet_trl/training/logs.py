@@ -9,6 +9,7 @@ import torch
 from trl.trainer.utils import nanstd
 
 from ..generate.gate import Outcome
+from ..update.filters import unscored
 from .exchange import Exchange
 from .step import Step
 
@@ -29,9 +30,7 @@ def share_extra_logs(step: Step, pending: dict[str, list], exchange: Exchange) -
     shared = {}
     for column in sorted(set(exchange.objects(list(local)))):
         values = local.get(column, [None] * len(step.padded_rows))
-        pairs = exchange.objects(list(zip(step.rows.tolist(), values, strict=False)))
-        by_row = dict(pairs)
-        shared[column] = [by_row[row] for row in range(step.placement.num_rollouts)]
+        shared[column] = exchange.in_order(step.rows, values)
     return shared
 
 
@@ -44,7 +43,7 @@ def correct_trl_metrics(
         metrics[f"rewards/{name}/mean"][-1] = torch.nanmean(rewards[:, index]).item()
         metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, index]).item()
     total = (rewards * reward_weights.to(rewards.device)).nansum(dim=1)
-    total[torch.isnan(rewards).all(dim=1)] = torch.nan
+    total[unscored(rewards)] = torch.nan
     metrics["reward"][-1] = torch.nanmean(total).item()
     metrics["reward_std"][-1] = nanstd(total).item()
     metrics["frac_reward_zero_std"][-1] = step.advantages.zero_std.float().mean().item()
@@ -71,9 +70,8 @@ def log_all_rollouts(
     """
     if not completions:
         return
-    texts = dict(exchange.objects(list(zip(step.rows.tolist(), step.completions, strict=False))))
     logs["prompt"] = deque(step.examples[q]["prompt"] for q in step.plan.group)
-    logs["completion"] = deque(texts[row] for row in range(step.placement.num_rollouts))
+    logs["completion"] = deque(exchange.in_order(step.rows, step.completions))
     for index, name in enumerate(reward_names):
         logs["rewards"][name] = deque(step.rewards_per_func[:, index].tolist())
     logs["advantages"] = deque(step.advantages.advantages.tolist())

@@ -7,7 +7,7 @@ from ..controller import Judgement, StepPlan
 from ..generate.gate import Outcome, Replay
 from ..update.weights import effective_sample_size
 
-# Upper ends of the histogram of rollouts per prompt; the last bin is open.
+# Bins of rollouts per prompt, both ends included; the last is open.
 HISTOGRAM = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
 
 

@@ -2,6 +2,7 @@
 """The record of one generation step, filled phase by phase."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -71,6 +72,11 @@ class Step:
         mask = batch["completion_mask"] * batch.get("tool_mask", 1)
         columns = (batch["duet_row"], (logps * mask).sum(dim=1), mask.sum(dim=1))
         self.captured.append(torch.stack([column.double() for column in columns], dim=1))
+
+    @cached_property
+    def raw_advantages(self) -> np.ndarray:
+        """Unweighted advantages on the host, shape (N,), float64; one synchronisation for all who ask."""
+        return self.advantages.advantages.double().cpu().numpy()
 
     @property
     def generated_rows(self) -> np.ndarray:

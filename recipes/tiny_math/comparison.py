@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the demo keeps of a run, and the table, figures and summary it makes of two."""
 
-import importlib.metadata
 import json
-import os
-import platform
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from duet_trl.evaluation.protocol import paired_difference
+from duet_trl.report.environment import hardware, versions
 from duet_trl.report.figures import (
     AccuracyCurve,
     accuracy_figure,
@@ -82,25 +80,9 @@ def write_report(runs: list[dict], output: Path) -> str:
     outcomes_figure(history, output / "outcomes.png")
     notes = [_difference(run, runs[0]) for run in runs[1:]]
     (output / "table.md").write_text("\n\n".join([markdown_table(HEADERS, rows), *notes]) + "\n")
-    summary = {"hardware": hardware(), "versions": versions(), "differences": notes, "runs": runs}
+    summary = {"hardware": hardware(), "versions": versions(*PACKAGES), "differences": notes, "runs": runs}
     (output / "summary.json").write_text(json.dumps(summary))
     return "\n\n".join([text_table(HEADERS, rows), *notes])
-
-
-def hardware() -> dict[str, str | int]:
-    """Processor and number of cores this process may use."""
-    return {
-        "machine": platform.machine(),
-        "processor": _processor(),
-        "cores": len(os.sched_getaffinity(0)),
-        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
-    }
-
-
-def versions() -> dict[str, str]:
-    """Installed versions of what the figures depend on."""
-    installed = {name: _version(name) for name in PACKAGES}
-    return {"python": platform.python_version()} | {name: found for name, found in installed.items() if found}
 
 
 def _row(run: dict, reference: dict) -> list[str]:
@@ -139,16 +121,3 @@ def _curve(run: dict) -> AccuracyCurve:
 
 def _has_tokens(entry: dict[str, Any]) -> bool:
     return entry.get("duet/generated_tokens") is not None
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

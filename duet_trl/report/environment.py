@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine and the versions that stand beside every figure."""
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def hardware() -> dict[str, Any]:
+    """Processor, cores this process may use, OpenMP threads, memory in GiB and graphics card."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "machine": platform.machine(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": os.environ.get("OMP_NUM_THREADS", "default"),
+        "memory_gib": round(memory / 2**30, 1),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def versions(*names: str) -> dict[str, str]:
+    """Versions of Python and of those of these distributions that are installed."""
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
