@@ -14,6 +14,12 @@ from .gate import GateSpec
 
 PREFIX = "duet_"
 
+GATE_VERSION = 1
+"""Goes up with every change of what the parameters mean; trainer and engine must agree on it."""
+
+MAX_EOS_IDS = 32
+"""Most token ids that may end a rollout: engines keep them in rows of this width."""
+
 _COUNTS = {
     "duet_poll_threshold": 1,
     "duet_abort_threshold": 1,
@@ -29,7 +35,10 @@ _CHOICES = {"duet_at_gate": ("keep", "abort", "off"), "duet_trim": ("on", "off")
 
 _LARGEST = 2**31 - 1
 
-_NAMES = frozenset({*_COUNTS, *_CHOICES, "duet_marker", "duet_entropy_threshold", "duet_eos"})
+_NAMES = frozenset(
+    {*_COUNTS, *_CHOICES, "duet_version", "duet_marker", "duet_entropy_threshold", "duet_margin_threshold"}
+    | {"duet_eos", "duet_fingerprint", "duet_weights"}
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,8 @@ class GateRequest:
         marker (str): Name of the marker.
         sentinel (int): Token id that a forced stop generates.
         eos_ids (frozenset[int]): Token ids that end a rollout naturally.
+        fingerprint (str): Of the marker's token automaton as the sender compiled it; empty: not compared.
+        weights (str): Path that the engine must have loaded its weights from last; empty: not compared.
     """
 
     spec: GateSpec
@@ -49,9 +60,20 @@ class GateRequest:
     marker: str
     sentinel: int
     eos_ids: frozenset[int]
+    fingerprint: str = ""
+    weights: str = ""
 
 
-def gate_parameters(spec: GateSpec, marker: str, keep: bool, sentinel: int, eos_ids: Sequence[int]) -> dict[str, Any]:
+def gate_parameters(
+    spec: GateSpec,
+    marker: str,
+    keep: bool,
+    sentinel: int,
+    eos_ids: Sequence[int],
+    *,
+    fingerprint: str = "",
+    weights: str = "",
+) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
     A request with n > 1 shares its coin among its n rollouts, so send one request per rollout.
@@ -62,11 +84,15 @@ def gate_parameters(spec: GateSpec, marker: str, keep: bool, sentinel: int, eos_
         keep (bool): Coin of the rollout.
         sentinel (int): Token id of a forced stop; it must be in the request's `stop_token_ids`.
         eos_ids (Sequence[int]): All token ids that end a rollout naturally.
+        fingerprint (str): `TokenAutomaton.fingerprint` that the engine must have for this marker; empty: any.
+        weights (str): Path that the engine must have loaded its weights from last; empty: any. An engine that differs
+            in either stops the rollout before its first token.
 
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
     """
     return {
+        "duet_version": GATE_VERSION,
         "duet_marker": marker,
         "duet_poll_threshold": int(spec.poll_threshold),
         "duet_abort_threshold": int(spec.abort_threshold),
@@ -75,9 +101,12 @@ def gate_parameters(spec: GateSpec, marker: str, keep: bool, sentinel: int, eos_
         "duet_at_gate": ("keep" if keep else "abort") if spec.abort else "off",
         "duet_trim": "on" if spec.trim else "off",
         "duet_entropy_threshold": float(spec.entropy_threshold),
+        "duet_margin_threshold": float(spec.margin_threshold),
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
+        "duet_fingerprint": fingerprint,
+        "duet_weights": weights,
     }
 
 
@@ -101,6 +130,7 @@ def parse_gate_parameters(
     given = {name: value for name, value in (parameters or {}).items() if name.startswith(PREFIX)}
     if not given:
         return None
+    _check_version(given)
     if given.keys() != _NAMES:
         unknown, missing = sorted(given.keys() - _NAMES), sorted(_NAMES - given.keys())
         raise ValueError(
@@ -109,7 +139,8 @@ def parse_gate_parameters(
         )
     counts = {name: _count(name, given[name], least) for name, least in _COUNTS.items()}
     words = {name: _word(name, given[name], choices) for name, choices in _CHOICES.items()}
-    if not isinstance(given["duet_marker"], str) or not given["duet_marker"]:
+    texts = {name: _text(name, given[name]) for name in ("duet_marker", "duet_fingerprint", "duet_weights")}
+    if not texts["duet_marker"]:
         raise ValueError(f"duet_marker must be the name of a marker, got {given['duet_marker']!r}.")
     sentinel, eos_ids = counts["duet_sentinel"], _tokens("duet_eos", given["duet_eos"])
     if sentinel in eos_ids:
@@ -123,10 +154,34 @@ def parse_gate_parameters(
         poll_interval=counts["duet_poll_interval"],
         trim=words["duet_trim"] == "on",
         abort=words["duet_at_gate"] != "off",
-        entropy_threshold=_nats("duet_entropy_threshold", given["duet_entropy_threshold"]),
+        entropy_threshold=_number("duet_entropy_threshold", given["duet_entropy_threshold"]),
+        margin_threshold=_number("duet_margin_threshold", given["duet_margin_threshold"]),
         window=counts["duet_window"] or None,
     )
-    return GateRequest(spec, words["duet_at_gate"] == "keep", given["duet_marker"], sentinel, eos_ids)
+    return GateRequest(
+        spec=spec,
+        keep=words["duet_at_gate"] == "keep",
+        marker=texts["duet_marker"],
+        sentinel=sentinel,
+        eos_ids=eos_ids,
+        fingerprint=texts["duet_fingerprint"],
+        weights=texts["duet_weights"],
+    )
+
+
+def _check_version(given: Mapping[str, Any]) -> None:
+    version = given.get("duet_version", GATE_VERSION)  # one that is missing is reported with all that is missing
+    if isinstance(version, bool) or version != GATE_VERSION:
+        raise ValueError(
+            f"the gate of this engine has version {GATE_VERSION}, the request was made for {version!r}. Install the "
+            "same duet_trl for trainer and engine."
+        )
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{name} must be a string, got {value!r}.")
+    return value
 
 
 def _count(name: str, value: Any, least: int) -> int:
@@ -141,13 +196,15 @@ def _word(name: str, value: Any, choices: tuple[str, ...]) -> str:
     return value
 
 
-def _nats(name: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of nats >= 0, got {value!r}.")
+        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
     return float(value)
 
 
 def _tokens(name: str, value: Any) -> frozenset[int]:
     if not isinstance(value, list | tuple) or not value:
         raise ValueError(f"{name} must be a non-empty list of token ids, got {value!r}.")
+    if len(value) > MAX_EOS_IDS:
+        raise ValueError(f"{name} may hold {MAX_EOS_IDS} token ids at most, got {len(value)}.")
     return frozenset(_count(f"each id in {name}", token, 0) for token in value)

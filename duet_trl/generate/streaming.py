@@ -23,8 +23,8 @@ _ROW = np.dtype(
         ("abort_at", np.int64),
         ("grace_window", np.int64),
         ("window", np.int64),
-        ("entropy_threshold", np.float64),
         ("trim", np.bool_),
+        ("trims_early", np.bool_),
         ("keep", np.bool_),
         # what its tokens did
         ("undecided", np.bool_),  # no marker seen and no coin thrown yet
@@ -92,7 +92,7 @@ class StreamingGate:
         row["poll_threshold"], row["poll_interval"] = spec.poll_threshold, spec.poll_interval
         row["abort_at"], row["grace_window"] = spec.abort_at, spec.grace_window
         row["window"] = NEVER if spec.window is None else spec.window
-        row["entropy_threshold"], row["trim"], row["keep"] = spec.entropy_threshold, spec.trim, keep
+        row["trim"], row["trims_early"], row["keep"] = spec.trim, spec.trims_early, keep
         row["undecided"], row["length"] = True, len(prefix)
         row["marker_at"] = row["stop_at"] = NEVER
         row["state"], completed = _scan(self._automata[automaton], prefix)
@@ -105,10 +105,6 @@ class StreamingGate:
             row["undecided"] = False
             row["stop_at"] = NEVER if keep else spec.abort_at
 
-    def move(self, source: int, target: int) -> None:
-        """Copy the rollout of one slot into another."""
-        self._rows[target] = self._rows[source]
-
     def swap(self, first: int, second: int) -> None:
         """Exchange the rollouts of two slots."""
         self._rows[[first, second]] = self._rows[[second, first]]
@@ -117,17 +113,20 @@ class StreamingGate:
         """Tokens that each slot has consumed, shape (R,), int64."""
         return self._rows["length"][slots]
 
-    def step(self, slots: np.ndarray, tokens: np.ndarray, entropy: np.ndarray | None = None) -> np.ndarray:
+    def refuse(self, slot: int) -> None:
+        """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
+        self._rows[slot] = np.zeros((), dtype=_ROW)
+        self._rows[slot]["poll_interval"] = 1  # a divisor, should the slot be stepped before it is emptied
+
+    def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Consume one token per slot and say where the next one must be a forced stop.
 
         Args:
             slots (np.ndarray): Distinct slots, shape (R,), integer.
             tokens (np.ndarray): The token each has just generated, shape (R,), integer, within the vocabulary.
-            entropy (np.ndarray | None): Of the distribution of the token to come, shape (R,), nats; inf where its
-                likeliest token is an EOS. None: known later, see `armed`.
 
         Returns:
-            np.ndarray: Forced stops, shape (R,), bool.
+            np.ndarray: Forced stops that do not depend on the next token's distribution, shape (R,), bool.
         """
         row = self._rows.take(slots)  # (R,) records
         entry = self._table.take(row["table"] + row["state"] * self._automata[0].num_tokens + tokens)
@@ -149,10 +148,10 @@ class StreamingGate:
             ("stop_at", np.where(missed & ~row["keep"], length, stop_at)),
         ):
             self._rows[name][slots] = column  # by column: assigning whole records is a hundred times slower
-        return self.stops(slots, entropy)
+        return self.stops(slots)
 
     def armed(self, slots: np.ndarray) -> np.ndarray:
-        """Slots whose next token may be a forced stop only because its entropy is low: pass it to `stops`.
+        """Slots whose next token is a forced stop if it is nearly certain: pass that to `stops`.
 
         Args:
             slots (np.ndarray): Slots, shape (R,).
@@ -161,23 +160,21 @@ class StreamingGate:
             np.ndarray: Shape (R,), bool.
         """
         row = self._rows.take(slots)
-        in_grace = (row["marker_at"] <= row["length"]) & row["trim"] & (row["length"] < row["stop_at"])
-        return in_grace & (row["entropy_threshold"] > 0.0)
+        return row["trims_early"] & (row["marker_at"] <= row["length"]) & (row["length"] < row["stop_at"])
 
-    def stops(self, slots: np.ndarray, entropy: np.ndarray | None = None) -> np.ndarray:
+    def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
         """Where the next token must be a forced stop; consumes nothing, so it can be asked again.
 
         Args:
             slots (np.ndarray): Slots, shape (R,).
-            entropy (np.ndarray | None): As in `step`; read where `armed` only.
+            certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
+                rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
 
         Returns:
             np.ndarray: Forced stops, shape (R,), bool.
         """
         due = self._rows["length"][slots] >= self._rows["stop_at"][slots]
-        if entropy is None:
-            return due
-        return due | (self.armed(slots) & (entropy < self._rows["entropy_threshold"][slots]))
+        return due if certain is None else due | self.armed(slots) & certain
 
 
 def _scan(automaton: TokenAutomaton, tokens: Sequence[int]) -> tuple[int, np.ndarray]:

@@ -81,7 +81,7 @@ def stream(gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0) -> list[
         rows = np.array([home[rollout] for rollout in batch])
         next_entropy = np.array([entropy[rollout][len(generated[rollout])] for rollout in batch])
         armed = gate.armed(rows)
-        stops = gate.stops(rows, np.where(armed, next_entropy, np.nan))  # only armed rows may look at it
+        stops = gate.stops(rows, ~armed | (next_entropy < gate_spec.entropy_threshold))  # only armed rows may look
         for rollout, stop in zip(batch, stops, strict=True):
             if stop:
                 stopped[rollout] = True

@@ -23,15 +23,18 @@ def parameters(**changes) -> dict:
         trim=st.booleans(),
         abort=st.booleans(),
         entropy_threshold=st.floats(0, 10),
+        margin_threshold=st.floats(0, 1, exclude_max=True),
         window=st.none() | st.integers(1, 4096),
     ),
     st.booleans(),
 )
 def test_parameters_are_read_back_as_they_were(spec, keep):
-    request = parse_gate_parameters(gate_parameters(spec, "qa", keep, 7, [3, 4]), stop_token_ids=[7])
+    sent = gate_parameters(spec, "qa", keep, 7, [3, 4], fingerprint="f", weights="/w")
+    request = parse_gate_parameters(sent, stop_token_ids=[7])
     assert request.spec == spec
     assert request.keep == (keep and spec.abort)
     assert (request.marker, request.sentinel, request.eos_ids) == ("qa", 7, {3, 4})
+    assert (request.fingerprint, request.weights) == ("f", "/w")
 
 
 def test_parameters_are_flat_as_http_needs_them():
@@ -62,11 +65,18 @@ def test_request_without_gate_parameters_is_ungated(extra_args):
         ({"duet_entropy_threshold": float("nan")}, "duet_entropy_threshold"),
         ({"duet_entropy_threshold": False}, "duet_entropy_threshold"),
         ({"duet_entropy_threshold": -0.5}, "duet_entropy_threshold"),
+        ({"duet_margin_threshold": 1}, "margin_threshold must be a difference of probabilities"),
+        ({"duet_margin_threshold": "0.5"}, "duet_margin_threshold"),
+        ({"duet_version": 0}, "version 1, the request was made for 0. Install the same duet_trl"),
+        ({"duet_version": True}, "made for True"),
+        ({"duet_fingerprint": 7}, "duet_fingerprint must be a string"),
+        ({"duet_weights": ["a"]}, "duet_weights must be a string"),
         ({"duet_marker": 3}, "duet_marker"),
         ({"duet_marker": ""}, "duet_marker"),
         ({"duet_eos": 1}, "duet_eos"),
         ({"duet_eos": []}, "duet_eos"),
         ({"duet_eos": ["1"]}, "duet_eos"),
+        ({"duet_eos": list(range(33))}, "32 token ids at most, got 33"),
         ({"duet_sentinel": 2}, "also in duet_eos"),
         ({"duet_sentinel": 501}, "501 must be in stop_token_ids"),
     ],
@@ -84,5 +94,5 @@ def test_parameters_come_all_or_none(name):
         parse_gate_parameters(incomplete, stop_token_ids=[500])
 
 
-def test_whole_number_is_accepted_for_nats_because_json_drops_the_point():
+def test_whole_number_is_accepted_for_a_threshold_because_json_drops_the_point():
     assert parse_gate_parameters(parameters(duet_entropy_threshold=0)).spec.entropy_threshold == 0.0

@@ -6,7 +6,6 @@ prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each fu
 They work on the objects they are given, so that nothing of vLLM is imported until there is an engine.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 PROCESSOR = "duet_trl.generate.engines.vllm:DUETLogitsProcessor"
 """Name under which an engine loads the gate."""
-
-_RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 def llm_factory(
@@ -88,23 +85,12 @@ def gated_requests(
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
     """Replace the weights of an engine on vLLM's CPU backend, and forget what it cached under the old ones.
 
-    That backend multiplies with packed copies of the weights. `reload_weights` packs every layer it loads, but tied
-    weights arrive once, as the embedding, so the packed copy of the output layer has to be renewed by itself: without
-    that the engine goes on sampling from a partly stale policy.
-
     Args:
-        llm (LLM): Engine in this process.
+        llm (LLM): Engine in this process, from `llm_factory`: with the gate comes what tied embeddings need here
+            (`cpu_reload`).
         named_weights (Iterable[tuple[str, torch.Tensor]]): All parameters under their checkpoint names.
     """
-    runner = llm.llm_engine.model_executor.driver_worker.model_runner
-    reload_logger = logging.getLogger(_RELOAD_LOGGER)
-    reload_logger.addFilter(_expected_gap)
-    try:
-        runner.reload_weights(weights_iterator=named_weights)
-    finally:
-        reload_logger.removeFilter(_expected_gap)
-    head = runner.get_model().lm_head
-    head.quant_method.process_weights_after_loading(head)
+    llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()
 
 
@@ -117,9 +103,3 @@ def _with_gate(base: Any, parameters: Mapping[str, Any] | None, eos_ids: Sequenc
         stops.add(parameters["duet_sentinel"])
     params.stop_token_ids = sorted(stops)
     return params
-
-
-def _expected_gap(record: logging.LogRecord) -> bool:
-    """Drop vLLM's warning for the two layers that never receive weights of their own: tied output and rotary."""
-    layer = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return layer not in ("RotaryEmbedding", "ParallelLMHead")

@@ -11,8 +11,12 @@ import numpy as np
 import torch
 
 from ..automaton import TokenAutomaton
-from ..parameters import GateRequest
+from ..parameters import MAX_EOS_IDS, GateRequest
 from ..streaming import StreamingGate
+
+FORCED = 2.0**66
+"""Logit of a forced stop. The softmax is then exactly 1 there and 0 elsewhere, whatever penalties and temperature do
+to it, and no other logit of the row has to be written."""
 
 
 class SlotGates:
@@ -26,8 +30,9 @@ class SlotGates:
     def __init__(self, num_slots: int, automaton: Callable[[str], TokenAutomaton]) -> None:
         self._gate = StreamingGate(num_slots)
         self._automaton = automaton
-        self._marker_index: dict[str, int] = {}
-        self._eos_ids: list[frozenset[int]] = [frozenset()] * num_slots
+        self._automata: dict[str, tuple[int, TokenAutomaton]] = {}
+        self._eos_ids = np.full((num_slots, MAX_EOS_IDS), -1, dtype=np.int64)
+        self._thresholds = np.zeros((num_slots, 2), dtype=np.float32)  # entropy, margin
         self._sentinel = np.zeros(num_slots, dtype=np.int64)
         self._gated = np.zeros(num_slots, dtype=bool)
         self._slots: np.ndarray | None = None
@@ -43,17 +48,29 @@ class SlotGates:
         """Which of the given slots hold a gated request, shape (R,), bool."""
         return self._gated[slots]
 
-    def prepare(self, marker: str) -> int:
-        """Compile a marker unless it is already there, and return its index."""
-        if marker not in self._marker_index:
-            self._marker_index[marker] = self._gate.add_automaton(self._automaton(marker))
-        return self._marker_index[marker]
+    def prepare(self, marker: str) -> TokenAutomaton:
+        """Compile a marker unless it is already there."""
+        if marker not in self._automata:
+            automaton = self._automaton(marker)
+            self._automata[marker] = self._gate.add_automaton(automaton), automaton
+        return self._automata[marker][1]
 
     def admit(self, slot: int, request: GateRequest, prefix: Sequence[int] = ()) -> None:
         """Put a request into a slot, with the tokens it has generated so far."""
-        self._gate.admit(slot, request.spec, request.keep, self.prepare(request.marker), prefix)
-        self._eos_ids[slot] = request.eos_ids
-        self._sentinel[slot] = request.sentinel
+        self.prepare(request.marker)
+        self._gate.admit(slot, request.spec, request.keep, self._automata[request.marker][0], prefix)
+        self._eos_ids[slot] = -1
+        self._eos_ids[slot, : len(request.eos_ids)] = sorted(request.eos_ids)
+        self._thresholds[slot] = request.spec.entropy_threshold, request.spec.margin_threshold
+        self._occupy(slot, request.sentinel)
+
+    def refuse(self, slot: int, sentinel: int) -> None:
+        """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
+        self._gate.refuse(slot)
+        self._occupy(slot, sentinel)
+
+    def _occupy(self, slot: int, sentinel: int) -> None:
+        self._sentinel[slot] = sentinel
         self._gated[slot] = True
         self._slots = None
 
@@ -63,18 +80,12 @@ class SlotGates:
             self._gated[slot] = False
             self._slots = None
 
-    def move(self, source: int, target: int) -> None:
-        """Move what is in one slot to another and empty the first."""
-        self.swap(source, target)
-        self.drop(source)
-
     def swap(self, first: int, second: int) -> None:
         """Exchange two slots."""
         if not (self._gated[first] or self._gated[second]):
             return
         self._gate.swap(first, second)
-        self._eos_ids[first], self._eos_ids[second] = self._eos_ids[second], self._eos_ids[first]
-        for column in (self._sentinel, self._gated):
+        for column in (self._sentinel, self._gated, self._eos_ids, self._thresholds):
             column[[first, second]] = column[[second, first]]
         self._slots = None
 
@@ -86,50 +97,61 @@ class SlotGates:
         """Advance each of the given slots by the token it has generated, shapes (R,)."""
         self._gate.step(slots, tokens)
 
-    def edit(self, logits: torch.Tensor, slots: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Forbid the sentinel, or force it where the gate stops the rollout, in place.
+    def edit(self, logits: torch.Tensor, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+        """Forbid the sentinel, or force it where the gate stops the rollout, in place and without synchronising.
 
         Args:
-            logits (torch.Tensor): Shape (B, V), raw: before temperature, top-k and top-p, because the entropy of the
-                trim is that of the policy itself.
+            logits (torch.Tensor): Shape (B, V), raw: before temperature, top-k and top-p, because the certainty that
+                ends a grace window is that of the policy itself.
             slots (np.ndarray): Gated slots, shape (R,).
             rows (np.ndarray): Row of the logits that belongs to each, shape (R,).
 
         Returns:
-            np.ndarray: Forced stops, shape (R,), bool.
+            torch.Tensor: Forced stops, shape (R,), bool, on the device of the logits.
         """
-        stops = self._gate.stops(slots, self._entropy(logits, slots, rows))
-        row = torch.from_numpy(rows).to(logits.device)
-        sentinel = torch.from_numpy(self._sentinel[slots]).to(logits.device)
-        logits[row, sentinel] = -torch.inf
-        if stops.any():
-            forced = torch.from_numpy(np.flatnonzero(stops)).to(logits.device)
-            logits[row[forced]] = -torch.inf
-            logits[row[forced], sentinel[forced]] = 0.0
+        device = logits.device
+        row = torch.from_numpy(rows).to(device)
+        stops = torch.from_numpy(self._gate.stops(slots)).to(device)
+        armed = np.flatnonzero(self._gate.armed(slots))
+        if len(armed):
+            index = torch.from_numpy(armed).to(device)
+            thresholds = torch.from_numpy(self._thresholds[slots[armed]]).to(device)
+            eos_ids = torch.from_numpy(self._eos_ids[slots[armed]]).to(device)
+            stops[index] = nearly_certain(logits[row[index]], thresholds, eos_ids)
+        sentinel = torch.from_numpy(self._sentinel[slots]).to(device)
+        logits[row, sentinel] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
         return stops
 
-    def _entropy(self, logits: torch.Tensor, slots: np.ndarray, rows: np.ndarray) -> np.ndarray | None:
-        """Entropy of the next token where the gate asks for it, inf elsewhere; None where nobody asks."""
-        armed = np.flatnonzero(self._gate.armed(slots))
-        if not len(armed):
-            return None
-        entropy = np.full(len(slots), np.inf)
-        values, likeliest = next_token_entropy(logits[torch.from_numpy(rows[armed]).to(logits.device)])
-        for index, value, token in zip(armed, values.tolist(), likeliest.tolist(), strict=True):
-            # Where the policy is about to end the rollout by itself, let it: that EOS can be trained on.
-            if token not in self._eos_ids[slots[index]]:
-                entropy[index] = value
-        return entropy
+
+def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torch.Tensor) -> torch.Tensor:
+    """Whether the next token is nearly certain, and does not end the rollout by itself.
+
+    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on.
+
+    Args:
+        logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
+        thresholds (torch.Tensor): Entropy in nats below which, and difference of the two largest probabilities above
+            which, a token is nearly certain, shape (R, 2); 0 switches either off.
+        eos_ids (torch.Tensor): Tokens that end a rollout, shape (R, E), int64, padded with -1.
+
+    Returns:
+        torch.Tensor: Shape (R,), bool.
+    """
+    entropy, margin, likeliest = next_token_certainty(logits)
+    certain = (entropy < thresholds[:, 0]) | (margin > thresholds[:, 1]) & (thresholds[:, 1] > 0)
+    return certain & (likeliest[:, None] != eos_ids).all(dim=1)
 
 
-def next_token_entropy(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Shannon entropy of softmax(logits) in nats, at temperature 1.
+def next_token_certainty(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """How certain softmax(logits) is of the next token, at temperature 1.
 
     Args:
         logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
 
     Returns:
-        tuple: Entropy, shape (R,), float32, and likeliest token, shape (R,), int64.
+        tuple: Shannon entropy in nats, shape (R,), float32; probability of the likeliest token minus that of the
+            second, shape (R,), float32; likeliest token, shape (R,), int64.
     """
     probabilities = torch.softmax(logits.float(), dim=-1)
-    return torch.special.entr(probabilities).sum(dim=-1), logits.argmax(dim=-1)
+    top, index = probabilities.topk(2, dim=-1)
+    return torch.special.entr(probabilities).sum(dim=-1), top[:, 0] - top[:, 1], index[:, 0]

@@ -10,17 +10,19 @@ Requests carry the parameters of `duet_trl.generate.parameters`; requests withou
 come as `additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
 """
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 from vllm.tokenizers import cached_tokenizer_from_config
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
 
 from ..automaton import TokenAutomaton, compile_automaton
-from ..markers import MARKERS, PATTERN_PREFIX, Marker, get_marker, pattern_marker
+from ..markers import MARKERS, PATTERN_PREFIX, get_marker, pattern_marker
 from ..parameters import GateRequest, parse_gate_parameters
 from ..vocabulary import vocabulary_bytes
 from .slots import SlotGates
@@ -36,6 +38,8 @@ except ImportError:  # a vLLM whose second runner takes no custom processors and
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+
+logger = logging.getLogger(__name__)
 
 
 class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
@@ -66,10 +70,16 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         else:
             _refuse_placeholders(vllm_config)
             num_slots = vllm_config.scheduler_config.max_num_seqs
+        if current_platform.is_cpu():
+            from .cpu_reload import mend_reload
+
+            mend_reload()
+        self._model_config = vllm_config.model_config
         self._markers = _Markers(vllm_config)
         self._gates = SlotGates(num_slots, self._markers.compile)
-        for name in self._markers.custom:
+        for name in self._markers.names:
             self._gates.prepare(name)
+        self._refusals: set[str] = set()
         self._requests: list[GateRequest | None] = [None] * num_slots
         # V1: the runner's own lists of generated tokens, by slot, and those of the gated slots in their order
         self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
@@ -183,7 +193,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         if one.any():
             self._gates.consume(slots[one], tokens[one])
         for index in np.flatnonzero(~one):
-            self._gates.admit(int(slots[index]), self._requests[slots[index]], history[index])
+            self._enter(int(slots[index]), self._requests[slots[index]], history[index])
 
     def _admit(self, slot: int, params: SamplingParams, output: list[int]) -> None:
         request = parse_gate_parameters(params.extra_args)
@@ -191,9 +201,32 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             self._drop(slot)
             return
         # A placeholder at the end is filled in before the next call of `apply`, which then consumes it.
-        self._gates.admit(slot, request, output[:-1] if output and output[-1] < 0 else output)
+        self._enter(slot, request, output[:-1] if output and output[-1] < 0 else output)
         self._requests[slot], self._outputs[slot] = request, output
         self._gated_outputs = None
+
+    def _enter(self, slot: int, request: GateRequest, prefix: list[int]) -> None:
+        if self._accepts(request):
+            self._gates.admit(slot, request, prefix)
+        else:
+            self._gates.refuse(slot, request.sentinel)
+
+    def _accepts(self, request: GateRequest) -> bool:
+        """Whether this engine is the one the request was made for. An exception here would end the engine."""
+        reason = ""
+        if request.weights and request.weights != self._model_config.model:
+            reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
+        elif not self._markers.knows(request.marker):
+            reason = (
+                f"this engine knows no marker {request.marker!r}; it has {self._markers.names}. Start it with "
+                f'additional_config={{"duet_markers": {{{request.marker!r}: <pattern>}}}}, or ask for regex:<pattern>'
+            )
+        elif request.fingerprint not in ("", self._gates.prepare(request.marker).fingerprint):
+            reason = f"marker {request.marker!r} compiles to another automaton here: other tokenizer or other pattern"
+        if reason and reason not in self._refusals:
+            self._refusals.add(reason)
+            logger.warning("DUETLogitsProcessor stops a request before its first token: %s.", reason)
+        return not reason
 
     def _drop(self, slot: int) -> None:
         if self._requests[slot] is None:
@@ -218,23 +251,23 @@ class _Markers:
         self._model_config = vllm_config.model_config
         self._vocabulary: list[bytes | None] | None = None
         patterns = vllm_config.additional_config.get("duet_markers", {})
-        self.custom = {name: pattern_marker(name, pattern) for name, pattern in patterns.items()}
+        self._custom = {name: pattern_marker(name, pattern) for name, pattern in patterns.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Markers that are ready from the start: the built-in ones and the engine's own."""
+        return sorted({*MARKERS, *self._custom})
+
+    def knows(self, name: str) -> bool:
+        """Whether `compile` has a marker of that name."""
+        return name in self.names or name.startswith(PATTERN_PREFIX)
 
     def compile(self, name: str) -> TokenAutomaton:
         """Token automaton of a marker over every row of the logits."""
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
-        return compile_automaton(self._find(name), self._vocabulary)
-
-    def _find(self, name: str) -> Marker:
-        if name in self.custom:
-            return self.custom[name]
-        if name in MARKERS or name.startswith(PATTERN_PREFIX):
-            return get_marker(name)
-        raise ValueError(
-            f"this engine knows no marker {name!r}; it has {sorted([*MARKERS, *self.custom])}. Start it with "
-            f'additional_config={{"duet_markers": {{{name!r}: <pattern>}}}}, or ask for regex:<pattern>.'
-        )
+        marker = self._custom[name] if name in self._custom else get_marker(name)
+        return compile_automaton(marker, self._vocabulary)
 
     def _read_vocabulary(self) -> list[bytes | None]:
         tokenizer = cached_tokenizer_from_config(self._model_config)

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.generate.engines.slots import SlotGates, next_token_entropy
+from duet_trl.generate.engines.slots import FORCED, SlotGates, next_token_certainty
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.parameters import GateRequest
 from tests.generate.oracle import EOS, A, B, C, toy_automaton
@@ -27,11 +27,12 @@ def logits_with(entropy: str, likeliest: int) -> torch.Tensor:
     return logits
 
 
-def test_entropy_is_that_of_the_softmax_in_nats():
+def test_entropy_is_in_nats_and_the_margin_between_the_two_likeliest():
     logits = torch.stack([torch.zeros(4), torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])])
-    entropy, likeliest = next_token_entropy(logits)
-    torch.testing.assert_close(entropy, torch.tensor([4.0, 2.0]).log())
-    assert likeliest[1] in (0, 2)
+    entropy, margin, likeliest = next_token_certainty(torch.cat([logits, torch.tensor([[0.6, 0.1, 0.3, 0.0]]).log()]))
+    torch.testing.assert_close(entropy[:2], torch.tensor([4.0, 2.0]).log())
+    torch.testing.assert_close(margin, torch.tensor([0.0, 0.0, 0.3]))
+    assert likeliest[1] in (0, 2) and likeliest[2] == 0
 
 
 def test_forced_row_samples_the_sentinel_with_probability_one_and_the_others_never():
@@ -44,7 +45,7 @@ def test_forced_row_samples_the_sentinel_with_probability_one_and_the_others_nev
     stops = gates.edit(logits, gates.slots, gates.slots)
     assert gates.slots.tolist() == [0, 2] and stops.tolist() == [True, False]
     log_probabilities = logits.log_softmax(-1)
-    assert log_probabilities[0, SENTINEL] == 0.0 and (log_probabilities[0, :SENTINEL] == -torch.inf).all()
+    assert log_probabilities[0, SENTINEL] == 0.0 and (log_probabilities[0, :SENTINEL].exp() == 0.0).all()
     assert logits[2, SENTINEL] == -torch.inf and torch.equal(logits[2, :SENTINEL], before[2, :SENTINEL])
     assert torch.equal(logits[1], before[1])  # ungated
 
@@ -63,26 +64,49 @@ def test_end_of_grace_stops_even_where_an_eos_is_likeliest():
     assert gates.edit(logits_with("low", EOS)[None], np.array([0]), np.array([0])).tolist() == [True]
 
 
-def test_low_entropy_before_the_marker_or_without_a_threshold_stops_nothing():
+@pytest.mark.parametrize(("threshold", "stop"), [(0.9, True), (0.0, False)])
+def test_grace_ends_early_on_a_wide_margin_if_asked(threshold, stop):
+    gates = SlotGates(1, toy)
+    gates.admit(0, request(margin_threshold=threshold), prefix=[A, B])
+    assert gates.edit(logits_with("low", C)[None], gates.slots, gates.slots).tolist() == [stop]
+
+
+def test_certainty_before_the_marker_or_without_a_threshold_stops_nothing():
     gates = SlotGates(2, toy)
-    gates.admit(0, request(entropy_threshold=0.1), prefix=[C, C])
-    gates.admit(1, request(entropy_threshold=0.0), prefix=[A, B])
+    gates.admit(0, request(entropy_threshold=0.1, margin_threshold=0.5), prefix=[C, C])
+    gates.admit(1, request(), prefix=[A, B])
     logits = torch.stack([logits_with("low", C)] * 2)
     assert not gates.edit(logits, gates.slots, gates.slots).any()
 
 
-def test_slots_are_moved_swapped_and_emptied_with_all_they_hold():
+def test_refused_request_is_stopped_before_its_first_token():
+    gates = SlotGates(2, toy)
+    gates.admit(0, request(), prefix=[A])
+    gates.refuse(1, SENTINEL)
+    assert gates.edit(torch.zeros(2, NUM_TOKENS), gates.slots, gates.slots).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
+def test_forced_stop_survives_temperature_and_penalties(temperature):
+    gates = SlotGates(1, toy)
+    gates.refuse(0, SENTINEL)
+    logits = torch.full((1, NUM_TOKENS), 80.0)
+    gates.edit(logits, gates.slots, gates.slots)
+    assert (logits / 1.9 / temperature).log_softmax(-1)[0, SENTINEL] == 0.0
+
+
+def test_slots_are_swapped_and_emptied_with_all_they_hold():
     gates = SlotGates(4, toy)
     gates.admit(0, request(), prefix=[C] * 6)
     gates.admit(1, request(), prefix=[C] * 3)
     gates.swap(0, 1)
     assert gates.length(np.array([0, 1])).tolist() == [3, 6]
-    gates.move(1, 3)
+    gates.swap(1, 3)
     assert gates.slots.tolist() == [0, 3]
     gates.drop(0)
     logits = torch.zeros(4, NUM_TOKENS)
     assert gates.edit(logits, gates.slots, gates.slots).tolist() == [True]
-    assert logits[3, SENTINEL] == 0.0 and (logits[:3] == 0.0).all()
+    assert logits[3, SENTINEL] == FORCED and (logits[:3] == 0.0).all()
 
 
 def test_swapped_requests_keep_their_own_eos_ids():

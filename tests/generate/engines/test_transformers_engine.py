@@ -4,6 +4,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from duet_trl.generate.engines.slots import FORCED
 from duet_trl.generate.engines.transformers import GateLogitsProcessor, gated_generate
 from duet_trl.generate.gate import GateSpec, split_sentinel
 from duet_trl.generate.parameters import parse_gate_parameters
@@ -133,7 +134,7 @@ def test_padding_behind_an_ended_row_is_not_looked_at(tiny_gate):
         ids = torch.cat([prompt, torch.tensor([ended, running])], dim=1)
         output = processor(ids, scores)
         ended, running = [*ended, tiny_gate.eos_ids[0]], [*running, 50]
-    assert output[1, 0] == -torch.inf  # K2 + G = 6
+    assert output[:, tiny_gate.sentinel].tolist() == [-torch.inf, FORCED]  # K2 + G = 6
     assert (output[0, : tiny_gate.sentinel] == 0.0).all()
 
 

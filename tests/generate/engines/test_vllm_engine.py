@@ -224,7 +224,7 @@ def test_engine_set_ups_that_the_gate_cannot_run_in_are_refused_at_start_up(llm)
         DUETLogitsProcessor(engine_config(llm, additional_config={"duet_markers": {"x": "("}}), "cpu", False)
 
 
-def test_placeholder_tokens_and_unknown_markers_are_errors(llm, tiny_gate):
+def test_placeholder_tokens_are_an_error(llm, tiny_gate):
     from vllm.v1.sample.logits_processor import BatchUpdate
 
     from duet_trl.generate.engines.vllm import DUETLogitsProcessor
@@ -236,6 +236,16 @@ def test_placeholder_tokens_and_unknown_markers_are_errors(llm, tiny_gate):
     output.append(-1)
     with pytest.raises(RuntimeError, match="placeholder"):
         processor.apply(torch.zeros(1, 384))
-    unknown = sampling(extra_args=tiny_gate.parameters(SPECS[0], False, "nobody"))
-    with pytest.raises(ValueError, match="knows no marker 'nobody'"):
-        processor.update_state(BatchUpdate(1, removed=[], added=[(0, unknown, [1], [])], moved=[]))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"duet_marker": "nobody"}, {"duet_fingerprint": "other tokenizer"}, {"duet_weights": "/elsewhere"}]
+)
+def test_request_made_for_another_engine_is_stopped_before_its_first_token(llm, tiny_gate, changes):
+    mine = tiny_gate.parameters(SPECS[0], False)
+    fitting = {**mine, "duet_fingerprint": tiny_gate.automaton.fingerprint, "duet_weights": str(tiny_gate.path)}
+    ids = token_ids(generate(llm, tiny_gate, [{**mine, **changes}, fitting] * 4, PROMPTS[:8]))
+    assert ids[::2] == [[tiny_gate.sentinel]] * 4
+    assert min(map(len, ids[1::2])) > 1
+    with pytest.raises(GateMismatch, match="at 0 tokens"):
+        replay(SPECS[0], tiny_gate.automaton, [[]], np.ones(1, bool), np.zeros(1, bool))
