@@ -246,6 +246,6 @@ def test_request_made_for_another_engine_is_stopped_before_its_first_token(llm, 
     fitting = {**mine, "duet_fingerprint": tiny_gate.automaton.fingerprint, "duet_weights": str(tiny_gate.path)}
     ids = token_ids(generate(llm, tiny_gate, [{**mine, **changes}, fitting] * 4, PROMPTS[:8]))
     assert ids[::2] == [[tiny_gate.sentinel]] * 4
-    assert min(map(len, ids[1::2])) > 1
+    assert all(row[0] != tiny_gate.sentinel for row in ids[1::2])
     with pytest.raises(GateMismatch, match="at 0 tokens"):
         replay(SPECS[0], tiny_gate.automaton, [[]], np.ones(1, bool), np.zeros(1, bool))
