@@ -141,10 +141,15 @@ class DUETGRPOConfig(GRPOConfig):
     keep_probability: float = _knob(
         "eps_abort: probability that a marker-less rollout is kept and weighted 1/eps. Paper: 0.05.", default=0.05
     )
-    entropy_threshold: float = _knob(
+    entropy_threshold: float | None = _knob(
         "Entropy of the next token in nats below which an answered rollout stops before its grace window ends. 0: "
-        "only at its end. The paper gives no value.",
-        default=0.1,
+        "not by entropy (release). The paper gives no value. paper, duet: 0.1.",
+        default=None,
+    )
+    margin_threshold: float | None = _knob(
+        "Difference of the two largest next-token probabilities above which an answered rollout stops before its "
+        "grace window ends. 0: not by margin (paper, duet). release: 0.99.",
+        default=None,
     )
     threshold_window: int = _knob("W: kept rollouts in the length window. Paper: 1024.", default=1024)
     threshold_interval: int = _knob("N: steps between two refits of K1 and K2. Paper: 10.", default=10)
@@ -189,6 +194,18 @@ class DUETGRPOConfig(GRPOConfig):
         default=None,
     )
 
+    # Parameters that control a vLLM server, beside TRL's vllm_server_*
+    server_weight_sync: str | None = _knob(
+        "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
+        "None: 'nccl' where the trainer runs on CUDA, else 'disk'.",
+        default=None,
+    )
+    server_weights_dir: str | None = _knob(
+        "Folder that trainer and server both see under this path, for server_weight_sync='disk'; the server's "
+        "DUET_WEIGHTS_DIR. None: the trainer's own DUET_WEIGHTS_DIR.",
+        default=None,
+    )
+
     # Parameters that control identity and records
     prompt_id_column: str | None = _knob(
         "Data-set column that identifies a prompt across epochs. None: a hash of the prompt.", default=None
@@ -226,6 +243,7 @@ class DUETGRPOConfig(GRPOConfig):
             "aborted_rollouts": ("mask", "failure"),
             "stratification": ("clip", "exact", "none"),
             "singleton_advantage": ("zero", "reward"),
+            "server_weight_sync": (None, "nccl", "disk"),
         }
         for name, allowed in choices.items():
             if self.__dict__[name] not in allowed:
@@ -244,6 +262,7 @@ class DUETGRPOConfig(GRPOConfig):
             "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything"),
             "stratification_floor": (lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights"),
             "entropy_threshold": (lambda x: 0 <= x < finite, "at least 0 nats; 0 switches it off"),
+            "margin_threshold": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
             "surrogate_shrinkage": (lambda x: 0 <= x < finite, "at least 0; 0 switches it off"),
             "surrogate_floor": (lambda x: 0 < x < finite, "positive"),
             "surrogate_floor_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
@@ -315,9 +334,11 @@ class DUETGRPOConfig(GRPOConfig):
                 f"loss_type={self.loss_type!r} does not divide by the global number of kept tokens N_t (Eq. 6). Use "
                 "loss_type='dapo', 'cispo' or 'vespo'."
             )
-        if self.use_vllm and self.vllm_mode != "colocate":
+        repeated = {"n", "seed"} & (self.generation_kwargs or {}).keys()
+        if self.use_vllm and repeated:
             raise ValueError(
-                f"vllm_mode={self.vllm_mode!r} has no gate here. Use vllm_mode='colocate', or use_vllm=False."
+                f"generation_kwargs sets {sorted(repeated)}, but every rollout is a request of its own: 'n' would "
+                "multiply them, and with one 'seed' all rollouts of a prompt would be the same. Remove them."
             )
         if self.use_transformers_continuous_batching:
             raise ValueError(

@@ -121,6 +121,7 @@ def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerG
         grace_window=config.grace_window,
         poll_interval=config.poll_interval,
         entropy_threshold=config.entropy_threshold,
+        margin_threshold=config.margin_threshold,
         window=config.marker_window or None,
         keep_probability=config.keep_probability,
         seed=config.seed,

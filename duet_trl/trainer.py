@@ -21,11 +21,12 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
+from .generate.engines.server import ServerError
 from .methods import build_controller
 from .training import logs, metrics, rows
 from .training.audit import AuditLog
 from .training.checkpoint import read_state, write_state
-from .training.engine import Engine, load_tokenizer, prepare_gate
+from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
@@ -71,11 +72,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         if args is None:
             name = model if isinstance(model, str) else model.config._name_or_path
             args = DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
-        for name in ("tools", "environment_factory", "rollout_func"):
-            if kwargs.get(name):
-                raise ValueError(
-                    f"{name} ends rollouts by its own rules, as DUET's gate does. Use GRPOTrainer for it."
-                )
+        refuse_own_rules(kwargs)
         check_columns(train_dataset, args)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
@@ -94,8 +91,8 @@ class DUETGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
-        self.engine.attach(self)
         self.exchange = Exchange(self.accelerator)
+        self.engine.attach(self)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -188,6 +185,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         try:
             with self._ungrouped():
                 generated = super()._generate(prompts)
+        except ServerError as error:
+            self._stop_with_checkpoint(str(error))
         finally:
             self._rolling_out = False
         if len(generated) != 8:

@@ -4,7 +4,7 @@
 import copy
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,18 @@ from ..generate.vocabulary import vocabulary_bytes
 
 if TYPE_CHECKING:
     from ..trainer import DUETGRPOTrainer
+    from .server import ServerGeneration
+
+
+def refuse_own_rules(arguments: dict[str, Any]) -> None:
+    """Refuse trainer arguments under which rollouts end by other rules than the gate's.
+
+    Raises:
+        ValueError: If one is given.
+    """
+    for name in ("tools", "environment_factory", "rollout_func"):
+        if arguments.get(name):
+            raise ValueError(f"{name} ends rollouts by its own rules, as DUET's gate does. Use GRPOTrainer for it.")
 
 
 @dataclass(frozen=True)
@@ -146,18 +158,31 @@ class Engine:
     def __init__(self, args: DUETGRPOConfig, setup: GateSetup | None) -> None:
         self.args = args
         self.setup = setup
+        self._server: ServerGeneration | None = None
 
     @contextmanager
     def construction(self, trainer: "DUETGRPOTrainer") -> Iterator[None]:
-        """While active, a colocated vLLM engine that TRL builds carries the gate."""
+        """While active, the vLLM engine or the client of a vLLM server that TRL builds is one for the gate."""
         if not self.args.use_vllm:
             yield
             return
         from trl.generation import vllm_generation
 
-        from ..generate.engines.colocated import llm_factory
+        if self.args.vllm_mode == "server":
+            from .server import client_factory
 
-        original = vllm_generation.LLM
+            name, stand_in = "VLLMClient", client_factory(self.args)
+        else:
+            name, stand_in = "LLM", self._llm_builder(trainer, vllm_generation.LLM)
+        original = vllm_generation.__dict__[name]
+        setattr(vllm_generation, name, stand_in)
+        try:
+            yield
+        finally:
+            setattr(vllm_generation, name, original)
+
+    def _llm_builder(self, trainer: "DUETGRPOTrainer", original: Callable[..., Any]) -> Callable[..., Any]:
+        from ..generate.engines.colocated import llm_factory
 
         def build(*args: Any, **kwargs: Any) -> Any:
             on_cpu = trainer.accelerator.device.type == "cpu"
@@ -168,15 +193,21 @@ class Engine:
             dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
             return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None)(*args, **kwargs)
 
-        vllm_generation.LLM = build
-        try:
-            yield
-        finally:
-            vllm_generation.LLM = original
+        return build
 
     def attach(self, trainer: "DUETGRPOTrainer") -> None:
-        """Finish the set-up once TRL has built model and engine."""
-        if self.args.use_vllm and trainer.accelerator.device.type == "cpu":
+        """Finish the set-up once TRL has built model and engine.
+
+        Raises:
+            ServerError: If a vLLM server does not run this gate.
+        """
+        if not self.args.use_vllm:
+            return
+        if self.args.vllm_mode == "server":
+            from .server import ServerGeneration
+
+            self._server = ServerGeneration(trainer, self.setup, trainer.exchange)
+        elif trainer.accelerator.device.type == "cpu":
             from ..generate.engines.colocated import reload_weights_cpu
 
             generation = trainer.vllm_generation
@@ -194,9 +225,13 @@ class Engine:
         if self.setup is None or not gate.active:
             return nullcontext()
         eos_ids, marker = trainer.eos_token_ids, self.setup.marker
+        sentinel, fingerprint = self.setup.sentinel, self.setup.automaton.fingerprint
         parameters = [
-            gate_parameters(gate.spec, marker, bool(gate.keep[row]), self.setup.sentinel, eos_ids) for row in rows
+            gate_parameters(gate.spec, marker, bool(gate.keep[row]), sentinel, eos_ids, fingerprint=fingerprint)
+            for row in rows
         ]
+        if self._server is not None:
+            return self._server.gated(parameters)
         if self.args.use_vllm:
             from ..generate.engines.colocated import gated_requests
 
