@@ -23,6 +23,7 @@ ARMS = {
     "duet": ("DUET, b = 0.5", {"method": "duet", "budget_fraction": 0.5}),
 }
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
+ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"
 POOL_SIZE = 160  # ten steps an epoch: the allocator needs to meet a prompt again
 
 
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=28, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
     parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
-    parser.add_argument("--engine", choices=("vllm", "transformers"), default="vllm", help="what generates rollouts")
+    parser.add_argument("--engine", choices=("vllm", "server", "transformers"), default="vllm", help=ENGINE_HELP)
     parser.add_argument("--eval_problems", type=int, default=100, help="held-out problems, four samples each")
     parser.add_argument("--eval_every", type=int, default=7, help="optimizer steps between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
@@ -76,13 +77,15 @@ def train(args: argparse.Namespace) -> None:
     name, method = ARMS[args.arm]
     pool = sample_problems(TRAIN, POOL_SIZE, seed=0)
     held_out = sample_problems(HELD_OUT, args.eval_problems, seed=0)
+    settings = yaml.safe_load(SETTINGS.read_text()) | method
+    if args.engine == "server":
+        settings["vllm_mode"] = "server"
     config = DUETGRPOConfig(
         output_dir=str(args.output_dir / args.arm),
         max_steps=args.steps,
         seed=args.seed,
-        use_vllm=args.engine == "vllm",
-        **yaml.safe_load(SETTINGS.read_text()),
-        **method,
+        use_vllm=args.engine != "transformers",
+        **settings,
     )
     trainer = DUETGRPOTrainer(
         model=str(CHECKPOINT),
@@ -100,8 +103,8 @@ def train(args: argparse.Namespace) -> None:
     trainer.add_callback(ProgressBar())
     trainer.add_callback(evaluation)
     trainer.train()
-    settings = {key: value for key, value in vars(args).items() if key != "output_dir"}
-    record = run_record(name, trainer.state.log_history, evaluation.evaluations, settings)
+    asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
+    record = run_record(name, trainer.state.log_history, evaluation.evaluations, asked)
     (args.output_dir / f"{args.arm}.json").write_text(json.dumps(record))
 
 

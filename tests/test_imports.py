@@ -35,7 +35,7 @@ TABLE = {
     "generate": Room(NUMERIC, frozenset()),
     "update": Room(NUMERIC, frozenset({"allocate", "generate"})),
     "controller": Room(NUMERIC, CORE),
-    "engines": Room(NUMERIC | set(ENGINES), frozenset({"generate"})),
+    "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"generate"})),
     "presets": Room(frozenset(), frozenset()),
     "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config"}),
     "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets"}),
