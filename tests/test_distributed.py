@@ -15,8 +15,7 @@ ROOT = Path(__file__).parents[1]
 def launch(processes: int, model: Path, output_dir: Path, **overrides) -> list[dict]:
     """Run `tests/distributed_run.py` and return what each process reports."""
     # `accelerate launch --cpu --num_processes 2` silently starts one process.
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", str(processes)]
-    command += ["--master_addr", "127.0.0.1", "--master_port", str(29600 + os.getpid() % 300)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command += [str(ROOT / "tests" / "distributed_run.py"), str(model), str(output_dir), json.dumps(overrides)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)

@@ -9,11 +9,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import requests
 import torch
 from trl.generation.vllm_client import VLLMClient
 
 from ..config import DUETGRPOConfig
-from ..generate.engines.server import TOKEN_VARIABLE, WEIGHTS_VARIABLE, Completion, GateServer, ServerError, ServerLost
+from ..generate.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
+from ..generate.engines.server import Completion, GateServer, ServerError, ServerLost
 from .exchange import Exchange
 from .weights import WeightFolder
 
@@ -99,10 +101,10 @@ class DUETClient(VLLMClient):
         try:
             self.gate.wait(0.0)
             super().update_named_params(metadata, named_params)
-        except ServerLost:
+        except (ServerLost, requests.RequestException) as error:
             for _ in named_params:
                 pass
-            raise
+            raise ServerLost(f"weights could not be sent: {error}") from error
 
     def reset_prefix_cache(self) -> None:
         """Forget what was cached under the old weights."""

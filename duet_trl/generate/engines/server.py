@@ -19,12 +19,7 @@ import aiohttp
 
 from ..gate import GateSpec
 from ..parameters import gate_parameters
-
-TOKEN_VARIABLE = "DUET_SERVER_TOKEN"
-"""Environment variable with the token that `TokenGuard` asks for, on the server and on the trainer."""
-
-WEIGHTS_VARIABLE = "DUET_WEIGHTS_DIR"
-"""Environment variable with the folder that `TokenGuard` lets the server read weights from."""
+from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _PROMPTS_PER_REQUEST = 8
 """One body carries one set of parameters, so rollouts that share theirs share requests; small ones keep a load
