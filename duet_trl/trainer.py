@@ -28,6 +28,7 @@ from .training.audit import AuditLog
 from .training.checkpoint import read_state, write_state
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
+from .training.hub import PAPER, extend_card, push
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
@@ -48,16 +49,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     _tag_names = ["trl", "grpo", "duet"]
     _name = "DUET"
-    _paper = {
-        "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
-        "id": "2605.08441",
-        "citation": """@article{hu2026duet,
-    title  = {{DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards}},
-    author = {Haoyu Hu and Xuandong Zhao and Xuhai ``Orson'' Xu and Nori Jacoby},
-    year   = 2026,
-    eprint = {arXiv:2605.08441},
-}""",
-    }
+    _paper = PAPER
 
     def __init__(
         self,
@@ -350,13 +342,22 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Seams: state -------------------------------------------------------------------------------------------
 
     def _checkpoint_folder(self, trial: Any) -> Path:
-        return Path(self._get_output_dir(trial=trial)) / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        return Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
         # Before the parent, which pushes the folder to the Hub.
         if self.args.should_save:
             write_state(self._checkpoint_folder(trial), self.controller)
         super()._save_checkpoint(model, trial)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
+        super().create_model_card(*args, **kwargs)
+        extend_card(self)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`."""
+        return push(self, lambda: super(DUETGRPOTrainer, self).push_to_hub(*args, **kwargs))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of a model card that says how a model was trained under a token budget, and with what result."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .tables import markdown_table
+
+History = Sequence[Mapping[str, Any]]
+
+_SHOWN = (
+    ("method", "method"),
+    ("preset", "preset"),
+    ("budget, share of full GRPO", "budget_fraction"),
+    ("reading of the budget", "budget_reading"),
+    ("rollouts per prompt at full budget", "num_generations"),
+    ("answer marker", "marker"),
+    ("keep probability", "keep_probability"),
+    ("completion length, tokens", "max_completion_length"),
+)
+_FOLLOWED = (
+    ("reward", "reward"),
+    ("planned tokens a step", "duet/planned_tokens"),
+    ("generated tokens a step", "duet/generated_tokens"),
+    ("share of rollouts aborted", "duet/abort_rate"),
+    ("share of rollouts trimmed", "duet/trim_rate"),
+    ("K1, tokens", "duet/poll_threshold"),
+    ("K2, tokens", "duet/abort_threshold"),
+)
+_HELD_OUT = "held_out/mean@"
+
+
+def card_section(
+    settings: Mapping[str, Any],
+    history: History,
+    configuration: str,
+    versions: Mapping[str, str],
+    hardware: Mapping[str, Any],
+    figures: Sequence[Path] = (),
+) -> str:
+    """A section in Markdown.
+
+    Args:
+        settings (Mapping[str, Any]): Fields of the configuration.
+        history (History): `trainer.state.log_history`.
+        configuration (str): The run's configuration as YAML that a recipe reads back.
+        versions (Mapping[str, str]): Of the packages.
+        hardware (Mapping[str, Any]): As `environment.hardware()` gives it.
+        figures (Sequence[Path]): Images, relative to the card.
+
+    Returns:
+        str: The section, beginning with its heading.
+    """
+    parts = [
+        "## Training under a token budget",
+        markdown_table(["setting", "value"], [[title, str(settings[name])] for title, name in _SHOWN]),
+        *_course(history),
+        *_accuracy(history),
+        *(f"![{figure.stem.replace('_', ' ')}]({figure.as_posix()})" for figure in figures),
+        "### Configuration",
+        f"```yaml\n{configuration.strip()}\n```",
+        "### Versions and hardware",
+        markdown_table(["package", "version"], [[name, version] for name, version in versions.items()]),
+        f"{hardware['cores']} cores of {hardware['processor']}, GPU: {hardware['gpu'] or 'none'}.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _course(history: History) -> list[str]:
+    """First and last value of what a run is followed by."""
+    rows = []
+    for title, name in _FOLLOWED:
+        values = [entry[name] for entry in history if entry.get(name) is not None]
+        if values:
+            rows.append([title, float(values[0]), float(values[-1])])
+    tokens = sum(entry.get("duet/generated_tokens", 0.0) for entry in history)
+    if not rows:
+        return []
+    table = markdown_table(["metric", "first step", "last step"], rows)
+    return ["### Course of the run", table, f"Generated rollout tokens in all logged steps: {tokens:,.0f}."]
+
+
+def _accuracy(history: History) -> list[str]:
+    """Held-out accuracy at each measurement, as `HeldOutEvaluation` logs it."""
+    rows, names = [], []
+    for entry in history:
+        names += [name for name in entry if name.startswith(_HELD_OUT) and name not in names]
+        for name in names:
+            if name in entry:
+                interval = f"[{entry['held_out/low']:.3f}, {entry['held_out/high']:.3f}]"
+                rows.append([str(entry["step"]), f"{entry[name]:.3f}", interval])
+    if not rows:
+        return []
+    return [
+        "### Held-out accuracy",
+        markdown_table(["step", names[0].removeprefix("held_out/"), "95% interval"], rows),
+    ]
