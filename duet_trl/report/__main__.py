@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m duet_trl.report estimate <files>`: what would DUET save on a run that stock TRL GRPO did?
+
+Needs no model, no GPU and no network. Exit status: 0 done, 1 unreadable input, 2 wrong usage.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..generate.markers import MARKERS, get_marker
+from .completions import (
+    Completions,
+    RunLog,
+    UnreadableRun,
+    find_files,
+    find_trainer_state,
+    read_completions,
+    read_run_log,
+)
+from .estimate import (
+    MarkerEstimate,
+    Settings,
+    measure_groups,
+    measure_lengths,
+    measure_marker,
+    project,
+    total_reward,
+)
+from .estimate_text import Estimate, as_json, percent, report_text
+from .tokens import (
+    CHARS_PER_TOKEN,
+    CharacterCounts,
+    TokenCounts,
+    TokenizerCounts,
+    load_tokenizer,
+    logged_tokens,
+    mean_over_logged,
+)
+
+FEW_COMPLETIONS = 32
+"""Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""
+
+RARE = 0.1
+"""A marker shown in a smaller share of completions is probably not the run's."""
+
+DISAGREEMENT = 0.1
+"""Relative difference from the mean length in the run's log that is reported."""
+
+DESCRIPTION = """\
+What would DUET save on a run that trl.GRPOTrainer did with log_completions=True? Reads the parquet files that it wrote
+to <output_dir>/completions and prints, per answer marker, the tokens after the answer and the marker-less tail, the
+groups without any difference in reward, and projected tokens and seconds under each budget. Works offline and needs no
+model. Accuracy is not predicted."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        arguments (Sequence[str] | None): Words after the program's name; None: those of this process.
+
+    Returns:
+        int: Exit status.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.poll_quantile > options.abort_quantile:
+        parser.error(f"--poll_quantile {options.poll_quantile} is above --abort_quantile {options.abort_quantile}.")
+    try:
+        estimate = _estimate(options)
+        sys.stdout.write(report_text(estimate) + "\n")
+        if options.json is not None:
+            options.json.write_text(json.dumps(as_json(estimate), indent=2) + "\n", encoding="utf-8")
+            sys.stdout.write(f"\nwritten: {options.json}\n")
+    except (UnreadableRun, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m duet_trl.report", description="Reports about runs.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    estimate = commands.add_parser(
+        "estimate", help="what would DUET save on a run that stock TRL GRPO did?", description=DESCRIPTION
+    )
+    default = Settings()
+    add = estimate.add_argument
+    add("paths", nargs="+", metavar="PATH", help="parquet files, patterns, folders of them, or output_dir of a run")
+    add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
+    gate = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)")
+    known = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
+    gate.add_argument("--marker", type=_marker, action="append", default=[], metavar="NAME", help=known)
+    for name, kind, value, meaning in (
+        ("grace_window", _count, default.grace_window, "G, tokens after the answer and past K2"),
+        ("poll_interval", _positive_count, default.poll_interval, "tokens between two marker checks"),
+        ("keep_probability", _positive_share, default.keep_probability, "eps of the coin at the abort gate"),
+        ("poll_quantile", _share, default.quantiles[0], "length quantile of K1"),
+        ("abort_quantile", _share, default.quantiles[1], "length quantile of K2"),
+    ):
+        gate.add_argument(f"--{name}", type=kind, default=value, metavar="X", help=f"{meaning} (default: {value})")
+    add = gate.add_argument
+    add("--no_trim", action="store_true", help="let answered rollouts run to their end")
+    add("--no_abort", action="store_true", help="let marker-less rollouts run to their end")
+    shares = " ".join(f"{budget:g}" for budget in default.budgets)
+    help_text = f"shares of the full number of rollouts, in (0, 1] (default: {shares})"
+    add("--budgets", type=_positive_share, nargs="+", default=default.budgets, metavar="B", help=help_text)
+    _add_sources(estimate, default)
+    return parser
+
+
+def _add_sources(estimate: argparse.ArgumentParser, default: Settings) -> None:
+    """Where tokens, rewards and seconds come from."""
+    add = estimate.add_argument_group("tokens and rewards").add_argument
+    add("--tokenizer", metavar="PATH_OR_NAME", help="count tokens: folder with a tokenizer.json, or a model's name")
+    add(
+        "--chars_per_token",
+        type=_positive,
+        metavar="X",
+        help="without a tokenizer (default: from completions/mean_length in the run's log, else "
+        f"{CHARS_PER_TOKEN:g}, which is that of mathematical text)",
+    )
+    columns = "reward functions (default: those in the run's log, else all numeric columns)"
+    add("--reward_columns", nargs="+", metavar="NAME", help=columns)
+    add("--reward_weights", nargs="+", type=float, metavar="W", help="as in GRPOConfig (default: 1 each)")
+    add = estimate.add_argument_group("seconds").add_argument
+    add("--trainer_state", type=Path, metavar="FILE", help="log of the run (default: looked for beside the files)")
+    add("--seconds_per_step", type=_positive, metavar="X", help="(default: mean step_time in the run's log)")
+    add(
+        "--generation_share",
+        type=_share,
+        default=default.generation_share,
+        metavar="X",
+        help=f"share of a step that is generation (default: {default.generation_share:g}, an assumption; TRL logs its "
+        "seconds to W&B, MLflow and Trackio as profiling/Time taken: GRPOTrainer.vLLM.generate or "
+        "GRPOTrainer.transformers.generate)",
+    )
+
+
+def _estimate(options: argparse.Namespace) -> Estimate:
+    files = find_files(options.paths)
+    runs = list(dict.fromkeys(file.parent for file in files))
+    logs = _logs(runs, options.trainer_state)
+    completions = read_completions(files, [(run, step) for run, log in logs.items() for step in log.evaluated_steps])
+    settings = Settings(
+        markers=tuple(dict.fromkeys([*MARKERS, *options.marker])),
+        budgets=tuple(options.budgets),
+        quantiles=(options.poll_quantile, options.abort_quantile),
+        grace_window=options.grace_window,
+        poll_interval=options.poll_interval,
+        keep_probability=options.keep_probability,
+        trim=not options.no_trim,
+        abort=not options.no_abort,
+        generation_share=options.generation_share,
+    )
+    counts, source, ratio, disagreement = _counts(completions, logs, options)
+    lengths = measure_lengths(completions, counts, settings)
+    columns, guessed = _reward_columns(completions, logs.values(), options.reward_columns)
+    reward = total_reward(completions, columns, options.reward_weights)
+    markers = [measure_marker(m, completions, counts, lengths, settings, reward) for m in settings.markers]
+    seconds, seconds_source = _seconds(list(logs.values()), len(runs), options.seconds_per_step)
+    return Estimate(
+        completions=completions,
+        token_source=source,
+        chars_per_token=ratio,
+        lengths=lengths,
+        groups=measure_groups(completions, counts.lengths, columns, reward),
+        reward_columns=columns,
+        markers=markers,
+        projections=project(lengths, markers, len(completions.texts), settings),
+        seconds_per_step=seconds,
+        seconds_source=seconds_source,
+        num_steps=next((log.num_steps for log in logs.values()), None) if len(runs) == 1 else None,
+        settings=settings,
+        notes=[
+            *completions.notes,
+            *disagreement,
+            *guessed,
+            *_notes(completions, markers, list(logs.values()), settings),
+        ],
+    )
+
+
+def _logs(runs: Sequence[Path], given: Path | None) -> dict[Path, RunLog]:
+    if given is not None:
+        if len(runs) > 1:
+            raise UnreadableRun(f"--trainer_state belongs to one run, the files are of {len(runs)} folders.")
+        return {runs[0]: read_run_log(given)}
+    found = {run: find_trainer_state(run) for run in runs}
+    return {run: read_run_log(path) for run, path in found.items() if path is not None}
+
+
+def _reward_columns(
+    completions: Completions, logs: Iterable[RunLog], given: list[str] | None
+) -> tuple[list[str], list[str]]:
+    """Columns that hold rewards, and a note if that had to be guessed."""
+    numbers = list(completions.numbers)
+    if given is not None:
+        return given, []
+    logged = {name for log in logs for name in log.reward_names}
+    if named := [name for name in numbers if name in logged]:
+        return named, []
+    if len(numbers) < 2:
+        return numbers, []
+    return numbers, [
+        f"Taken as rewards, because they are numbers: {', '.join(numbers)}. Choose with --reward_columns."
+    ]
+
+
+def _counts(
+    completions: Completions, logs: dict[Path, RunLog], options: argparse.Namespace
+) -> tuple[TokenCounts, str, float | None, list[str]]:
+    """Token counts, where they come from, the ratio if they are an estimate, and a note if the log disagrees."""
+    logged = logged_tokens(completions, logs)
+    tokens_in_log = mean_over_logged(completions, logged[completions.batch], logged)
+    chars = np.fromiter(map(len, completions.texts), np.float64, len(completions.texts))
+    chars_in_log = mean_over_logged(completions, chars, logged)
+    ratio = None
+    if options.tokenizer is not None:
+        tokenizer = load_tokenizer(options.tokenizer)
+        try:
+            counts = TokenizerCounts(completions.texts, tokenizer)
+        except ValueError as error:
+            raise UnreadableRun(f"--tokenizer {options.tokenizer}: {error}") from error
+        source = f"counted with the tokenizer {options.tokenizer}, end tokens left out"
+    else:
+        if options.chars_per_token is not None:
+            ratio, source = options.chars_per_token, "--chars_per_token"
+        elif tokens_in_log and chars_in_log:
+            ratio, source = chars_in_log / tokens_in_log, "from completions/mean_length in the run's log"
+        else:
+            ratio, source = CHARS_PER_TOKEN, "the default, for mathematical text; --tokenizer counts exactly"
+        counts = CharacterCounts(completions.texts, ratio)
+        source = f"ESTIMATED at {ratio:.3g} characters per token ({source})"
+    found = mean_over_logged(completions, counts.lengths, logged)
+    if not tokens_in_log or abs(found / tokens_in_log - 1.0) <= DISAGREEMENT:
+        return counts, source, ratio, []
+    note = f"{found:.1f} tokens per completion here, {tokens_in_log:.1f} in the run's log. Wrong tokenizer or ratio?"
+    return counts, source, ratio, [note]
+
+
+def _seconds(logs: Sequence[RunLog], num_runs: int, given: float | None) -> tuple[float | None, str]:
+    if given is not None:
+        return given, "--seconds_per_step"
+    if num_runs == len(logs) == 1:
+        log = logs[0]
+        if times := log.values("step_time"):
+            return sum(times.values()) / len(times), f"mean step_time of {log.path}"
+        if (runtime := log.values("train_runtime")) and log.num_steps:
+            return list(runtime.values())[-1] / log.num_steps, f"train_runtime of {log.path} over its steps"
+        return None, f"not known: {log.path} has no step_time. Give --seconds_per_step"
+    return None, "not known: no trainer_state.json of one run was found. Give --trainer_state or --seconds_per_step"
+
+
+def _notes(
+    completions: Completions, markers: Sequence[MarkerEstimate], logs: Sequence[RunLog], settings: Settings
+) -> list[str]:
+    notes = []
+    if any(log.is_gated for log in logs):
+        notes.append("DUETGRPOTrainer made this run: its completions were gated already, and so this understates.")
+    if len(completions.texts) < FEW_COMPLETIONS:
+        notes.append(f"{len(completions.texts)} completions are few: K1 and K2 are quantiles of their lengths.")
+    if (settings.trim or settings.abort) and not any(m.trim_saves or m.abort_saves for m in markers):
+        notes.append(
+            f"The gate stops nothing: no completion reaches K2 + G without a marker, or runs {settings.grace_window} "
+            "tokens past one. For short completions, lower --grace_window."
+        )
+    if not any(marker.shown for marker in markers):
+        notes.append(
+            "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing and aborting would stop long rollouts "
+            'blindly. Give the form of this run\'s answers with --marker "regex:<pattern>".'
+        )
+    for marker in markers:
+        if marker.shown == 0:
+            notes.append(f"{marker.marker}: no completion shows it, so trimming saves nothing. Wrong marker?")
+        elif marker.shown < RARE:
+            effect = (
+                "so trimming saves little and aborting stops answers too" if settings.abort else "so it saves little"
+            )
+            notes.append(
+                f"{marker.marker}: only {percent(marker.shown)}% of completions show it, {effect}. Wrong marker?"
+            )
+    return notes
+
+
+def _marker(name: str) -> str:
+    try:
+        get_marker(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return name
+
+
+def _number(text: str, low: float, high: float, *, open_low: bool = False) -> float:
+    value = float(text)  # argparse words its ValueError
+    if not low <= value <= high or (open_low and value == low):
+        raise argparse.ArgumentTypeError(f"must be in {'(' if open_low else '['}{low:g}, {high:g}], got {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    return _number(text, 0.0, 1.0)
+
+
+def _positive_share(text: str) -> float:
+    return _number(text, 0.0, 1.0, open_low=True)
+
+
+def _positive(text: str) -> float:
+    return _number(text, 0.0, 1e9, open_low=True)
+
+
+def _count(text: str) -> int:
+    return int(_number(str(int(text)), 0.0, 1e9))
+
+
+def _positive_count(text: str) -> int:
+    return int(_number(str(int(text)), 1.0, 1e9))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What DUET's gate and budget would have cost on the completions of a finished GRPO run (Section 3, Eq. 5).
+
+Measured, from the completions alone: where each marker completes, what was generated after it, how many tokens lie
+beyond the abort gate, how rewards spread within the groups. Projected, by arithmetic: a budget b buys b x the logged
+rollouts at the mean length that the gate leaves. Nothing is trained or sampled, so nothing is said about accuracy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..generate.gate import NEVER, GateSpec
+from ..generate.markers import MARKERS, extract_answer, get_marker
+from ..generate.thresholds import weighted_quantile
+from .completions import Completions, UnreadableRun
+from .tokens import TokenCounts
+
+STD_QUANTILES = (0.1, 0.5, 0.9)
+"""Quantiles over groups that are reported."""
+
+_NOISE = 1e-6
+"""Relative spread up to which rewards of a group count as equal: they are float32 sums."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the estimate assumes about the gate and the clock. Defaults: the paper's values.
+
+    Attributes:
+        markers (tuple[str, ...]): Names for `get_marker`.
+        budgets (tuple[float, ...]): b, each in (0, 1].
+        quantiles (tuple[float, float]): Length quantiles of K1 and K2.
+        grace_window (int): G, tokens.
+        poll_interval (int): Tokens between two polls.
+        keep_probability (float): eps_abort, in (0, 1].
+        trim (bool): Stop answered rollouts at tau + G.
+        abort (bool): Stop marker-less rollouts at K2 + G unless the coin keeps them.
+        generation_share (float): Share of a step's seconds that generation takes, in [0, 1]. The default is an
+            assumption: neither the paper nor the log of a stock run has the number.
+    """
+
+    markers: tuple[str, ...] = tuple(MARKERS)
+    budgets: tuple[float, ...] = (1.0, 0.5, 0.25)
+    quantiles: tuple[float, float] = (0.3, 0.8)
+    grace_window: int = 150
+    poll_interval: int = 8
+    keep_probability: float = 0.05
+    trim: bool = True
+    abort: bool = True
+    generation_share: float = 0.7
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Measured lengths, in tokens.
+
+    Attributes:
+        total (int): All completions together.
+        mean (float): Per completion.
+        first_batch (float): Mean of the first batch.
+        last_batch (float): Mean of the last batch.
+        poll_threshold (int): K1, the lower length quantile.
+        abort_threshold (int): K2, the upper one.
+    """
+
+    total: int
+    mean: float
+    first_batch: float
+    last_batch: float
+    poll_threshold: int
+    abort_threshold: int
+
+
+@dataclass(frozen=True)
+class GroupSpread:
+    """Measured spread of rewards within groups.
+
+    Attributes:
+        num_groups (int): Groups by run, step and prompt.
+        num_scored (int): Of those, groups with two scored completions or more; the rest of the table is about them.
+        zero_variance (float | None): Share without any difference in reward: they teach nothing.
+        mean_std (float | None): Mean within-group standard deviation of the reward (n - 1).
+        std_quantiles (dict[str, float]): Its quantiles over groups.
+        neyman_variance (float | None): Variance of Theorem 1's optimum, relative to equal counts at equal tokens, if
+            every group's reward spread were known beforehand: Eqs. 1 and 2 without rounding and least counts. 1 means
+            that allocation has nothing to gain.
+    """
+
+    num_groups: int
+    num_scored: int
+    zero_variance: float | None
+    mean_std: float | None
+    std_quantiles: dict[str, float]
+    neyman_variance: float | None
+
+
+@dataclass(frozen=True)
+class MarkerEstimate:
+    """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions.
+
+    Attributes:
+        marker (str): Name.
+        shown (float): Completions in which it completes.
+        tokens_after_answer (float): Tokens after its first completion.
+        trim_saves (float): Tokens beyond tau + G of answered completions.
+        tail (float): Completions that reach K2 + G without a marker that a poll saw.
+        tail_tokens (float): Their tokens beyond K2 + G.
+        abort_saves (float): (1 - eps) of these: what aborting saves in expectation.
+        tail_above_mean (float | None): Of the tail, completions that scored above their group's mean. Aborting stops
+            these too. None without a tail or a score.
+        answer_changes (float | None): Of the trimmed, completions whose last answer is another one after the cut.
+        gated_mean (float): Expected tokens of a completion under the gate.
+    """
+
+    marker: str
+    shown: float
+    tokens_after_answer: float
+    trim_saves: float
+    tail: float
+    tail_tokens: float
+    abort_saves: float
+    tail_above_mean: float | None
+    answer_changes: float | None
+    gated_mean: float
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Projected cost of the logged batches under a budget.
+
+    Attributes:
+        marker (str | None): Marker of the gate; None: no gate, fewer rollouts only.
+        budget (float): b.
+        rollouts (float): b x logged completions.
+        tokens (float): Rollouts x mean length under the gate.
+        token_share (float): Relative to what was logged.
+        time_share_low (float): The step's time, relative, if all of it shrinks with the tokens.
+        time_share_high (float): The same if only generation does.
+    """
+
+    marker: str | None
+    budget: float
+    rollouts: float
+    tokens: float
+    token_share: float
+    time_share_low: float
+    time_share_high: float
+
+
+def measure_lengths(completions: Completions, counts: TokenCounts, settings: Settings) -> Lengths:
+    """Total, mean and the two quantiles; one K1 and K2 for everything that was logged.
+
+    Raises:
+        UnreadableRun: If every completion is empty.
+    """
+    lengths = counts.lengths
+    if not lengths.any():
+        raise UnreadableRun("every completion is empty: there are no tokens to save.")
+    means = np.bincount(completions.batch, weights=lengths) / np.bincount(completions.batch)
+    poll, abort = weighted_quantile(lengths, np.ones(len(lengths)), settings.quantiles)
+    return Lengths(
+        total=int(lengths.sum()),
+        mean=float(lengths.mean()),
+        first_batch=float(means[0]),
+        last_batch=float(means[-1]),
+        poll_threshold=max(int(poll), 1),
+        abort_threshold=max(int(abort), 1),
+    )
+
+
+def total_reward(completions: Completions, columns: Sequence[str], weights: Sequence[float] | None) -> np.ndarray:
+    """Weighted sum of the reward columns, as TRL adds them up.
+
+    Args:
+        completions (Completions): Logged completions.
+        columns (Sequence[str]): Reward columns.
+        weights (Sequence[float] | None): One per column; None: 1 each, TRL's default.
+
+    Returns:
+        np.ndarray: Shape (N,); nan where no reward function gave a number.
+
+    Raises:
+        UnreadableRun: If a column does not exist or is not numeric, or the weights do not fit.
+    """
+    unknown = [name for name in columns if name not in completions.numbers]
+    if unknown:
+        known = ", ".join(completions.numbers) or "none"
+        raise UnreadableRun(f"no numeric column {', '.join(unknown)} in the files. Numeric columns: {known}.")
+    if weights is not None and len(weights) != len(columns):
+        raise UnreadableRun(f"{len(weights)} reward weights for {len(columns)} reward columns ({', '.join(columns)}).")
+    if not columns:
+        return np.full(len(completions.texts), np.nan)
+    rewards = np.stack([completions.numbers[name] for name in columns])  # (columns, N)
+    weighted = rewards * np.asarray([1.0] * len(columns) if weights is None else weights)[:, None]
+    return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
+
+
+def measure_groups(
+    completions: Completions, lengths: np.ndarray, columns: Sequence[str], reward: np.ndarray
+) -> GroupSpread:
+    """Zero-variance groups, spread of the within-group standard deviation, and Theorem 1's bound (Eqs. 1 and 2).
+
+    A group has zero variance if all of its rewards are equal, or all of its advantages: these know the weights that
+    the run gave to its reward functions.
+    """
+    advantage = _informative(completions.advantage) if columns else completions.advantage
+    scored = ~np.isnan(reward) if columns else ~np.isnan(advantage)
+    rows_of_group = np.split(np.argsort(completions.group, kind="stable"), np.cumsum(np.bincount(completions.group)))
+    groups = [rows[scored[rows]] for rows in rows_of_group[:-1]]
+    usable = [rows for rows in groups if len(rows) > 1]
+    flat = [_equal(advantage[rows]) or _equal(reward[rows]) for rows in usable]
+    std = np.array([0.0 if _equal(reward[rows]) else reward[rows].std(ddof=1) for rows in usable])
+    known = bool(columns) and len(std) > 0
+    batch = np.array([completions.batch[rows[0]] for rows in usable], dtype=np.int64)
+    return GroupSpread(
+        num_groups=len(groups),
+        num_scored=len(usable),
+        zero_variance=float(np.mean(flat)) if usable else None,
+        mean_std=float(std.mean()) if known else None,
+        std_quantiles={f"p{100 * q:g}": float(np.quantile(std, q)) for q in STD_QUANTILES} if known else {},
+        neyman_variance=_neyman_variance(batch, std, [lengths[rows].mean() for rows in usable]) if known else None,
+    )
+
+
+def measure_marker(
+    name: str,
+    completions: Completions,
+    counts: TokenCounts,
+    lengths: Lengths,
+    settings: Settings,
+    reward: np.ndarray,
+) -> MarkerEstimate:
+    """Run the gate of Eq. 5 over finished completions, with the expectation over its coins.
+
+    Args:
+        name (str): Marker.
+        completions (Completions): N completions, generated without a gate.
+        counts (TokenCounts): Their tokens.
+        lengths (Lengths): K1 and K2.
+        settings (Settings): The rest of the gate.
+        reward (np.ndarray): Reward of each, shape (N,), nan where unknown.
+
+    Returns:
+        MarkerEstimate: Shares and the mean length under the gate.
+    """
+    spec = GateSpec(
+        poll_threshold=lengths.poll_threshold,
+        abort_threshold=lengths.abort_threshold,
+        grace_window=settings.grace_window,
+        poll_interval=settings.poll_interval,
+        trim=settings.trim,
+        abort=settings.abort,
+    )
+    length, total = counts.lengths, lengths.total
+    answer_at = counts.answered_at(get_marker(name))
+    shown = answer_at < NEVER
+    tau = np.full(len(length), NEVER)
+    tau[shown] = spec.seen_at(answer_at[shown])
+    last_decision = length - 1  # the gate is asked before each token, so never after the last one
+    answered = tau <= last_decision
+    tail = ~answered & (last_decision >= spec.abort_at)
+    stop = np.where(answered & spec.trim, np.minimum(length, tau + spec.grace_window), length)
+    trimmed = np.flatnonzero(stop < length)
+    tail_tokens = int((length[tail] - spec.abort_at).sum())
+    trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
+    above = _above_group_mean(completions, reward)[tail]
+    changed = [
+        extract_answer(name, counts.prefix(row, stop[row]), "last")
+        != extract_answer(name, completions.texts[row], "last")
+        for row in trimmed
+    ]
+    return MarkerEstimate(
+        marker=name,
+        shown=float(shown.mean()),
+        tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
+        trim_saves=trim_tokens / total,
+        tail=float(tail.mean()),
+        tail_tokens=tail_tokens / total,
+        abort_saves=abort_tokens / total,
+        tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
+        answer_changes=float(np.mean(changed)) if changed else None,
+        gated_mean=(total - trim_tokens - abort_tokens) / len(length),
+    )
+
+
+def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, settings: Settings) -> list[Projection]:
+    """Tokens and time at each budget: b x the logged completions at the mean length that the gate leaves.
+
+    Generation is taken to be proportional to tokens. The rest of a step is taken to stay as it is (high) or to shrink
+    likewise (low).
+
+    Args:
+        lengths (Lengths): Measured lengths.
+        markers (Sequence[MarkerEstimate]): Markers; those that no completion shows are left out.
+        num (int): Logged completions N.
+        settings (Settings): Budgets and the share of generation.
+
+    Returns:
+        list[Projection]: Without a gate, then per marker; budgets in the order of the settings.
+    """
+    means = [(None, lengths.mean)] + [(m.marker, m.gated_mean) for m in markers if m.shown]
+    projections = []
+    for marker, mean in means:
+        for budget in settings.budgets:
+            share = budget * mean / lengths.mean
+            projections.append(
+                Projection(
+                    marker=marker,
+                    budget=budget,
+                    rollouts=budget * num,
+                    tokens=budget * num * mean,
+                    token_share=share,
+                    time_share_low=share,
+                    time_share_high=1.0 - settings.generation_share * (1.0 - share),
+                )
+            )
+    return projections
+
+
+def _equal(values: np.ndarray) -> bool:
+    """Whether all values are one number up to the rounding of float32; nan is none."""
+    if np.isnan(values).any():
+        return False
+    return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))
+
+
+def _informative(advantage: np.ndarray) -> np.ndarray:
+    """The advantages, or nan throughout if all are one number: then nothing was trained on them."""
+    known = advantage[~np.isnan(advantage)]
+    return np.full_like(advantage, np.nan) if len(known) == 0 or _equal(known) else advantage
+
+
+def _above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
+    """1.0, 0.0 or nan (unknown) for each completion, shape (N,)."""
+    advantage = _informative(completions.advantage)
+    num_scored = np.bincount(completions.group, weights=~np.isnan(reward))
+    total = np.bincount(completions.group, weights=np.nan_to_num(reward))
+    mean = np.divide(total, num_scored, out=np.full(len(total), np.nan), where=num_scored > 0)[completions.group]
+    by_reward = np.where(np.isnan(reward), np.nan, reward > mean + _NOISE * np.maximum(1.0, np.abs(mean)))
+    return np.where(np.isnan(advantage), by_reward, advantage > _NOISE)
+
+
+def _neyman_variance(batch: np.ndarray, std: np.ndarray, mean_length: Sequence[float]) -> float | None:
+    """sum over batches of (sum s sqrt(L))^2 / sum L, relative to that of sum s^2; None without any spread."""
+    best = equal = 0.0
+    for index in np.unique(batch):
+        rows = batch == index
+        length = np.maximum(np.asarray(mean_length)[rows], 1.0)
+        best += float((std[rows] * np.sqrt(length)).sum() ** 2 / length.sum())
+        equal += float((std[rows] ** 2).sum())
+    return best / equal if equal > 0 else None

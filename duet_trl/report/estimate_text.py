@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The estimate of `estimate.py` as text and as JSON: what is measured, what is projected, under which assumptions."""
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .completions import Completions, counted
+from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
+from .tables import text_table
+
+WIDTH = 119
+"""Characters of a line of prose."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Everything there is to say about a run.
+
+    Attributes:
+        completions (Completions): What was read.
+        token_source (str): Where token counts come from.
+        chars_per_token (float | None): The ratio if they are estimated; None if a tokenizer counted them.
+        lengths (Lengths): Measured lengths, K1 and K2.
+        groups (GroupSpread): Measured spread of rewards.
+        reward_columns (list[str]): Columns it was measured on.
+        markers (list[MarkerEstimate]): Measured per marker.
+        projections (list[Projection]): Projected cost.
+        seconds_per_step (float | None): Of the run; None if unknown.
+        seconds_source (str): Where they come from, or what to do.
+        num_steps (int | None): Optimizer steps of the run; None if unknown.
+        settings (Settings): What was assumed.
+        notes (list[str]): What the reader should know about this run.
+    """
+
+    completions: Completions
+    token_source: str
+    chars_per_token: float | None
+    lengths: Lengths
+    groups: GroupSpread
+    reward_columns: list[str]
+    markers: list[MarkerEstimate]
+    projections: list[Projection]
+    seconds_per_step: float | None
+    seconds_source: str
+    num_steps: int | None
+    settings: Settings
+    notes: list[str]
+
+
+def report_text(estimate: Estimate) -> str:
+    """The tables for a terminal, without a final newline."""
+    parts = [
+        "What would DUET save on this run?",
+        "MEASURED on the logged completions\n" + _measured(estimate),
+        f"MEASURED per marker, in % (G = {estimate.settings.grace_window})\n" + _marker_table(estimate.markers),
+        "PROJECTED for the logged batches\n" + _projection_table(estimate),
+        "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
+    ]
+    return "\n\n".join(parts)
+
+
+def _measured(estimate: Estimate) -> str:
+    completions, lengths, groups = estimate.completions, estimate.lengths, estimate.groups
+    steps = sorted({step for _, step in completions.batches})
+    when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+    settings = estimate.settings
+    about = "" if estimate.chars_per_token is None else "about "
+    rows = [
+        (
+            "completions",
+            f"{len(completions.texts):,} in {counted(groups.num_groups, 'group')} (run, step, prompt), "
+            f"{counted(len(completions.batches), 'batch', 'batches')} logged at {when}, "
+            f"{counted(completions.num_files, 'file')}",
+        ),
+        ("tokens", f"{about}{lengths.total:,}, {estimate.token_source}"),
+        (
+            "length",
+            f"mean {lengths.mean:.1f} tokens; first batch {lengths.first_batch:.1f}, "
+            f"last batch {lengths.last_batch:.1f}",
+        ),
+        (
+            "thresholds",
+            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g}), "
+            f"K2 = {lengths.abort_threshold} (quantile {settings.quantiles[1]:g}), "
+            f"abort gate at K2 + G = {lengths.abort_threshold + settings.grace_window} tokens",
+        ),
+        *_group_rows(groups, estimate.reward_columns),
+        ("seconds", _seconds_text(estimate)),
+    ]
+    return "\n".join(f"  {name:<14} {text}" for name, text in rows)
+
+
+def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> list[tuple[str, str]]:
+    if groups.zero_variance is None:
+        return [("zero variance", "not known: no group has two completions with a reward or an advantage")]
+    zero = f"{percent(groups.zero_variance)}% of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
+    if groups.mean_std is None:
+        return [("zero variance", zero), ("reward spread", "not known: the files have no reward column")]
+    quantiles = ", ".join(f"{name} {value:.3g}" for name, value in groups.std_quantiles.items())
+    rows = [
+        ("zero variance", zero),
+        (
+            "reward spread",
+            f"std within groups: mean {groups.mean_std:.3g}, {quantiles} (columns: {', '.join(columns)})",
+        ),
+    ]
+    if groups.neyman_variance is not None:
+        rows.append(
+            (
+                "allocation",
+                f"if every spread were known beforehand: {percent(groups.neyman_variance)}% of the variance of equal "
+                "counts, at equal tokens (Eqs. 1 and 2; a bound)",
+            )
+        )
+    return rows
+
+
+def _seconds_text(estimate: Estimate) -> str:
+    if estimate.seconds_per_step is None:
+        return estimate.seconds_source
+    text = f"{estimate.seconds_per_step:.4g} per step ({estimate.seconds_source})"
+    if estimate.num_steps is None:
+        return text
+    return f"{text}; {estimate.seconds_per_step * estimate.num_steps:,.4g} in {counted(estimate.num_steps, 'step')}"
+
+
+def _marker_table(markers: Sequence[MarkerEstimate]) -> str:
+    columns = {
+        "shown in": [marker.shown for marker in markers],
+        "tokens after answer": [marker.tokens_after_answer for marker in markers],
+        "trim saves": [marker.trim_saves for marker in markers],
+        "tail": [marker.tail for marker in markers],
+        "tail tokens": [marker.tail_tokens for marker in markers],
+        "abort saves": [marker.abort_saves for marker in markers],
+        "tail above mean": [marker.tail_above_mean for marker in markers],
+        "answer changes": [marker.answer_changes for marker in markers],
+    }
+    cells = [[marker.marker for marker in markers], *([_rounded(x) for x in column] for column in columns.values())]
+    legend = (
+        "shown in: completions with the marker. tokens after answer, trim saves, tail tokens, abort saves: of all "
+        "tokens. trim saves: those beyond tau + G. tail: completions without a marker at K2 + G. tail tokens: theirs "
+        "beyond K2 + G. abort saves: 1 - eps of these. tail above mean: of the tail, completions better than their "
+        "group. answer changes: of the trimmed, completions whose last answer is another one after the cut."
+    )
+    table = text_table(["marker", *columns], [list(row) for row in zip(*cells, strict=True)])
+    return f"{_indented(table)}\n{_wrapped(legend)}"
+
+
+def _projection_table(estimate: Estimate) -> str:
+    seconds = estimate.seconds_per_step
+    headers = ["gate", "budget %", "rollouts", "tokens", "tokens %", "time % (rest stays)"]
+    headers += ["s/step (rest stays)", "s/step (rest shrinks)"] if seconds is not None else []
+    rows = []
+    for item in estimate.projections:
+        row = ["none" if item.marker is None else item.marker, _rounded(item.budget), round(item.rollouts)]
+        row += [round(item.tokens), _rounded(item.token_share), _rounded(item.time_share_high)]
+        if seconds is not None:
+            row += [seconds * item.time_share_high, seconds * item.time_share_low]
+        rows.append(row)
+    return _indented(text_table(headers, rows))
+
+
+def _assumptions(estimate: Estimate) -> list[str]:
+    settings = estimate.settings
+    share = f"{100 * settings.generation_share:g}"
+    return [
+        "Tokens at budget b = b x logged completions x mean length under the gate (eps "
+        f"{settings.keep_probability:g}, poll every {settings.poll_interval}, trim {_switch(settings.trim)}, abort "
+        f"{_switch(settings.abort)}). K1 and K2 are those of all logged completions; in training they follow the "
+        "lengths.",
+        "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
+        "rollouts before tau + G; a policy trained with the gate writes other lengths.",
+        f"Time: generation is taken as proportional to tokens and as {share}% of a step (--generation_share). The "
+        "rest of the step stays as it is, or shrinks with the tokens as training does; then time % is tokens %.",
+        "Accuracy is NOT predicted: fewer rollouts and shorter ones may learn less per step.",
+    ]
+
+
+def as_json(estimate: Estimate) -> dict[str, Any]:
+    """Every figure, unrounded, in JSON types."""
+    completions = estimate.completions
+    seconds = estimate.seconds_per_step
+    return {
+        "inputs": {
+            "runs": [str(run) for run in completions.runs],
+            "files": completions.num_files,
+            "batches": [{"run": str(run), "step": step} for run, step in completions.batches],
+            "completions": len(completions.texts),
+        },
+        "settings": asdict(estimate.settings),
+        "measured": {
+            "token_source": estimate.token_source,
+            "tokens_are_estimated": estimate.chars_per_token is not None,
+            "chars_per_token": estimate.chars_per_token,
+            "reward_columns": estimate.reward_columns,
+            "lengths": asdict(estimate.lengths),
+            "groups": asdict(estimate.groups),
+            "markers": [asdict(marker) for marker in estimate.markers],
+            "seconds_per_step": seconds,
+            "seconds_source": estimate.seconds_source,
+            "num_steps": estimate.num_steps,
+        },
+        "projected": [
+            {
+                **asdict(item),
+                "seconds_per_step_low": None if seconds is None else seconds * item.time_share_low,
+                "seconds_per_step_high": None if seconds is None else seconds * item.time_share_high,
+            }
+            for item in estimate.projections
+        ],
+        "notes": estimate.notes,
+        "assumptions": _assumptions(estimate),
+    }
+
+
+def percent(share: float | None) -> str:
+    """A share in percent, without the sign; a dash for None."""
+    return "-" if share is None else f"{100 * share:.1f}"
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(100 * share, 1)
+
+
+def _switch(on: bool) -> str:
+    return "on" if on else "off"
+
+
+def _wrapped(text: str, bullet: str = "") -> str:
+    indent = "  " + " " * len(bullet)
+    return textwrap.fill(text, WIDTH, initial_indent=f"  {bullet}", subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _indented(table: str) -> str:
+    return "\n".join(f"  {line}" for line in table.splitlines())
