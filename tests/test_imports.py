@@ -43,7 +43,7 @@ TABLE = {
     "training": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"generate"})),
     "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"generate", "rewards"})),
-    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers", "yaml"}, frozenset({"generate"})),
+    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"generate"})),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 
