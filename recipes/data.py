@@ -1,112 +1,288 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Training data of the math recipe: prompts in the paper's template, gold answers, and the columns worth logging."""
+"""Training data of the recipes: prompts in the paper's templates, golds or unit tests, and columns worth logging.
 
-import json
+Every loader takes a name on the Hub or a local .jsonl, .json or .parquet file, drops what cannot be graded and
+prompts that are too long, says how many, and compares what is left of a published data set with what it should be.
+"""
+
+import ast
 import logging
+import re
 from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from duet_trl.evaluation.loaders import ALL_CONFIGS, check_columns, content_checksum, first_column, read_rows
+from duet_trl.evaluation.prompts import boxed_prompt, function_prompt_with_example, short_answer_prompt, user_message
+from duet_trl.evaluation.suites import load_suite
 from duet_trl.generate.markers import extract_boxed
+from duet_trl.rewards.code import names_under_test
 
 logger = logging.getLogger(__name__)
 
-MATH_SUFFIX = r"Please reason step by step, and put your final answer within \boxed{}."
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TrainingSet:
+    """A published training set: `num_rows` can be graded, `checksum` is over their prompts and golds."""
+
+    hub_id: str
+    config: str | None
+    num_rows: int
+    checksum: str | None = None
+
+
+MATH = TrainingSet(
+    "EleutherAI/hendrycks_math", ALL_CONFIGS, 7496, "df55539f7d6651d4f1cc1040d1680b86d7221ff7521b7b807d56953ae3fb3e1b"
+)
+MBPP = TrainingSet("google-research-datasets/mbpp", "full", 374)
+MBPP_SANITIZED = TrainingSet("google-research-datasets/mbpp", "sanitized", 120)
+SCIQ = TrainingSet("allenai/sciq", None, 11679)
+
 QUESTION_COLUMNS = ("question", "problem")
 SUBJECT_COLUMNS = ("subject", "type")
+TASK_COLUMNS = ("text", "prompt")
+MBPP_TRAINING_IDS = range(601, 975)
+"""The published split: 1-10 are examples for prompts, 11-510 the test set, 511-600 for validation."""
+MBPP_LAST_IDS = (974, 809)
+"""Last task of a file that holds all splits of MBPP, whole and sanitized."""
 
 
-def load_math_train(name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int) -> Dataset:
-    """Loads MATH-like problems as conversational prompts (paper, appendix "Prompt Templates").
-
-    Rows whose gold answer is missing (no answer, or no closed box in the solution) and rows whose prompt is longer
-    than the limit are dropped, and their numbers logged.
+def load_math_train(
+    name_or_path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_length: int,
+    heldout: str | None = None,
+    drop_overlap: bool = False,
+) -> Dataset:
+    """MATH-like problems with gold answers (marker and reward: math).
 
     Args:
         name_or_path (str): Name on the Hub, such as "EleutherAI/hendrycks_math" (all its subjects are joined), or a
-            local .jsonl or .parquet file. Columns: question or problem; answer, or a solution with a box.
+            local file. Columns: question or problem; answer, or a solution with a box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Most tokens of a prompt with its template.
+        heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
+            counted and reported. None: not checked, which is reported as well.
+        drop_overlap (bool): Whether to leave such problems out.
 
     Returns:
         Dataset: Columns `prompt`, `answer`, `level` (int | None) and `subject` (str | None).
 
     Raises:
         ValueError: If a needed column or the chat template is missing, or if no row is left.
+        PermissionError: If a data set is gated and this machine has no access.
+        ConnectionError: If a data set cannot be fetched.
     """
+    rows = _read(name_or_path, MATH, tokenizer)
+    check_columns(rows, name_or_path, QUESTION_COLUMNS, ("answer", "solution"))
+    dropped: Counter[str] = Counter()
+    examples = [_math_example(row) for row in rows]
+    gradable = [example for example in examples if example["answer"]]
+    dropped["without a gold answer"] = len(examples) - len(gradable)
+    _compare(name_or_path, MATH, [(_content(row), row["answer"]) for row in gradable])
+    if heldout is None:
+        logger.warning("%s: overlap with MATH-500 not checked. Give its name or file as heldout.", name_or_path)
+    else:
+        kept = _without_overlap(gradable, heldout, name_or_path, drop_overlap)
+        dropped["also in MATH-500"] = len(gradable) - len(kept)
+        gradable = kept
+    return _finish(name_or_path, gradable, dropped, tokenizer, max_prompt_length)
+
+
+def load_code_train(
+    name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, sanitized: bool = False
+) -> Dataset:
+    """MBPP-like tasks with unit tests (marker and reward: code). One of the tests is part of the prompt.
+
+    Args:
+        name_or_path (str): Name on the Hub, such as "google-research-datasets/mbpp", or a local file. Columns: text
+            or prompt; test_list; test_setup_code or test_imports.
+        tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
+        max_prompt_length (int): Most tokens of a prompt with its template.
+        sanitized (bool): Take the hand-verified configuration of MBPP on the Hub.
+
+    Returns:
+        Dataset: Columns `prompt`, `test_list`, `test_setup_code`, `entry_point` and `task_id`.
+
+    Raises:
+        ValueError: If a needed column or the chat template is missing, or if no row is left.
+        PermissionError: If the data set is gated and this machine has no access.
+        ConnectionError: If the data set cannot be fetched.
+    """
+    published = MBPP_SANITIZED if sanitized else MBPP
+    rows = _read(name_or_path, published, tokenizer)
+    check_columns(rows, name_or_path, TASK_COLUMNS, ("test_list",))
+    dropped: Counter[str] = Counter()
+    own = _training_split_of_mbpp(rows)
+    dropped["of another split of MBPP"] = len(rows) - len(own)
+    examples = [example for row in own if (example := _code_example(row)) is not None]
+    dropped["whose tests call no function"] = len(own) - len(examples)
+    _compare(name_or_path, published, [(_content(row), "\n".join(row["test_list"])) for row in examples])
+    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length)
+
+
+def load_qa_train(
+    name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, with_support: bool = False
+) -> Dataset:
+    """SciQ-like questions with short answers (marker: qa, reward: choice).
+
+    Args:
+        name_or_path (str): Name on the Hub, such as "allenai/sciq", or a local file. Columns: question;
+            correct_answer or answer; support, if `with_support`.
+        tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
+        max_prompt_length (int): Most tokens of a prompt with its template.
+        with_support (bool): Put the passage that holds the answer before the question.
+
+    Returns:
+        Dataset: Columns `prompt` and `answer`.
+
+    Raises:
+        ValueError: If a needed column or the chat template is missing, or if no row is left.
+        PermissionError: If the data set is gated and this machine has no access.
+        ConnectionError: If the data set cannot be fetched.
+    """
+    rows = _read(name_or_path, SCIQ, tokenizer)
+    check_columns(rows, name_or_path, ("question",), ("correct_answer", "answer"))
+    dropped: Counter[str] = Counter()
+    examples = []
+    for row in rows:
+        answer = str(first_column(row, ("correct_answer", "answer")) or "").strip()
+        support = (row.get("support") or "").strip() if with_support else ""
+        if answer:
+            prompt = user_message(short_answer_prompt(row["question"], support))
+            examples.append({"prompt": prompt, "answer": answer})
+        else:
+            dropped["without a gold answer"] += 1
+    _compare(name_or_path, SCIQ, [(_content(row), row["answer"]) for row in examples])
+    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length)
+
+
+def math_prompt(question: str) -> list[dict[str, str]]:
+    """The paper's user message: the question, a line break, the boxed-answer suffix."""
+    return user_message(boxed_prompt(question))
+
+
+def normalized_problem(text: str) -> str:
+    """A problem without what differs between copies of it: blanks, dollar signs, sizes of fractions and brackets."""
+    text = re.sub(r"\\(?:left|right|displaystyle|[,;:! ])|[\s$~]", "", text)
+    return re.sub(r"\\[dt]frac", r"\\frac", text).casefold()
+
+
+def _read(name_or_path: str, published: TrainingSet, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
     if tokenizer.chat_template is None:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has no chat template. Use a tokenizer that has one, or set "
             "tokenizer.chat_template."
         )
-    rows = _read_rows(name_or_path)
-    _check_columns(rows, name_or_path)
-    dropped: Counter[str] = Counter()
-    kept = []
-    for row in rows:
-        example = _example(row)
-        if not example["answer"]:
-            dropped["without a gold answer"] += 1
-        elif _prompt_length(example["prompt"], tokenizer) > max_prompt_length:
-            dropped[f"longer than {max_prompt_length} prompt tokens"] += 1
-        else:
-            kept.append(example)
-    logger.info("%s: %d prompts kept, dropped %s", name_or_path, len(kept), dict(dropped) or "none")
-    if not kept:
-        raise ValueError(f"no row of {name_or_path!r} is left: dropped {dict(dropped)} of {len(rows)}.")
-    return Dataset.from_list(kept)
+    config = published.config if name_or_path == published.hub_id or published.config == ALL_CONFIGS else None
+    return read_rows(name_or_path, config=config, split="train")
 
 
-def math_prompt(question: str) -> list[dict[str, str]]:
-    """The paper's user message: the question, a line break, the boxed-answer suffix."""
-    return [{"role": "user", "content": f"{question}\n{MATH_SUFFIX}"}]
-
-
-def _example(row: dict[str, Any]) -> dict[str, Any]:
+def _math_example(row: Row) -> Row:
     answer = row.get("answer")
     if answer is None:
         answer = extract_boxed(row.get("solution") or "", which="last")
     return {
-        "prompt": math_prompt(_first(row, QUESTION_COLUMNS)),
+        "prompt": math_prompt(first_column(row, QUESTION_COLUMNS)),
         "answer": str(answer or "").strip(),
         "level": _level(row.get("level")),
-        "subject": _first(row, SUBJECT_COLUMNS),
+        "subject": first_column(row, SUBJECT_COLUMNS),
     }
-
-
-def _read_rows(name_or_path: str) -> list[dict[str, Any]]:
-    path = Path(name_or_path)
-    if path.suffix in (".jsonl", ".parquet") and not path.exists():
-        raise ValueError(f"there is no file {name_or_path!r}. Give an existing file or a data-set name on the Hub.")
-    if path.suffix == ".jsonl":
-        # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
-        with path.open(encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines if line.strip()]
-    if path.suffix == ".parquet":
-        return load_dataset("parquet", data_files=str(path), split="train").to_list()
-    configs = get_dataset_config_names(name_or_path)
-    configs = ["default"] if "default" in configs else configs
-    return concatenate_datasets([load_dataset(name_or_path, config, split="train") for config in configs]).to_list()
-
-
-def _check_columns(rows: list[dict[str, Any]], name_or_path: str) -> None:
-    columns = sorted({column for row in rows for column in row})
-    for needed in (QUESTION_COLUMNS, ("answer", "solution")):
-        if not set(needed) & set(columns):
-            raise ValueError(f"{name_or_path!r} has no column {' or '.join(needed)}; its columns are {columns}.")
-
-
-def _first(row: dict[str, Any], columns: tuple[str, ...]) -> Any:
-    return next((row[column] for column in columns if row.get(column) is not None), None)
 
 
 def _level(level: Any) -> int | None:
     """5 from 5, "5" or "Level 5"; None from "Level ?"."""
     digits = "".join(character for character in str(level) if character.isdigit())
     return int(digits) if digits else None
+
+
+def _without_overlap(examples: list[Row], heldout: str, name: str, drop: bool) -> list[Row]:
+    """The examples, less those of MATH-500 if they are to be dropped; says how many there are."""
+    own = {normalized_problem(_content(problem)) for problem in load_suite("math500", heldout)}
+    kept = [example for example in examples if normalized_problem(_content(example)) not in own]
+    if len(kept) == len(examples):
+        logger.info("%s: none of %d problems stands in MATH-500 (%s)", name, len(examples), heldout)
+        return examples
+    logger.warning(
+        "%s: %d of %d problems stand in MATH-500 (%s) too: %s",
+        name,
+        len(examples) - len(kept),
+        len(examples),
+        heldout,
+        "they are dropped." if drop else "training on them spoils its figures. Drop them with drop_overlap.",
+    )
+    return kept if drop else examples
+
+
+def _training_split_of_mbpp(rows: list[Row]) -> list[Row]:
+    """The rows; of a file with all splits of MBPP, those for training."""
+    ids = [row.get("task_id") for row in rows]
+    if not all(isinstance(number, int) for number in ids) or max(ids, default=0) not in MBPP_LAST_IDS:
+        return rows
+    return [row for row in rows if row["task_id"] in MBPP_TRAINING_IDS]
+
+
+def _code_example(row: Row) -> Row | None:
+    """A task of MBPP, or None if it cannot be said which function its tests call."""
+    tests = [test.replace("\r\n", "\n").strip() for test in row["test_list"] or []]
+    setup = row.get("test_setup_code") or row.get("test_imports") or ""
+    setup = (setup if isinstance(setup, str) else "\n".join(setup)).replace("\r\n", "\n")
+    entry_point = _entry_point(tests, setup)
+    if entry_point is None:
+        return None
+    task = first_column(row, TASK_COLUMNS).strip()
+    return {
+        "prompt": user_message(function_prompt_with_example(task, tests[0], entry_point)),
+        "test_list": tests,
+        "test_setup_code": setup,
+        "entry_point": entry_point,
+        "task_id": str(row.get("task_id") or ""),
+    }
+
+
+def _entry_point(tests: list[str], setup: str) -> str | None:
+    """The outermost function of the first test that only the program under test can define."""
+    try:
+        names = names_under_test(tests, [setup])
+        nodes = list(ast.walk(ast.parse(tests[0])))  # outermost first
+    except (SyntaxError, IndexError):
+        return None
+    called = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    return next((name for name in called if name in names), None)
+
+
+def _compare(name: str, published: TrainingSet, pairs: list[tuple[str, str]]) -> None:
+    """Compare a published data set with what it should be; of other data, say what there is."""
+    checksum = content_checksum(pairs)
+    logger.info("%s: %d gradable rows, SHA-256 over prompts and golds %s", name, len(pairs), checksum)
+    if name != published.hub_id:
+        return
+    if len(pairs) != published.num_rows:
+        logger.warning("%s: %d gradable rows, expected %d.", name, len(pairs), published.num_rows)
+    elif published.checksum is not None and checksum != published.checksum:
+        logger.warning("%s: SHA-256 over prompts and golds %s, expected %s.", name, checksum, published.checksum)
+
+
+def _finish(
+    name: str, examples: list[Row], dropped: Counter[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int
+) -> Dataset:
+    """The examples whose prompts are short enough; says what was dropped on the way."""
+    kept = [example for example in examples if _prompt_length(example["prompt"], tokenizer) <= max_prompt_length]
+    dropped[f"longer than {max_prompt_length} prompt tokens"] = len(examples) - len(kept)
+    reasons = {reason: number for reason, number in dropped.items() if number}
+    logger.info("%s: %d prompts kept, dropped %s", name, len(kept), reasons or "none")
+    if not kept:
+        raise ValueError(f"no row of {name!r} is left: dropped {reasons}.")
+    return Dataset.from_list(kept)
+
+
+def _content(example: Row) -> str:
+    return example["prompt"][0]["content"]
 
 
 def _prompt_length(prompt: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> int:

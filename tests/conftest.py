@@ -18,9 +18,15 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 import importlib.util  # noqa: E402
+from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
 
 import pytest  # noqa: E402
+
+if TYPE_CHECKING:
+    from duet_trl.training.weights import WeightFolder
+    from tests.server_process import ServerProcess
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,3 +44,24 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny import save_tiny
 
     return save_tiny(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator["ServerProcess"]:
+    """The one guarded vLLM server of the run. Whoever changes its weights takes `server_weights`."""
+    from tests.server_process import GATE, GUARD, SMALL, ServerProcess
+
+    with ServerProcess(tiny_path, tmp_path_factory.mktemp("server"), *GATE, *GUARD, *SMALL) as process:
+        yield process
+
+
+@pytest.fixture
+def server_weights(server: "ServerProcess", tiny_path: Path) -> Iterator["WeightFolder"]:
+    """A folder the server may read weights from; afterwards the server has those of `tiny_path` again."""
+    from safetensors.torch import load_file
+
+    from duet_trl.training.weights import WeightFolder
+
+    folder = WeightFolder(server.weights)
+    yield folder
+    server.client.reload_weights(str(folder.write(load_file(tiny_path / "model.safetensors").items())))

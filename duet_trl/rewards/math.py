@@ -23,16 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from ..generate.markers import extract_boxed
+from .completions import Completion, completion_text
 
 logger = logging.getLogger(__name__)
 
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
-CHUNK_SIZES = (16, 128)
-"""Fewest and most pairs sent to a worker at once: each chunk costs a fork, and a large one may hold several hangs."""
+CHUNK_SIZE = 16
+"""Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
+MAX_ANSWER_LENGTH = 2_000
+"""Longer answers, in characters, score 0 unread. The longest gold answer of MATH has 159."""
 CACHE_SIZE = 65_536
 """Verdicts remembered: prompts come back every epoch, often with the same answers."""
-
-Completion = str | list[dict[str, Any]]
 
 
 def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
@@ -96,7 +97,7 @@ class MathVerifier:
 
     def __call__(self, completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`math_reward`."""
-        texts = [_text(completion) for completion in completions]
+        texts = [completion_text(completion) for completion in completions]
         return self.grade([extract_boxed(text, which=self._which) for text in texts], answer)
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
@@ -112,7 +113,10 @@ class MathVerifier:
         Raises:
             ValueError: If the two sequences differ in length.
         """
-        pairs = [(answer, "" if gold is None else str(gold)) for answer, gold in zip(answers, golds, strict=True)]
+        pairs = [
+            (self._readable(answer), "" if gold is None else str(gold))
+            for answer, gold in zip(answers, golds, strict=True)
+        ]
         with self._lock:
             if len(self._cache) > CACHE_SIZE:
                 self._cache.clear()
@@ -124,8 +128,7 @@ class MathVerifier:
         _close_all(self._workers, os.getpid())
 
     def _fill_cache(self, pairs: list[tuple[str | None, str]]) -> None:
-        smallest, largest = CHUNK_SIZES
-        size = min(max(-(-len(pairs) // (4 * self._num_workers)), smallest), largest)
+        size = max(1, min(CHUNK_SIZE, -(-len(pairs) // self._num_workers)))
         chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
         for worker in self._workers:
@@ -150,10 +153,17 @@ class MathVerifier:
                     elif verdict == "k":
                         self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
 
+    def _readable(self, answer: str | None) -> str | None:
+        """The answer, or None if it is too long to be one."""
+        if answer is None or len(answer) <= MAX_ANSWER_LENGTH:
+            return answer
+        self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, ""))
+        return None
+
     def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            answer, gold = (repr(part)[:200] for part in pair)
+            answer, gold = (repr(part and part[:200]) for part in pair)
             logger.warning("%s. First seen: answer %s, gold %s", message, answer, gold)
 
 
@@ -217,10 +227,3 @@ def _close_all(workers: list[_Worker], owner: int) -> None:
     if os.getpid() == owner:
         for worker in workers:
             worker.close()
-
-
-def _text(completion: Completion) -> str:
-    """Text of a plain or conversational completion, the last message of the latter."""
-    if isinstance(completion, str):
-        return completion
-    return str(completion[-1]["content"] or "") if completion else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import requests
 import torch
+from safetensors import SafetensorError
 from trl.generation.vllm_client import VLLMClient
 
 from ..config import DUETGRPOConfig
@@ -86,25 +87,36 @@ class DUETClient(VLLMClient):
     def update_named_params(
         self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
-        """Send all weights. Whatever happens, every parameter is asked for: other processes gather them together.
+        """Send all weights.
 
         Raises:
             ServerLost: If the server is not there any more.
-            ServerError: If it refuses or fails to load them.
+            ServerError: If it refuses or fails to load them, or they cannot be written.
         """
-        if self.folder is not None:
-            version = self.folder.write(named_params)
-            self.gate.reload_weights(str(version))
-            self.weights = str(version)
-            self.folder.keep_only(version)
-            return
         try:
-            self.gate.wait(0.0)
-            super().update_named_params(metadata, named_params)
-        except (ServerLost, requests.RequestException) as error:
+            if self.folder is not None:
+                self._send_through_folder(self.folder, named_params)
+            else:
+                self.gate.wait(0.0)
+                with _lost_connections():
+                    super().update_named_params(metadata, named_params)
+        finally:
+            # The other processes take part in the gathering of every parameter, and merged adapters are taken apart
+            # after the last one.
             for _ in named_params:
                 pass
-            raise ServerLost(f"weights could not be sent: {error}") from error
+
+    def _send_through_folder(self, folder: WeightFolder, named_params: Iterator[tuple[str, torch.Tensor]]) -> None:
+        try:
+            version = folder.write(named_params)
+        except (OSError, SafetensorError) as error:
+            raise ServerError(
+                f"the weights for the vLLM server could not be written to {folder.folder}: {error}. It must hold two "
+                "copies of the model."
+            ) from error
+        self.gate.reload_weights(str(version))
+        self.weights = str(version)
+        folder.keep_only(version)
 
     def reset_prefix_cache(self) -> None:
         """Forget what was cached under the old weights."""
@@ -114,8 +126,18 @@ class DUETClient(VLLMClient):
         """Prepare weight sync with a server that was restarted."""
         self.weights = ""
         if self.folder is None:
-            self.close_communicator()
-            self.init_communicator(device)
+            with _lost_connections():
+                self.close_communicator()
+                self.init_communicator(device)
+
+
+@contextmanager
+def _lost_connections() -> Iterator[None]:
+    """TRL's own requests fail by the errors of another library."""
+    try:
+        yield
+    except requests.RequestException as error:
+        raise ServerLost(f"the vLLM server does not answer: {error}") from error
 
 
 class ServerGeneration:
@@ -221,8 +243,9 @@ class ServerGeneration:
             sampling["structured_outputs"] = {"regex": generation.structured_outputs_regex}
         gates = [gate and {**gate, "duet_weights": client.weights} for _, gate in everything]
         found = client.gate.complete([ids for ids, _ in everything], sampling, gates, self._eos_ids)
-        if any(gate and row.token_ids == [gate["duet_sentinel"]] for row, gate in zip(found, gates, strict=True)):
-            self._probe()  # says what it is that the server refuses
+        refused = [g for g, row in zip(gates, found, strict=True) if g and row.token_ids == [g["duet_sentinel"]]]
+        if refused or None in gates:  # requests without a gate name no weights: whoever has them now had them then
+            self._probe()
         return found
 
     def _probe(self) -> None:

@@ -4,7 +4,7 @@
 import dataclasses
 import importlib.util
 import json
-import logging
+import logging.handlers
 from pathlib import Path
 
 import pytest
@@ -13,10 +13,12 @@ from datasets import Dataset
 from trl import ModelConfig
 
 from duet_trl import DUETGRPOConfig
+from duet_trl.evaluation.loaders import content_checksum
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MATH_TRAIN = ROOT.parent / "shared" / "data" / "math_train_clean.jsonl"
+MATH_500 = ROOT.parent / "shared" / "data" / "math500_test.jsonl"
 
 # recipes/ is a folder of scripts, not a package: load the file that the recipe imports as `data`.
 _spec = importlib.util.spec_from_file_location("math_recipe_data", ROOT / "recipes" / "data.py")
@@ -118,15 +120,78 @@ def test_missing_file_and_missing_template_are_named(tmp_path, tokenizer):
         data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), plain, 512)
 
 
-def test_real_training_file_loses_only_its_two_empty_answers(tokenizer, caplog):
-    if not MATH_TRAIN.exists():
-        pytest.skip(f"{MATH_TRAIN} is not there")
-    with caplog.at_level(logging.INFO):
-        rows = data.load_math_train(str(MATH_TRAIN), tokenizer, 10**6)
-    assert len(rows) == 7496 and "'without a gold answer': 2" in caplog.text
+@pytest.fixture(scope="module")
+def real_math(tokenizer):
+    """The real training file, without a length limit, and what the loader said about it."""
+    if not MATH_TRAIN.exists() or not MATH_500.exists():
+        pytest.skip(f"{MATH_TRAIN} or {MATH_500} is not there")
+    handler = logging.handlers.BufferingHandler(1000)
+    data.logger.addHandler(handler)
+    data.logger.setLevel(logging.INFO)
+    rows = data.load_math_train(str(MATH_TRAIN), tokenizer, 10**6, heldout=str(MATH_500))
+    data.logger.removeHandler(handler)
+    return rows, [(record.levelname, record.getMessage()) for record in handler.buffer]
+
+
+def test_real_training_file_loses_only_its_two_empty_answers(real_math):
+    rows, messages = real_math
+    assert len(rows) == data.MATH.num_rows == 7496
+    assert any("7496 prompts kept, dropped {'without a gold answer': 2}" in message for _, message in messages)
     assert sum(level is None for level in rows["level"]) <= 2
     assert set(rows["level"]) - {None} == {1, 2, 3, 4, 5}
     assert len(set(rows["subject"])) == 7
+
+
+def test_real_training_file_has_no_problem_of_math_500(real_math):
+    _, messages = real_math
+    assert any("none of 7496 problems stands in MATH-500" in message for _, message in messages)
+    assert {level for level, _ in messages} == {"INFO"}
+
+
+def test_real_training_file_is_the_published_one_with_answers_or_only_solutions(real_math):
+    rows, _ = real_math
+    assert content_checksum((row["prompt"][0]["content"], row["answer"]) for row in rows) == data.MATH.checksum
+    # the Hub has no column with answers: they come out of the boxes of the solutions
+    with MATH_TRAIN.open(encoding="utf-8") as lines:
+        originals = [json.loads(line) for line in lines]
+    boxes = [data.extract_boxed(row["solution"], which="last") or "" for row in originals]
+    assert boxes == [row["answer"].strip() for row in originals]
+
+
+def overlap_files(tmp_path):
+    """Training rows of which two stand in a MATH-500 of five, one of them in another spelling."""
+    held = [{"problem": f"Find ${n}+\\frac{{1}}{{2}}$ .", "answer": str(n)} for n in range(5)]
+    train = [{"problem": f"Find ${n}+\\frac{{1}}{{2}}$ .", "answer": "1"} for n in (3, 7, 8)]
+    train.append({"problem": "Find\n$4 + \\dfrac{1}{2}$.", "answer": "1"})
+    return write_jsonl(tmp_path / "train.jsonl", train), write_jsonl(tmp_path / "held.jsonl", held)
+
+
+@pytest.mark.parametrize(("drop", "kept"), [(False, 4), (True, 2)])
+def test_overlap_with_math_500_is_a_warning_with_its_number(tmp_path, tokenizer, caplog, drop, kept):
+    train, held = overlap_files(tmp_path)
+    with caplog.at_level(logging.INFO):
+        rows = data.load_math_train(train, tokenizer, 512, heldout=held, drop_overlap=drop)
+    assert len(rows) == kept
+    warning = next(record for record in caplog.records if "2 of 4 problems stand in MATH-500" in record.getMessage())
+    assert warning.levelno == logging.WARNING
+    assert ("Drop them with drop_overlap" in warning.getMessage()) == (not drop)
+    assert ("'also in MATH-500': 2" in caplog.text) == drop
+
+
+def test_overlap_that_is_not_checked_is_a_warning_and_missing_math_500_an_error(tmp_path, tokenizer, caplog):
+    train, _ = overlap_files(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        data.load_math_train(train, tokenizer, 512)
+    assert "overlap with MATH-500 not checked" in caplog.text
+    with pytest.raises(ValueError, match="there is no file"):
+        data.load_math_train(train, tokenizer, 512, heldout=str(tmp_path / "gone.jsonl"))
+
+
+def test_normalised_problem_forgets_spelling_and_keeps_numbers():
+    assert data.normalized_problem(r"Find $\left( x\,,\ \tfrac12 \right)$.") == data.normalized_problem(
+        r"find (x,\frac12)."
+    )
+    assert data.normalized_problem("Find 1 + 2.") != data.normalized_problem("Find 1 + 3.")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,15 @@ import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
+from math_verify import verify
+
 from duet_trl.generate.markers import extract_boxed
-from duet_trl.rewards import MathVerifier, math_reward
+from duet_trl.rewards import MathVerifier, math_reward, math_worker
 from duet_trl.rewards import math as math_module
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -76,11 +80,10 @@ def test_labelled_pairs_of_bare_answers(verifier):
     verdicts = verifier.grade([pred for pred, _, _ in triples], [gold for _, gold, _ in triples])
     wrong = {triple[:2] for triple, verdict in zip(triples, verdicts, strict=True) if verdict != triple[2]}
     # Conventions in which the suites differ from Math-Verify on a boxed answer: the order of a list, rounding, spaces
-    # and commas inside a number, a full stop in the box, and "and" between assignments.
+    # and commas inside a number, and "and" between assignments.
     assert wrong <= {
         ("10, 4, -2", "4, 10, -2"),
         ("0.3333333333", "1/3"),
-        ("13/4.", "(13)/(4)"),
         ("1 000", "1000"),
         ("1.22", "1,22"),
         ("p=5,q=2;p=7,q=2", r" p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),
@@ -108,6 +111,15 @@ def test_labelled_pairs_of_bare_answers(verifier):
         ("8", "", None),
         ("8", None, None),
         ("60", 60, 1.0),
+        ("42.", "42", 1.0),
+        ("13/4.", r"\frac{13}{4}", 1.0),
+        (r"\frac{1}{2}", "0.5.", 1.0),
+        (r"\left\{ 8 \right.", "9", 0.0),
+        ("007", "7", 1.0),
+        ("-7", "7", 0.0),
+        ("7", "7.0", 1.0),
+        ("9" * 40, "9" * 40, 1.0),
+        (".", "8", 0.0),
     ],
 )
 def test_verdict(verifier, answer, gold, verdict):
@@ -122,6 +134,49 @@ def test_hanging_answers_score_zero_within_their_limit_and_do_not_hurt_their_nei
     assert verdicts == [0.0, 1.0] * len(HANGING)
     # One CPU second each over two workers; the slack is for a busy machine.
     assert seconds < 5 * len(HANGING)
+
+
+def test_answer_too_long_to_be_one_is_wrong_unread_and_reported_once(caplog):
+    verifier = MathVerifier(workers=1)
+    with caplog.at_level(logging.WARNING):
+        hostile = ["7+" * (1 << 19) + "0", "7" * (1 << 20), "{}" * (1 << 19)]
+        assert verifier([rf"\boxed{{{answer}}}" for answer in hostile], ["7"] * 3) == [0.0] * 3
+        assert verifier.grade([hostile[0]], [""]) == [None]
+    assert [record.message.count("more than 2000 characters") for record in caplog.records] == [1, 0]
+    assert "used up its time" not in caplog.text
+    verifier.close()
+
+
+@given(st.integers(-(10**13), 10**13), st.integers(-20, 20), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_integers_are_compared_as_the_parser_would(number, other, padded):
+    answer, gold = f"{number % 41 - 20}", f"{'0' if padded and other >= 0 else ''}{other}"
+    for pair in ((answer, gold), (str(number), str(number)), (str(number), gold)):
+        parsed = [math_worker._parse(text) for text in pair]
+        assert math_worker.grade(*pair) == (b"1" if verify(*parsed, timeout_seconds=None) else b"0")
+
+
+RETIRING = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("math_worker", sys.argv[1])
+worker = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(worker)
+worker.RETIREMENT_BYTES = int(sys.argv[2])
+grader = worker.Grader(20.0)
+pids = set()
+verdicts = ""
+for pairs in ([["1/2", "0.5"]] * 2 + [["1/3", "0.5"]], [["x", "x"], [None, "x"], ["x", ""]]):
+    verdicts += grader.grade_all(pairs)
+    pids.add(grader._pid)
+print(verdicts, len(pids))
+"""
+
+
+@pytest.mark.parametrize(("limit", "forks"), [(0, 2), (1 << 40, 1)])
+def test_fork_whose_memory_has_grown_is_replaced_without_a_lost_verdict(limit, forks):
+    arguments = [sys.executable, "-P", "-c", RETIRING, str(math_module.WORKER_SCRIPT), str(limit)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["11010n", str(forks)]
 
 
 def test_killed_answer_is_reported_once(caplog):
@@ -174,8 +229,11 @@ def test_rows_must_match(verifier):
 
 
 def test_killed_worker_process_is_replaced(verifier):
-    for worker in verifier._workers:
-        os.killpg(worker._process.pid, signal.SIGKILL)
+    verifier.grade(["110"], ["1"])
+    running = [worker._process.pid for worker in verifier._workers if worker._process]
+    assert running
+    for pid in running:
+        os.killpg(pid, signal.SIGKILL)
     assert verifier.grade(["111", "112"], ["111", "111"]) == [1.0, 0.0]
 
 

@@ -25,6 +25,9 @@ _PROMPTS_PER_REQUEST = 8
 """One body carries one set of parameters, so rollouts that share theirs share requests; small ones keep a load
 balancer in front of several servers useful."""
 
+_MOST_REQUESTS = 256
+"""Every request holds a connection, a file that the operating system counts; larger batches get larger requests."""
+
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
@@ -162,7 +165,7 @@ class GateServer:
                 log-probabilities are not those of the sampling distribution.
             ServerLost: If the server does not answer, or has other weights, as after a restart.
         """
-        spec = GateSpec(1, 1, 0, poll_interval=1, trim=False)
+        spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
         def ask(fingerprint: str, weights: str) -> Completion:
             gate = gate_parameters(spec, marker, False, sentinel, eos_ids, fingerprint=fingerprint, weights=weights)
@@ -213,13 +216,26 @@ class GateServer:
         async def reload(session: aiohttp.ClientSession) -> None:
             body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
             await _call(session, "POST", f"{self.base_url}/collective_rpc", body, failure=ServerError)
-            await _call(session, "POST", f"{self.base_url}/reset_prefix_cache")
+            await self._reset_prefix_cache(session)
 
         self._run(reload)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what was cached under old weights."""
-        self._run(lambda session: _call(session, "POST", f"{self.base_url}/reset_prefix_cache"))
+        """Forget what was cached under old weights.
+
+        Raises:
+            ServerLost: If the server does not answer.
+            ServerError: If it cannot forget it.
+        """
+        self._run(self._reset_prefix_cache)
+
+    async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:
+        # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
+        # start that request anew.
+        url = f"{self.base_url}/reset_prefix_cache?reset_running_requests=true"
+        answer = await _call(session, "POST", url, failure=ServerError)
+        if answer is not None and not answer["success"]:
+            raise ServerError(f"{url} failed: the server would go on with what it computed under the old weights.")
 
     async def _served_model(self, session: aiohttp.ClientSession) -> str:
         answer = await _call(session, "GET", f"{self.base_url}/v1/models", seconds=30.0)
@@ -275,7 +291,7 @@ def _batches(parameters: Sequence[Mapping[str, Any] | None]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for row, gate in enumerate(parameters):
         groups.setdefault(json.dumps(gate, sort_keys=True), []).append(row)
-    size = _PROMPTS_PER_REQUEST
+    size = max(_PROMPTS_PER_REQUEST, -(-len(parameters) // _MOST_REQUESTS))
     return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
 
 
@@ -320,11 +336,14 @@ async def _call(
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise ServerLost(f"{method} {url} failed: {type(error).__name__} {error}".rstrip()) from error
     if response.status == 200:
-        return json.loads(text) if text else None
+        try:
+            return json.loads(text) if text else None
+        except json.JSONDecodeError as error:
+            raise ServerError(f"{method} {url} was not answered by a vLLM server but with {text[:200]!r}.") from error
     said = f"{method} {url} was answered with status {response.status}: {_message(text)}"
     if response.status in (401, 403):
         raise ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
-    if response.status == 404 and "/v1/" not in url:
+    if response.status == 404 and method == "POST" and "/v1/" not in url:
         raise ServerError(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
     if response.status >= 500:
         raise failure(said)

@@ -6,6 +6,8 @@ for a stop token. No other step of a gated rollout can sample it, so the sentine
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -44,7 +46,7 @@ class SlotGates:
             self._slots = np.flatnonzero(self._gated)
         return self._slots
 
-    def is_gated(self, slots: np.ndarray) -> np.ndarray:
+    def is_gated(self, slots: np.ndarray | int) -> np.ndarray:
         """Which of the given slots hold a gated request, shape (R,), bool."""
         return self._gated[slots]
 
@@ -59,8 +61,7 @@ class SlotGates:
         """Put a request into a slot, with the tokens it has generated so far."""
         self.prepare(request.marker)
         self._gate.admit(slot, request.spec, request.keep, self._automata[request.marker][0], prefix)
-        self._eos_ids[slot] = -1
-        self._eos_ids[slot, : len(request.eos_ids)] = sorted(request.eos_ids)
+        self._eos_ids[slot] = _padded(request.eos_ids)
         self._thresholds[slot] = request.spec.entropy_threshold, request.spec.margin_threshold
         self._occupy(slot, request.sentinel)
 
@@ -77,6 +78,7 @@ class SlotGates:
     def drop(self, slot: int) -> None:
         """Empty a slot."""
         if self._gated[slot]:
+            self._gate.drop(slot)
             self._gated[slot] = False
             self._slots = None
 
@@ -85,42 +87,91 @@ class SlotGates:
         if not (self._gated[first] or self._gated[second]):
             return
         self._gate.swap(first, second)
-        for column in (self._sentinel, self._gated, self._eos_ids, self._thresholds):
-            column[[first, second]] = column[[second, first]]
+        for column in (self._sentinel, self._gated):
+            column[first], column[second] = column[second], column[first]
+        for table in (self._eos_ids, self._thresholds):
+            table[[first, second]] = table[[second, first]]
         self._slots = None
 
     def length(self, slots: np.ndarray) -> np.ndarray:
         """Tokens consumed so far by each of the given slots, shape (R,), int64."""
         return self._gate.length(slots)
 
-    def consume(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Advance each of the given slots by the token it has generated, shapes (R,)."""
-        self._gate.step(slots, tokens)
+    def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
+        """Tokens that each of the given slots may still consume before its decision can change, shape (R,), >= 1."""
+        return self._gate.quiet_steps(slots)
 
-    def edit(self, logits: torch.Tensor, slots: np.ndarray, rows: np.ndarray) -> torch.Tensor:
+    def consume(self, slots: np.ndarray, tokens: np.ndarray) -> None:
+        """Advance each of the given slots by tokens it has generated, shapes (R,) and (T, R), T <= `quiet_steps`."""
+        self._gate.advance(slots, tokens)
+
+    def edit(self, logits: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
         """Forbid the sentinel, or force it where the gate stops the rollout, in place and without synchronising.
 
         Args:
             logits (torch.Tensor): Shape (B, V), raw: before temperature, top-k and top-p, because the certainty that
                 ends a grace window is that of the policy itself.
-            slots (np.ndarray): Gated slots, shape (R,).
-            rows (np.ndarray): Row of the logits that belongs to each, shape (R,).
+            slots (np.ndarray): Gated slots, which are also their rows of the logits, shape (R,), int64.
 
         Returns:
             torch.Tensor: Forced stops, shape (R,), bool, on the device of the logits.
         """
-        device = logits.device
-        row = torch.from_numpy(rows).to(device)
-        stops = torch.from_numpy(self._gate.stops(slots)).to(device)
+        return self.decide(slots, logits.device).write(logits)
+
+    def decide(self, slots: np.ndarray, device: torch.device) -> "Decisions":
+        """The decisions about the next token of each of the given slots, as `edit` writes them."""
         armed = np.flatnonzero(self._gate.armed(slots))
-        if len(armed):
-            index = torch.from_numpy(armed).to(device)
-            thresholds = torch.from_numpy(self._thresholds[slots[armed]]).to(device)
-            eos_ids = torch.from_numpy(self._eos_ids[slots[armed]]).to(device)
-            stops[index] = nearly_certain(logits[row[index]], thresholds, eos_ids)
-        sentinel = torch.from_numpy(self._sentinel[slots]).to(device)
-        logits[row, sentinel] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
+        stops = self._gate.stops(slots)
+        return Decisions(
+            row=torch.from_numpy(slots).to(device),
+            sentinel=torch.from_numpy(self._sentinel[slots]).to(device),
+            stops=torch.from_numpy(stops).to(device),
+            logit=torch.from_numpy(np.where(stops, FORCED, -np.inf).astype(np.float32)).to(device),
+            armed=torch.from_numpy(armed).to(device),
+            thresholds=torch.from_numpy(self._thresholds[slots[armed]]).to(device),
+            eos_ids=torch.from_numpy(self._eos_ids[slots[armed]]).to(device),
+        )
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """Decisions about the next token of R rollouts, on the device of the logits. They stand until a token changes one.
+
+    Attributes:
+        row (torch.Tensor): Row of the logits, shape (R,), int64.
+        sentinel (torch.Tensor): Column of the logits, shape (R,), int64.
+        stops (torch.Tensor): Forced stops that do not depend on the logits, shape (R,), bool.
+        logit (torch.Tensor): What they make of the sentinel's logit, shape (R,), float32.
+        armed (torch.Tensor): Of the R, those that stop as well if the next token is nearly certain, shape (A,), int64.
+        thresholds (torch.Tensor): Theirs, shape (A, 2); see `nearly_certain`.
+        eos_ids (torch.Tensor): Theirs, shape (A, E), int64.
+    """
+
+    row: torch.Tensor
+    sentinel: torch.Tensor
+    stops: torch.Tensor
+    logit: torch.Tensor
+    armed: torch.Tensor
+    thresholds: torch.Tensor
+    eos_ids: torch.Tensor
+
+    def write(self, logits: torch.Tensor) -> torch.Tensor:
+        """Write them into logits of shape (B, V), in place; returns all forced stops, shape (R,), bool."""
+        stops, logit = self.stops, self.logit
+        if len(self.armed):
+            stops = stops.clone()
+            stops[self.armed] = nearly_certain(logits[self.row[self.armed]], self.thresholds, self.eos_ids)
+            logit = torch.where(stops, FORCED, -torch.inf)
+        logits.index_put_((self.row, self.sentinel), logit.to(logits.dtype))
         return stops
+
+
+@lru_cache(maxsize=256)
+def _padded(eos_ids: frozenset[int]) -> np.ndarray:
+    row = np.full(MAX_EOS_IDS, -1, dtype=np.int64)
+    row[: len(eos_ids)] = sorted(eos_ids)
+    row.setflags(write=False)
+    return row
 
 
 def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class GateLogitsProcessor(LogitsProcessor):
             tokens = input_ids[:, -1].cpu().numpy()
             self._running &= ~np.isin(tokens, self._ends)
             running = np.flatnonzero(self._running)
-            self._gates.consume(running, tokens[running])
+            self._gates.consume(running, tokens[None, running])
         self._started = True
         if self._sentinel is None:
             return scores
@@ -78,7 +78,7 @@ class GateLogitsProcessor(LogitsProcessor):
         # The sentinel ends any row of this batch, so an ungated one must not sample it either.
         scores[:, self._sentinel] = -torch.inf
         running = np.flatnonzero(self._running)
-        self._gates.edit(scores, running, running)
+        self._gates.edit(scores, running)
         return scores
 
 

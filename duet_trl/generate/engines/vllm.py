@@ -11,9 +11,9 @@ come as `additional_config={"duet_markers": {name: pattern}}` or as the marker n
 """
 
 import logging
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
@@ -23,9 +23,10 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
 
 from ..automaton import TokenAutomaton, compile_automaton
 from ..markers import MARKERS, PATTERN_PREFIX, get_marker, pattern_marker
-from ..parameters import GateRequest, parse_gate_parameters
+from ..parameters import PREFIX, GateRequest, parse_gate_parameters
 from ..vocabulary import vocabulary_bytes
-from .slots import SlotGates
+from .device_gate import DeviceGates
+from .host_gate import HostGates
 
 try:
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
@@ -65,25 +66,23 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
                 "Start the engine without speculative_config."
             )
         self._req_states: LogitsProcRequestState | None = runner[0] if len(runner) == 1 else None
-        if self._req_states is not None:
-            num_slots = self._req_states.max_num_reqs
-        else:
+        self._model_config = vllm_config.model_config
+        self._markers = _Markers(vllm_config)
+        self._gates: HostGates | DeviceGates
+        if self._req_states is None:
             _refuse_placeholders(vllm_config)
-            num_slots = vllm_config.scheduler_config.max_num_seqs
+            self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs, self._markers.compile)
+        else:
+            self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device, self._markers.compile)
         if current_platform.is_cpu():
             from .cpu_reload import mend_reload
 
             mend_reload()
-        self._model_config = vllm_config.model_config
-        self._markers = _Markers(vllm_config)
-        self._gates = SlotGates(num_slots, self._markers.compile)
         for name in self._markers.names:
             self._gates.prepare(name)
+        if self._req_states is not None:
+            self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
-        self._requests: list[GateRequest | None] = [None] * num_slots
-        # V1: the runner's own lists of generated tokens, by slot, and those of the gated slots in their order
-        self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
-        self._gated_outputs: list[list[int]] | None = None
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -108,24 +107,23 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         if batch_update is None:
             return
         for slot in batch_update.removed:
-            self._drop(slot)
+            self._gates.drop(slot)
         for slot, params, _, output in batch_update.added:
-            self._admit(slot, params, output)
+            self._enter(slot, params, output)
         for source, target, direction in batch_update.moved:
-            self._swap(source, target)
+            self._gates.swap(source, target)
             if direction == MoveDirectionality.UNIDIRECTIONAL:
-                self._drop(source)
+                self._gates.drop(source)
 
     # Interface of the V2 runner
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """Initialise a slot; its tokens, if it was preempted before, are read at the next `apply`."""
-        self._drop(req_idx)
-        self._admit(req_idx, sampling_params, [])
-        return self._requests[req_idx] is not None
+        """Initialise a slot; what a preempted rollout has generated is read by the next `apply`."""
+        return self._enter(req_idx, sampling_params, int(self._req_states.prompt_len.np[req_idx]))
 
     def apply_staged_writes(self) -> None:
-        """Nothing is staged: the state lives on the host."""
+        """Upload what `add_request` has staged."""
+        self._gates.flush()
 
     # Both
 
@@ -139,77 +137,23 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         Returns:
             torch.Tensor: The same tensor.
         """
-        if not len(self._gates.slots):
-            return logits
-        if ctx is not None:
-            slots, rows = self._catch_up_v2(ctx)
+        if ctx is None:
+            self._gates.apply(logits)
         else:
-            slots = rows = self._catch_up_v1()
-        if len(slots):
-            self._gates.edit(logits, slots, rows)
+            tokens = self._req_states.all_token_ids.gpu
+            self._gates.apply(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, ctx.pos, ctx.input_ids, tokens)
         return logits
 
-    def _catch_up_v1(self) -> np.ndarray:
-        """Consume the new token of each gated slot. A slot in the middle of a chunked prefill has none."""
-        slots = self._gates.slots
-        if self._gated_outputs is None:
-            self._gated_outputs = [self._outputs[slot] for slot in slots.tolist()]
-        outputs = self._gated_outputs
-        behind = np.fromiter(map(len, outputs), dtype=np.int64, count=len(slots)) - self._gates.length(slots)
-        new = np.flatnonzero(behind)
-        if len(new) < len(outputs):
-            outputs = [outputs[index] for index in new.tolist()]
-        tokens = np.fromiter((output[-1] for output in outputs), dtype=np.int64, count=len(new))
-        if (tokens < 0).any():
-            raise RuntimeError(
-                "vLLM showed DUETLogitsProcessor placeholder tokens. Name the class in logits_processors "
-                "(--logits-processors) instead of an entry point, or start the engine with async_scheduling=False."
-            )
-        self._consume(slots[new], behind[new], tokens, outputs)
-        return slots
-
-    def _catch_up_v2(self, ctx: "LogitsContext") -> tuple[np.ndarray, np.ndarray]:
-        """The same from the tensors of the V2 runner: gated slots of this batch, and their rows of the logits."""
-        rows = np.flatnonzero(self._gates.is_gated(ctx.idx_mapping_np))
-        slots = ctx.idx_mapping_np[rows].astype(np.int64)
-        if not len(rows):
-            return slots, rows
-        row = torch.from_numpy(rows).to(ctx.pos.device)
-        position, tokens = torch.stack([ctx.pos[row].long(), ctx.input_ids[row].long()]).cpu().numpy()
-        prompt = self._req_states.prompt_len.np[slots].astype(np.int64)
-        length = np.maximum(position + 1 - prompt, 0)  # still in the prompt: nothing generated yet
-        behind = length - self._gates.length(slots)
-        new = np.flatnonzero(behind)
-        history = [
-            self._req_states.all_token_ids.gpu[slot, start : start + count].tolist() if lag != 1 else []
-            for slot, start, count, lag in zip(slots[new], prompt[new], length[new], behind[new], strict=True)
-        ]
-        self._consume(slots[new], behind[new], tokens[new], history)
-        return slots, rows
-
-    def _consume(self, slots: np.ndarray, behind: np.ndarray, tokens: np.ndarray, history: list[list[int]]) -> None:
-        """One new token is a step; anything else is a resumed request, rebuilt from all its tokens."""
-        one = behind == 1
-        if one.any():
-            self._gates.consume(slots[one], tokens[one])
-        for index in np.flatnonzero(~one):
-            self._enter(int(slots[index]), self._requests[slots[index]], history[index])
-
-    def _admit(self, slot: int, params: SamplingParams, output: list[int]) -> None:
-        request = parse_gate_parameters(params.extra_args)
+    def _enter(self, slot: int, params: SamplingParams, progress: list[int] | int) -> bool:
+        """Put a request into a slot; with it the tokens it has generated (V1), or the length of its prompt (V2)."""
+        request = _checked_request(params)
         if request is None:
-            self._drop(slot)
-            return
-        # A placeholder at the end is filled in before the next call of `apply`, which then consumes it.
-        self._enter(slot, request, output[:-1] if output and output[-1] < 0 else output)
-        self._requests[slot], self._outputs[slot] = request, output
-        self._gated_outputs = None
-
-    def _enter(self, slot: int, request: GateRequest, prefix: list[int]) -> None:
-        if self._accepts(request):
-            self._gates.admit(slot, request, prefix)
+            self._gates.drop(slot)
+        elif self._accepts(request):
+            self._gates.admit(slot, request, progress)
         else:
             self._gates.refuse(slot, request.sentinel)
+        return request is not None
 
     def _accepts(self, request: GateRequest) -> bool:
         """Whether this engine is the one the request was made for. An exception here would end the engine."""
@@ -228,21 +172,6 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             logger.warning("DUETLogitsProcessor stops a request before its first token: %s.", reason)
         return not reason
 
-    def _drop(self, slot: int) -> None:
-        if self._requests[slot] is None:
-            return
-        self._gates.drop(slot)
-        self._requests[slot], self._outputs[slot] = None, []
-        self._gated_outputs = None
-
-    def _swap(self, first: int, second: int) -> None:
-        if self._requests[first] is None and self._requests[second] is None:
-            return
-        self._gates.swap(first, second)
-        for column in (self._requests, self._outputs):
-            column[first], column[second] = column[second], column[first]
-        self._gated_outputs = None
-
 
 class _Markers:
     """Markers of one engine, compiled for its vocabulary."""
@@ -260,7 +189,7 @@ class _Markers:
 
     def knows(self, name: str) -> bool:
         """Whether `compile` has a marker of that name."""
-        return name in self.names or name.startswith(PATTERN_PREFIX)
+        return name in MARKERS or name in self._custom or name.startswith(PATTERN_PREFIX)
 
     def compile(self, name: str) -> TokenAutomaton:
         """Token automaton of a marker over every row of the logits."""
@@ -276,6 +205,17 @@ class _Markers:
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
         return vocabulary_bytes(tokenizer, self._model_config.get_vocab_size())
+
+
+def _checked_request(params: SamplingParams) -> GateRequest | None:
+    """Parameters that `validate_params` has accepted; rollouts with equal ones share one object."""
+    given = [(name, value) for name, value in (params.extra_args or {}).items() if name.startswith(PREFIX)]
+    return _request(tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in given))
+
+
+@lru_cache(maxsize=256)  # a training step makes two, one for each side of the coin
+def _request(given: tuple[tuple[str, Any], ...]) -> GateRequest | None:
+    return parse_gate_parameters(dict(given))
 
 
 def _refuse_placeholders(vllm_config: "VllmConfig") -> None:

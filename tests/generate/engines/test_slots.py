@@ -42,7 +42,7 @@ def test_forced_row_samples_the_sentinel_with_probability_one_and_the_others_nev
     logits = torch.randn(3, NUM_TOKENS)
     logits[:, SENTINEL] = 50.0
     before = logits.clone()
-    stops = gates.edit(logits, gates.slots, gates.slots)
+    stops = gates.edit(logits, gates.slots)
     assert gates.slots.tolist() == [0, 2] and stops.tolist() == [True, False]
     log_probabilities = logits.log_softmax(-1)
     assert log_probabilities[0, SENTINEL] == 0.0 and (log_probabilities[0, :SENTINEL].exp() == 0.0).all()
@@ -55,20 +55,20 @@ def test_grace_ends_early_on_low_entropy_unless_the_policy_is_about_to_end_by_it
     gates = SlotGates(1, toy)
     gates.admit(0, request(entropy_threshold=0.1), prefix=[A, B])
     logits = logits_with(entropy, likeliest)[None]
-    assert gates.edit(logits, np.array([0]), np.array([0])).tolist() == [stop]
+    assert gates.edit(logits, np.array([0])).tolist() == [stop]
 
 
 def test_end_of_grace_stops_even_where_an_eos_is_likeliest():
     gates = SlotGates(1, toy)
     gates.admit(0, request(entropy_threshold=0.1), prefix=[A, B, C, C])
-    assert gates.edit(logits_with("low", EOS)[None], np.array([0]), np.array([0])).tolist() == [True]
+    assert gates.edit(logits_with("low", EOS)[None], np.array([0])).tolist() == [True]
 
 
 @pytest.mark.parametrize(("threshold", "stop"), [(0.9, True), (0.0, False)])
 def test_grace_ends_early_on_a_wide_margin_if_asked(threshold, stop):
     gates = SlotGates(1, toy)
     gates.admit(0, request(margin_threshold=threshold), prefix=[A, B])
-    assert gates.edit(logits_with("low", C)[None], gates.slots, gates.slots).tolist() == [stop]
+    assert gates.edit(logits_with("low", C)[None], gates.slots).tolist() == [stop]
 
 
 def test_certainty_before_the_marker_or_without_a_threshold_stops_nothing():
@@ -76,14 +76,14 @@ def test_certainty_before_the_marker_or_without_a_threshold_stops_nothing():
     gates.admit(0, request(entropy_threshold=0.1, margin_threshold=0.5), prefix=[C, C])
     gates.admit(1, request(), prefix=[A, B])
     logits = torch.stack([logits_with("low", C)] * 2)
-    assert not gates.edit(logits, gates.slots, gates.slots).any()
+    assert not gates.edit(logits, gates.slots).any()
 
 
 def test_refused_request_is_stopped_before_its_first_token():
     gates = SlotGates(2, toy)
     gates.admit(0, request(), prefix=[A])
     gates.refuse(1, SENTINEL)
-    assert gates.edit(torch.zeros(2, NUM_TOKENS), gates.slots, gates.slots).tolist() == [False, True]
+    assert gates.edit(torch.zeros(2, NUM_TOKENS), gates.slots).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
@@ -91,7 +91,7 @@ def test_forced_stop_survives_temperature_and_penalties(temperature):
     gates = SlotGates(1, toy)
     gates.refuse(0, SENTINEL)
     logits = torch.full((1, NUM_TOKENS), 80.0)
-    gates.edit(logits, gates.slots, gates.slots)
+    gates.edit(logits, gates.slots)
     assert (logits / 1.9 / temperature).log_softmax(-1)[0, SENTINEL] == 0.0
 
 
@@ -105,7 +105,7 @@ def test_slots_are_swapped_and_emptied_with_all_they_hold():
     assert gates.slots.tolist() == [0, 3]
     gates.drop(0)
     logits = torch.zeros(4, NUM_TOKENS)
-    assert gates.edit(logits, gates.slots, gates.slots).tolist() == [True]
+    assert gates.edit(logits, gates.slots).tolist() == [True]
     assert logits[3, SENTINEL] == FORCED and (logits[:3] == 0.0).all()
 
 
@@ -116,7 +116,7 @@ def test_swapped_requests_keep_their_own_eos_ids():
     gates.admit(1, other, prefix=[A, B])
     gates.swap(0, 1)
     logits = torch.stack([logits_with("low", EOS)] * 2)
-    assert gates.edit(logits, gates.slots, gates.slots).tolist() == [True, False]  # slot 1: about to end by itself
+    assert gates.edit(logits, gates.slots).tolist() == [True, False]  # slot 1: about to end by itself
 
 
 def test_each_marker_is_compiled_once():

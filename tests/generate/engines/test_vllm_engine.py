@@ -232,9 +232,10 @@ def test_placeholder_tokens_are_an_error(llm, tiny_gate):
     processor = DUETLogitsProcessor(engine_config(llm), torch.device("cpu"), False)
     params, output = sampling(extra_args=tiny_gate.parameters(SPECS[0], False)), []
     processor.update_state(BatchUpdate(1, removed=[], added=[(0, params, [1], output)], moved=[]))
-    processor.apply(torch.zeros(1, 384))
-    output.append(-1)
-    with pytest.raises(RuntimeError, match="placeholder"):
+    for _ in range(SPECS[0].poll_threshold - 1):
+        processor.apply(torch.zeros(1, 384))
+        output.append(-1)
+    with pytest.raises(RuntimeError, match="placeholder"):  # before the first poll
         processor.apply(torch.zeros(1, 384))
 
 

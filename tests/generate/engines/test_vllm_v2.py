@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from duet_trl.generate.automaton import compile_automaton
+from duet_trl.generate.engines.slots import FORCED
 from duet_trl.generate.gate import GateSpec, Outcome
 from duet_trl.generate.markers import pattern_marker
 from duet_trl.generate.parameters import gate_parameters
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.vllm
 NUM_SLOTS, VOCABULARY = 6, [b"a", b"b", b"c", None, None]
 SENTINEL, PROMPT, MAX_LENGTH = 4, [C, A, B], 64
 SPEC = GateSpec(4, 10, 3, poll_interval=3)
+LOADED = "/weights/7"
+TOY = compile_automaton(pattern_marker("toy", "ab"), VOCABULARY)
 
 
 class Runner:
@@ -44,21 +47,21 @@ class Runner:
         config = SimpleNamespace(
             speculative_config=None,
             additional_config={"duet_markers": {"toy": "ab"}},
-            model_config=None,
+            model_config=SimpleNamespace(model=LOADED),
         )
-        toy = compile_automaton(pattern_marker("toy", "ab"), VOCABULARY)
-        monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.compile", lambda self, name: toy)
+        monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.compile", lambda self, name: TOY)
         self.processor = processor_class(config, state)
         self.generated: dict[int, list[int]] = {}
 
-    def admit(self, slot: int, gated: bool, keep: bool, generated: list[int]) -> None:
+    def admit(self, slot: int, gated: bool, keep: bool, generated: list[int], marker: str = "toy", **expected) -> None:
+        """expected: fingerprint and weights that the request asks for."""
         from vllm import SamplingParams
 
-        extra = gate_parameters(SPEC, "toy", keep, SENTINEL, [EOS]) if gated else None
+        extra = gate_parameters(SPEC, marker, keep, SENTINEL, [EOS], **expected) if gated else None
+        self.prompt_len[slot] = len(PROMPT)  # the runner has stored the request before it tells the processor
         params = SamplingParams(extra_args=extra, stop_token_ids=[SENTINEL])
         assert self.processor.add_request(slot, params) == gated
         self.history[slot] = -7  # what an earlier occupant left must not be read
-        self.prompt_len[slot] = len(PROMPT)
         self.generated[slot] = []
         for token in [*PROMPT, *generated]:
             self.append(slot, token)
@@ -109,8 +112,8 @@ def test_forced_stops_are_those_of_algorithm_1_under_preemption_reuse_and_reorde
         if random.random() < 0.2:  # the first part of a chunked prefill: its sample is discarded
             runner.apply(slots, [int(random.integers(1, len(runner.generated[slot]) + 1)) for slot in slots])
         for slot, row in zip(slots, runner.apply(slots), strict=True):
-            stop = bool(row[SENTINEL] == 0.0)
-            assert (row[:SENTINEL] == (-torch.inf if stop else 0.0)).all()
+            stop = bool(row[SENTINEL] == FORCED)
+            assert (row[:SENTINEL] == 0.0).all() and row[SENTINEL] in (FORCED, -torch.inf)
             natural, keep, ids = running[slot]
             if not stop:
                 ids.append(natural[len(ids)])
@@ -133,13 +136,32 @@ def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):
     runner.admit(0, False, False, [C] * 20)
     runner.admit(1, True, False, [C] * 13)
     untouched, forced = runner.apply([0, 1])
-    assert (untouched == 0.0).all() and forced.tolist() == [-torch.inf] * 4 + [0.0]  # at K2 + G
+    assert (untouched == 0.0).all() and forced.tolist() == [0.0] * 4 + [FORCED]  # at K2 + G
     runner.admit(1, False, False, [C] * 13)  # the slot is used again
     assert (runner.apply([1, 0]) == 0.0).all()
 
 
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"fingerprint": TOY.fingerprint, "weights": LOADED}, False),
+        ({"fingerprint": TOY.fingerprint[:-1] + "x"}, True),
+        ({"weights": "/weights/6"}, True),
+        ({"marker": "unheard of"}, True),
+    ],
+)
+def test_request_for_another_engine_is_stopped_before_its_first_token(monkeypatch, asked, refused):
+    from duet_trl.generate.engines.vllm import DUETLogitsProcessor
+
+    runner = Runner(DUETLogitsProcessor, monkeypatch)
+    runner.admit(2, True, False, [], **asked)
+    assert runner.apply([2])[0, SENTINEL] == (FORCED if refused else -torch.inf)
+    runner.admit(2, True, False, [C])  # the slot is used again
+    assert runner.apply([2])[0, SENTINEL] == -torch.inf
+
+
 @pytest.mark.slow
-def test_real_v2_runner_runs_the_gate_that_replay_expects(tiny_path):
+def test_real_v2_runner_stops_rollouts_where_algorithm_1_does(tiny_path):
     result = subprocess.run(
         [sys.executable, "-m", "tests.generate.engines.v2_runner", str(tiny_path)],
         cwd=Path(__file__).parents[3],
@@ -147,8 +169,9 @@ def test_real_v2_runner_runs_the_gate_that_replay_expects(tiny_path):
         text=True,
         timeout=500,
     )
-    assert result.returncode == 0, result.stderr[-2000:]  # a replay that disagrees ends the process
+    assert result.returncode == 0, result.stderr[-2000:]  # a rollout that differs ends the process
     report = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("REPORT"))[7:])
-    assert report["runner"].startswith("vllm.v1.worker.cpu.") and report["preemptions"] > 0
-    assert min(report["outcomes"]) > 0 and report["trimmed"] > 0
-    assert report["forced_logprobs"] == [0.0]
+    assert report["runner"].startswith("vllm.v1.worker.cpu.") and report["kernel"] and report["preemptions"] > 0
+    assert min(report["outcomes"]) > 0 and report["at_the_end"] > 0 and report["early"] > 0
+    assert report["forced_logprobs"] == [0.0] and report["ungated_forced"] == 0 and report["left_out"] <= 2
+    assert report["never_firing"]["equal"] and report["never_firing"]["tokens"] > 80

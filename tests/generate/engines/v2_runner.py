@@ -12,10 +12,16 @@ import os
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-NUM_ROWS, LONGEST = 30, 40
+if TYPE_CHECKING:
+    from vllm import LLM
+
+    from tests.generate.engines.tiny_gate import TinyGate
+
+NUM_ROWS, LONGEST = 36, 36
 
 
 def pretend_triton() -> None:
@@ -29,13 +35,10 @@ def pretend_triton() -> None:
 def main(path: Path) -> None:
     pretend_triton()
     import torch
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
-    from duet_trl.generate.automaton import compile_automaton
-    from duet_trl.generate.engines.colocated import gated_requests, llm_factory
-    from duet_trl.generate.gate import GateSpec, replay, split_sentinel
-    from duet_trl.generate.markers import get_marker
-    from tests.generate.engines.tiny_gate import TinyGate, random_prompts
+    from duet_trl.generate.engines.colocated import llm_factory
+    from tests.generate.engines.tiny_gate import TinyGate
 
     llm = llm_factory(LLM, dtype="float32", enforce_eager=True)(
         model=str(path),
@@ -49,26 +52,82 @@ def main(path: Path) -> None:
         disable_log_stats=False,
         seed=0,
     )
-    gate, marker = TinyGate(path), "regex:[42]{2}"
-    spec = GateSpec(6, 14, 4, poll_interval=2)
-    keep = np.arange(NUM_ROWS) % 3 == 0
-    prompts = [{"prompt_token_ids": ids} for ids in random_prompts(NUM_ROWS, seed=1, longest=30)]
     torch.manual_seed(0)
-    with gated_requests(llm, [gate.parameters(spec, coin, marker) for coin in keep], gate.eos_ids):
-        params = SamplingParams(temperature=1.0, max_tokens=LONGEST, logprobs=0)
-        outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
-    ids, stopped = split_sentinel([output.token_ids for output in outputs], gate.sentinel)
-    replayed = replay(spec, compile_automaton(get_marker(marker), gate.vocabulary), ids, stopped, keep)
+    gate = TinyGate(path)
     report = {
         "runner": type(llm.llm_engine.model_executor.driver_worker.model_runner).__module__,
+        **check_gates(llm, gate),
         "preemptions": next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions"),
-        "outcomes": np.bincount(replayed.outcome, minlength=4).tolist(),
-        "trimmed": int(replayed.trimmed.sum()),
-        "forced_logprobs": sorted(
-            {o.logprobs[-1][gate.sentinel].logprob for o, stop in zip(outputs, stopped, strict=True) if stop}
-        ),
+        "kernel": "duet_trl.generate.engines.gate_kernel" in sys.modules,
+        **check_never_firing(llm, gate),
     }
     print("REPORT", json.dumps(report))
+
+
+def check_gates(llm: "LLM", gate: "TinyGate") -> dict[str, Any]:
+    """Two gates with a marker each, the second of which trims by entropy, and rollouts without one, in one batch."""
+    from vllm import SamplingParams
+
+    from duet_trl.generate.automaton import compile_automaton
+    from duet_trl.generate.engines.colocated import gated_requests
+    from duet_trl.generate.gate import GateSpec, Outcome, split_sentinel
+    from duet_trl.generate.markers import get_marker
+    from tests.generate.engines.tiny_gate import random_prompts
+    from tests.generate.oracle import algorithm_1
+
+    gates = [
+        (GateSpec(6, 14, 4, poll_interval=2), "regex:[42]{2}"),
+        (GateSpec(4, 20, 12, poll_interval=2, entropy_threshold=3.36), "regex:[0-9]"),  # near the policy's median
+        None,
+    ]
+    asked = [gates[row % 3] for row in range(NUM_ROWS)]
+    keep = [row % 4 == 0 for row in range(NUM_ROWS)]
+    prompts = random_prompts(NUM_ROWS, seed=1, longest=30)
+    rows = [None if g is None else gate.parameters(g[0], coin, g[1]) for g, coin in zip(asked, keep, strict=True)]
+    params = SamplingParams(temperature=1.0, max_tokens=LONGEST, logprobs=0)
+    with gated_requests(llm, rows, gate.eos_ids):
+        outputs = [
+            o.outputs[0] for o in llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        ]
+    report = {"outcomes": [0] * len(Outcome), "at_the_end": 0, "early": 0, "left_out": 0, "ungated_forced": 0}
+    logprobs = set()
+    for g, coin, prompt, output in zip(asked, keep, prompts, outputs, strict=True):
+        if g is None:
+            report["ungated_forced"] += output.logprobs[-1][output.token_ids[-1]].logprob == 0.0
+            continue
+        spec, automaton = g[0], compile_automaton(get_marker(g[1]), gate.vocabulary)
+        (ids,), (stopped,) = split_sentinel([output.token_ids], gate.sentinel)
+        entropy = gate.entropies(prompt, ids)
+        if np.abs(entropy - spec.entropy_threshold).min() < 1e-4:  # rounding decides
+            report["left_out"] += 1
+            continue
+        expected = algorithm_1(spec, ids + [0] * int(stopped), coin, entropy, automaton.completions([ids])[1].tolist())
+        assert (ids, stopped) == (expected.ids, expected.stopped), (g, coin, ids, stopped, expected)
+        report["outcomes"][expected.outcome] += 1
+        if stopped:
+            logprobs.add(output.logprobs[-1][gate.sentinel].logprob)
+            late = len(ids) == expected.marker_at + spec.grace_window
+            report["at_the_end" if late else "early"] += expected.outcome == Outcome.ANSWERED
+    return {**report, "forced_logprobs": sorted(logprobs)}
+
+
+def check_never_firing(llm: "LLM", gate: "TinyGate") -> dict[str, Any]:
+    """The tokens of seeded requests with a gate whose thresholds lie beyond their length, and with no gate."""
+    from vllm import SamplingParams
+
+    from duet_trl.generate.engines.colocated import gated_requests
+    from duet_trl.generate.gate import GateSpec
+    from tests.generate.engines.tiny_gate import random_prompts
+
+    prompts = [{"prompt_token_ids": ids} for ids in random_prompts(10, seed=2, longest=6)]
+    params = SamplingParams(temperature=1.0, max_tokens=16, seed=7, logit_bias={gate.sentinel: -100.0})
+    spec = GateSpec(100, 110, 10, entropy_threshold=1.0)
+    tokens = []
+    for row in (gate.parameters(spec, False), None):
+        with gated_requests(llm, [row] * len(prompts), gate.eos_ids):
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        tokens.append([list(output.outputs[0].token_ids) for output in outputs])
+    return {"never_firing": {"equal": tokens[0] == tokens[1], "tokens": sum(map(len, tokens[0]))}}
 
 
 if __name__ == "__main__":

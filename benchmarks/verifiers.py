@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier on real and hostile outputs, its speed.
+
+* Agreement with the labels of real model outputs that have a box. The target is for those whose last box holds an
+  answer. Outputs that close with an empty `\boxed{}`, the echo of a prompt, are counted apart: their labels are about
+  the empty box, the verifier reads the answer before it.
+* Agreement on (extracted answer, gold, label): the boxes, and the last line of the outputs that have none.
+* Agreement with the answer pairs of public test suites, by convention. No target: they contradict each other.
+* Hostile answers, each beside a right one: graded wrong within the limit, without harm to its neighbour, and no
+  process is left behind.
+* Time for 1,024 answers on two worker processes that are already up: as in a training step (128 golds of MATH, 8
+  answers each, half of them right, the others golds of other problems), and 1,024 pairs that are all different. The
+  best of three rounds counts, because other processes on the machine only ever slow one down; processor seconds of
+  the workers are given beside it.
+
+The data are those of the tests, in ../shared/data; the benchmark ends with code 2 where they are not.
+"""
+
+import faulthandler
+import json
+import os
+import random
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import argument_parser, write_result
+
+from duet_trl.generate.markers import extract_boxed
+from duet_trl.report.environment import hardware, versions
+from duet_trl.report.tables import text_table
+from duet_trl.rewards import MathVerifier
+from duet_trl.rewards.math_worker import WALL_SECONDS_PER_CPU_SECOND
+
+FILES = ("model_outputs_math.jsonl", "answer_pairs_labelled.jsonl", "math_train_clean.jsonl")
+MINIMUM_OUTPUT_AGREEMENT = 0.995
+MINIMUM_PAIR_AGREEMENT = 0.98
+MAXIMUM_SECONDS = 3.0
+NUM_ANSWERS = 1_024
+WORKERS = 2
+ROUNDS = 3
+HOSTILE_TIMEOUT = 1.0
+"""Processor seconds per answer in the hostile part, less than the default to keep it short."""
+WALL_LIMIT = WALL_SECONDS_PER_CPU_SECOND * HOSTILE_TIMEOUT
+LONGEST_RUN = 1_200
+"""Seconds after which the benchmark is given up as hanging."""
+FINAL_LINE = re.compile(r"(?:^|\n)(?:A: |[^\n]*#### ?|[^\n]*[Tt]he answer is:? )([^\n]+)")
+"""The last lines of the GSM8K outputs: "A: 72", "#### 72", "The answer is: 72"."""
+
+ALL_BOXED, BOXED = "boxed outputs", "  last box holds an answer"
+PAIRS = "(answer, gold, label) pairs"
+
+HOSTILE = {
+    "tower of powers": r"9^{9^{9^{9}}}",
+    "factorial": "(10^7)!",
+    "factorial of a factorial": "((10^5)!)!",
+    "long sum": r"\sum_{k=1}^{10^{9}} \frac{1}{k^2+k}",
+    "long product": r"\prod_{k=1}^{10^8} k",
+    "200 nested parentheses": "(" * 200 + "1" + ")" * 200,
+    "200 nested braces": "{" * 200 + "1" + "}" * 200,
+    "300 nested roots": r"\sqrt{" * 300 + "2" + "}" * 300,
+    "binomial": r"\binom{10^{9}}{5\cdot10^{8}}",
+    "expansion": "(x+y+z+w)^{500}",
+    "hard integral": r"\int_0^{1} e^{-x^{x^{x}}} dx",
+    "100 intervals": r" \cup ".join(f"({n},{n + 1})" for n in range(100)),
+    "999 bars": "|" * 999,
+    "exponent of a float": "1e999999999",
+    "1 MB of digits": "9" * (1 << 20),
+    "1 MB of terms": "x+" * (1 << 19) + "1",
+    "1 MB of braces": "{}" * (1 << 19),
+    "lone surrogates": "8\ud800\udfff",
+    "invalid UTF-8": b"8\xff\xfe".decode("utf-8", "surrogateescape"),
+    "null byte": "8\x00",
+    "right-to-left override": "\u202e8",
+    "unbalanced inside": r"\frac{1}{ \left( ",
+    "code": "__import__('os').abort()",
+    "empty": "",
+    "blank": " \n ",
+}
+"""Contents of a box. The gold is 7, so that none of them is right."""
+HOSTILE_TEXTS = {
+    "box that never closes": r"\boxed{8",
+    "100,000 boxes that never close": r"\boxed{" * 100_000,
+    "1 MB of closing braces": r"\boxed{8" + "}" * (1 << 20),
+    "no box": "the answer is 7",
+    "no text": "",
+}
+
+
+def read(folder: Path, name: str) -> list[dict[str, Any]]:
+    with (folder / name).open(encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def last_box_holds_an_answer(text: str) -> bool:
+    return extract_boxed(text[max(text.rfind(r"\boxed{"), 0) :]) is not None
+
+
+def agreement(verdicts: list[float | None], rows: list[dict[str, Any]], answers: list[str]) -> dict[str, Any]:
+    """Share of verdicts that equal the label, and the rows where they do not."""
+    against = [
+        {"id": row["id"], "answer": answer, "gold": row["gold"], "label": row["label"], "verdict": verdict}
+        for row, answer, verdict in zip(rows, answers, verdicts, strict=True)
+        if verdict != float(row["label"])
+    ]
+    return {"rows": len(rows), "agreement": 1 - len(against) / len(rows), "disagreements": against}
+
+
+def measure_outputs(outputs: list[dict[str, Any]], verifier: MathVerifier) -> dict[str, dict[str, Any]]:
+    """Agreement on whole outputs and on the answers taken out of them."""
+    labelled = [row for row in outputs if row["label"] is not None]
+    boxed = [row for row in labelled if extract_boxed(row["text"]) is not None]
+    plain = [row for row in boxed if last_box_holds_an_answer(row["text"])]
+    echo = [row for row in boxed if not last_box_holds_an_answer(row["text"])]
+    parts = {
+        name: agreement(
+            verifier([row["text"] for row in rows], [row["gold"] for row in rows]),
+            rows,
+            [extract_boxed(row["text"], "last") or "" for row in rows],
+        )
+        for name, rows in ((ALL_BOXED, boxed), (BOXED, plain), ("  last box is empty", echo))
+        if rows
+    }
+    lines = [(row, FINAL_LINE.findall(row["text"])) for row in labelled if row not in boxed]
+    pairs = [(row, extract_boxed(row["text"], "last") or "") for row in plain]
+    pairs += [(row, found[-1].strip()) for row, found in lines if found]
+    rows, answers = [row for row, _ in pairs], [answer for _, answer in pairs]
+    verdicts = verifier.grade(answers, [row["gold"] for row in rows])
+    return parts | {PAIRS: agreement(verdicts, rows, answers)}
+
+
+def bare(text: str) -> str | None:
+    """The answer of a test suite's string: its box, or all of it without dollar signs; None for prose."""
+    if r"\boxed{" in text:
+        return extract_boxed(text, "last") if text.count(r"\boxed{") == 1 else None
+    text = re.sub(r"^\$+([^$]*)\$+$", r"\1", text.strip())
+    return None if re.search(r"(?<![\\a-zA-Z{])[A-Za-z]{3,}|[^\x20-\x7e]|\$", text) else text
+
+
+def measure_suites(pairs: list[dict[str, Any]], verifier: MathVerifier) -> dict[str, dict[str, Any]]:
+    """Agreement with the pairs of public test suites, by the convention of each."""
+    result: dict[str, dict[str, Any]] = {}
+    for convention in dict.fromkeys(row["convention"] for row in pairs):
+        own = [row | {"label": row["expected"]} for row in pairs if row["convention"] == convention]
+        used = [row for row in own if bare(row["pred"]) and bare(row["gold"])]
+        answers = [bare(row["pred"]) or "" for row in used]
+        if used:
+            verdicts = verifier.grade(answers, [bare(row["gold"]) for row in used])
+            result[convention] = {"all": len(own)} | agreement(verdicts, used, answers)
+    return result
+
+
+def measure_hostile() -> dict[str, Any]:
+    """Grade every hostile answer together with a right one; the slowest call and what came out wrong."""
+    verifier = MathVerifier(timeout=HOSTILE_TIMEOUT, workers=WORKERS)
+    verifier.grade(["1"], ["1"])
+    texts = {name: rf"\boxed{{{answer}}}" for name, answer in HOSTILE.items()} | HOSTILE_TEXTS
+    seconds, failed = {}, []
+    for number, (name, text) in enumerate(texts.items()):
+        begin = time.monotonic()
+        # another right answer each time: a remembered verdict would prove nothing
+        verdicts = verifier([text, rf"\boxed{{{1000 + number}}}"], ["7", f"{1000 + number}.0"])
+        seconds[name] = time.monotonic() - begin
+        if verdicts != [0.0, 1.0] or seconds[name] > WALL_LIMIT + 1:
+            failed.append(name)
+    begin = time.monotonic()
+    verifier.grade([f"{HOSTILE['tower of powers']}+{n}" for n in range(8)], ["7"] * 8)
+    seconds["8 towers in one batch"] = time.monotonic() - begin
+    verifier.close()
+    left = len(processes_below())
+    return {"answers": len(texts), "failed": failed, "seconds": seconds, "limit": WALL_LIMIT, "processes_left": left}
+
+
+def step_pairs(golds: list[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Answers and golds of one training step: 128 prompts, 8 answers each, half of them right."""
+    return [
+        (gold if rollout % 2 else rng.choice(golds), gold)
+        for gold in rng.sample(golds, NUM_ANSWERS // 8)
+        for rollout in range(8)
+    ]
+
+
+def different_pairs(golds: list[str], rng: random.Random) -> list[tuple[str, str]]:
+    """Pairs of which no two are equal: each gold with itself and with the next one."""
+    some = rng.sample(sorted(set(golds)), NUM_ANSWERS // 2 + 1)
+    return [pair for gold, other in zip(some, some[1:], strict=False) for pair in ((gold, gold), (other, gold))]
+
+
+def processes_below() -> dict[int, float]:
+    """Processor seconds so far of each process below this one; empty where there is no /proc."""
+    parents, ticks = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(") ")[2].split()  # from the state on, behind pid and name
+        except OSError:  # it has ended meanwhile
+            continue
+        pid = int(path.parent.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+
+    def below(pid: int) -> bool:
+        return pid in parents and (parents[pid] == os.getpid() or below(parents[pid]))
+
+    return {pid: ticks[pid] / os.sysconf("SC_CLK_TCK") for pid in ticks if below(pid)}
+
+
+def measure_speed(pairs: list[tuple[str, str]]) -> dict[str, Any]:
+    """Seconds for the pairs on a verifier that is up and has not seen them."""
+    rounds = []
+    for _ in range(ROUNDS):
+        verifier = MathVerifier(workers=WORKERS)
+        verifier.grade([str(n) for n in range(64)], ["1/2"] * 64)  # starts every worker
+        begin, used = time.monotonic(), sum(processes_below().values())
+        verifier.grade([answer for answer, _ in pairs], [gold for _, gold in pairs])
+        wall = time.monotonic() - begin
+        rounds.append({"wall": wall, "processor": sum(processes_below().values()) - used})
+        verifier.close()
+    return {
+        "answers": len(pairs),
+        "different": len(set(pairs)),
+        "seconds": min(r["wall"] for r in rounds),
+        "rounds": rounds,
+    }
+
+
+def report_agreement(parts: dict[str, dict[str, Any]], suites: dict[str, dict[str, Any]]) -> None:
+    table = [[name, p["rows"], f"{p['agreement']:.2%}"] for name, p in parts.items()]
+    table += [
+        [f"test suite: {name} ({s['rows']} of {s['all']})", s["rows"], f"{s['agreement']:.2%}"]
+        for name, s in suites.items()
+    ]
+    print(text_table(["math verifier against labels", "rows", "agreement"], table))
+    for name, part in parts.items():
+        for row in part["disagreements"] if name != ALL_BOXED else []:
+            print(
+                f"  {name.strip()}: {row['id']}: answer {row['answer'][:60]!r}, gold {row['gold'][:40]!r}, label "
+                f"{row['label']}, verdict {row['verdict']}"
+            )
+
+
+def report_hostile(hostile: dict[str, Any]) -> None:
+    slowest = sorted(hostile["seconds"].items(), key=lambda item: -item[1])[:5]
+    print(text_table(["hostile answer, slowest", "seconds"], [[name, f"{s:.2f}"] for name, s in slowest]))
+    contained = hostile["answers"] - len(hostile["failed"])
+    print(
+        f"hostile answers graded wrong within {hostile['limit']:.0f} s, neighbours unharmed: {contained} of "
+        f"{hostile['answers']}{': failed ' + ', '.join(hostile['failed']) if hostile['failed'] else ''}"
+    )
+
+
+def report_speed(speed: dict[str, dict[str, Any]]) -> None:
+    rows = []
+    for name, s in speed.items():
+        used = min(r["processor"] for r in s["rounds"])
+        rows.append(
+            [name, s["different"], f"{s['seconds']:.2f}", f"{used:.2f}", f"{s['answers'] / s['seconds']:,.0f}"]
+        )
+    columns = [f"{NUM_ANSWERS:,} answers, {WORKERS} workers", "different", "seconds", "processor s", "answers/s"]
+    print(text_table(columns, rows))
+
+
+def main() -> int:
+    parser = argument_parser(__doc__.splitlines()[0])
+    default = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=default, help="folder with the labelled outputs and MATH")
+    arguments = parser.parse_args()
+    missing = [name for name in FILES if not (arguments.data / name).is_file()]
+    if missing:
+        print(
+            f"{arguments.data} has no {', '.join(missing)}. Give the folder that has them with --data.",
+            file=sys.stderr,
+        )
+        return 2
+    faulthandler.dump_traceback_later(LONGEST_RUN, exit=True)
+
+    verifier = MathVerifier(workers=WORKERS)
+    parts = measure_outputs(read(arguments.data, FILES[0]), verifier)
+    suites = measure_suites(read(arguments.data, FILES[1]), verifier)
+    verifier.close()
+    report_agreement(parts, suites)
+    golds = [row["answer"] for row in read(arguments.data, FILES[2]) if row["answer"]]
+    rng = random.Random(arguments.seed)
+    speed = {
+        "a training step": measure_speed(step_pairs(golds, rng)),
+        "all pairs different": measure_speed(different_pairs(golds, rng)),
+    }
+    report_speed(speed)
+    hostile = measure_hostile()
+    report_hostile(hostile)
+
+    outputs, pairs = parts[BOXED]["agreement"], parts[PAIRS]["agreement"]
+    seconds = speed["a training step"]["seconds"]
+    targets = {
+        "boxed outputs": outputs >= MINIMUM_OUTPUT_AGREEMENT,
+        "pairs": pairs >= MINIMUM_PAIR_AGREEMENT,
+        "seconds": seconds <= MAXIMUM_SECONDS,
+        "hostile": not hostile["failed"] and hostile["processes_left"] == 0,
+    }
+    print(
+        f"boxed outputs {outputs:.2%} (target {MINIMUM_OUTPUT_AGREEMENT:.1%}), pairs {pairs:.2%} (target "
+        f"{MINIMUM_PAIR_AGREEMENT:.0%}), {NUM_ANSWERS:,} answers in {seconds:.2f} s (target {MAXIMUM_SECONDS:.0f} s)"
+    )
+    payload = {
+        "targets": targets,
+        "passed": all(targets.values()),
+        "outputs": parts,
+        "suites": suites,
+        "speed": speed,
+        "hostile": hostile,
+        "load_average": os.getloadavg(),
+        "seed": arguments.seed,
+        "hardware": hardware(),
+        "versions": versions("math-verify", "latex2sympy2_extended", "sympy"),
+    }
+    print(f"written to {write_result('verifiers', payload)}")
+    return int(arguments.check and not payload["passed"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

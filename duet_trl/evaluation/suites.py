@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's five benchmarks: where they come from, their prompts, their gold answers, who grades them.
+
+A suite is loaded from its place on the Hub or from a local file with the same columns. Number of problems and a
+checksum over prompts and golds are compared with what is recorded here: another file of the same name is a different
+benchmark, and a loud warning says so.
+"""
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from datasets import Dataset
+
+from .loaders import check_columns, content_checksum, first_column, read_rows
+from .prompts import OPTION_LETTERS, boxed_prompt, function_prompt, multiple_choice_question, user_message
+
+logger = logging.getLogger(__name__)
+
+Row = dict[str, Any]
+
+OPTION_SEED = 42
+"""Seed of the order in which GPQA's options are shown."""
+GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One benchmark.
+
+    Attributes:
+        name (str): Its key in `SUITES`.
+        title (str): Its name in tables.
+        hub_id (str): Data set on the Hub.
+        split (str): Split there.
+        columns (tuple[tuple[str, ...], ...]): Columns it needs, each with its alternative names.
+        problem (Callable[[dict], dict]): Makes a problem of a row: user message and what the grader needs.
+        num_problems (int): Problems that the benchmark has.
+        config (str | None): Configuration on the Hub.
+        checksum (str | None): `suite_checksum` of the published files; None where it may not be derived from them.
+        grader (str): "math", "code" or "choice": the reward function that its columns are made for.
+        marker (str): Marker under which its answers are found.
+    """
+
+    name: str
+    title: str
+    hub_id: str
+    split: str
+    columns: tuple[tuple[str, ...], ...]
+    problem: Callable[[Row], Row] = field(repr=False)
+    num_problems: int
+    config: str | None = None
+    checksum: str | None = None
+    grader: Literal["math", "code", "choice"] = "math"
+    marker: str = "math"
+
+
+def load_suite(name: str, source: str | None = None) -> Dataset:
+    """The problems of a benchmark, ready for generation and for its reward function.
+
+    Args:
+        name (str): A key of `SUITES`.
+        source (str | None): A local .jsonl, .json, .parquet or .csv file, a folder, or another name on the Hub; None:
+            the suite's own place on the Hub.
+
+    Returns:
+        Dataset: Columns `id` (str) and `prompt` (one user message), and what the grader takes: `answer` (math), also
+        `options` (choice), or `test`, `entry_point` and `code_prompt` (code).
+
+    Raises:
+        ValueError: If the name is unknown, or the source is missing, empty or without a needed column.
+        PermissionError: If the data set is gated and this machine has no access.
+        ConnectionError: If the Hub cannot be reached.
+    """
+    if name not in SUITES:
+        raise ValueError(f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}.")
+    suite = SUITES[name]
+    place = source or suite.hub_id
+    rows = read_rows(place, config=suite.config if place == suite.hub_id else None, split=suite.split)
+    check_columns(rows, place, *suite.columns)
+    problems = [{"id": "", "prompt": ""} | suite.problem(row) for row in rows]
+    for number, problem in enumerate(problems):
+        problem["id"] = str(problem["id"] or number)
+        problem["prompt"] = user_message(problem["prompt"])
+    dataset = Dataset.from_list(problems)
+    _compare(suite, dataset, place)
+    return dataset
+
+
+def suite_checksum(suite: Suite, problems: Dataset) -> str:
+    """`content_checksum` over the user messages and golds of a loaded suite.
+
+    Args:
+        suite (Suite): The suite.
+        problems (Dataset): What `load_suite` returned.
+
+    Returns:
+        str: 64 hexadecimal digits.
+    """
+    golds = zip(problems["test"], problems["entry_point"], strict=True) if suite.grader == "code" else None
+    answers = ["\n".join(gold) for gold in golds] if golds else problems["answer"]
+    contents = [prompt[0]["content"] for prompt in problems["prompt"]]
+    return content_checksum(zip(contents, answers, strict=True))
+
+
+def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) -> list[str]:
+    """The options in an order that depends on nothing but the seed and the question's key.
+
+    Args:
+        key (str): Identifies the question, so that a subset or another order of rows shows the same order of options.
+        options (Sequence[str]): Options, the right one anywhere.
+        seed (int): Another seed gives other orders.
+
+    Returns:
+        list[str]: All options.
+    """
+
+    def rank(index: int) -> bytes:
+        return hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest()
+
+    return [options[index] for index in sorted(range(len(options)), key=rank)]
+
+
+def _compare(suite: Suite, problems: Dataset, place: str) -> None:
+    if len(problems) != suite.num_problems:
+        logger.warning(
+            "%s from %s has %d problems, the benchmark has %d: its figures are not comparable.",
+            suite.title,
+            place,
+            len(problems),
+            suite.num_problems,
+        )
+    checksum = suite_checksum(suite, problems)
+    if suite.checksum is not None and checksum != suite.checksum:
+        logger.warning(
+            "%s from %s has another content than the published benchmark (SHA-256 over prompts and golds %s, "
+            "expected %s): its figures may not be comparable.",
+            suite.title,
+            place,
+            checksum,
+            suite.checksum,
+        )
+    logger.info("%s: %d problems from %s", suite.title, len(problems), place)
+
+
+def _math_problem(row: Row) -> Row:
+    return {
+        "id": first_column(row, ("unique_id", "id", "task_id", "ID")),
+        "prompt": boxed_prompt(first_column(row, ("problem", "question", "Problem"))),
+        "answer": str(first_column(row, ("answer", "Answer"))).strip(),
+    }
+
+
+def _aime_problem(row: Row) -> Row:
+    """Answers are integers from 0 to 999, which some copies pad with zeros."""
+    problem = _math_problem(row)
+    return problem | {"answer": problem["answer"].lstrip("0") or "0"}
+
+
+def _gsm8k_problem(row: Row) -> Row:
+    """The gold stands behind the last #### of the solution."""
+    answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
+    return {"id": row.get("id"), "prompt": boxed_prompt(row["question"]), "answer": answer}
+
+
+def _humaneval_problem(row: Row) -> Row:
+    return {
+        "id": row.get("task_id"),
+        "prompt": function_prompt(row["prompt"], row["entry_point"]),
+        "test": row["test"],
+        "entry_point": row["entry_point"],
+        "code_prompt": row["prompt"],
+    }
+
+
+def _gpqa_problem(row: Row) -> Row:
+    question, correct = row["Question"].strip(), row["Correct Answer"].strip()
+    key = str(row.get("Record ID") or question)
+    options = shuffled_options(key, [str(row[column]).strip() for column in GPQA_OPTIONS])
+    return {
+        "id": row.get("Record ID"),
+        "prompt": boxed_prompt(multiple_choice_question(question, options)),
+        "answer": OPTION_LETTERS[options.index(correct)],
+        "options": options,
+    }
+
+
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            name="math500",
+            title="MATH-500",
+            hub_id="HuggingFaceH4/MATH-500",
+            split="test",
+            columns=(("problem", "question"), ("answer",)),
+            problem=_math_problem,
+            num_problems=500,
+            checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
+        ),
+        Suite(
+            name="gsm8k",
+            title="GSM8K",
+            hub_id="openai/gsm8k",
+            config="main",
+            split="test",
+            columns=(("question",), ("answer",)),
+            problem=_gsm8k_problem,
+            num_problems=1319,
+            checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
+        ),
+        Suite(
+            name="aime2024",
+            title="AIME-2024",
+            hub_id="HuggingFaceH4/aime_2024",
+            split="train",
+            columns=(("problem", "question", "Problem"), ("answer", "Answer")),
+            problem=_aime_problem,
+            num_problems=30,
+            checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
+        ),
+        Suite(
+            name="humaneval",
+            title="HumanEval",
+            hub_id="openai/openai_humaneval",
+            split="test",
+            columns=(("prompt",), ("entry_point",), ("test",)),
+            problem=_humaneval_problem,
+            num_problems=164,
+            checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
+            grader="code",
+            marker="code",
+        ),
+        Suite(
+            name="gpqa_diamond",
+            title="GPQA-Diamond",
+            hub_id="Idavidrein/gpqa",
+            config="gpqa_diamond",
+            split="train",
+            columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
+            problem=_gpqa_problem,
+            num_problems=198,
+            grader="choice",
+        ),
+    )
+}
+"""The suites by name."""

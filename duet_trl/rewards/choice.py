@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Choice reward: a multiple-choice letter or a short answer against its gold.
+
+The answer is read from the completion by the extractor of the marker that the gate watches, a box by default for
+multiple choice, answer tags for short answers. Letters are accepted as models write them ("(B)", "B.", "\text{B}",
+"B) because ..."), the text of an option instead of its letter where the row has its options. Short answers are
+compared as in SQuAD's exact match, except that a number keeps its sign and its decimal point.
+"""
+
+import logging
+import re
+import string
+import unicodedata
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any
+
+from ..generate.markers import Which, extract_answer, get_marker
+from .completions import Completion, completion_text
+
+logger = logging.getLogger(__name__)
+
+MAX_ANSWER_LENGTH = 2_000
+"""Longer answers, in characters, are wrong unread."""
+
+
+def choice_reward(
+    completions: list[Completion], answer: list[Any], options: list[Any] | None = None, **kwargs: Any
+) -> list[float | None]:
+    r"""TRL reward function: 1 if the answer in tags (or behind "Therefore the answer is") is right, else 0.
+
+    `ChoiceVerifier(marker="math")` is the same for answers in `\boxed{}`.
+
+    Args:
+        completions (list[str] | list[list[dict]]): Plain or conversational completions.
+        answer (list[str | list[str]]): Gold letter or short answer of each, or several acceptable ones (the data-set
+            column `answer`).
+        options (list[list[str] | None] | None): Options of each multiple-choice question in the order of their letters
+            (the column `options`).
+        **kwargs: Other columns and helpers that TRL passes; not used.
+
+    Returns:
+        list[float | None]: 1.0 or 0.0; None where there is no gold answer, which TRL leaves ungraded.
+    """
+    return _default_verifier()(completions, answer, options)
+
+
+@cache
+def _default_verifier() -> "ChoiceVerifier":
+    return ChoiceVerifier()
+
+
+class ChoiceVerifier:
+    """Grades letters and short answers; callable as a TRL reward function.
+
+    Args:
+        marker (str): Where the answer stands: "qa" for answer tags and "Therefore the answer is", "math" for a box, or
+            any other marker of the gate.
+        which (str): "last" answer of a completion, or the "first".
+
+    Raises:
+        ValueError: If the marker is unknown or `which` is neither "first" nor "last".
+    """
+
+    __name__ = "choice_reward"  # TRL names the reward's metrics after it
+
+    def __init__(self, *, marker: str = "qa", which: Which = "last") -> None:
+        if which not in ("first", "last"):
+            raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
+        get_marker(marker)
+        self._marker = marker
+        self._which: Which = which
+        self._warned = False
+
+    def __call__(
+        self, completions: list[Completion], answer: list[Any], options: list[Any] | None = None, **kwargs: Any
+    ) -> list[float | None]:
+        """Rewards of completions; arguments and result as in :func:`choice_reward`."""
+        texts = [completion_text(completion) for completion in completions]
+        return self.grade([extract_answer(self._marker, text, self._which) for text in texts], answer, options)
+
+    def grade(
+        self, answers: Sequence[str | None], golds: Sequence[Any], options: Sequence[Any] | None = None
+    ) -> list[float | None]:
+        """Verdicts on extracted answers.
+
+        Args:
+            answers (Sequence[str | None]): Extracted answers; None: there was none.
+            golds (Sequence[str | list[str] | None]): Gold answers.
+            options (Sequence[list[str] | None] | None): Options of multiple-choice questions.
+
+        Returns:
+            list[float | None]: 1.0, 0.0, or None where there is no gold answer.
+
+        Raises:
+            ValueError: If the sequences differ in length.
+        """
+        options = [None] * len(answers) if options is None else options
+        verdicts = [_verdict(*row) for row in zip(answers, golds, options, strict=True)]
+        if None in verdicts and not self._warned:
+            self._warned = True
+            logger.warning("Rows without a gold answer stay ungraded: %d of this batch.", verdicts.count(None))
+        return verdicts
+
+
+def normalize_answer(text: str) -> str:
+    """A short answer without what does not matter: case, articles, punctuation, blanks, LaTeX around words.
+
+    SQuAD's exact match drops all punctuation, which makes 3.5 equal to 35 and -2 equal to 2; here a decimal point
+    between digits and the sign of a number stay, and commas inside a number go.
+
+    Args:
+        text (str): An answer.
+
+    Returns:
+        str: Normalised text; of an answer that is nothing but articles and punctuation, the text as it stands.
+    """
+    plain = unicodedata.normalize("NFKC", _without_latex(text)).translate(_MINUS_SIGNS).casefold()
+    plain = _BARE_POINT.sub("0.", _DROPPED.sub("", plain))
+    words = _ARTICLES.sub(" ", _PUNCTUATION.sub(" ", plain)).split()
+    return " ".join(words) or plain.strip()
+
+
+def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = ()) -> str | None:
+    """The option letter that an answer names.
+
+    Args:
+        answer (str): An extracted answer.
+        num_options (int): Letters in use, A onwards, at most 26.
+        options (Sequence[str]): Their texts, if known: an answer may repeat one instead of its letter.
+
+    Returns:
+        str | None: An upper-case letter, or None if the answer names none or more than one.
+    """
+    letters = string.ascii_uppercase[:num_options]
+    plain = _without_latex(answer).strip()
+    if match := _BARE_LETTER.fullmatch(plain):
+        return match[1].upper() if match[1].upper() in letters else None
+    texts = [normalize_answer(option) for option in options]
+    wanted = normalize_answer(plain)
+    if texts.count(wanted) == 1:
+        return letters[texts.index(wanted)]
+    match = _LETTER_AND_TEXT.fullmatch(plain)
+    if match is None or (letter := match[1] or match[2]) not in letters:
+        return None
+    rest = normalize_answer(match[3])
+    if texts and texts[letters.index(letter)] == rest:
+        return letter
+    # "A metal" starts with an article, and "B) or C)" hedges
+    seconds = {found for pair in _SECOND_LETTER.findall(match[3]) for found in pair if found and found in letters}
+    return letter if match[1] and not seconds - {letter} else None
+
+
+def _verdict(answer: str | None, gold: Any, options: Sequence[str] | None) -> float | None:
+    several = isinstance(gold, Iterable) and not isinstance(gold, str)
+    golds = [str(one) for one in (gold if several else [gold]) if _is_given(one)]
+    if not golds:
+        return None
+    if answer is None or len(answer) > MAX_ANSWER_LENGTH:
+        return 0.0
+    texts = [str(option) for option in options][: len(string.ascii_uppercase)] if options is not None else []
+    return float(any(_agrees(answer, one, texts) for one in golds))
+
+
+def _agrees(answer: str, gold: str, options: list[str]) -> bool:
+    if options:
+        wanted = choice_letter(gold, len(options), options)
+        if wanted is not None:
+            return choice_letter(answer, len(options), options) == wanted
+    elif match := _BARE_LETTER.fullmatch(gold.strip()):
+        return choice_letter(answer) == match[1].upper()
+    return normalize_answer(answer) == normalize_answer(gold)
+
+
+def _is_given(gold: Any) -> bool:
+    # pandas and parquet hand a missing gold over as NaN, the one value that differs from itself
+    return gold is not None and gold == gold and bool(str(gold).strip())
+
+
+def _without_latex(text: str) -> str:
+    """The text without dollar signs, `\\( \\)`, and the commands that only set a font."""
+    previous = None
+    while previous != text:  # one level of nesting per round; each round shortens the text
+        previous, text = text, _FONT.sub(r"\1", text)
+    return _MATH_DELIMITERS.sub("", text).replace("\\ ", " ").replace("~", " ")
+
+
+_FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boxed|mbox)\s?\{([^{}]*)\}")
+_MATH_DELIMITERS = re.compile(r"\\[()\[\]]|\$|\*\*")
+_MINUS_SIGNS = str.maketrans("\u2212\u2013\u2014", "---")
+# Apostrophes, and commas between the thousands of a number.
+_DROPPED = re.compile(r"['\u2019]|(?<=\d),(?=\d{3}(?!\d))")
+_BARE_POINT = re.compile(r"(?<!\d)\.(?=\d)")
+# A decimal point and the sign of a number are not punctuation.
+_PUNCTUATION = re.compile(r"\.(?!\d)|-(?!\d)|(?<=\w)-|[^\w\s.\-]|_")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_BARE_LETTER = re.compile(r"(?:(?:option|choice|answer)\b:?\s*)?[(\[{]?\s*([A-Za-z])\s*[)\]}]?[.:]?", re.IGNORECASE)
+_LETTER_AND_TEXT = re.compile(
+    r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b:?\s*)?(?:[(\[]?([A-Z])[)\].:]|([A-Z])(?=\s))\s*(.+)", re.DOTALL
+)
+_SECOND_LETTER = re.compile(r"(?:\b(?:and|or)\b|[,/&(])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Z])\)")

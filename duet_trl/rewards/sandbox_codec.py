@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may pass between a program under test and its judge: frames of plain data, and nothing that can act.
+
+A value crosses as JSON. On the other side it is built anew from this module's own types, so that an object whose
+`__eq__` always agrees, or whose class runs code when it is loaded, cannot cross: a subclass arrives as the plain value
+it holds, anything else not at all.
+"""
+
+import json
+import os
+import struct
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from types import GeneratorType, TracebackType
+from typing import Any
+
+MAX_FRAME_BYTES = 4 << 20
+"""Longest frame that is accepted from a program under test."""
+MAX_CHECK_BYTES = 64 << 20
+"""Longest frame that is accepted from the trusted side."""
+MAX_ITEMS_OF_ITERATOR = 100_000
+"""Items taken from a generator or another iterator, which may be endless."""
+_JSON_INTEGERS = 1 << 53  # beyond it as hexadecimal digits: decimal ones take quadratic time and Python limits them
+_ITERATORS = (GeneratorType, map, filter, zip, reversed, enumerate, type(iter([])), type(iter(())), type(iter({})))
+
+
+class NotPlainData(Exception):
+    """A value that cannot cross, or bytes that are no frame of plain data."""
+
+
+class EndOfData(Exception):
+    """The other side has closed its end."""
+
+
+class Caught:
+    """Runs what is not ours to trust: whatever it raises, SystemExit included, ends the block and is kept in `error`.
+
+    Example:
+        >>> with Caught() as outcome:
+        ...     raise SystemExit(0)
+        >>> outcome.error
+        SystemExit(0)
+    """
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> "Caught":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
+        self.error = error
+        return True
+
+
+def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """One JSON message behind its length.
+
+    Raises:
+        NotPlainData: If it is longer than the limit.
+    """
+    data = json.dumps(message, separators=(",", ":")).encode()
+    if len(data) > limit:
+        raise NotPlainData(f"{len(data)} bytes, more than the limit of {limit}")
+    return struct.pack(">I", len(data)) + data
+
+
+def write_frame(descriptor: int, message: Any, limit: int = MAX_FRAME_BYTES) -> None:
+    """Write one JSON message behind its length.
+
+    Raises:
+        NotPlainData: If it is longer than the limit.
+        EndOfData: If nobody reads.
+    """
+    write(descriptor, frame(message, limit))
+
+
+def write(descriptor: int, data: bytes) -> None:
+    """Write all of the data.
+
+    Raises:
+        EndOfData: If nobody reads.
+    """
+    view = memoryview(data)
+    try:
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except (BrokenPipeError, ConnectionResetError) as error:
+        raise EndOfData("nobody reads") from error
+
+
+def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
+    """Read one JSON message.
+
+    Raises:
+        NotPlainData: If the frame is longer than the limit or no JSON.
+        EndOfData: If the other side closed its end before the frame was complete.
+    """
+    (size,) = struct.unpack(">I", _read_exactly(descriptor, 4))
+    if size > limit:
+        raise NotPlainData(f"a frame of {size} bytes, more than the limit of {limit}")
+    data = _read_exactly(descriptor, size)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NotPlainData("bytes that are no message") from error
+
+
+def encode(value: Any) -> Any:
+    """JSON form of a plain value.
+
+    None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, ranges, Counter, OrderedDict, deque, Fraction,
+    Decimal and iterators over such values. Of a subclass only the plain value crosses.
+
+    Raises:
+        NotPlainData: If the value, or a part of it, is of another type, or nested too deeply.
+    """
+    try:
+        return _encode(value)
+    except RecursionError as error:
+        raise NotPlainData("a value nested too deeply, or within itself") from error
+
+
+def decode(message: Any) -> Any:
+    """The value that `encode` made a message of.
+
+    Raises:
+        NotPlainData: If the message is not of that form.
+    """
+    try:
+        return _decode(message)
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise NotPlainData(f"a malformed value ({type(error).__name__})") from error
+
+
+def _encode(value: Any) -> Any:
+    kind = type(value)
+    if value is None or kind is bool or kind is str:
+        return value
+    if kind is int:
+        return value if -_JSON_INTEGERS < value < _JSON_INTEGERS else {"int": hex(value)}
+    if kind is list:
+        return [_encode(item) for item in value]
+    if kind in _ENCODERS:
+        return {kind.__name__: _ENCODERS[kind](value)}
+    if kind in _ITERATORS:
+        return {"iterator": _items_of_iterator(value)}
+    for base in kind.__mro__[1:]:
+        if base in _REBUILT:
+            return _encode(_REBUILT[base](value))
+    raise NotPlainData(f"a value of type {kind.__name__!r}, which cannot leave the program")
+
+
+def _encode_pairs(value: dict) -> list:
+    return [[_encode(key), _encode(item)] for key, item in dict.items(value)]
+
+
+def _encode_items(value: Any) -> list:
+    return [_encode(item) for item in value]
+
+
+def _items_of_iterator(value: Iterator) -> list:
+    items = []
+    for item in value:
+        if len(items) == MAX_ITEMS_OF_ITERATOR:
+            raise NotPlainData(f"an iterator over more than {MAX_ITEMS_OF_ITERATOR} items")
+        items.append(_encode(item))
+    return items
+
+
+_ENCODERS: dict[type, Callable[[Any], Any]] = {
+    float: float.hex,
+    complex: lambda value: [value.real.hex(), value.imag.hex()],
+    bytes: bytes.hex,
+    bytearray: bytearray.hex,
+    tuple: _encode_items,
+    set: _encode_items,
+    frozenset: _encode_items,
+    dict: _encode_pairs,
+    OrderedDict: _encode_pairs,
+    Counter: _encode_pairs,
+    deque: _encode_items,
+    range: lambda value: [_encode(part) for part in (value.start, value.stop, value.step)],
+    Fraction: lambda value: [_encode(value.numerator), _encode(value.denominator)],
+    Decimal: str,
+}
+_REBUILT: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__add__(value, 0.0),
+    str: lambda value: "".join(str.__iter__(value)),
+    bytes: lambda value: bytes(bytes.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+}
+"""The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""
+
+
+def _decode(message: Any) -> Any:
+    if isinstance(message, list):
+        return [_decode(item) for item in message]
+    if isinstance(message, dict):
+        ((tag, content),) = message.items()
+        return _DECODERS[tag](content)
+    return message
+
+
+def _decode_items(content: list) -> Iterator:
+    return (_decode(item) for item in content)
+
+
+def _decode_pairs(content: list) -> dict:
+    return {_decode(key): _decode(item) for key, item in content}
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "int": lambda content: int(content, 16),
+    "float": float.fromhex,
+    "complex": lambda content: complex(*map(float.fromhex, content)),
+    "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
+    "tuple": lambda content: tuple(_decode_items(content)),
+    "set": lambda content: set(_decode_items(content)),
+    "frozenset": lambda content: frozenset(_decode_items(content)),
+    "dict": _decode_pairs,
+    "OrderedDict": lambda content: OrderedDict(_decode_pairs(content)),
+    "Counter": lambda content: Counter(_decode_pairs(content)),
+    "deque": lambda content: deque(_decode_items(content)),
+    "range": lambda content: range(*_decode_items(content)),
+    "Fraction": lambda content: Fraction(*_decode_items(content)),
+    "Decimal": Decimal,
+    "iterator": lambda content: iter([_decode(item) for item in content]),
+}
+
+
+def _read_exactly(descriptor: int, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            part = os.read(descriptor, min(size - len(data), 1 << 20))
+        except ConnectionResetError:
+            part = b""
+        if not part:
+            raise EndOfData("the other side closed its end")
+        data += part
+    return bytes(data)

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shuts a process in: namespaces or Landlock, resource limits, no privileges, no environment, a system-call filter.
+
+Two stages. The launcher prepares what all checks share (`enter`): with namespaces that is a root folder which holds
+Python's standard library and nothing else, no network, and process ids of its own. Every forked process then confines
+itself for good (`confine`) before it runs anything that was sent to it.
+"""
+
+import os
+import platform
+import resource
+import signal
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from . import sandbox_kernel as kernel
+from .sandbox_filter import filter_program, has_filter, restrict_system_calls
+
+UNPRIVILEGED_ID = 65534
+"""User and group of sandboxed processes where they can be chosen: "nobody", who owns nothing."""
+PRIVATE_FOLDER = "/tmp"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+PACKAGE_FOLDERS = ("site-packages", "dist-packages")
+LINK, CHANNEL = 3, 4
+"""Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside."""
+
+
+@cache
+def library_is_public() -> bool:
+    """Whether every user may read Python's standard library; not so in a home folder of root's."""
+    library = Path(sysconfig.get_path("stdlib"))
+    return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (library, *library.parents))
+
+
+def check_library_is_visible() -> None:
+    """Refuse a Python whose standard library the private folder would hide.
+
+    Raises:
+        OSError: If the library is in that folder.
+    """
+    hidden = [path for path in readable_paths() if path.startswith(f"{PRIVATE_FOLDER}/")]
+    if hidden:
+        raise OSError(f"Python's library is in {hidden[0]}, but programs have a {PRIVATE_FOLDER} of their own")
+
+
+def warm_up(isolation: str) -> None:
+    """Work out once, before the first fork, what every process needs to confine itself."""
+    readable_paths()
+    library_is_public()
+    if isolation == "namespaces" and has_filter():
+        filter_program(platform.machine(), 1, writable=True, threads=True)
+
+
+class ProcessNamespace:
+    """The launcher's own process ids, and a way to fork each child as the first process of a namespace of its own."""
+
+    def __init__(self) -> None:
+        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+
+    def fork(self) -> int:
+        """Fork a child that is process 1 of a new namespace: when it ends, the kernel ends all it started."""
+        kernel.unshare(kernel.NEW_PIDS)
+        child = os.fork()
+        if child != 0:
+            kernel.return_to_namespace(self._own, kernel.NEW_PIDS)
+        return child
+
+
+def enter() -> ProcessNamespace:
+    """Move this process into namespaces of its own; returns in a child of it, whose root is a nearly empty folder.
+
+    Needs the right to administrate the system, or a kernel that lets its users make user namespaces.
+
+    Raises:
+        OSError: If the kernel allows neither.
+    """
+    user, group = os.getuid(), os.getgid()
+    spaces = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_HOSTNAME
+    try:
+        kernel.unshare(spaces)
+    except PermissionError:
+        kernel.unshare(spaces | kernel.NEW_USER)
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{UNPRIVILEGED_ID} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{UNPRIVILEGED_ID} {group} 1")
+    child = os.fork()
+    if child != 0:
+        os.waitpid(child, 0)
+        os._exit(0)
+    kernel.die_with_parent(signal.SIGKILL)
+    namespace = ProcessNamespace()
+    kernel.make_mounts_private()
+    _build_root()
+    return namespace
+
+
+@cache
+def readable_paths() -> list[str]:
+    """What a Python program needs of the file system: the standard library and the libraries it is linked to."""
+    paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib", *LIBRARIES]
+    kept: list[str] = []
+    for path in dict.fromkeys(paths):
+        inside_another = any(path.startswith(f"{other}/") and not os.path.islink(other) for other in paths)
+        if os.path.exists(path) and not inside_another:
+            kept.append(path)
+    return kept
+
+
+def package_folders() -> list[str]:
+    """Folders of installed packages inside `readable_paths`, which programs do not get to see."""
+    roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {"/usr/lib/python3"}
+    folders = [f"{root}/{name}" for root in sorted(roots) for name in PACKAGE_FOLDERS]
+    return [folder for folder in folders if os.path.isdir(folder)]
+
+
+def _build_root() -> None:
+    root = "/proc"  # hidden by what is mounted over it; every system has it, and nothing in it is needed below
+    kernel.mount_memory(root, 1 << 20, "mode=755")
+    for path in (*readable_paths(), *DEVICES):
+        target = Path(root + path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.islink(path):
+            target.symlink_to(os.readlink(path))
+        elif os.path.isdir(path):
+            target.mkdir(exist_ok=True)
+            kernel.bind_read_only(path, str(target))
+        else:
+            target.touch()
+            kernel.bind_read_only(path, str(target), device=path in DEVICES)
+    for folder in package_folders():
+        kernel.mount_memory(root + folder, 1 << 12, "mode=755", kernel.MOUNT_READ_ONLY)
+    Path(root + PRIVATE_FOLDER).mkdir(exist_ok=True)
+    kernel.make_root(root, platform.machine())
+
+
+def confine(isolation: str, limits: dict[str, Any], parent: int) -> None:
+    """Shut this process in for good. Its descriptors are in place already.
+
+    Args:
+        isolation (str): "namespaces" (in a child of `ProcessNamespace.fork`), "bubblewrap" (inside it), "landlock" or
+            "limits".
+        limits (dict): Resource limits, as `Limits` names them.
+        parent (int): Process id of the launcher, 0 where it cannot be seen.
+
+    Raises:
+        OSError: If the kernel refuses a part of it.
+    """
+    os.environ.clear()
+    private_root = isolation in ("namespaces", "bubblewrap")
+    if isolation == "namespaces":
+        kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC)
+        options = f"mode=700,uid={UNPRIVILEGED_ID},gid={UNPRIVILEGED_ID},nr_inodes=1024"
+        kernel.mount_memory(PRIVATE_FOLDER, limits["folder_bytes"], options, kernel.MOUNT_NO_EXEC)
+    elif isolation == "landlock":
+        kernel.restrict_files(readable_paths(), DEVICES)
+    set_limits(limits)
+    user = UNPRIVILEGED_ID if isolation != "limits" or library_is_public() else os.geteuid()
+    kernel.drop_privileges(user, still_reads_files=isolation == "landlock")
+    kernel.hide_memory()
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.chdir(PRIVATE_FOLDER if private_root else "/")
+    if has_filter():
+        # The kernel does not count the threads of root, who is still here only where the user cannot be changed.
+        restrict_system_calls(writable=private_root, threads=os.geteuid() != 0)
+    else:
+        kernel.forbid_new_privileges()
+
+
+def set_limits(limits: dict[str, Any]) -> None:
+    """Set the resource limits of this process, none of which it can raise again."""
+    for kind, amount in (
+        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
+        (resource.RLIMIT_AS, limits["memory_bytes"]),
+        (resource.RLIMIT_FSIZE, limits["folder_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"]),
+        (resource.RLIMIT_NPROC, limits["threads"]),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        _, highest = resource.getrlimit(kind)
+        if highest != resource.RLIM_INFINITY:
+            amount = min(amount, highest)
+        resource.setrlimit(kind, (amount, amount))

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The process that runs the tests, on functions whose bodies are in another process.
+
+The tests are the data set's own code. The names that they call are stand-ins here: each call sends its arguments to
+the program under test and gets a plain value back, which is compared here. The program never sees an expected value
+and cannot touch this process.
+"""
+
+import builtins
+from collections.abc import Callable
+from typing import Any
+
+from .sandbox_codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData, decode, encode, read_frame, write_frame
+
+
+class ProgramFailed(BaseException):
+    """The program under test cannot answer any more. Not an Exception: tests must not take it for an expected one."""
+
+
+class ProgramError(Exception):
+    """The program under test raised an exception that this process has no class for."""
+
+
+class UnusableTests(BaseException):
+    """The tests cannot be run, whatever the program."""
+
+
+def judge(channel: int, link: int) -> None:
+    """Read a check from the channel, run it against the program behind the link, write the verdict to the channel."""
+    check = read_frame(channel, MAX_CHECK_BYTES)
+    program = _Program(link)
+    with Caught() as outcome:
+        run = _prepare(check, program)
+        program.load(check["program"])
+        run()
+    write_frame(channel, _verdict(outcome.error, program.failure))
+
+
+def _verdict(error: BaseException | None, failure: str | None) -> dict[str, Any]:
+    if isinstance(error, UnusableTests):
+        return {"passed": None, "reason": str(error)}
+    if failure is not None:
+        return {"passed": False, "reason": failure}
+    if error is not None:
+        return {"passed": False, "reason": _description(error)}
+    return {"passed": True, "reason": "all tests passed"}
+
+
+def _prepare(check: dict[str, Any], program: "_Program") -> Callable[[], None]:
+    """Everything that can fail without the program: compile the tests and run their setup."""
+    namespace: dict[str, Any] = {"__name__": "tests"}
+    with Caught() as outcome:
+        tests = [compile(test, "<test>", "exec", dont_inherit=True) for test in check["tests"]]
+        for setup in check["setup"]:
+            exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
+    if outcome.error is not None:
+        raise UnusableTests(f"unusable tests, {_description(outcome.error)}")
+    namespace.update({name: program.function(name) for name in check["program"]["names"]})
+
+    def run() -> None:
+        for test in tests:
+            exec(test, namespace)
+
+    return run
+
+
+class _Program:
+    """The program under test, as seen from here. Its first failure is final, whatever the tests make of it."""
+
+    def __init__(self, link: int) -> None:
+        self._link = link
+        self._has_answered = False
+        self.failure: str | None = None
+
+    def load(self, program: dict[str, Any]) -> None:
+        self._send(program)
+        self._receive("loaded")
+
+    def function(self, name: str) -> Callable[..., Any]:
+        """A stand-in for the function of that name."""
+
+        def stand_in(*arguments: Any, **options: Any) -> Any:
+            try:
+                request = {"name": name, "arguments": encode(arguments), "options": encode(options)}
+            except NotPlainData as error:
+                if self._has_answered:  # what it answered may be part of the argument
+                    self._fail(f"an argument that came from the program is {error}")
+                raise UnusableTests(f"unusable tests, an argument is {error}") from error
+            self._send(request)
+            value = self._receive("value")
+            self._has_answered = True
+            return value
+
+        stand_in.__name__ = stand_in.__qualname__ = name
+        return stand_in
+
+    def _send(self, message: Any) -> None:
+        if self.failure is not None:
+            raise ProgramFailed(self.failure)
+        try:
+            write_frame(self._link, message, MAX_CHECK_BYTES)
+        except EndOfData:
+            self._fail("the program ended before a call")
+
+    def _receive(self, expected: str) -> Any:
+        reply = {}
+        try:
+            reply = read_frame(self._link)
+        except EndOfData:
+            self._fail("the program ended without an answer")
+        except NotPlainData as error:
+            self._fail(f"the program sent {error}")
+        if not isinstance(reply, dict):
+            self._fail("the program sent bytes that are no answer")
+        if expected in reply:
+            try:
+                return decode(reply[expected])
+            except NotPlainData as error:
+                self._fail(f"the program sent {error}")
+        if expected == "value" and isinstance(reply.get("raised"), str):
+            raise _exception(reply["raised"], str(reply.get("text")))
+        self._fail(str(reply.get("ended", "the program sent bytes that are no answer"))[:300])
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        raise ProgramFailed(reason)
+
+
+def _exception(name: str, text: str) -> Exception:
+    """The built-in exception of that name, so that tests can expect it."""
+    kind = vars(builtins).get(name)
+    # Inside `all(map(...))` a StopIteration would end the test early instead of failing it.
+    ends_iteration = name in ("StopIteration", "StopAsyncIteration")
+    if isinstance(kind, type) and issubclass(kind, Exception) and not ends_iteration:
+        with Caught():
+            return kind(text)
+    return ProgramError(f"{name}: {text}"[:300])
+
+
+def _description(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launcher: a process that forks judges and programs, and ends them. It never holds a test or an answer.
+
+Requests come over a socket of packets (descriptor 0): a few numbers and three descriptors, which are handed on to the
+two processes of the check. What is checked goes through those descriptors, past the launcher, so that a program finds
+nothing in the memory that it was forked from.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from . import sandbox_jail as jail
+from . import sandbox_kernel as kernel
+from .sandbox_codec import Caught, write_frame
+from .sandbox_filter import has_filter
+from .sandbox_judge import judge
+from .sandbox_worker import work
+
+PRELOADED = (
+    "abc array ast base64 bisect calendar cmath collections contextlib copy dataclasses datetime decimal difflib enum "
+    "fractions functools hashlib heapq inspect io itertools json math numbers operator pprint queue random re "
+    "statistics string struct textwrap threading time traceback types typing unicodedata uuid encodings.ascii "
+    "encodings.idna encodings.latin_1"
+).split()
+"""Standard library that programs use most; loaded once, inherited by every fork."""
+BOOTSTRAP = (
+    "import sys, types; sandbox = types.ModuleType('sandbox'); sandbox.__path__ = [sys.argv[1]]; "
+    "sys.modules['sandbox'] = sandbox; from sandbox.sandbox_launcher import {entry}; {entry}()"
+)
+"""Makes this folder a package of its own: the real one would import torch, and as a script's folder its `math.py`
+would hide the standard library's."""
+
+
+def main() -> None:
+    """Serve requests until the other side closes the socket."""
+    control = socket.socket(fileno=0)
+    config = json.loads(control.recv(1 << 16))
+    with Caught() as outcome:
+        launcher = Launcher(config)
+    if outcome.error is not None:
+        control.send(json.dumps({"error": str(outcome.error) or type(outcome.error).__name__}).encode())
+        return
+    control.send(json.dumps({"ready": True}).encode())
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 3)
+        if not request:
+            return
+        reply = launcher.run(json.loads(request)["wall_seconds"], *descriptors)
+        control.send(json.dumps(reply).encode())
+
+
+def confined_main() -> None:
+    """Entry point inside bubblewrap: one judge or one program."""
+    role, limits = sys.argv[2:]
+    _run_role(role, "bubblewrap", json.loads(limits), os.getppid())
+
+
+class Launcher:
+    """Forks the two processes of a check in the isolation that was asked for.
+
+    Args:
+        config (dict): isolation, limits, and the path of bubblewrap's program.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self._isolation: str = config["isolation"]
+        if self._isolation in ("landlock", "limits") and not has_filter():
+            raise OSError(f"there is no system-call filter for {platform.machine()}, which {self._isolation!r} needs")
+        if self._isolation == "bubblewrap" and not config["bubblewrap"]:
+            raise OSError("bubblewrap (bwrap) is not installed")
+        self._limits: dict[str, Any] = config["limits"]
+        self._bubblewrap: str = config["bubblewrap"]
+        self._folder = os.path.dirname(os.path.abspath(__file__))
+        self._namespace = None
+        if self._isolation != "bubblewrap":
+            for name in PRELOADED:
+                importlib.import_module(name)
+        else:
+            kernel.adopt_orphans()
+        if self._isolation in ("namespaces", "bubblewrap"):
+            jail.check_library_is_visible()
+        # Where memory runs out, the kernel's choice is a sandbox and not the training.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("1000")
+        jail.warm_up(self._isolation)
+        if self._isolation == "namespaces":
+            self._namespace = jail.enter()
+        kernel.hide_memory()
+        gc.collect()
+        gc.freeze()
+
+    def run(self, wall_seconds: float, channel: int, judge_link: int, program_link: int) -> dict[str, Any]:
+        """Run one check to its end or to its deadline, and leave no process of it behind.
+
+        Returns:
+            dict: timed_out, and how judge and program ended: [exit status, negative for a signal; processor seconds].
+        """
+        deadline = time.monotonic() + wall_seconds
+        judge_process = self._start("judge", judge_link, channel)
+        program_process = self._start("program", program_link, None)
+        for descriptor in (channel, judge_link, program_link):
+            os.close(descriptor)
+        watch = os.pidfd_open(judge_process)
+        poll = select.poll()
+        poll.register(watch, select.POLLIN)
+        finished = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        os.close(watch)
+        ended = {"program": self._end(program_process), "judge": self._end(judge_process)}
+        if self._isolation == "bubblewrap":
+            _end_orphans()
+        return {"timed_out": not finished, **ended}
+
+    def _end(self, process: int) -> tuple[int, float]:
+        """Kill what may be left of a process and its group; how it ended, and its processor seconds."""
+        for kill in (os.kill, os.killpg):
+            try:
+                kill(process, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass
+        _, status, usage = os.wait4(process, 0)
+        return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+    def _start(self, role: str, link: int, channel: int | None) -> int:
+        parent = 0 if self._isolation == "namespaces" else os.getpid()
+        child = os.fork() if self._namespace is None else self._namespace.fork()
+        if child != 0:
+            return child
+        with Caught() as outcome:
+            os.setsid()
+            _place_descriptors(link, channel)
+            if self._isolation == "bubblewrap":
+                self._execute_bubblewrap(role)
+            _run_role(role, self._isolation, self._limits, parent)
+        if channel is not None:
+            write_frame(jail.CHANNEL, {"passed": None, "reason": f"the sandbox failed: {outcome.error}"})
+        os._exit(channel is None)
+
+    def _execute_bubblewrap(self, role: str) -> None:
+        """Replace this process by bubblewrap, which runs `confined_main`."""
+        arguments = [self._bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
+        arguments += ["--clearenv", "--setenv", "PYTHONHASHSEED", "0", "--hostname", "sandbox"]
+        arguments += ["--size", str(self._limits["folder_bytes"]), "--tmpfs", jail.PRIVATE_FOLDER]
+        arguments += ["--uid", str(jail.UNPRIVILEGED_ID), "--gid", str(jail.UNPRIVILEGED_ID), "--dev", "/dev"]
+        interpreter = os.path.realpath(sys.executable)
+        for path in (*jail.readable_paths(), interpreter, self._folder):
+            arguments += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
+        for folder in jail.package_folders():
+            arguments += ["--tmpfs", folder, "--remount-ro", folder]
+        arguments += ["--remount-ro", "/", "--chdir", "/", "--", interpreter, "-s", "-S", "-P"]
+        arguments += ["-c", BOOTSTRAP.format(entry="confined_main"), self._folder, role, json.dumps(self._limits)]
+        os.execv(arguments[0], arguments)
+
+
+def _place_descriptors(link: int, channel: int | None) -> None:
+    """Nothing to read, nowhere to write, the link, the channel if there is one; every other descriptor closed."""
+    silence = os.open(os.devnull, os.O_RDWR)
+    moved = [os.dup2(descriptor, 100 + place) for place, descriptor in enumerate((silence, link, channel or silence))]
+    for place in (0, 1, 2):
+        os.dup2(moved[0], place)
+    os.dup2(moved[1], jail.LINK)
+    os.dup2(moved[2], jail.CHANNEL)
+    os.closerange(jail.CHANNEL + (channel is not None), 1 << 20)
+
+
+def _end_orphans() -> None:
+    """End what a killed bubblewrap leaves: its own child, the first process of the namespace it made."""
+    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+        for child in map(int, children):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+
+def _run_role(role: str, isolation: str, limits: dict[str, Any], parent: int) -> None:
+    """Shut this process in, play the role, end."""
+    jail.confine(isolation, limits, parent)
+    if role == "judge":
+        judge(jail.CHANNEL, jail.LINK)
+    else:
+        work(jail.LINK)
+    os._exit(0)

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The benchmark suites on the real public files, their prompts against the paper's listings, and sources that fail."""
+
+import json
+import logging
+import threading
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import datasets
+import huggingface_hub
+import pytest
+from datasets import Dataset
+
+from duet_trl.evaluation import loaders
+from duet_trl.evaluation.prompts import function_prompt_with_example, multiple_choice_question, short_answer_prompt
+from duet_trl.evaluation.suites import SUITES, load_suite, shuffled_options, suite_checksum
+from duet_trl.generate.markers import MARKERS
+from duet_trl.rewards.choice import ChoiceVerifier
+from tests.tiny import tiny_tokenizer
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+FILES = {
+    "math500": "math500_test.jsonl",
+    "gsm8k": "gsm8k_test.jsonl",
+    "aime2024": "aime2024_test.jsonl",
+    "humaneval": "humaneval_test.jsonl",
+}
+# The appendix "Prompt Templates", its listings typed in; {} stands for the data set's text.
+BOXED_LISTING = (
+    "{}\n"
+    "Please reason step by step, and put your final answer within \\boxed{{}}."
+)  # fmt: skip
+HUMANEVAL_LISTING = (
+    "Write a Python function to solve the following task.\n"
+    "\n"
+    "{}\n"
+    "\n"
+    "The function must be named `{}`. Return ONLY the Python code inside a single ```python ... ``` fenced block."
+)
+QWEN_LISTING = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+LLAMA_LISTING = (
+    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
+    "{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
+)
+GPQA_ROW = {
+    "Record ID": "rec1",
+    "Question": "Which one?\n",
+    "Correct Answer": "right\n",
+    "Incorrect Answer 1": "wrong one",
+    "Incorrect Answer 2": " wrong two",
+    "Incorrect Answer 3": "wrong three",
+    "Subdomain": "Genetics",
+}
+
+
+def real(name: str) -> str:
+    path = DATA / FILES[name]
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    return str(path)
+
+
+def rows_of(path: str | Path) -> list[dict]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def contents(problems: Dataset) -> list[str]:
+    assert all(len(prompt) == 1 and prompt[0]["role"] == "user" for prompt in problems["prompt"])
+    return [prompt[0]["content"] for prompt in problems["prompt"]]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_published_file_is_complete_and_unchanged(name, caplog):
+    with caplog.at_level(logging.WARNING):
+        problems = load_suite(name, real(name))
+    assert len(problems) == SUITES[name].num_problems
+    assert caplog.records == []  # number and checksum are those on record
+    assert len(set(problems["id"])) == len(problems)
+
+
+@pytest.mark.parametrize(("name", "column"), [("math500", "problem"), ("gsm8k", "question"), ("aime2024", "problem")])
+def test_math_prompts_are_the_listing_byte_for_byte(name, column):
+    expected = [BOXED_LISTING.format(row[column]) for row in rows_of(real(name))]
+    assert contents(load_suite(name, real(name))) == expected
+
+
+def test_humaneval_prompts_are_the_listing_byte_for_byte():
+    expected = [HUMANEVAL_LISTING.format(row["prompt"], row["entry_point"]) for row in rows_of(real("humaneval"))]
+    problems = load_suite("humaneval", real("humaneval"))
+    assert contents(problems) == expected
+    assert problems.column_names == ["id", "prompt", "test", "entry_point", "code_prompt"]
+
+
+def test_gold_answers_are_bare():
+    golds = {name: load_suite(name, real(name))["answer"] for name in ("math500", "gsm8k", "aime2024")}
+    assert golds["gsm8k"][:3] == ["18", "3", "70000"]
+    assert all(gold.lstrip("-").isdigit() for gold in golds["gsm8k"])
+    assert golds["aime2024"][7] == "25" and all(0 <= int(gold) <= 999 for gold in golds["aime2024"])  # "025" there
+    assert golds["math500"][0] == r"\left( 3, \frac{\pi}{2} \right)"
+
+
+def test_checksum_does_not_depend_on_format_columns_or_order(tmp_path, caplog):
+    rows = rows_of(real("math500"))
+    other = [{"level": str(row["level"]), "answer": row["answer"], "question": row["problem"]} for row in rows[::-1]]
+    Dataset.from_list(other).to_parquet(tmp_path / "test.parquet")
+    with caplog.at_level(logging.WARNING):
+        problems = load_suite("math500", str(tmp_path / "test.parquet"))
+        folder = load_suite("math500", str(tmp_path))  # the layout of a data set on the Hub
+    assert caplog.records == []
+    assert suite_checksum(SUITES["math500"], problems) == SUITES["math500"].checksum
+    assert folder.to_list() == problems.to_list()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_another_content_is_a_warning_with_both_checksums(name, tmp_path, caplog):
+    rows = rows_of(real(name))
+    column = "test" if name == "humaneval" else "answer"
+    rows[3] = rows[3] | {column: rows[3][column] + "1"}
+    with caplog.at_level(logging.WARNING):
+        problems = load_suite(name, write_jsonl(tmp_path / "a.jsonl", rows))
+    assert len(caplog.records) == 1
+    assert SUITES[name].checksum in caplog.text and suite_checksum(SUITES[name], problems) in caplog.text
+
+
+def test_another_number_of_problems_is_a_warning_with_both_numbers(tmp_path, caplog):
+    rows = rows_of(real("aime2024"))[:-1]
+    with caplog.at_level(logging.WARNING):
+        assert len(load_suite("aime2024", write_jsonl(tmp_path / "a.jsonl", rows))) == 29
+    assert "has 29 problems, the benchmark has 30" in caplog.text
+
+
+def test_every_suite_names_a_known_marker_and_grader():
+    assert {suite.grader for suite in SUITES.values()} == {"math", "code", "choice"}
+    assert {suite.marker for suite in SUITES.values()} <= set(MARKERS)
+    assert all(SUITES[name].name == name for name in SUITES)
+
+
+def test_gpqa_question_is_boxed_multiple_choice(tmp_path):
+    problem = load_suite("gpqa_diamond", write_jsonl(tmp_path / "a.jsonl", [GPQA_ROW]))[0]
+    first, second, third, fourth = problem["options"]
+    question = f"Which one?\n\nA) {first}\nB) {second}\nC) {third}\nD) {fourth}"
+    assert problem["prompt"] == [{"role": "user", "content": BOXED_LISTING.format(question)}]
+    assert problem["options"]["ABCD".index(problem["answer"])] == "right" and problem["id"] == "rec1"
+    texts = [rf"So \boxed{{{letter}}}." for letter in "ABCD"]
+    rewards = ChoiceVerifier(marker=SUITES["gpqa_diamond"].marker)(
+        texts, [problem["answer"]] * 4, [problem["options"]] * 4
+    )
+    assert rewards == [float(letter == problem["answer"]) for letter in "ABCD"]
+
+
+def test_order_of_options_depends_on_the_record_alone(tmp_path):
+    rows = [GPQA_ROW | {"Record ID": f"rec{number}"} for number in range(400)]
+    problems = load_suite("gpqa_diamond", write_jsonl(tmp_path / "a.jsonl", rows))
+    subset = load_suite("gpqa_diamond", write_jsonl(tmp_path / "b.jsonl", rows[200:100:-1]))
+    assert subset["options"] == problems["options"][200:100:-1]
+    # 400 draws of four equal letters: 100 each with standard deviation 8.7
+    assert all(60 <= count <= 140 for count in Counter(problems["answer"]).values())
+    assert len(set(map(tuple, problems["options"]))) == 24
+    assert shuffled_options("rec1", "abcd", seed=1) != shuffled_options("rec1", "abcd", seed=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        (
+            "math500",
+            {"text": "Q", "answer": "1"},
+            r"no column problem or question; its columns are \['answer', 'text'\]",
+        ),
+        ("gsm8k", {"question": "Q"}, "no column answer"),
+        ("humaneval", {"prompt": "def f():", "test": "x"}, "no column entry_point"),
+        ("gpqa_diamond", {"Question": "Q", "Correct Answer": "a"}, "no column Incorrect Answer 1"),
+    ],
+)
+def test_missing_column_is_named(tmp_path, name, row, message):
+    with pytest.raises(ValueError, match=message):
+        load_suite(name, write_jsonl(tmp_path / "a.jsonl", [row]))
+
+
+def test_unknown_suite_and_missing_file_are_named(tmp_path):
+    with pytest.raises(ValueError, match="unknown suite 'math'. Choose one of math500, gsm8k"):
+        load_suite("math")
+    with pytest.raises(ValueError, match="there is no file .*gone.parquet"):
+        load_suite("math500", str(tmp_path / "gone.parquet"))
+    with pytest.raises(ValueError, match="no column problem"):
+        load_suite("math500", write_jsonl(tmp_path / "a.jsonl", []))
+
+
+def test_json_and_csv_files_load_like_jsonl(tmp_path):
+    row = {"question": "Q?", "answer": "so\n#### 1,024"}
+    (tmp_path / "a.json").write_text(json.dumps([row]))
+    Dataset.from_list([row]).to_csv(tmp_path / "a.csv")
+    expected = load_suite("gsm8k", write_jsonl(tmp_path / "a.jsonl", [row])).to_list()
+    assert expected[0]["answer"] == "1024"
+    assert load_suite("gsm8k", str(tmp_path / "a.json")).to_list() == expected
+    assert load_suite("gsm8k", str(tmp_path / "a.csv")).to_list() == expected
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the Hub does: by the name of the data set gated without token, gated without terms, or missing."""
+
+    def do_GET(self):  # noqa: N802
+        status, code = next(
+            (answer for name, answer in self.ANSWERS.items() if name in self.path), (404, "RepoNotFound")
+        )
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_GET
+    ANSWERS = {"Idavidrein/gpqa": (401, "GatedRepo"), "terms/gpqa": (403, "GatedRepo")}
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)  # the tests run offline
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+@pytest.mark.parametrize("source", [None, "terms/gpqa"])
+def test_gated_data_set_without_access_says_how_to_get_it(hub, source):
+    with pytest.raises(PermissionError) as error:
+        load_suite("gpqa_diamond", source)
+    message = str(error.value)
+    assert f"accept its terms on https://huggingface.co/datasets/{source or 'Idavidrein/gpqa'}" in message
+    assert "hf auth login" in message and "HF_TOKEN" in message and "local file" in message
+
+
+def test_missing_data_set_is_named(hub):
+    with pytest.raises(ValueError, match="no data set 'nobody/nothing'"):
+        load_suite("math500", "nobody/nothing")
+    with pytest.raises(ValueError, match="no data set 'nobody/nothing'"):
+        loaders.read_rows("nobody/nothing", config=loaders.ALL_CONFIGS)
+
+
+def test_offline_mode_is_an_error_that_offers_a_local_file(hub, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConnectionError, match=r"HF_HUB_OFFLINE, or give the path of a local"):
+        load_suite("gsm8k")
+
+
+def rendered(content: str, template: str, **keywords) -> str:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template
+    tokenizer.bos_token = "<|begin_of_text|>"
+    messages = [{"role": "user", "content": content}]
+    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **keywords)
+
+
+# Both families' templates in short: what they put around one user message.
+QWEN_LIKE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
+    "{%- endif %}"
+)
+LLAMA_LIKE = (
+    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"
+    "{{- '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\nToday Date: ' }}"
+    "{{- date_string + '\\n\\n<|eot_id|>' }}"
+    "{%- for message in messages %}{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}"
+    "{{- message.content | trim + '<|eot_id|>' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
+)
+
+
+@pytest.fixture(params=["math500", "humaneval"])
+def content(request):
+    return contents(load_suite(request.param, real(request.param)))[0]
+
+
+def test_qwen_like_template_gives_the_papers_bytes(content):
+    assert rendered(content, QWEN_LIKE) == QWEN_LISTING.format(content)
+
+
+def test_llama_like_template_differs_from_the_listing_in_the_dated_system_block_and_one_newline(content):
+    text = rendered(content, LLAMA_LIKE, date_string="26 Jul 2024")
+    dated = (
+        "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: 26 Jul 2024\n\n<|eot_id|>"
+    )
+    assert text.count(dated) == 1
+    assert text.replace(dated, "") == LLAMA_LISTING.format(content) + "\n"
+    # without the fixed date the prompt would change from day to day
+    assert rendered(content, LLAMA_LIKE) != text
+
+
+def test_prompts_that_are_ours_end_in_what_their_marker_looks_for():
+    assert short_answer_prompt("Q?", "A passage.") == (
+        "A passage.\n\nQ?\nPlease reason step by step, and put your final answer within <answer></answer> tags."
+    )
+    assert function_prompt_with_example(
+        "Add two numbers.", "assert add(1, 2) == 3", "add"
+    ) == HUMANEVAL_LISTING.format("Add two numbers.\nFor example, this must hold: `assert add(1, 2) == 3`", "add")
+    assert multiple_choice_question("Q?", ["x", "y"]) == "Q?\n\nA) x\nB) y"

@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The code reward on HumanEval's own solutions, labelled real outputs, the three forms of tests, and hostile texts."""
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from duet_trl.generate.markers import extract_code, first_marker_end, get_marker
+from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
+from duet_trl.rewards.code import names_under_test
+from tests.rewards.hostile_programs import PROGRAMS, TEST
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+# The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
+# examples behind the right program; in one the program is right, but that harness left out the prompt's helper.
+LABELLED_BY_THEIR_EXAMPLES = {"c00334", "c00350", "c00370", "c00382", "c00408", "c00426", "c00434", "c00472"}
+LABELLED_WITHOUT_THE_HELPER = {"c00366"}
+
+
+def rows_of(name: str) -> list[dict]:
+    path = DATA / name
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def columns_of(tasks: list[dict]) -> dict[str, list[str]]:
+    names = {"test": "test", "entry_point": "entry_point", "code_prompt": "prompt"}
+    return {column: [task[name] for task in tasks] for column, name in names.items()}
+
+
+def fenced(source: str) -> str:
+    return f"Here it is:\n\n```python\n{source}\n```\nDone."
+
+
+def make_verifier(**arguments) -> CodeVerifier:
+    try:
+        return CodeVerifier(workers=2, **arguments)
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = make_verifier()
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture(scope="module")
+def unfenced():
+    verifier = make_verifier(fenced=False)
+    yield verifier
+    verifier.close()
+
+
+def test_every_solution_of_humaneval_passes_whole_and_as_a_continuation(verifier):
+    tasks = rows_of("humaneval_test.jsonl")
+    whole = [fenced(task["prompt"] + task["canonical_solution"]) for task in tasks]
+    bodies = [fenced(task["canonical_solution"]) for task in tasks]
+    assert len(tasks) == 164
+    assert verifier(whole, **columns_of(tasks)) == [1.0] * 164
+    assert verifier(bodies, **columns_of(tasks)) == [1.0] * 164
+
+
+def test_every_stub_of_humaneval_fails(verifier):
+    tasks = rows_of("humaneval_test.jsonl")
+    whole = [fenced(task["prompt"] + "    pass") for task in tasks]
+    bodies = [fenced("    pass") for _ in tasks]
+    assert verifier(whole, **columns_of(tasks)) == [0.0] * 164
+    assert verifier(bodies, **columns_of(tasks)) == [0.0] * 164
+
+
+def test_solution_does_not_need_the_imports_and_helpers_that_the_prompt_has(verifier):
+    tasks = {task["task_id"]: task for task in rows_of("humaneval_test.jsonl")}
+    for number, source in (
+        (0, "def has_close_elements(numbers: List[float], threshold):\n"),
+        (38, "def decode_cyclic(s):\n"),
+        (32, "def find_zero(xs):\n"),
+    ):
+        task = tasks[f"HumanEval/{number}"]
+        assert verifier([fenced(source + task["canonical_solution"])], **columns_of([task])) == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("which", "differences"),
+    [("last", LABELLED_WITHOUT_THE_HELPER), ("first", LABELLED_WITHOUT_THE_HELPER | LABELLED_BY_THEIR_EXAMPLES)],
+)
+def test_agrees_with_the_labels_of_real_outputs(which, differences):
+    tasks = {task["task_id"]: task for task in rows_of("humaneval_test.jsonl")}
+    rows = [row for row in rows_of("model_outputs_code.jsonl") if row["label"] is not None]
+    assert len(rows) == 164
+    verifier = make_verifier(fenced=False, which=which)
+    rewards = verifier([row["text"] for row in rows], **columns_of([tasks[row["task_id"]] for row in rows]))
+    verifier.close()
+    assert {row["id"] for row, reward in zip(rows, rewards, strict=True) if reward != row["label"]} == differences
+
+
+def test_continuations_of_a_base_model_are_cut_where_the_next_thing_begins(unfenced):
+    prompt, tests = "def double(x):\n    '''Twice x.'''\n", "def check(candidate):\n    assert candidate(3) == 6\n"
+    row = {"test": [tests], "entry_point": ["double"], "code_prompt": [prompt]}
+    for text in (
+        "    return 2 * x\n",
+        "    return x + x\n\ndef other(:\n",
+        "    y = x\n    return x + y\n# End\n```\nprint(dou",
+    ):
+        assert unfenced([text], **row) == [1.0]
+    assert unfenced(["def double(x):\n    return x * 2"], **row) == [1.0]
+    for text in ("", "    return x\n", "The answer is 6.", "return 2 * x"):
+        assert unfenced([text], **row) == [0.0]
+
+
+def test_what_the_gate_stopped_at_is_what_is_graded(verifier):
+    text = "Sure.\n```python\ndef f(x):\n    return x\n```\nOr:\n```python\ndef f(x):\n    return -x\n```\n"
+    shortest = text[: first_marker_end(get_marker("code"), text)]
+    row = {"test_list": [["assert f(2) == 2"]]}
+    assert extract_code(shortest) == extract_code(text)
+    assert verifier([text], **row) == verifier([shortest], **row) == [1.0]
+    last = make_verifier(which="last")
+    assert last([text], **row) == [0.0]
+    last.close()
+
+
+@pytest.mark.parametrize("text", ["", "def f(x):\n    return x", "```python\ndef f(x):\n    return x\n", "```\n\n```"])
+def test_without_a_closed_block_there_is_no_answer(verifier, text):
+    (verdict,) = verifier.verify([text], [{"test_list": ["assert f(1) == 1"]}])
+    assert (verdict.passed, verdict.reason) == (False, "no closed fenced block")
+
+
+def test_plain_and_conversational_completions_score_alike():
+    plain = [fenced("def f(x):\n    return x"), fenced("def f(x):\n    return 0"), ""]
+    conversational = [[{"role": "assistant", "content": text}] for text in plain]
+    columns = {"test_list": [["assert f(1) == 1"]] * 3, "prompts": ["q"] * 3, "trainer_state": None}
+    try:
+        assert code_reward(plain, **columns) == [1.0, 0.0, 0.0]
+    except SandboxError as error:
+        pytest.skip(str(error))
+    assert code_reward(completions=conversational, completion_ids=[[1]] * 3, **columns) == [1.0, 0.0, 0.0]
+    assert code_reward([[], [{"role": "assistant", "content": None}], ""], **columns) == [0.0, 0.0, 0.0]
+    assert code_reward([]) == []
+
+
+def reward(verifier: CodeVerifier, source: str, **row) -> float | None:
+    return verifier([fenced(source)], **{name: [value] for name, value in row.items()})[0]
+
+
+def test_lists_of_assertions_with_setup_and_imports(verifier):
+    source = "def area(r):\n    return 3.14159265 * r * r"
+    tests = ["assert math.isclose(area(1), math.pi, rel_tol=1e-6)", "assert area(0) == ZERO"]
+    assert reward(verifier, source, test_list=tests, test_setup_code="import math\nZERO = 0") == 1.0
+    assert reward(verifier, source, test_list=tests, test_imports=["import math"], test_setup_code="ZERO = 0") == 1.0
+    assert reward(verifier, source, test_list=tests, test_setup_code="ZERO = 0") == 1.0  # math is imported by itself
+    assert reward(verifier, source, test_list=[*tests, "assert area(2) == 0"], test_setup_code="ZERO = 0") == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tests", "names"),
+    [
+        (["assert f(1) == 2", "assert f(2) == 3"], ("f",)),
+        (["assert set(f(1)) == set([2])"], ("f",)),
+        (["assert sorted(map(f, [1]), key=len) == []"], ("f",)),
+        (["assert all(f(x) == y for x, y in [(1, 2)])"], ("f",)),
+        (["assert max_chain([Pair(1, 2)], 1) == 1"], ("Pair", "max_chain")),
+        (["assert math.isclose(f(1), math.pi)"], ("f",)),
+        (["value = f(1)\nassert value == 2"], ("f",)),
+        (["assert (lambda a: f(a))(1) == 2"], ("f",)),
+        (["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"], ("sum",)),  # MBPP 126 asks for this name
+        (["assert sum(abs(1), 2) == 6"], ()),
+        (["assert True"], ()),
+    ],
+)
+def test_names_under_test(tests, names):
+    assert names_under_test(tests) == names
+
+
+def test_a_function_with_the_name_of_a_built_in_one(verifier):
+    tests = ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"]
+    right = "def sum(a, b):\n    return __builtins__['sum'](d for d in range(1, a + 1) if a % d == b % d == 0)"
+    right = right.replace("__builtins__['sum']", "__import__('builtins').sum")
+    assert reward(verifier, right, test_list=tests) == 1.0
+    assert reward(verifier, "def sum(a, b):\n    return 6", test_list=tests) == 0.0
+
+
+def test_a_program_cannot_replace_what_its_tests_compare_with(verifier):
+    tests = ["assert set(f(1)) == set([2])", "assert sorted(f(2)) == [3]", "assert helper(f(3)) == 4"]
+    source = "def f(x): return []\ndef set(x): return 0\ndef sorted(x): return [3]\ndef helper(x): return 4"
+    for test in tests:
+        assert reward(verifier, source, test_list=[test], test_setup_code="def helper(x):\n    return x") == 0.0
+
+
+def test_helpers_of_the_prompt_are_the_judges_own(verifier):
+    prompt = "def poly(xs, x):\n    return xs[0] + xs[1] * x\n\ndef find_zero(xs):\n    '''A zero of poly.'''\n"
+    test = "def check(candidate):\n    assert abs(poly([2, 1], candidate([2, 1]))) < 1e-6\n"
+    row = {"test": test, "entry_point": "find_zero", "code_prompt": prompt}
+    assert reward(verifier, "def find_zero(xs):\n    return -xs[0] / xs[1]", **row) == 1.0
+    assert reward(verifier, "def poly(xs, x):\n    return 0\ndef find_zero(xs):\n    return 9", **row) == 0.0
+
+
+def test_scripts_that_read_and_print(verifier):
+    row = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
+    right = "a, b = map(int, input().split())\nprint(a + b)\nprint()"
+    assert reward(verifier, right, **row) == 1.0
+    assert reward(verifier, right + "\nimport sys\nsys.exit(0)", **row) == 1.0  # a script may end itself
+    read_all = "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())), end='  ')"
+    assert reward(verifier, read_all, **row) == 1.0
+    main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
+    assert reward(verifier, main, **row) == 1.0
+    for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0", "while True: print(3)"):
+        assert reward(verifier, wrong, **row) == 0.0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"test": "", "entry_point": "f"},
+        {"test": None, "entry_point": None, "test_list": None},
+        {"test": "def check(candidate:\n", "entry_point": "f"},
+        {"test": "def check(candidate): pass", "entry_point": "f g"},
+        {"test_list": []},
+        {"test_list": ["assert f(1 =="]},
+        {"test_list": ["assert True"]},
+        {"test_list": ["assert f(1) == 1"], "test_setup_code": "import numpy_is_not_here"},
+        {"inputs": ["1"], "outputs": []},
+    ],
+)
+def test_row_without_a_usable_test_stays_ungraded_and_is_reported_once(row, caplog):
+    verifier = make_verifier()
+    with caplog.at_level(logging.WARNING):
+        assert reward(verifier, "def f(x):\n    return 1", **row) is None
+        assert reward(verifier, "def f(x):\n    return 2", **row) is None
+    assert [record.message.count("stay ungraded") for record in caplog.records] == [1]
+    verifier.close()
+
+
+def test_rows_of_different_kinds_in_one_batch(verifier):
+    texts = [fenced("def f(x):\n    return x")] * 3 + [fenced("print(input())")]
+    rewards = verifier(
+        texts,
+        test=["def check(c):\n    assert c(1) == 1", None, None, None],
+        entry_point=["f", None, None, None],
+        test_list=[None, ["assert f(1) == 2"], None, None],
+        inputs=[None, None, None, ["a"]],
+        outputs=[None, None, None, ["a"]],
+    )
+    assert rewards == [1.0, 0.0, None, 1.0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "\x00",
+        "\ud800",
+        "def f(x):\n    return '\ud800'",
+        "(" * 200 + ")" * 200,
+        "-" * 100_000 + "1",
+        "x" + ".a" * 100_000,
+        "[" * 100_000,
+        "def f(x):\n" + "".join(" " * n + "if x:\n" for n in range(1, 150)),
+        "#" * 1_000_000,
+        "f = " + "9" * 1_000_000,
+        "import this_is_not_here",
+        "def f(x):\n  return 1\n\treturn 2",
+        "print(" * 50,
+    ],
+    ids=lambda source: f"{len(source)} of {source[:4]!r}",
+)
+def test_hostile_texts_score_zero(verifier, source):
+    # Python's own parser can be brought down by such texts: it reads them in the sandbox only.
+    assert reward(verifier, source, test_list=["assert f(1) == 1"]) == 0.0
+
+
+def test_hostile_program_scores_zero_as_a_reward_too(verifier):
+    for hostile in PROGRAMS:
+        if hostile.fools_naive and "FILE" not in hostile.source:
+            assert reward(verifier, hostile.source, test=TEST, entry_point="total") == 0.0
+
+
+def test_many_completions_with_few_distinct_programs_are_run_once_each(verifier):
+    texts = [fenced(f"def f(x):\n    return {n % 5}") for n in range(2000)]
+    begin = time.monotonic()
+    rewards = verifier(texts, test_list=[["assert f(0) == 3"]] * 2000)
+    assert rewards == [float(n % 5 == 3) for n in range(2000)]
+    assert time.monotonic() - begin < 10
+
+
+def test_isolation_is_named_everywhere(verifier):
+    (verdict,) = verifier.verify([fenced("f = abs")], [{"test_list": ["assert f(-1) == 1"]}])
+    assert verdict.isolation == verifier.isolation in ("namespaces", "bubblewrap", "landlock")
+    weak = CodeVerifier(isolation="limits", workers=1)
+    assert weak.isolation == "limits"
+    weak.close()
+
+
+def test_rows_must_match(verifier):
+    with pytest.raises(ValueError, match="shorter"):
+        verifier.verify(["1", "2"], [{}])
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"which": "middle"}, {"timeout": 0}, {"workers": 0}, {"isolation": "none"}], ids=str
+)
+def test_bad_arguments_are_named(arguments):
+    with pytest.raises(ValueError, match="cpu_seconds" if "timeout" in arguments else next(iter(arguments))):
+        CodeVerifier(**arguments)
+
+
+def test_verdict_that_time_ran_out_on_is_not_remembered():
+    verifier = make_verifier(limits=Limits(cpu_seconds=5, wall_seconds=1.5))
+    sleeper, row = "import time\ntime.sleep(60)\ndef f(x):\n    return x", {"test_list": ["assert f(1) == 1"]}
+    for _ in range(2):
+        begin = time.monotonic()
+        assert reward(verifier, sleeper, **row) == 0.0
+        assert time.monotonic() - begin >= 1.5
+    verifier.close()

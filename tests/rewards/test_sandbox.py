@@ -1,0 +1,457 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sandbox against hostile programs, in every isolation that holds on this machine; and what honest ones may do."""
+
+import os
+import platform
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections import Counter, OrderedDict, deque, namedtuple
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duet_trl.rewards import Check, Limits, Sandbox
+from duet_trl.rewards import sandbox_filter as system_call_filter
+from duet_trl.rewards.sandbox_codec import NotPlainData, decode, encode
+from duet_trl.rewards.sandbox_kernel import landlock_version
+from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
+from tests.rewards.hostile_programs import PROGRAMS, SOLUTION, TEST, Outside, descendants, task
+
+LIMITS = Limits(cpu_seconds=1, wall_seconds=2.0)
+SLACK_SECONDS = 10.0  # a busy machine
+ISOLATIONS = (*STRONG_ISOLATION, WEAK_ISOLATION)
+# One of each kind: leaving, pretending, patching, forging, waiting, memory, processes, files, network.
+SAMPLE = (
+    "hard exit in the call",
+    "always equal",
+    "code of every function in reach replaced",
+    "verdict written to every descriptor",
+    "sleeps",
+    "memory bomb",
+    "daemon",
+    "kills a process outside",
+    "signal to a process outside by a descriptor",
+    "removes a file outside",
+    "connects to a port outside",
+)
+
+
+@pytest.fixture(scope="module")
+def outside():
+    with Outside() as outside:
+        yield outside
+
+
+def machine_allows(isolation: str) -> bool:
+    """Asked of the machine, not of the sandbox: an isolation that is broken must fail the tests, not skip them."""
+    commands = {
+        "namespaces": ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--net", "true"],
+        "bubblewrap": ["bwrap", "--unshare-all", "--size", "4096", "--tmpfs", "/tmp", "--ro-bind", "/", "/", "true"],
+    }
+    if isolation in commands:
+        command = commands[isolation]
+        return shutil.which(command[0]) is not None and subprocess.run(command, capture_output=True).returncode == 0
+    return platform.machine() in system_call_filter.MACHINES and (isolation == "limits" or landlock_version() > 0)
+
+
+@pytest.fixture(scope="module")
+def strong():
+    if not any(map(machine_allows, STRONG_ISOLATION)):
+        pytest.skip("this machine allows no strong isolation")
+    with Sandbox(workers=1, limits=LIMITS) as sandbox:
+        assert sandbox.check(task(SOLUTION)).passed
+        yield sandbox
+
+
+@pytest.fixture(scope="module", params=ISOLATIONS)
+def each(request):
+    if not machine_allows(request.param):
+        pytest.skip(f"this machine has no {request.param}")
+    with Sandbox(isolation=request.param, workers=1, limits=LIMITS) as sandbox:
+        assert sandbox.check(task(SOLUTION)).passed
+        yield sandbox
+
+
+def assert_contained(sandbox: Sandbox, outside: Outside, hostile) -> None:
+    before = descendants()
+    begin = time.monotonic()
+    verdict = sandbox.check(outside.check(hostile))
+    assert time.monotonic() - begin < LIMITS.wall_seconds + SLACK_SECONDS
+    assert verdict.passed is False, verdict
+    assert verdict.isolation == sandbox.isolation
+    assert outside.damage() == []
+    assert descendants() == before  # none left behind, and the launcher is the same one
+
+
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+def test_hostile_program_neither_scores_nor_harms(strong, outside, hostile):
+    assert_contained(strong, outside, hostile)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_other_isolations_contain_the_same(each, outside, name):
+    assert_contained(each, outside, next(hostile for hostile in PROGRAMS if hostile.name == name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+def test_other_isolations_contain_all(each, outside, hostile):
+    assert_contained(each, outside, hostile)
+
+
+def test_there_are_enough_different_hostile_programs():
+    assert len({hostile.source for hostile in PROGRAMS}) == len({hostile.name for hostile in PROGRAMS}) >= 40
+
+
+@pytest.mark.parametrize("hostile", [h for h in PROGRAMS if h.fools_naive], ids=lambda hostile: hostile.name)
+def test_forgery_would_fool_a_runner_that_trusts_the_exit_status(outside, hostile):
+    script = f"{outside.program(hostile)}\n{TEST}\ncheck(total)\n"
+    assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
+
+
+def test_right_and_wrong_programs(each):
+    assert each.check(task(SOLUTION)).reason == "all tests passed"
+    assert each.check(task("def total(numbers):\n    return 6\n")).passed is False
+    assert each.check(task("def total(numbers):\n    return numbers\n")).passed is False
+    assert "does not define total" in each.check(task("def sum_of(numbers):\n    return sum(numbers)\n")).reason
+    assert "SyntaxError" in each.check(task("def total(numbers) return 1")).reason
+    assert "ValueError: no" in each.check(task("def total(numbers):\n    raise ValueError('no')")).reason
+
+
+def test_reasons_name_limits_and_signals(strong):
+    with Sandbox(workers=1, limits=Limits(cpu_seconds=1, wall_seconds=100)) as patient:
+        spent = patient.check(task("def total(numbers):\n    while True: pass\n"))
+    assert "used up its 1 seconds of processor time" in spent.reason
+    assert "no verdict within 2 seconds" in strong.check(task("import time\ntime.sleep(99)")).reason
+    assert "SIGSEGV" in strong.check(task("import ctypes\nctypes.string_at(0)")).reason
+
+
+def test_function_body_continues_the_preamble(strong):
+    assert strong.check(task("    return sum(numbers)\n")).passed
+    assert strong.check(task("    return sum(numbers)\n\n\ndef next_task(x):\n    this is cut off in")).passed
+    assert strong.check(task("    pass\n")).passed is False
+
+
+ANSWERS = """
+import asyncio, os, sys, tempfile, threading
+
+def environment(): return dict(os.environ)
+def arguments(): return sys.argv[1:]
+def descriptors(): return [n for n in range(300) if os.path.exists(f"/proc/self/fd/{n}") or is_open(n)]
+def is_open(n):
+    try: return bool(os.fstat(n))
+    except OSError: return False
+def root(): return sorted(os.listdir("/"))
+def folder(): return [os.listdir("."), open("mark", "w").write("x"), tempfile.TemporaryFile().write(b"ab")]
+def threads():
+    found = []
+    workers = [threading.Thread(target=found.append, args=(n,)) for n in range(4)]
+    for worker in workers: worker.start()
+    for worker in workers: worker.join()
+    return sorted(found)
+async def later(): return 7
+def loop(): return asyncio.run(later())
+def modules():
+    import bz2, csv, ctypes, decimal, hashlib, lzma, sqlite3, zlib
+    return decimal.Decimal(1) + zlib.crc32(b"")
+def packages():
+    try: import numpy
+    except ImportError: return None
+"""
+
+
+def answers(sandbox: Sandbox, *tests: str) -> None:
+    names = tuple(re.findall(r"^def (\w+)\(\)", ANSWERS, flags=re.MULTILINE))
+    for test in tests:
+        verdict = sandbox.check(Check(ANSWERS, names, (test,)))
+        assert verdict.passed, (test, verdict)
+
+
+def test_program_inherits_nothing(each):
+    answers(each, "assert environment() == {}", "assert arguments()[1:] in ([], arguments()[1:2])")
+    answers(each, "assert descriptors() == [0, 1, 2, 3]")  # silence three times, and the link to the judge
+
+
+def test_program_has_the_standard_library_and_no_packages(strong):
+    answers(strong, "assert modules() == 1", "assert packages() is None", "assert loop() == 7")
+    answers(strong, "assert threads() == [0, 1, 2, 3]")
+
+
+def test_private_folder_is_writable_and_new_for_every_check():
+    if not machine_allows("namespaces"):
+        pytest.skip("this machine has no namespaces")
+    with Sandbox(isolation="namespaces", workers=1) as sandbox:
+        for _ in range(2):
+            answers(sandbox, "assert folder() == [[], 1, 2]")
+        answers(sandbox, "assert {'proc', 'sys', 'home', 'root', 'var', 'bin'} & set(root()) <= {'root', 'home'}")
+
+
+def test_output_goes_nowhere(strong, capfd):
+    strong.check(task("import os, sys\nprint('here')\nos.write(2, b'there')\nsys.stderr.write('anywhere')"))
+    assert capfd.readouterr() == ("", "")
+
+
+SEARCHER = """
+import ctypes, re
+def search(pattern):
+    pattern = re.compile(pattern.encode())
+    for line in open("/proc/self/maps"):
+        span, rights, *_, name = line.split(maxsplit=5)
+        if rights.startswith("rw") and "[v" not in name:
+            start, end = (int(part, 16) for part in span.split("-"))
+            if pattern.search(ctypes.string_at(start, end - start)):
+                return True
+    return False
+"""
+
+
+def test_no_test_is_in_the_memory_of_the_program():
+    # In the weakest isolation, where a program can find out what its memory is. Twice, because what one check left
+    # behind in the launcher would be inherited by the next.
+    with Sandbox(isolation="limits", workers=1) as sandbox:
+        for _ in range(2):
+            hidden = Check(SEARCHER, ("search",), ("note = 'secret word'\nassert search('secret[ ]word') is False",))
+            assert sandbox.check(hidden).passed
+        # The search works: what is in the program itself is found.
+        own = Check(SEARCHER + "note = 'secret word'\n", ("search",), ("assert search('secret[ ]word') is True",))
+        assert sandbox.check(own).passed
+
+
+Point = namedtuple("Point", "x y")
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.complex_numbers(allow_nan=False)
+    | st.text(st.characters()) | st.binary() | st.fractions() | st.decimals(allow_nan=False),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(PLAIN)
+def test_plain_values_cross_unchanged(value):
+    crossed = decode(encode(value))
+    assert crossed == value and type(crossed) is type(value) and repr(crossed) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [1 << 100_000, -(1 << 53), float("inf"), -0.0, {1, 2}, frozenset({(1, 2)}), range(2, 9, 3), bytearray(b"x"),
+     Counter("aab"), OrderedDict(b=1, a=2), deque([1, 2]), Fraction(1, 3), Decimal("1.50"), {(1, 2): 0}, "\ud800"],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_well_known_types_cross_unchanged(value):
+    crossed = decode(encode(value))
+    assert crossed == value and type(crossed) is type(value)
+
+
+class EqualsAll(int):
+    def __eq__(self, other):
+        return True
+
+    __hash__ = int.__hash__
+
+
+def test_of_a_subclass_the_plain_value_crosses():
+    assert decode(encode(Point(1, 2))) == (1, 2)
+    crossed = decode(encode([EqualsAll(5)]))
+    assert crossed == [5] and type(crossed[0]) is int and crossed != [6]
+
+
+def test_iterators_cross_as_iterators():
+    crossed = decode(encode(n * n for n in range(3)))
+    assert crossed != [0, 1, 4] and list(crossed) == [0, 1, 4]
+
+
+@pytest.mark.parametrize("value", [object(), int, len, lambda: 0, sys, [1, object()], type("T", (), {})()])
+def test_anything_else_does_not_cross(value):
+    with pytest.raises(NotPlainData):
+        encode(value)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"x": 1}, {}, {"int": 5}, {"tuple": 5}, {"set": [[]]}, {"Fraction": [1, {"int": "0x0"}]}, {"a": 1, "b": 2}],
+)
+def test_malformed_messages_are_refused(message):
+    with pytest.raises(NotPlainData):
+        decode(message)
+
+
+def verdict_on(sandbox: Sandbox, source: str, *tests: str) -> bool | None:
+    return sandbox.check(Check(source, ("f",), tests)).passed
+
+
+def test_exceptions_that_a_test_expects_arrive(strong):
+    test = "try:\n    f(-1)\nexcept ValueError as error:\n    assert 'neg' in str(error)\nelse:\n    assert False"
+    assert verdict_on(strong, "def f(x):\n    raise ValueError('negative')", test) is True
+    assert verdict_on(strong, "def f(x):\n    raise TypeError('negative')", test) is False
+    assert verdict_on(strong, "def f(x):\n    return x", test) is False
+
+
+def test_end_of_the_program_is_never_the_exception_that_a_test_expects(strong):
+    swallow = "try:\n    f(1)\nexcept:\n    pass"
+    assert verdict_on(strong, "def f(x):\n    raise KeyError", swallow) is True
+    for ending in ("raise SystemExit(0)", "import os; os._exit(0)", "return object()"):
+        assert verdict_on(strong, f"def f(x):\n    {ending}", swallow) is False
+
+
+def test_exception_that_ends_iterations_does_not_cut_a_test_short(strong):
+    test = "assert all(map(lambda x: f(x) == 1, [1, 2]))"
+    assert verdict_on(strong, "def f(x):\n    return 1", test) is True
+    assert verdict_on(strong, "def f(x):\n    raise StopIteration", test) is False
+
+
+def test_changes_to_arguments_stay_in_the_program(strong):
+    # In one interpreter this answer would pass: the list it is compared with is the one that it changed.
+    test = "numbers = [3, 1, 2]\nassert f(numbers) == numbers"
+    assert verdict_on(strong, "def f(x):\n    x.clear()\n    return x", test) is False
+
+
+def test_functions_may_be_passed_around_and_called_by_keyword(strong):
+    source = "def f(x, *, scale=1):\n    return x * scale"
+    assert verdict_on(strong, source, "assert list(map(f, [1, 2])) == [1, 2]", "assert f(x=2, scale=3) == 6") is True
+
+
+@pytest.mark.parametrize(
+    ("tests", "setup"),
+    [(("assert f(1 ==",), ()), (("assert f(1)",), ("import no_such_module",)), (("assert f(lambda: 0)",), ()),
+     (("assert f(1)",), ("raise SystemExit",)), (("\ud800",), ())],
+)  # fmt: skip
+def test_tests_that_cannot_run_give_no_verdict(strong, tests, setup):
+    verdict = strong.check(Check("def f(x):\n    return 1", ("f",), tests, setup))
+    assert verdict.passed is None and verdict.reason.startswith("unusable tests")
+
+
+def test_program_cannot_make_its_tests_unusable(strong):
+    deep = "def f(x):\n    value = []\n    for _ in range(150): value = [value]\n    return value"
+    test = "import sys\nvalue = f(1)\nsys.setrecursionlimit(120)\nassert f(value) == 1"
+    assert verdict_on(strong, deep, test) is False
+
+
+def test_program_that_is_too_large_fails_and_the_next_one_passes(strong):
+    assert strong.check(task("#" * (65 << 20))).passed is False
+    assert strong.check(task(SOLUTION)).passed
+
+
+def test_checks_come_back_in_order_from_several_workers():
+    with Sandbox(isolation="limits", workers=2) as sandbox:
+        checks = [Check(f"def f(x):\n    return {n}", ("f",), (f"assert f(0) == {n // 2 * 2}",)) for n in range(20)]
+        assert [verdict.passed for verdict in sandbox.check_all(checks)] == [n % 2 == 0 for n in range(20)]
+
+
+def test_killed_launcher_is_replaced_and_closing_leaves_no_process():
+    before = descendants()
+    sandbox = Sandbox(isolation="limits", workers=1)
+    assert sandbox.check(task(SOLUTION)).passed
+    (launcher,) = descendants() - before
+    os.kill(launcher, signal.SIGKILL)
+    assert sandbox.check(task(SOLUTION)).passed
+    assert descendants() - before not in (set(), {launcher})
+    sandbox.close()
+    assert descendants() == before
+    assert sandbox.check(task(SOLUTION)).passed  # starts again
+    del sandbox
+    assert descendants() == before
+
+
+def test_launcher_ends_with_its_owner(strong):
+    script = (
+        "import os, signal\nfrom duet_trl.rewards import Check, Sandbox\n"
+        "sandbox = Sandbox(workers=2)\n"
+        "checks = [Check(f'def f(x):\\n    return {n}', ('f',), ('assert f(1) is not None',)) for n in range(8)]\n"
+        "assert all(verdict.passed for verdict in sandbox.check_all(checks))\n"
+        "print(sandbox.isolation, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    )
+    with Outside():  # adopts what the script leaves behind
+        before = descendants()
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        deadline = time.monotonic() + 30
+        while descendants() != before and time.monotonic() < deadline:
+            pass
+        assert descendants() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="this user has no rights to give up; the other tests cover it")
+@pytest.mark.parametrize("lost", [(21,), (21, 7)], ids=["administration", "administration and changing the user"])
+def test_root_of_a_container_is_isolated_too(lost):
+    script = (
+        "import ctypes, os, sys\n"
+        f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
+        "code = 'from duet_trl.rewards.sandbox_probe import probe\\n"
+        "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
+        "os.execv(sys.executable, [sys.executable, '-c', code])"
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    with_all_rights = {name: probe(name) for name in ("namespaces", "landlock", "limits")}
+    assert done.stdout.strip() == str(with_all_rights), done.stderr
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of system calls on x86_64")
+def test_where_nothing_strong_holds_only_the_weak_isolation_by_name_is_used():
+    # As in a container that may neither unshare nor mount and has no Landlock: EPERM for these calls.
+    denied = {"unshare": 272, "mount": 165, "landlock_create_ruleset": 444}
+    lines = [(0x20, 0, 0, 0)]
+    for number in denied.values():
+        lines += [(0x15, 0, 1, number), (0x06, 0, 0, 0x00050001)]
+    program = f"b''.join(struct.pack('HBBI', *line) for line in {[*lines, (0x06, 0, 0, 0x7FFF0000)]})"
+    script = (
+        "import struct\nfrom duet_trl.rewards import CodeVerifier, SandboxError, code_reward\n"
+        f"from duet_trl.rewards.sandbox_kernel import install_seccomp\ninstall_seccomp({program})\n"
+        "row = {'completions': ['```python\\ndef f(x):\\n    return x\\n```'], 'test_list': [['assert f(1) == 1']]}\n"
+        "for refused in (CodeVerifier, lambda: code_reward(**row)):\n"
+        "    try: refused()\n"
+        "    except SandboxError as error: print(error)\n"
+        "    else: raise AssertionError('not refused')\n"
+        "verifier = CodeVerifier(isolation='limits')\nprint(verifier(**row), verifier.isolation)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *refusals, graded = done.stdout.splitlines()
+    assert graded == "[1.0] limits"
+    assert len(refusals) == 2 and all("isolation='limits'" in line for line in refusals)
+
+
+def test_unknown_isolation_and_bad_limits_are_named():
+    with pytest.raises(ValueError, match="'jail'"):
+        find_isolation("jail")
+    with pytest.raises(ValueError, match="workers"):
+        Sandbox(isolation="limits", workers=0)
+    with pytest.raises(ValueError, match="memory_bytes"):
+        Limits(memory_bytes=0)
+    with pytest.raises(ValueError, match="cpu_seconds"):
+        Limits(cpu_seconds=0.5)
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "/usr/include/asm-generic/unistd.h")],
+)
+def test_numbers_of_system_calls_are_those_of_the_kernel_headers(machine, header):
+    if not Path(header).exists():
+        pytest.skip(f"{header} is not there")
+    numbers = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
+    numbers.setdefault("newfstatat", numbers.get("fstatat"))
+    column, _ = system_call_filter.MACHINES[machine]
+    for table in (system_call_filter.ALLOWED, system_call_filter.WRITING, system_call_filter.CHECKED):
+        for name, number in system_call_filter.system_calls(table, column).items():
+            assert numbers[name] == str(number), name
+
+
+@pytest.mark.parametrize("machine", system_call_filter.MACHINES)
+def test_filter_program_is_short_and_never_jumps_beyond_its_end(machine):
+    program = system_call_filter.filter_program(machine, 1, writable=False, threads=True)
+    program = list(struct.iter_unpack("HBBI", program))
+    assert len(program) < 4096  # the kernel's limit
+    for place, (_, if_true, if_false, _) in enumerate(program):
+        assert place + 1 + max(if_true, if_false) < len(program) or place == len(program) - 1
+    with pytest.raises(ValueError, match="riscv64"):
+        system_call_filter.filter_program("riscv64", 1, writable=False, threads=True)

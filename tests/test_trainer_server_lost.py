@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Training on a vLLM server that is killed in the middle of a step."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from transformers import TrainerCallback
+
+from tests.runs import duet_trainer, logged
+from tests.server_process import GATE, GUARD, ROOT, ServerProcess
+from tests.tiny import tiny_tokenizer
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+NUM_STEPS = 4
+LONG = {"max_completion_length": 200, "max_steps": NUM_STEPS}
+
+
+@pytest.fixture(scope="module")
+def process(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tiny_path, tmp_path_factory.mktemp("mortal"), *GATE, *GUARD) as process:
+        yield process
+
+
+@pytest.fixture
+def mortal(process: ServerProcess, monkeypatch) -> ServerProcess:
+    """A server of this module, alive at the start of each test, and its environment."""
+    monkeypatch.setenv("DUET_SERVER_TOKEN", process.token)
+    monkeypatch.setenv("DUET_WEIGHTS_DIR", str(process.weights))
+    process.start()
+    return process
+
+
+def options(server: ServerProcess, **overrides) -> dict:
+    return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, **LONG, **overrides}
+
+
+class Failure(TrainerCallback):
+    """Kills the server while it generates for the step after `after`, then does what comes `then`."""
+
+    def __init__(self, server: ServerProcess, after: int, then: Callable[[], None]) -> None:
+        self.server, self.after, self.then = server, after, then
+        self.thread = threading.Thread(target=self._strike)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == self.after:
+            self.thread.start()
+
+    def _strike(self) -> None:
+        while self.server.metric("vllm:num_requests_running") == 0:
+            pass
+        self.server.kill()
+        self.then()
+
+
+def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(mortal, tiny_path, tmp_path, caplog):
+    failure = Failure(mortal, 2, mortal.launch)
+    run = options(mortal, audit_log=True, prompt_id_column="name", learning_rate=1e-2, callbacks=[failure])
+    trainer = duet_trainer(tiny_path, tmp_path, **run)
+    plans, plan = [], trainer.controller.plan
+
+    def recorded(keys, epoch):
+        plans.append(plan(keys, epoch))
+        return plans[-1]
+
+    trainer.controller.plan = recorded
+    trainer.train()
+    failure.thread.join()
+    assert "The vLLM server was lost: " in caplog.text and "Waiting up to 240 s" in caplog.text
+
+    assert trainer.state.global_step == NUM_STEPS == len(plans)
+    assert trainer.controller.state_dict()["step"] == NUM_STEPS
+    # A server with the weights it started with would be far off after two steps at this learning rate.
+    differences = logged(trainer, "sampling/sampling_logp_difference/max")
+    assert len(differences) == NUM_STEPS and max(differences) < 1e-3
+
+    tokenizer, total = tiny_tokenizer(), 0
+    generated, num_tokens = (logged(trainer, name) for name in ("duet/generated_tokens", "num_tokens"))
+    for made, own, counted in zip(plans, generated, num_tokens, strict=True):
+        rows = pq.read_table(tmp_path / "duet_audit" / f"step_{made.step:06d}.parquet").to_pydict()
+        assert Counter(rows["prompt"]) == dict(zip(made.keys, made.num_rollouts.tolist(), strict=True))
+        assert sum(rows["length"]) == own
+        total += own + sum(len(tokenizer(prompt).input_ids) for prompt in rows["prompt"])
+        assert counted == total
+
+
+def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(mortal, tiny_path, tmp_path):
+    failure = Failure(mortal, 2, lambda: None)
+    run = options(mortal, vllm_server_timeout=2, save_strategy="no")
+    trainer = duet_trainer(tiny_path, tmp_path, callbacks=[failure], **run)
+    text = f"Training stopped: no healthy vLLM server at {mortal.url} after 2 s.*state before it is in .*checkpoint-2"
+    with pytest.raises(RuntimeError, match=f"(?s){text}"):
+        trainer.train()
+    failure.thread.join()
+    state = json.loads((tmp_path / "checkpoint-2" / "duet_controller.json").read_text())
+    assert state["step"] == 2
+
+    mortal.start()
+    resumed = duet_trainer(tiny_path, tmp_path, **run)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert resumed.state.global_step == NUM_STEPS == resumed.controller.state_dict()["step"]
+    assert max(logged(resumed, "sampling/sampling_logp_difference/max")) < 1e-3
+
+
+def launch(server: ServerProcess, tiny_path: Path, tmp_path: Path, **overrides) -> subprocess.Popen:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += [str(ROOT / "tests" / "distributed_run.py"), str(tiny_path), str(tmp_path)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    log = (tmp_path / "run.log").open("w")
+    command.append(json.dumps(options(server, **overrides)))
+    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
+
+
+def kill_in_the_middle(server: ServerProcess, run: subprocess.Popen) -> None:
+    """Kill the server once a step has been generated and while another one is."""
+    while server.metric("vllm:request_success") < 40 or server.metric("vllm:num_requests_running") == 0:
+        assert run.poll() is None
+    server.kill()
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("restarted", [False, True])
+def test_both_processes_hold_the_same_state_also_after_a_restart(mortal, tiny_path, tmp_path, restarted):
+    saving = {"save_strategy": "steps", "save_steps": NUM_STEPS}
+    # 0.85 of 8 prompts x 4 rollouts pays for 27 in the first step, when all are expected to cost the same.
+    run = launch(mortal, tiny_path, tmp_path, learning_rate=1e-2, budget_fraction=0.85, **saving)
+    if restarted:
+        kill_in_the_middle(mortal, run)
+        mortal.launch()
+    assert run.wait(timeout=400) == 0, (tmp_path / "run.log").read_text()[-4000:]
+    assert ("The vLLM server was lost" in (tmp_path / "run.log").read_text()) == restarted
+    first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    for name in ("controller", "weights", "samples", "plans"):
+        assert first[name] == second[name], name
+    assert first["controller"]["step"] == NUM_STEPS == len(first["plans"])
+    assert sum(first["plans"][0]) == 27  # one more on the first process than on the second
+    history = json.loads((tmp_path / f"checkpoint-{NUM_STEPS}" / "trainer_state.json").read_text())["log_history"]
+    name = "sampling/sampling_logp_difference/max"
+    differences = [entry[name] for entry in history if name in entry]
+    assert len(differences) == NUM_STEPS and max(differences) < 1e-3
+
+
+@pytest.mark.distributed
+def test_both_processes_stop_together_where_the_server_stays_away(mortal, tiny_path, tmp_path):
+    run = launch(mortal, tiny_path, tmp_path, vllm_server_timeout=2)
+    kill_in_the_middle(mortal, run)
+    assert run.wait(timeout=200) != 0
+    log = (tmp_path / "run.log").read_text()
+    # Every process says why it stops: none was left in a collective and ended by the launcher.
+    assert log.count("RuntimeError: Training stopped: no healthy vLLM server") == 2
+    (checkpoint,) = tmp_path.glob("checkpoint-*")
+    assert (checkpoint / "duet_controller.json").exists() and (checkpoint / "model.safetensors").exists()
