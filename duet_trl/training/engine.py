@@ -21,6 +21,7 @@ from ..generate.markers import get_marker
 from ..generate.parameters import gate_parameters
 from ..generate.sentinel import find_sentinel
 from ..generate.vocabulary import vocabulary_bytes
+from .lockstep import in_lockstep
 
 if TYPE_CHECKING:
     from ..trainer import DUETGRPOTrainer
@@ -207,10 +208,13 @@ class Engine:
             from .server import ServerGeneration
 
             self._server = ServerGeneration(trainer, self.setup, trainer.exchange)
-        elif trainer.accelerator.device.type == "cpu":
+            return
+        generation, device = trainer.vllm_generation, trainer.accelerator.device
+        if self.args.vllm_tensor_parallel_size > 1:
+            generation.generate = in_lockstep(generation.generate, generation.tp_group, device)
+        if device.type == "cpu":
             from ..generate.engines.colocated import reload_weights_cpu
 
-            generation = trainer.vllm_generation
             # TRL loads tensor by tensor, which vLLM's CPU backend cannot: it multiplies with packed copies.
             generation.sync_weights = lambda: reload_weights_cpu(generation.llm, generation._iter_named_params())
 

@@ -66,6 +66,7 @@ class DUETClient(VLLMClient):
         """Wait for the server, with the token; `VLLMClient` calls it before anything else."""
         self.gate = GateServer(self.base_url, self._token)
         self.session.headers.update(self.gate.headers)
+        self.session.trust_env = False  # a proxy must not see the token, nor .netrc replace it
         self.gate.wait(total_timeout)
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:

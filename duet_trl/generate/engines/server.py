@@ -22,8 +22,8 @@ from ..parameters import gate_parameters
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _PROMPTS_PER_REQUEST = 8
-"""One body carries one set of parameters, so rollouts that share theirs share requests; small ones keep a load
-balancer in front of several servers useful."""
+"""One body carries one set of parameters, so rollouts that share theirs share requests; small ones spread over the
+engines of a data-parallel server."""
 
 _MOST_REQUESTS = 256
 """Every request holds a connection, a file that the operating system counts; larger batches get larger requests."""

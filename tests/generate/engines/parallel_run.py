@@ -257,6 +257,7 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "samples": trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),
         "decisions": llm.collective_rpc(seen)[0][1:],
+        "random_state": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
         "logged": {name: logged(trainer, name) for name in LOGGED},
     }
 

@@ -306,3 +306,13 @@ def test_trainers_that_share_an_engine_gate_alike_and_sample_from_the_policy_the
     for name in ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate"):
         assert max(first["logged"][name]) > 0, name
     assert [len(row) for row in first["samples"]] == [1, 1, 1]  # three prompts over two processes
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_trainers_that_share_an_engine_sample_alike_though_dropout_parts_their_random_states(tiny_path, tmp_path):
+    first, second = train(tiny_path, tmp_path, max_steps=4, model_init_kwargs={"attention_dropout": 0.2})
+    assert first["decisions"] == second["decisions"]
+    assert first["random_state"] != second["random_state"]  # or the test shows nothing
+    # Dropout itself changes a log-probability by some 0.2 nats; a rank that attends to other tokens, by some 12.
+    assert max(first["logged"]["sampling/sampling_logp_difference/max"]) < 1.0
