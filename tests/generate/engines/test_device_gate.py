@@ -277,6 +277,8 @@ def test_a_batch_without_a_gated_slot_is_not_looked_at():
     gates = device_gates()
     gates.admit(0, request(), prompt_len=0)
     gates.apply(None, None, np.array([1, 3]), None, None, None)
+    with pytest.raises(AttributeError):  # with one it is: nothing that is None can be looked at
+        gates.apply(None, None, np.array([0, 1]), None, None, None)
 
 
 @pytest.mark.parametrize(

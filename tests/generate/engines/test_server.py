@@ -203,7 +203,7 @@ def test_probe_passes_for_every_marker(server, tiny_gate, name):
     # The last two complete within the first token, often and always.
     fingerprint = compile_automaton(get_marker(MARKERS.get(name, name)), tiny_gate.vocabulary).fingerprint
     for _ in range(5):
-        server.client.probe(name, fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids)
+        assert server.client.probe(name, fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids) is None
 
 
 def test_probe_finds_another_tokenizer(server, tiny_gate):
