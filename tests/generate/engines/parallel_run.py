@@ -268,7 +268,10 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")  # from torchrun
     (Path(folder) / f"{mode}{rank}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()
+        from tests.distributed_run import leave
+
+        torch.distributed.barrier()
+        leave()
 
 
 if __name__ == "__main__":
