@@ -233,9 +233,23 @@ def sample(
 # train: one of two training processes that share an engine
 
 
+def name_shared_memory(name: str) -> list[Path]:
+    """Make this process's part of vLLM's CPU communicator the run's own; the files that it will have.
+
+    vLLM names it after the port of its rendezvous. An engine inside a torchrun process has none, so that all such
+    runs on a machine have one name, and a run that ended without tidying up keeps the next from starting.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    named = _CPUSHMDistributed.make_group_name
+    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"{name}{Path(named(communicator)).name}")
+    return [Path(f"/dev/shm/{name}-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+
+
 def train(path: Path, folder: Path, overrides: str) -> dict:
     from tests.runs import duet_trainer, logged
 
+    shared = name_shared_memory(os.environ["MASTER_PORT"])
     trainer = duet_trainer(
         path,
         folder,
@@ -251,6 +265,7 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
     trainer.train()
     end = [parameter.detach() for parameter in trainer.model.parameters()]
     torch.distributed.barrier()
+    shared[int(os.environ["RANK"])].unlink()  # mapped by now, and the process leaves without closing it
     return {
         "controller": trainer.controller.state_dict(),
         "weights": hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in end)).hexdigest(),
