@@ -167,6 +167,11 @@ class DUETGRPOConfig(GRPOConfig):
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
     poll_cold_fraction: float = _knob("K1 before the first refit, share of the maximum. Paper: 0.3.", default=0.3)
     abort_cold_fraction: float = _knob("K2 before the first refit, share of the maximum. Paper: 0.7.", default=0.7)
+    extra_eos_tokens: list[str] | None = _knob(
+        "Tokens that end a rollout of any method beside those that tokenizer and model declare: for a base model the "
+        "end of turn of its chat template.",
+        default=None,
+    )
     sentinel_token_id: int | None = _knob(
         "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary.",
         default=None,

@@ -377,6 +377,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         num_samples: int = 1,
         *,
         temperature: float | None = None,
+        top_p: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[list[int]]]:
         """Completions of the current policy from the training engine, without the gate; for evaluation.
@@ -384,7 +385,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         Args:
             prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
             num_samples (int): Completions per prompt.
-            temperature (float | None): 0 is greedy; None: the training temperature.
+            temperature, top_p (float | None): Temperature 0 is greedy; None: as in training.
             max_tokens (int | None): Tokens at most; None: `max_completion_length`.
 
         Returns:
@@ -392,9 +393,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         """
         # vLLM schedules by itself; generate holds the cache of a whole call in memory.
         size = None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
-        with self.engine.sampling(self, temperature, max_tokens):
+        with self.engine.sampling(self, temperature, top_p, max_tokens):
             return self.exchange.spread(prompts, num_samples, self._sample_local, size)
 
     def _sample_local(self, prompts: list) -> list[list[int]]:
-        ids, _, _ = self._tokenize_prompts(prompts)
-        return super()._generate_single_turn(ids, None, {}, 1)[0]
+        return super()._generate_single_turn(self._tokenize_prompts(prompts)[0], None, {}, 1)[0]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -264,6 +264,46 @@ def test_sample_returns_ungated_completions_of_every_prompt(tiny_path, tmp_path)
     assert all(row[0] == row[1] for row in samples)  # greedy
     assert max(len(ids) for row in samples for ids in row) <= 12
     assert trainer.generation_config.max_new_tokens == 96
+
+
+def test_sample_takes_a_nucleus_of_its_own(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path)
+    # Only the likeliest token is in a nucleus of next to nothing.
+    narrow = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=1.0, top_p=1e-6, max_tokens=12)
+    greedy = trainer.sample(["Say 1 ", "Say 2 "], 1, temperature=0.0, max_tokens=12)
+    assert [row[:1] for row in narrow] == greedy
+    assert all(ids == row[0] for row in narrow for ids in row)
+    wide = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=1.0, max_tokens=12)
+    assert any(ids != row[0] for row in wide for ids in row)  # the training nucleus is whole again
+
+
+@pytest.mark.parametrize("method", ["duet", "grpo"])
+def test_extra_eos_tokens_end_rollouts_of_every_method(tiny_path, tmp_path, method):
+    rollouts = []
+
+    def record(completion_ids, **kwargs):
+        rollouts.extend(completion_ids)
+        return [float(len(ids)) for ids in completion_ids]
+
+    options = {"extra_eos_tokens": ["\u0120the"], "method": method, "trim": False, "abort": method == "duet"}
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=record, max_steps=1, **options)
+    trainer.train()
+    the = trainer.processing_class.convert_tokens_to_ids("\u0120the")
+    ended = [ids for ids in rollouts if the in ids]
+    assert len(ended) > len(rollouts) / 2  # one token in sixteen
+    assert all(ids.index(the) == len(ids) - 1 for ids in ended)
+    assert all(ids.count(the) <= 1 for row in trainer.sample(["Say 1 "], 8) for ids in row)
+    # Ended, not cut off: what is cut off has the full length.
+    cut = sum(len(ids) == 96 and ids[-1] not in trainer.eos_token_ids for ids in rollouts)
+    if method == "grpo":
+        assert logged(trainer, "completions/clipped_ratio") == [pytest.approx(cut / len(rollouts))]
+    trainer.save_model(str(tmp_path / "saved"))
+    assert the in GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id
+
+
+def test_an_extra_eos_token_that_is_no_token_is_refused(tiny_path, tmp_path):
+    with pytest.raises(ValueError, match=r"extra_eos_tokens names 'no such token', which is no single token"):
+        duet_trainer(tiny_path, tmp_path, method="grpo", extra_eos_tokens=["}$.", "no such token"])
 
 
 def infinite_on_some(completions, **kwargs):

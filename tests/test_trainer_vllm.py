@@ -22,7 +22,15 @@ if overrides.pop("lora", False):
     from peft import LoraConfig
 
     overrides["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
-trainer = duet_trainer(model, output_dir, use_vllm=True, vllm_mode="colocate", max_steps=5, **overrides)
+rollouts = []
+
+def rewards(completions, completion_ids, **kwargs):
+    rollouts.extend(completion_ids)
+    return count_fours(completions)
+
+trainer = duet_trainer(
+    model, output_dir, use_vllm=True, vllm_mode="colocate", max_steps=5, rewards=rewards, **overrides
+)
 trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
 names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
@@ -30,6 +38,12 @@ names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/ge
          "sampling/importance_sampling_ratio/max")
 report = {name: logged(trainer, name) for name in names}
 report["samples"] = samples
+the = trainer.processing_class.convert_tokens_to_ids("\\u0120the")
+free = [ids for row in trainer.sample(["Say 1 ", "Say 2 "], 8, temperature=1.0) for ids in row]
+report["with_the"], report["end_at_the"] = (
+    [sum(test(ids) for ids in kind) for kind in (rollouts, free)]
+    for test in (lambda ids: the in ids, lambda ids: the in ids and ids.index(the) == len(ids) - 1)
+)
 (output_dir / "report.json").write_text(json.dumps(report))
 """
 
@@ -66,13 +80,17 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
         {"method": "grpo"},
         {"lora": True, "learning_rate": 1e-2},
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
+        {"extra_eos_tokens": ["\u0120the"]},
+        {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
     ],
-    ids=["custom-marker", "grpo", "lora", "papers-nucleus"],
+    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos"],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)
     assert len(report["loss"]) == 5
     # No importance correction, no measured difference.
     assert max(report["sampling/sampling_logp_difference/max"], default=0.0) < 1e-3
+    assert min(report["with_the"]) > 5  # of rollouts and of samples outside of training
+    assert (report["end_at_the"] == report["with_the"]) == ("extra_eos_tokens" in overrides)
     gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
     assert gated == (overrides.get("method") != "grpo")

@@ -62,7 +62,7 @@ def load_tokenizer(
     """The tokenizer GRPOTrainer would load, before it loads the model.
 
     Raises:
-        ValueError: If a multimodal processor is given.
+        ValueError: If a multimodal processor is given, or `extra_eos_tokens` names what is no token of it.
     """
     if tokenizer is None:
         kwargs = args.model_init_kwargs or {}
@@ -79,6 +79,7 @@ def load_tokenizer(
             f"{type(tokenizer).__name__} is a multimodal processor; DUET trains on text. Pass the tokenizer as "
             "processing_class, or use GRPOTrainer."
         )
+    _extra_eos_ids(tokenizer, args)
     return tokenizer
 
 
@@ -97,7 +98,7 @@ def prepare_gate(
         return None
     vocab_size, declared = _vocabulary(model, args)
     marker = get_marker(args.marker)
-    eos_ids = _eos_ids(tokenizer, declared, vocab_size)
+    eos_ids = _eos_ids(tokenizer, [*declared, *_extra_eos_ids(tokenizer, args)], vocab_size)
     automaton = compile_automaton(marker, vocabulary_bytes(tokenizer, vocab_size))
     if args.sentinel_token_id is None:
         sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
@@ -140,6 +141,17 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size
             "model's generation_config.eos_token_id to tokens the model can produce."
         )
     return tuple(eos_ids)
+
+
+def _extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> list[int]:
+    tokens = args.extra_eos_tokens or []
+    ids = [tokenizer.get_vocab().get(token) for token in tokens]
+    if None in ids:
+        raise ValueError(
+            f"extra_eos_tokens names {tokens[ids.index(None)]!r}, which is no single token of the tokenizer "
+            f"{tokenizer.name_or_path!r}. Name a token of its vocabulary, or leave it out."
+        )
+    return ids
 
 
 def _free_port() -> int:
@@ -202,6 +214,7 @@ class Engine:
         Raises:
             ServerError: If a vLLM server does not run this gate.
         """
+        self._end_at_extra_tokens(trainer)
         if not self.args.use_vllm:
             return
         if self.args.vllm_mode == "server":
@@ -217,6 +230,20 @@ class Engine:
 
             # TRL loads tensor by tensor, which vLLM's CPU backend cannot: it multiplies with packed copies.
             generation.sync_weights = lambda: reload_weights_cpu(generation.llm, generation._iter_named_params())
+
+    def _end_at_extra_tokens(self, trainer: "DUETGRPOTrainer") -> None:
+        """Make `extra_eos_tokens` ends of a rollout: for TRL's masks, for the engine, and in the model that is saved."""
+        extra = [x for x in _extra_eos_ids(trainer._tokenizer, self.args) if x not in trainer.eos_token_ids]
+        if not extra:
+            return
+        trainer.eos_token_ids = [*trainer.eos_token_ids, *extra]
+        trainer.accelerator.unwrap_model(trainer.model).generation_config.eos_token_id = list(trainer.eos_token_ids)
+        if not self.args.use_vllm:
+            trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
+        elif self.args.vllm_mode == "colocate":
+            kwargs = trainer.vllm_generation.generation_kwargs
+            stops = kwargs.get("stop_token_ids") or []
+            trainer.vllm_generation.generation_kwargs = kwargs | {"stop_token_ids": [*stops, *extra]}
 
     def gated(self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray) -> AbstractContextManager:
         """While active, generation of these rollouts runs through the gate.
@@ -256,29 +283,33 @@ class Engine:
 
     @contextmanager
     def sampling(
-        self, trainer: "DUETGRPOTrainer", temperature: float | None, max_tokens: int | None
+        self, trainer: "DUETGRPOTrainer", temperature: float | None, top_p: float | None, max_tokens: int | None
     ) -> Iterator[None]:
-        """While active, TRL's generation uses another temperature and length; see [`DUETGRPOTrainer.sample`]."""
+        """While active, TRL's generation uses other settings; see [`DUETGRPOTrainer.sample`]."""
         temperature = trainer.temperature if temperature is None else temperature
         max_tokens = trainer.max_completion_length if max_tokens is None else max_tokens
+        top_p = trainer.top_p if top_p is None else top_p
         if self.args.use_vllm:
             generation = trainer.vllm_generation
-            saved = generation.temperature, generation.max_completion_length
-            generation.temperature, generation.max_completion_length = temperature, max_tokens
+            settings = {"temperature": temperature, "top_p": top_p, "max_completion_length": max_tokens}
+            saved = {name: generation.__dict__[name] for name in settings}
+            generation.__dict__.update(settings)
             try:
                 yield
             finally:
-                generation.temperature, generation.max_completion_length = saved
+                generation.__dict__.update(saved)
             return
-        saved_config = trainer.generation_config
-        trainer.generation_config = copy.deepcopy(saved_config)
-        trainer.generation_config.update(max_new_tokens=max_tokens, do_sample=temperature > 0)
+        saved_config, saved_kwargs = trainer.generation_config, trainer.generation_kwargs
+        changed = {"max_new_tokens": max_tokens, "do_sample": temperature > 0}
         if temperature > 0:
-            trainer.generation_config.temperature = temperature
+            changed |= {"temperature": temperature, "top_p": top_p}
+        trainer.generation_config = copy.deepcopy(saved_config)
+        trainer.generation_config.update(**changed)
+        trainer.generation_kwargs = saved_kwargs | changed
         try:
             yield
         finally:
-            trainer.generation_config = saved_config
+            trainer.generation_config, trainer.generation_kwargs = saved_config, saved_kwargs
 
     def split(
         self, gate: GatePlan, ids: list[list[int]], logprobs: list | None

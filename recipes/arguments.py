@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all recipes are configured with: YAML files that build on each other, and the command line over them.
+
+A YAML file may begin with `extends: base/paper.yaml` (or a list, paths relative to the file): it then holds only what
+it changes, and what several files share stands once. Every field of `RecipeArguments`, `RecipeConfig` and TRL's
+`ModelConfig` can stand in it, and the command line has the last word.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from trl import ModelConfig, TrlParser
+
+from duet_trl import DUETGRPOConfig
+
+RECIPES = ("math_qwen3", "math_llama3", "code_qwen3", "qa_qwen3")
+SHARDINGS = ("none", "full")
+
+
+def _option(help_text: str, default: Any) -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": help_text})
+    return field(default=default, metadata={"help": help_text})
+
+
+@dataclass
+class RecipeArguments:
+    """What a recipe needs beside the trainer's configuration and TRL's `ModelConfig`."""
+
+    recipe: str = _option("Recipe that the configuration is made for: the name of its script.", "math_qwen3")
+    dry_run: bool = _option("Print the resolved cell and end, without model, data or network.", False)
+
+    dataset_name: str | None = _option(
+        "Training data: a name on the Hub or a local .jsonl or .parquet file. None: the recipe's own.", None
+    )
+    heldout: str | None = _option(
+        "math: where MATH-500 is, on the Hub or a local file; problems that stand there too are reported. None: not "
+        "checked.",
+        "HuggingFaceH4/MATH-500",
+    )
+    drop_overlap: bool = _option("math: leave out problems that stand in MATH-500 too. Paper: True.", True)
+    max_prompt_length: int = _option("Longest prompt with its chat template, tokens; longer ones are left out.", 512)
+    graded: str | None = _option(
+        "Answer that is graded: the 'first' of a completion or the 'last'. None: the last box or short answer, the "
+        "first code block.",
+        None,
+    )
+    sandbox: str | None = _option("code: sandbox mode of the tests. None: the strongest that works here.", None)
+
+    num_gpus: int = _option("GPUs that the configuration is made for; the dry run shares work and memory by it.", 8)
+    gpu_memory_gib: float = _option("Memory of one of them, GiB.", 80.0)
+    sharding: str = _option("Weights and optimizer: 'none' (whole on every GPU) or 'full' (FSDP2, ZeRO-3).", "none")
+
+    eval_suites: list[str] = _option("Suites measured before, while and after training. Empty: none.", [])
+    eval_sources: list[str] = _option("Places of suites other than their own on the Hub: 'math500=<file>'.", [])
+    eval_every: int = _option("Optimizer steps between two measurements; 0: before and after only.", 30)
+    eval_samples: int = _option("k of mean@k and best@k.", 4)
+    eval_temperature: float = _option("Sampling temperature of mean@k and best@k.", 0.9)
+    eval_top_p: float = _option("Nucleus of mean@k and best@k.", 0.95)
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("recipe", RECIPES), ("sharding", SHARDINGS), ("graded", (None, "first", "last"))):
+            if self.__dict__[name] not in allowed:
+                raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
+        for name in ("max_prompt_length", "num_gpus", "eval_samples"):
+            if self.__dict__[name] < 1:
+                raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}.")
+
+    @property
+    def sources(self) -> dict[str, str]:
+        """Places of suites by name.
+
+        Raises:
+            ValueError: If an entry is not of the form 'suite=place', or names a suite that is not measured.
+        """
+        found = {}
+        for entry in self.eval_sources:
+            name, separator, place = entry.partition("=")
+            if not separator or name not in self.eval_suites:
+                raise ValueError(f"eval_sources takes 'suite=place' for suites of eval_suites, got {entry!r}.")
+            found[name] = place
+        return found
+
+
+@dataclass
+class RecipeConfig(DUETGRPOConfig):
+    """`DUETGRPOConfig` whose accumulation steps follow from the batch, so that a cell is the same on any machine."""
+
+    prompts_per_step: int | None = _option(
+        "M, prompts of an optimizer step. gradient_accumulation_steps follows from it, the batch of a device and the "
+        "number of processes.",
+        None,
+    )
+
+    def __post_init__(self) -> None:
+        if self.prompts_per_step is not None:
+            self.gradient_accumulation_steps = self._accumulation_steps()
+        super().__post_init__()
+
+    def _accumulation_steps(self) -> int:
+        rollouts = self.prompts_per_step * self.num_generations
+        processes = int(os.environ.get("WORLD_SIZE", 1))
+        steps, rest = divmod(rollouts, self.per_device_train_batch_size * processes)
+        if rest or not steps:
+            raise ValueError(
+                f"prompts_per_step {self.prompts_per_step} x num_generations {self.num_generations} = {rollouts} "
+                f"rollouts cannot be shared by {processes} processes with micro-batches of "
+                f"{self.per_device_train_batch_size}. Choose another per_device_train_batch_size or number of "
+                "processes, or unset prompts_per_step and set gradient_accumulation_steps."
+            )
+        return steps
+
+
+def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArguments, RecipeConfig, ModelConfig]:
+    """Arguments of a recipe from its YAML file and the command line.
+
+    Args:
+        recipe (str): Name of the script.
+        argv (Sequence[str] | None): Command line without the script; None: this process's.
+
+    Raises:
+        ValueError: For an unknown field, a value out of range, or a configuration made for another recipe.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    dry = "--dry_run" in argv
+    if dry and not torch.cuda.is_available():
+        argv += ["--use_cpu", "true"]  # transformers admits bf16 only where a GPU has it, or on a CPU by name
+    parser = TrlParser((RecipeArguments, RecipeConfig, ModelConfig))
+    with tempfile.TemporaryDirectory() as folder:
+        if "--config" in argv:
+            position = argv.index("--config") + 1
+            merged = Path(folder, "config.yaml")
+            merged.write_text(yaml.safe_dump(read_yaml(Path(argv[position]))))
+            argv[position] = str(merged)
+        arguments, config, model = parser.parse_args_and_config(argv, fail_with_unknown_args=True)
+    if arguments.recipe != recipe and not arguments.dry_run:
+        raise ValueError(f"this configuration is made for recipes/{arguments.recipe}.py, not for {recipe}.py.")
+    return arguments, config, model
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file with what it extends; of several values of a field the one nearest to the file holds.
+
+    Args:
+        path (Path): The file.
+
+    Raises:
+        ValueError: If a file is missing, is no mapping, or extends itself.
+    """
+    return _read(path, ())
+
+
+def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.resolve()
+    if path in above:
+        raise ValueError(f"{path} extends itself: {' -> '.join(p.name for p in (*above, path))}.")
+    if not path.is_file():
+        where = f", which {above[-1]} extends" if above else ""
+        raise ValueError(f"there is no configuration {path}{where}.")
+    own = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if not isinstance(own, dict):
+        raise ValueError(f"{path} must hold fields and their values, got {type(own).__name__}.")
+    bases = own.pop("extends", [])
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged |= _read(path.parent / base, (*above, path))
+    return merged | own
