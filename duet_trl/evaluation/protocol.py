@@ -25,6 +25,8 @@ class Score:
         num_problems (int): Problems it rests on.
         num_samples (int): Samples per problem.
         confidence (float): Coverage of the interval.
+        standard_error (float): Standard error over problems, as other harnesses report it: sample standard deviation
+            of the per-problem figures over sqrt(num_problems). 0 for a single problem, from which none can be told.
     """
 
     value: float
@@ -33,6 +35,7 @@ class Score:
     num_problems: int
     num_samples: int
     confidence: float = 0.95
+    standard_error: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -132,6 +135,29 @@ def best_at_k(
     return _score(1.0 - ratios.prod(axis=1), correct, confidence, num_resamples, seed)
 
 
+def mean_over_problems(
+    values: np.ndarray, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0
+) -> Score:
+    """Mean of any quantity of the samples, such as their length, with the interval of `mean_at_k`.
+
+    Args:
+        values (np.ndarray): Value of sample k of problem p, shape (P, k), finite.
+        confidence (float): Coverage of the percentile interval, in (0, 1).
+        num_resamples (int): Bootstrap draws.
+        seed (int): Seed of the draws.
+
+    Returns:
+        Score: The mean and its interval, in the unit of the values.
+
+    Raises:
+        ValueError: If `values` is not a non-empty (P, k) table of finite numbers.
+    """
+    table = np.asarray(values, dtype=np.float64)
+    if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
+        raise ValueError(f"values must be a non-empty (problems, samples) table of numbers, got shape {table.shape}.")
+    return _score(table.mean(axis=1), table, confidence, num_resamples, seed)
+
+
 def _checked(correct: np.ndarray) -> np.ndarray:
     table = np.asarray(correct, dtype=np.float64)
     if table.ndim != 2 or table.size == 0:
@@ -155,5 +181,11 @@ def _score(per_problem: np.ndarray, correct: np.ndarray, confidence: float, num_
     tail = (1.0 - confidence) / 2.0
     low, high = np.quantile(np.concatenate(means), (tail, 1.0 - tail))
     return Score(
-        float(per_problem.mean()), float(low), float(high), num_problems, np.asarray(correct).shape[1], confidence
+        value=float(per_problem.mean()),
+        low=float(low),
+        high=float(high),
+        num_problems=num_problems,
+        num_samples=np.asarray(correct).shape[1],
+        confidence=confidence,
+        standard_error=float(per_problem.std(ddof=1) / num_problems**0.5) if num_problems > 1 else 0.0,
     )

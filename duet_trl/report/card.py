@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of a model card that says how a model was trained under a token budget, and with what result."""
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ _FOLLOWED = (
     ("K1, tokens", "duet/poll_threshold"),
     ("K2, tokens", "duet/abort_threshold"),
 )
-_HELD_OUT = "held_out/mean@"
+_HELD_OUT = re.compile(r"held_out/(?:(?P<suite>[^/]+)/)?(?P<metric>mean@\d+)")
 
 
 def card_section(
@@ -82,17 +83,26 @@ def _course(history: History) -> list[str]:
 
 
 def _accuracy(history: History) -> list[str]:
-    """Held-out accuracy at each measurement, as `HeldOutEvaluation` logs it."""
-    rows, names = [], []
+    """Held-out accuracy, a row per measurement: of one task (`HeldOutEvaluation`) or of suites (`SuiteEvaluation`)."""
+    measured: dict[str, dict[str, str]] = {}
+    metric = ""
     for entry in history:
-        names += [name for name in entry if name.startswith(_HELD_OUT) and name not in names]
-        for name in names:
-            if name in entry:
-                interval = f"[{entry['held_out/low']:.3f}, {entry['held_out/high']:.3f}]"
-                rows.append([str(entry["step"]), f"{entry[name]:.3f}", interval])
-    if not rows:
+        for name in entry:
+            found = _HELD_OUT.fullmatch(name)
+            if found is None:
+                continue
+            low, high = (f"{name}_low", f"{name}_high") if found["suite"] else ("held_out/low", "held_out/high")
+            if low not in entry:  # the greedy figure beside the headline
+                continue
+            suite, metric = found["suite"] or "held out", found["metric"]
+            text = f"{entry[name]:.3f} [{entry[low]:.3f}, {entry[high]:.3f}]"
+            measured.setdefault(str(entry["step"]), {})[suite] = text
+    if not measured:
         return []
+    suites = list(dict.fromkeys(suite for row in measured.values() for suite in row))
+    rows = [[step, *(row.get(suite, "") for suite in suites)] for step, row in measured.items()]
     return [
         "### Held-out accuracy",
-        markdown_table(["step", names[0].removeprefix("held_out/"), "95% interval"], rows),
+        f"{metric} and its 95% interval over problems, by optimizer step.",
+        markdown_table(["step", *suites], rows),
     ]

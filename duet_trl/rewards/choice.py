@@ -107,7 +107,7 @@ def normalize_answer(text: str) -> str:
     """A short answer without what does not matter: case, articles, punctuation, blanks, LaTeX around words.
 
     SQuAD's exact match drops all punctuation, which makes 3.5 equal to 35 and -2 equal to 2; here a decimal point
-    between digits and the sign of a number stay, and commas inside a number go.
+    between digits and the sign of a number stay, commas inside a number and zeros at its end go.
 
     Args:
         text (str): An answer.
@@ -116,7 +116,8 @@ def normalize_answer(text: str) -> str:
         str: Normalised text; of an answer that is nothing but articles and punctuation, the text as it stands.
     """
     plain = unicodedata.normalize("NFKC", _without_latex(text)).translate(_MINUS_SIGNS).casefold()
-    plain = _BARE_POINT.sub("0.", _DROPPED.sub("", plain))
+    plain = _LAST_ZEROS.sub(r"\1", _BARE_POINT.sub("0.", _DROPPED.sub("", plain)))
+    plain = _INITIALS.sub(lambda match: match[0].replace(".", ""), plain)
     words = _ARTICLES.sub(" ", _PUNCTUATION.sub(" ", plain)).split()
     return " ".join(words) or plain.strip()
 
@@ -133,7 +134,7 @@ def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = (
         str | None: An upper-case letter, or None if the answer names none or more than one.
     """
     letters = string.ascii_uppercase[:num_options]
-    plain = _without_latex(answer).strip()
+    plain = unicodedata.normalize("NFKC", _without_latex(answer)).strip().strip(_QUOTES).strip()
     if match := _BARE_LETTER.fullmatch(plain):
         return match[1].upper() if match[1].upper() in letters else None
     texts = [normalize_answer(option) for option in options]
@@ -182,7 +183,8 @@ def _without_latex(text: str) -> str:
     previous = None
     while previous != text:  # one level of nesting per round; each round shortens the text
         previous, text = text, _FONT.sub(r"\1", text)
-    return _MATH_DELIMITERS.sub("", text).replace("\\ ", " ").replace("~", " ")
+    text = _SUBSCRIPT.sub(r"\1", _MATH_DELIMITERS.sub("", text))
+    return text.replace("\\ ", " ").replace("~", " ")
 
 
 _FONT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mathit|boxed|mbox)\s?\{([^{}]*)\}")
@@ -191,11 +193,14 @@ _MINUS_SIGNS = str.maketrans("\u2212\u2013\u2014", "---")
 # Apostrophes, and commas between the thousands of a number.
 _DROPPED = re.compile(r"['\u2019]|(?<=\d),(?=\d{3}(?!\d))")
 _BARE_POINT = re.compile(r"(?<!\d)\.(?=\d)")
+_LAST_ZEROS = re.compile(r"(?<![\d.])(\d+(?:\.\d*[1-9])?)\.?0*(?![\d.])")
+_INITIALS = re.compile(r"(?<!\w)(?:[^\W\d_]\.){2,}")
+_SUBSCRIPT = re.compile(r"_(?:\{(\d+)\}|(\d))")  # as in H_2O
+_QUOTES = "\"'`\u2018\u2019\u201c\u201d<>"
 # A decimal point and the sign of a number are not punctuation.
 _PUNCTUATION = re.compile(r"\.(?!\d)|-(?!\d)|(?<=\w)-|[^\w\s.\-]|_")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_BARE_LETTER = re.compile(r"(?:(?:option|choice|answer)\b:?\s*)?[(\[{]?\s*([A-Za-z])\s*[)\]}]?[.:]?", re.IGNORECASE)
-_LETTER_AND_TEXT = re.compile(
-    r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b:?\s*)?(?:[(\[]?([A-Z])[)\].:]|([A-Z])(?=\s))\s*(.+)", re.DOTALL
-)
+_NAMED = r"(?:(?:[Tt]he\s+)?(?:correct\s+|final\s+|best\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b(?:\s+is\b)?:?\s*){0,2}"
+_BARE_LETTER = re.compile(rf"{_NAMED}[(\[{{]?\s*([A-Za-z])\s*[)\]}}]?[.:,;!]?", re.IGNORECASE)
+_LETTER_AND_TEXT = re.compile(rf"{_NAMED}(?:[(\[]?([A-Z])[)\].:]|([A-Z])(?:,|(?=\s)))\s*(.+)", re.DOTALL)
 _SECOND_LETTER = re.compile(r"(?:\b(?:and|or)\b|[,/&(])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Z])\)")

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..generate.markers import extract_boxed
 from .completions import Completion, completion_text
+from .math_text import contradicts, readable
 
 logger = logging.getLogger(__name__)
 
@@ -113,10 +114,7 @@ class MathVerifier:
         Raises:
             ValueError: If the two sequences differ in length.
         """
-        pairs = [
-            (self._readable(answer), "" if gold is None else str(gold))
-            for answer, gold in zip(answers, golds, strict=True)
-        ]
+        pairs = [self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         with self._lock:
             if len(self._cache) > CACHE_SIZE:
                 self._cache.clear()
@@ -153,12 +151,14 @@ class MathVerifier:
                     elif verdict == "k":
                         self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
 
-    def _readable(self, answer: str | None) -> str | None:
-        """The answer, or None if it is too long to be one."""
-        if answer is None or len(answer) <= MAX_ANSWER_LENGTH:
-            return answer
-        self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, ""))
-        return None
+    def _pair(self, answer: str | None, gold: Any) -> tuple[str | None, str]:
+        """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
+        gold = "" if gold is None else readable(str(gold))
+        if answer is not None and len(answer) > MAX_ANSWER_LENGTH:
+            self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, gold))
+            return None, gold
+        answer = None if answer is None else readable(answer)
+        return None if answer is None or contradicts(answer, gold) else answer, gold
 
     def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
         if message not in self._warned:

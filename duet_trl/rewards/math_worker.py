@@ -20,6 +20,7 @@ from typing import BinaryIO
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Basic, I, MatrixBase, Symbol
 
 MEMORY_BYTES = 4 << 30
 """Address space of a grading process: towers of powers eat memory faster than time."""
@@ -31,8 +32,8 @@ so verdicts, away from the answers behind it."""
 PARSE_CACHE_SIZE = 4_096
 INTEGER = re.compile(r"-?[0-9]{1,12}")
 """Answers that need no parser: most golds of MATH, and most wrong answers to them."""
-FULL_STOP = re.compile(r"(?<!\.)(?<!\\right)\.$")
-"""The end of a sentence that was put into the box; neither an ellipsis nor an invisible delimiter."""
+LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
+WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 RETIRED = 3
 """Exit code of a fork that makes room."""
 EXTRACTION = (
@@ -61,8 +62,6 @@ WARM_UP = (
 
 def grade(answer: str | None, gold: str) -> bytes:
     """Verdict on one pair; `answer` None means that the completion had no box."""
-    gold = FULL_STOP.sub("", gold)
-    answer = None if answer is None else FULL_STOP.sub("", answer)
     if INTEGER.fullmatch(gold) and (answer is None or INTEGER.fullmatch(answer)):
         return b"1" if answer is not None and int(answer) == int(gold) else b"0"
     gold_parsed = _parse(gold)
@@ -154,7 +153,23 @@ def _resident_bytes() -> int:
 
 @lru_cache(PARSE_CACHE_SIZE)
 def _parse(answer: str) -> list:
-    return parse(rf"\boxed{{{answer}}}", EXTRACTION, parsing_timeout=None)
+    parsed = parse(rf"\boxed{{{answer}}}", EXTRACTION, parsing_timeout=None)
+    if "i" in LATEX_COMMAND.sub("", answer) and not WORD.search(answer):
+        return [one if isinstance(one, str) else _with_imaginary_unit(one) for one in parsed]
+    return parsed
+
+
+def _with_imaginary_unit(expression: Basic | MatrixBase) -> Basic | MatrixBase:
+    r"""The expression with the number i for the letter.
+
+    The parser takes letters for real variables unless it sees an i, which it overlooks in `\frac{2i}{5}`: there i is a
+    real variable, and unequal to that of `\frac{2}{5}i`.
+    """
+    letters = {one: I if one.name == "i" else Symbol(one.name) for one in expression.free_symbols}
+    try:
+        return expression.xreplace(letters) if I in letters.values() else expression
+    except (TypeError, ValueError):  # an inequality or an interval, in which it must be a letter
+        return expression
 
 
 def main() -> None:

@@ -11,19 +11,19 @@ import os
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from types import GeneratorType, TracebackType
+from types import TracebackType
 from typing import Any
 
-MAX_FRAME_BYTES = 4 << 20
+MAX_FRAME_BYTES = 16 << 20
 """Longest frame that is accepted from a program under test."""
 MAX_CHECK_BYTES = 64 << 20
 """Longest frame that is accepted from the trusted side."""
-MAX_ITEMS_OF_ITERATOR = 100_000
+MAX_ITEMS_OF_ITERATOR = 1_000_000
 """Items taken from a generator or another iterator, which may be endless."""
 _JSON_INTEGERS = 1 << 53  # beyond it as hexadecimal digits: decimal ones take quadratic time and Python limits them
-_ITERATORS = (GeneratorType, map, filter, zip, reversed, enumerate, type(iter([])), type(iter(())), type(iter({})))
 
 
 class NotPlainData(Exception):
@@ -103,7 +103,7 @@ def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
     data = _read_exactly(descriptor, size)
     try:
         return json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, MemoryError) as error:
         raise NotPlainData("bytes that are no message") from error
 
 
@@ -111,7 +111,8 @@ def encode(value: Any) -> Any:
     """JSON form of a plain value.
 
     None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, ranges, Counter, OrderedDict, deque, Fraction,
-    Decimal and iterators over such values. Of a subclass only the plain value crosses.
+    Decimal, dates and times without a zone, views of a dict, and iterators over such values. Of a subclass only the
+    plain value crosses.
 
     Raises:
         NotPlainData: If the value, or a part of it, is of another type, or nested too deeply.
@@ -130,7 +131,7 @@ def decode(message: Any) -> Any:
     """
     try:
         return _decode(message)
-    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
         raise NotPlainData(f"a malformed value ({type(error).__name__})") from error
 
 
@@ -144,11 +145,11 @@ def _encode(value: Any) -> Any:
         return [_encode(item) for item in value]
     if kind in _ENCODERS:
         return {kind.__name__: _ENCODERS[kind](value)}
-    if kind in _ITERATORS:
-        return {"iterator": _items_of_iterator(value)}
     for base in kind.__mro__[1:]:
         if base in _REBUILT:
             return _encode(_REBUILT[base](value))
+    if isinstance(value, Iterator):
+        return {"iterator": _items_of_iterator(value)}
     raise NotPlainData(f"a value of type {kind.__name__!r}, which cannot leave the program")
 
 
@@ -158,6 +159,13 @@ def _encode_pairs(value: dict) -> list:
 
 def _encode_items(value: Any) -> list:
     return [_encode(item) for item in value]
+
+
+def _encode_moment(value: datetime | time) -> str:
+    """A date or a time of day; a zone is code, which cannot cross."""
+    if value.tzinfo is not None:
+        raise NotPlainData(f"a {type(value).__name__} with a time zone, which cannot leave the program")
+    return value.isoformat()
 
 
 def _items_of_iterator(value: Iterator) -> list:
@@ -184,6 +192,13 @@ _ENCODERS: dict[type, Callable[[Any], Any]] = {
     range: lambda value: [_encode(part) for part in (value.start, value.stop, value.step)],
     Fraction: lambda value: [_encode(value.numerator), _encode(value.denominator)],
     Decimal: str,
+    date: date.isoformat,
+    datetime: _encode_moment,
+    time: _encode_moment,
+    timedelta: lambda value: [value.days, value.seconds, value.microseconds],
+    type({}.keys()): _encode_items,
+    type({}.values()): _encode_items,
+    type({}.items()): _encode_items,
 }
 _REBUILT: dict[type, Callable[[Any], Any]] = {
     int: lambda value: int.__add__(value, 0),
@@ -232,6 +247,13 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "range": lambda content: range(*_decode_items(content)),
     "Fraction": lambda content: Fraction(*_decode_items(content)),
     "Decimal": Decimal,
+    "date": date.fromisoformat,
+    "datetime": datetime.fromisoformat,
+    "time": time.fromisoformat,
+    "timedelta": lambda content: timedelta(*content),
+    "dict_keys": lambda content: dict.fromkeys(_decode_items(content)).keys(),
+    "dict_values": lambda content: dict(enumerate(_decode_items(content))).values(),
+    "dict_items": lambda content: dict(_decode_items(content)).items(),
     "iterator": lambda content: iter([_decode(item) for item in content]),
 }
 

@@ -38,12 +38,13 @@ sched_get_priority_max 146 125; sched_get_priority_min 147 126; getcpu 309 168; 
 set_robust_list 273 99; get_robust_list 274 100; set_tid_address 218 96; rseq 334 293; membarrier 324 283
 arch_prctl 158 -; restart_syscall 219 128; wait4 61 260; waitid 247 95; exit 60 93; exit_group 231 94
 socketpair 53 199; sendto 44 206; recvfrom 45 207; sendmsg 46 211; recvmsg 47 212; shutdown 48 210; getsockopt 55 209
-getsockname 51 204; getpeername 52 205
+getsockname 51 204; getpeername 52 205; ftruncate 77 46
 """
-"""System calls allowed whatever their arguments: name, number on x86_64, number on aarch64."""
+"""System calls allowed whatever their arguments: name, number on x86_64, number on aarch64. Ftruncate changes only
+what is open for writing."""
 WRITING = """
 mkdir 83 -; mkdirat 258 34; rmdir 84 -; unlink 87 -; unlinkat 263 35; rename 82 -; renameat 264 38; renameat2 316 276
-link 86 -; linkat 265 37; symlink 88 -; symlinkat 266 36; creat 85 -; truncate 76 45; ftruncate 77 46; fallocate 285 47
+link 86 -; linkat 265 37; symlink 88 -; symlinkat 266 36; creat 85 -; truncate 76 45; fallocate 285 47
 chmod 90 -; fchmod 91 52; fchmodat 268 53; utime 132 -; utimes 235 -; futimesat 261 -; utimensat 280 88
 """
 """System calls that change a file system: allowed where the only one that can be written is the private folder."""

@@ -6,8 +6,10 @@ Python's standard library and nothing else, no network, and process ids of its o
 itself for good (`confine`) before it runs anything that was sent to it.
 """
 
+import contextlib
 import os
 import platform
+import random
 import resource
 import signal
 import sys
@@ -20,13 +22,20 @@ from . import sandbox_kernel as kernel
 from .sandbox_filter import filter_program, has_filter, restrict_system_calls
 
 UNPRIVILEGED_ID = 65534
-"""User and group of sandboxed processes where they can be chosen: "nobody", who owns nothing."""
+"""User and group of sandboxed processes where only one can be had: "nobody", who owns nothing."""
+FIRST_OWN_ID = 0x70000000
+"""Users from this number on belong to nobody and nothing. Where they can be had, every launcher has one of its own:
+the kernel counts threads per user, so that a program with many would leave none to its neighbours."""
+NUM_OWN_IDS = 1 << 27
 PRIVATE_FOLDER = "/tmp"
+SHARED_MEMORY = "/dev/shm"
+"""Where the C library keeps semaphores, which pools of threads use; the private folder under another name."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache")
+LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 LINK, CHANNEL = 3, 4
-"""Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside."""
+"""Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside. In a
+program's process two files in memory follow on the link, `sandbox_worker.INPUT` and `OUTPUT`."""
 
 
 @cache
@@ -134,10 +143,31 @@ def _build_root() -> None:
     for folder in package_folders():
         kernel.mount_memory(root + folder, 1 << 12, "mode=755", kernel.MOUNT_READ_ONLY)
     Path(root + PRIVATE_FOLDER).mkdir(exist_ok=True)
+    Path(root + SHARED_MEMORY).symlink_to(PRIVATE_FOLDER)
     kernel.make_root(root, platform.machine())
 
 
-def confine(isolation: str, limits: dict[str, Any], parent: int) -> None:
+def choose_user() -> int:
+    """A user for the programs of a launcher, which no other process has where the kernel lets this one choose."""
+    last = FIRST_OWN_ID + NUM_OWN_IDS
+    for line in Path("/proc/self/uid_map").read_text().splitlines():
+        first, _, count = map(int, line.split())
+        if os.geteuid() == 0 and first <= FIRST_OWN_ID and last <= first + count:
+            return random.SystemRandom().randrange(FIRST_OWN_ID, last)
+    return UNPRIVILEGED_ID
+
+
+def num_tasks_of_user() -> int:
+    """Threads of all processes of this user, which the kernel counts together."""
+    found = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if process.stat().st_uid == os.getuid():
+                found += int((process / "stat").read_text().rpartition(")")[2].split()[17])
+    return found
+
+
+def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:
     """Shut this process in for good. Its descriptors are in place already.
 
     Args:
@@ -145,6 +175,7 @@ def confine(isolation: str, limits: dict[str, Any], parent: int) -> None:
             "limits".
         limits (dict): Resource limits, as `Limits` names them.
         parent (int): Process id of the launcher, 0 where it cannot be seen.
+        user (int): User and group that root becomes.
 
     Raises:
         OSError: If the kernel refuses a part of it.
@@ -153,12 +184,12 @@ def confine(isolation: str, limits: dict[str, Any], parent: int) -> None:
     private_root = isolation in ("namespaces", "bubblewrap")
     if isolation == "namespaces":
         kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC)
-        options = f"mode=700,uid={UNPRIVILEGED_ID},gid={UNPRIVILEGED_ID},nr_inodes=1024"
+        options = f"mode=700,uid={user},gid={user},nr_inodes=1024"
         kernel.mount_memory(PRIVATE_FOLDER, limits["folder_bytes"], options, kernel.MOUNT_NO_EXEC)
     elif isolation == "landlock":
         kernel.restrict_files(readable_paths(), DEVICES)
     set_limits(limits)
-    user = UNPRIVILEGED_ID if isolation != "limits" or library_is_public() else os.geteuid()
+    user = user if isolation != "limits" or library_is_public() else os.geteuid()
     kernel.drop_privileges(user, still_reads_files=isolation == "landlock")
     kernel.hide_memory()
     kernel.die_with_parent(signal.SIGKILL)

@@ -117,8 +117,8 @@ class _Program:
                 return decode(reply[expected])
             except NotPlainData as error:
                 self._fail(f"the program sent {error}")
-        if expected == "value" and isinstance(reply.get("raised"), str):
-            raise _exception(reply["raised"], str(reply.get("text")))
+        if expected == "value" and "raised" in reply:
+            raise _exception(reply)
         self._fail(str(reply.get("ended", "the program sent bytes that are no answer"))[:300])
 
     def _fail(self, reason: str) -> None:
@@ -126,16 +126,26 @@ class _Program:
         raise ProgramFailed(reason)
 
 
-def _exception(name: str, text: str) -> Exception:
-    """The built-in exception of that name, so that tests can expect it."""
+def _exception(reply: dict[str, Any]) -> Exception:
+    """What the program raised, as tests may expect it: a built-in exception, or a new class below the nearest one."""
+    with Caught():
+        first, *others = reply["raised"]
+        if _is_expected(first):
+            return vars(builtins)[first](*decode(reply["arguments"]))
+        kind = next((vars(builtins)[name] for name in others if _is_expected(name)), ProgramError)
+        return type(first, (kind,), {})(reply["text"])
+    return ProgramError(str(reply.get("text"))[:300])
+
+
+def _is_expected(name: str) -> bool:
+    """Whether it names a built-in exception that cannot cut a test short, as StopIteration does in `all(map(...))`."""
     kind = vars(builtins).get(name)
-    # Inside `all(map(...))` a StopIteration would end the test early instead of failing it.
-    ends_iteration = name in ("StopIteration", "StopAsyncIteration")
-    if isinstance(kind, type) and issubclass(kind, Exception) and not ends_iteration:
-        with Caught():
-            return kind(text)
-    return ProgramError(f"{name}: {text}"[:300])
+    is_exception = isinstance(kind, type) and issubclass(kind, Exception)
+    return is_exception and not issubclass(kind, StopIteration | StopAsyncIteration)
 
 
 def _description(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    """One line; a value of the program in an assertion's message may be one that cannot be shown."""
+    with Caught():
+        return f"{type(error).__name__}: {error}"[:300]
+    return type(error).__name__

@@ -25,7 +25,7 @@ from . import sandbox_kernel as kernel
 from .sandbox_codec import Caught, write_frame
 from .sandbox_filter import has_filter
 from .sandbox_judge import judge
-from .sandbox_worker import work
+from .sandbox_worker import INPUT, OUTPUT, work
 
 PRELOADED = (
     "abc array ast base64 bisect calendar cmath collections contextlib copy dataclasses datetime decimal difflib enum "
@@ -63,7 +63,7 @@ def main() -> None:
 def confined_main() -> None:
     """Entry point inside bubblewrap: one judge or one program."""
     role, limits = sys.argv[2:]
-    _run_role(role, "bubblewrap", json.loads(limits), os.getppid())
+    _run_role(role, "bubblewrap", json.loads(limits), os.getppid(), jail.UNPRIVILEGED_ID)
 
 
 class Launcher:
@@ -94,8 +94,11 @@ class Launcher:
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
         jail.warm_up(self._isolation)
+        self._user = jail.choose_user()
         if self._isolation == "namespaces":
             self._namespace = jail.enter()
+            if os.geteuid() != 0:  # in a user namespace, which has one user
+                self._user = jail.UNPRIVILEGED_ID
         kernel.hide_memory()
         gc.collect()
         gc.freeze()
@@ -133,6 +136,9 @@ class Launcher:
 
     def _start(self, role: str, link: int, channel: int | None) -> int:
         parent = 0 if self._isolation == "namespaces" else os.getpid()
+        limits = self._limits
+        if self._isolation in ("landlock", "limits") and os.geteuid() != 0:
+            limits = limits | {"threads": limits["threads"] + jail.num_tasks_of_user()}
         child = os.fork() if self._namespace is None else self._namespace.fork()
         if child != 0:
             return child
@@ -141,7 +147,7 @@ class Launcher:
             _place_descriptors(link, channel)
             if self._isolation == "bubblewrap":
                 self._execute_bubblewrap(role)
-            _run_role(role, self._isolation, self._limits, parent)
+            _run_role(role, self._isolation, limits, parent, self._user)
         if channel is not None:
             write_frame(jail.CHANNEL, {"passed": None, "reason": f"the sandbox failed: {outcome.error}"})
         os._exit(channel is None)
@@ -151,7 +157,11 @@ class Launcher:
         arguments = [self._bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
         arguments += ["--clearenv", "--setenv", "PYTHONHASHSEED", "0", "--hostname", "sandbox"]
         arguments += ["--size", str(self._limits["folder_bytes"]), "--tmpfs", jail.PRIVATE_FOLDER]
-        arguments += ["--uid", str(jail.UNPRIVILEGED_ID), "--gid", str(jail.UNPRIVILEGED_ID), "--dev", "/dev"]
+        arguments += ["--uid", str(jail.UNPRIVILEGED_ID), "--gid", str(jail.UNPRIVILEGED_ID)]
+        # not its --dev, a file system in memory that takes all the memory there is, with terminals
+        for device in jail.DEVICES:
+            arguments += ["--dev-bind", device, device]
+        arguments += ["--symlink", jail.PRIVATE_FOLDER, jail.SHARED_MEMORY]
         interpreter = os.path.realpath(sys.executable)
         for path in (*jail.readable_paths(), interpreter, self._folder):
             arguments += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
@@ -181,9 +191,13 @@ def _end_orphans() -> None:
             os.waitpid(child, 0)
 
 
-def _run_role(role: str, isolation: str, limits: dict[str, Any], parent: int) -> None:
+def _run_role(role: str, isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:
     """Shut this process in, play the role, end."""
-    jail.confine(isolation, limits, parent)
+    if role == "program":
+        for place in (INPUT, OUTPUT):
+            os.dup2(os.memfd_create("script"), place)  # it is at that place already where nothing else is open
+    sys.argv = [f"{role}.py"]  # the launcher's own are files for a script that takes their names from there
+    jail.confine(isolation, limits, parent, user)
     if role == "judge":
         judge(jail.CHANNEL, jail.LINK)
     else:

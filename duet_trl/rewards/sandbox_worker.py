@@ -5,9 +5,12 @@ The program shares this interpreter and can rewrite all of it. That gains it not
 verdict ever comes here, and whatever is sent to the judge is read as the value of a call.
 """
 
-import io
+import atexit
+import builtins
+import os
 import re
 import sys
+import threading
 import types
 from typing import Any
 
@@ -19,10 +22,14 @@ from .sandbox_codec import (
     NotPlainData,
     decode,
     encode,
+    frame,
     read_frame,
+    write,
     write_frame,
 )
 
+INPUT, OUTPUT = 4, 5
+"""Descriptors of the files in memory that a script reads and prints to."""
 MODULE_NAME = "program"
 _NEXT_STATEMENT = re.compile(r"^(?:class|def|async def|if|for|while|print|assert|import|from|@|#|```)", re.MULTILINE)
 """Where a base model that was asked for a function body goes on to something else."""
@@ -30,8 +37,13 @@ _NEXT_STATEMENT = re.compile(r"^(?:class|def|async def|if|for|while|print|assert
 
 def work(link: int) -> None:
     """Load the program that the judge sends first, then answer calls until the judge closes the link."""
+    builtins.exit = builtins.quit = sys.exit  # what `site` would add; it is not imported
     with Caught() as outcome:
-        functions = _load(read_frame(link, MAX_CHECK_BYTES))
+        program = read_frame(link, MAX_CHECK_BYTES)
+        if not program["reads_input"]:
+            os.close(INPUT)
+            os.close(OUTPUT)
+        functions = _load(program)
         write_frame(link, {"loaded": True})
     if outcome.error is not None:
         write_frame(link, {"ended": _description(outcome.error)})
@@ -55,12 +67,13 @@ def _answer(functions: dict[str, Any], request: dict[str, Any]) -> dict[str, Any
     if isinstance(outcome.error, NotPlainData):
         return {"ended": f"it returned {outcome.error}"}
     if isinstance(outcome.error, Exception):
-        return {"raised": type(outcome.error).__name__, "text": str(outcome.error)[:1000]}
+        return _raised(outcome.error)
     return {"ended": _description(outcome.error)}
 
 
 def _load(program: dict[str, Any]) -> dict[str, Any]:
     """Name and function of what the tests call."""
+    program["source"] = program["source"].removeprefix("\ufeff")  # the byte order mark of a file
     if program["reads_input"]:
         code = compile(program["source"], f"<{MODULE_NAME}>", "exec", dont_inherit=True)
         return {name: lambda text: _run_script(code, text) for name in program["names"]}
@@ -99,25 +112,32 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 
 
 def _run_script(code: types.CodeType, text: str) -> str:
-    """What the program prints when it reads this text; it may end itself by sys.exit."""
-    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8")
-    printed = _LimitedBuffer()
-    sys.stdout = output = io.TextIOWrapper(printed, encoding="utf-8", write_through=True)
+    """What the program prints when it reads this text; it may end itself by sys.exit.
+
+    Input and output are files in memory behind the usual descriptors, because scripts also use these directly. As when
+    an interpreter ends, threads are waited for, functions registered for the end run, and open output is written.
+    """
+    for kept, usual in ((INPUT, 0), (OUTPUT, 1)):
+        os.ftruncate(kept, 0)
+        os.lseek(kept, 0, os.SEEK_SET)
+        os.dup2(kept, usual)
+    write(INPUT, text.encode())
+    os.lseek(INPUT, 0, os.SEEK_SET)
+    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
     try:
         exec(code, _new_module("__main__"))
     except SystemExit:
         pass
-    output.flush()
-    return printed.getvalue().decode()
-
-
-class _LimitedBuffer(io.BytesIO):
-    """Output of a script, up to what a frame can carry."""
-
-    def write(self, data: bytes) -> int:
-        if self.tell() + len(data) > MAX_FRAME_BYTES // 4:
-            raise NotPlainData("too much output")
-        return super().write(data)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.__stdout__):
+        stream.flush()
+    if os.fstat(OUTPUT).st_size > MAX_FRAME_BYTES // 4:
+        raise NotPlainData("too much output")
+    return os.pread(OUTPUT, MAX_FRAME_BYTES, 0).decode()
 
 
 def _new_module(name: str) -> dict[str, Any]:
@@ -126,5 +146,23 @@ def _new_module(name: str) -> dict[str, Any]:
     return module.__dict__
 
 
+def _raised(error: Exception) -> dict[str, Any]:
+    """An exception with the classes that it inherits from, one of which the tests may expect."""
+    text = _text(error)[:1000]
+    with Caught() as outcome:
+        arguments = encode(error.args)
+        frame(arguments, MAX_FRAME_BYTES // 4)
+    if outcome.error is not None:
+        arguments = encode((text,))
+    names = [base.__name__ for base in type(error).__mro__]
+    return {"raised": names[:20], "text": text, "arguments": arguments}
+
+
+def _text(error: BaseException) -> str:
+    with Caught():
+        return str(error)
+    return "(cannot be shown)"
+
+
 def _description(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    return f"{type(error).__name__}: {_text(error)}"[:300]

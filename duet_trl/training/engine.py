@@ -232,7 +232,7 @@ class Engine:
             generation.sync_weights = lambda: reload_weights_cpu(generation.llm, generation._iter_named_params())
 
     def _end_at_extra_tokens(self, trainer: "DUETGRPOTrainer") -> None:
-        """Make `extra_eos_tokens` ends of a rollout: for TRL's masks, for the engine, and in the model that is saved."""
+        """Make `extra_eos_tokens` ends of a rollout: in TRL's masks, in the engine and in the model that is saved."""
         extra = [x for x in _extra_eos_ids(trainer._tokenizer, self.args) if x not in trainer.eos_token_ids]
         if not extra:
             return

@@ -2,7 +2,7 @@
 """What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the controller."""
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import yaml
 
-from ..config import DUETGRPOConfig
 from ..report.card import card_section
 from ..report.environment import hardware, versions
 from .checkpoint import write_state
@@ -45,7 +44,7 @@ def extend_card(trainer: "DUETGRPOTrainer") -> None:
     section = card_section(
         trainer.args.to_dict(),
         trainer.state.log_history,
-        configuration_yaml(trainer.args),
+        trainer.card_configuration or configuration_yaml(trainer.args),
         versions(*_PACKAGES),
         hardware(),
         [figure.relative_to(folder) for figure in _figures(trainer, folder / "figures")],
@@ -77,17 +76,26 @@ def push(trainer: "DUETGRPOTrainer", upload: Callable[[], Any]) -> Any:
         ) from error
 
 
-def configuration_yaml(config: DUETGRPOConfig) -> str:
-    """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configuration."""
+def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:
+    """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations.
+
+    Args:
+        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`.
+        leave_out (Iterable[str]): Fields that follow from others.
+
+    Returns:
+        str: One mapping of all their fields, without places on one machine and secrets.
+    """
     values = {}
-    for field in fields(config):
-        value = config.__dict__[field.name]
-        default = field.default_factory() if field.default_factory is not MISSING else field.default
-        value = value.value if isinstance(value, Enum) else value
-        if is_dataclass(value):  # what transformers makes of an empty `accelerator_config`
-            value = default if value == type(value)() else asdict(value)
-        if field.init and field.name not in _NOT_SHOWN and value != default:
-            values[field.name] = value
+    for configuration in configurations:
+        for field in fields(configuration):
+            value = configuration.__dict__[field.name]
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            value = value.value if isinstance(value, Enum) else value
+            if is_dataclass(value):  # what transformers makes of an empty `accelerator_config`
+                value = default if value == type(value)() else asdict(value)
+            if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
+                values[field.name] = value
     return yaml.safe_dump(values, sort_keys=True)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from duet_trl.evaluation import callback as callback_module
+from duet_trl.evaluation import schedule as schedule_module
 from duet_trl.evaluation.callback import HeldOutEvaluation
 
 ANSWER = 7
@@ -102,7 +102,7 @@ def test_sampling_settings_reach_the_trainer():
 def test_time_spent_in_evaluation_is_not_training_time(monkeypatch):
     # A clock that stands still but for 5 s in each evaluation and 2 s in each step.
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(callback_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(schedule_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     class Slow(Trainer):
         def sample(self, *args, **kwargs):

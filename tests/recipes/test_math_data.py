@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The math recipe's data on the real training file and on small hostile ones, and its configurations."""
+"""The math recipe's data on the real training file and on small hostile ones."""
 
-import dataclasses
 import importlib.util
 import json
 import logging.handlers
 from pathlib import Path
 
 import pytest
-import yaml
 from datasets import Dataset
-from trl import ModelConfig
 
-from duet_trl import DUETGRPOConfig
 from duet_trl.evaluation.loaders import content_checksum
 from tests.tiny import tiny_tokenizer
 
@@ -192,26 +188,3 @@ def test_normalised_problem_forgets_spelling_and_keeps_numbers():
         r"find (x,\frac12)."
     )
     assert data.normalized_problem("Find 1 + 2.") != data.normalized_problem("Find 1 + 3.")
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / "recipes" / "configs").glob("math_*.yaml")), ids=lambda path: path.stem
-)
-def test_every_key_of_a_configuration_is_a_field_of_its_type(path):
-    recipe_fields = {"dataset_name": str, "max_prompt_length": int, "graded_box": str}
-    known = {field.name for kind in (DUETGRPOConfig, ModelConfig) for field in dataclasses.fields(kind)}
-    values = yaml.safe_load(path.read_text())
-    assert set(values) <= known | set(recipe_fields)
-    # YAML reads 3e-6 as a word; a number must have arrived as one.
-    assert isinstance(values["learning_rate"], float)
-
-
-@pytest.mark.parametrize("name", ["math_qwen3_1.7b_duet_50", "math_qwen3_1.7b_grpo"])
-def test_full_configurations_ask_for_128_prompts_on_8_gpus_as_the_paper_does(name):
-    values = yaml.safe_load((ROOT / "recipes" / "configs" / f"{name}.yaml").read_text())
-    rollouts = values["per_device_train_batch_size"] * 8 * values["gradient_accumulation_steps"]
-    assert rollouts / values["num_generations"] == 128
-    paper = {"learning_rate": 3e-6, "temperature": 0.9, "top_p": 0.95, "beta": 1e-3, "num_train_epochs": 4}
-    paper |= {"max_prompt_length": 512, "max_completion_length": 3072, "warmup_steps": 0.1}
-    assert {key: values[key] for key in paper} == paper
-    assert values["vllm_importance_sampling_correction"] is False

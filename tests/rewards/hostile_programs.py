@@ -32,11 +32,16 @@ UNTOUCHED = "untouched"
 
 @dataclass(frozen=True)
 class Hostile:
-    """One program. `fools_naive`: it gets full marks from `python program_and_tests.py`, judged by the exit status."""
+    """One program.
+
+    `fools_naive`: it gets full marks from `python program_and_tests.py`, judged by the exit status. `reads`: it wants
+    to read, which the weak isolation does not prevent.
+    """
 
     name: str
     source: str
     fools_naive: bool = False
+    reads: bool = False
 
 
 def in_call(body: str, before: str = "") -> str:

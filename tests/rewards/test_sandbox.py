@@ -24,7 +24,8 @@ from duet_trl.rewards import sandbox_filter as system_call_filter
 from duet_trl.rewards.sandbox_codec import NotPlainData, decode, encode
 from duet_trl.rewards.sandbox_kernel import landlock_version
 from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
-from tests.rewards.hostile_programs import PROGRAMS, SOLUTION, TEST, Outside, descendants, task
+from tests.rewards.hostile_kernel import ALL_PROGRAMS
+from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, task
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=2.0)
 SLACK_SECONDS = 10.0  # a busy machine
@@ -92,27 +93,30 @@ def assert_contained(sandbox: Sandbox, outside: Outside, hostile) -> None:
     assert descendants() == before  # none left behind, and the launcher is the same one
 
 
-@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize("hostile", ALL_PROGRAMS, ids=lambda hostile: hostile.name)
 def test_hostile_program_neither_scores_nor_harms(strong, outside, hostile):
     assert_contained(strong, outside, hostile)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_other_isolations_contain_the_same(each, outside, name):
-    assert_contained(each, outside, next(hostile for hostile in PROGRAMS if hostile.name == name))
+    assert_contained(each, outside, next(hostile for hostile in ALL_PROGRAMS if hostile.name == name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize("hostile", ALL_PROGRAMS, ids=lambda hostile: hostile.name)
 def test_other_isolations_contain_all(each, outside, hostile):
+    if hostile.reads and each.isolation == WEAK_ISOLATION:
+        pytest.skip("the weak isolation does not keep a program from reading")
     assert_contained(each, outside, hostile)
 
 
 def test_there_are_enough_different_hostile_programs():
-    assert len({hostile.source for hostile in PROGRAMS}) == len({hostile.name for hostile in PROGRAMS}) >= 40
+    sources, names = ({hostile.source for hostile in ALL_PROGRAMS}, {hostile.name for hostile in ALL_PROGRAMS})
+    assert len(sources) == len(names) == len(ALL_PROGRAMS) >= 100
 
 
-@pytest.mark.parametrize("hostile", [h for h in PROGRAMS if h.fools_naive], ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize("hostile", [h for h in ALL_PROGRAMS if h.fools_naive], ids=lambda hostile: hostile.name)
 def test_forgery_would_fool_a_runner_that_trusts_the_exit_status(outside, hostile):
     script = f"{outside.program(hostile)}\n{TEST}\ncheck(total)\n"
     assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
@@ -177,7 +181,7 @@ def answers(sandbox: Sandbox, *tests: str) -> None:
 
 
 def test_program_inherits_nothing(each):
-    answers(each, "assert environment() == {}", "assert arguments()[1:] in ([], arguments()[1:2])")
+    answers(each, "assert environment() == {}", "assert arguments() == []")
     answers(each, "assert descriptors() == [0, 1, 2, 3]")  # silence three times, and the link to the judge
 
 

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures a policy on suites (the paper's Evaluation Protocol): mean@k, best@k of samples, mean@1 of greedy decoding.
+
+The policy is anything that samples token ids, the trainer included. Every completion is cut at the first token that
+ends it, whatever the engine stops at, and graded by the reward function that its suite is made for.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
+from .collective import on_first
+from .ends import until_eos
+from .protocol import Score, best_at_k, mean_at_k
+from .suites import SUITES
+
+Prompt = str | list[dict[str, Any]]
+Grader = MathVerifier | CodeVerifier | ChoiceVerifier
+
+
+class Sampler(Protocol):
+    """A policy, as the measurement sees it: `DUETGRPOTrainer`, or a model in an engine."""
+
+    def sample(
+        self,
+        prompts: list[Prompt],
+        num_samples: int,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[list[list[int]]]:
+        """Token ids, P x num_samples completions, without the gate, the same on every process."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a policy is measured.
+
+    Attributes:
+        num_samples (int): k of mean@k and best@k. Paper: 4.
+        temperature (float): Of these samples, > 0. Paper: 0.9.
+        top_p (float): Of these samples, in (0, 1]. Paper: 0.95.
+        max_tokens (int): Longest completion, tokens. Paper: 3,072.
+        greedy (bool): Whether to measure mean@1 of greedy decoding too.
+        seed (int): Seed of the bootstrap.
+    """
+
+    num_samples: int = 4
+    temperature: float = 0.9
+    top_p: float = 0.95
+    max_tokens: int = 3072
+    greedy: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 1:
+            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+        if not self.temperature > 0.0:
+            raise ValueError(
+                f"temperature must be positive, got {self.temperature}: equal samples make no mean@k. Greedy decoding "
+                "is measured on its own (greedy=True)."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
+
+    def decoding(self) -> dict[str, dict[str, Any]]:
+        """Arguments of `Sampler.sample` for each way of decoding, by the name that it has in results."""
+        sampled = {"num_samples": self.num_samples, "temperature": self.temperature, "top_p": self.top_p}
+        ways = {"sampled": sampled} | ({"greedy": {"num_samples": 1, "temperature": 0.0}} if self.greedy else {})
+        return {name: way | {"max_tokens": self.max_tokens} for name, way in ways.items()}
+
+
+@dataclass(frozen=True)
+class Graded:
+    """Completions of a suite, decoded one way.
+
+    Attributes:
+        texts (list[list[str]]): P x k completions without special tokens.
+        lengths (np.ndarray): Tokens of each, the end included, shape (P, k), int64.
+        truncated (np.ndarray): Whether a completion was cut before it ended, shape (P, k), bool.
+        correct (np.ndarray): Whether it was graded as right, shape (P, k), bool.
+        num_ungraded (int): Completions without a verdict, because their gold or test is unusable; they count as wrong.
+    """
+
+    texts: list[list[str]]
+    lengths: np.ndarray
+    truncated: np.ndarray
+    correct: np.ndarray
+    num_ungraded: int
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A policy on one suite.
+
+    Attributes:
+        suite (str): Key of `SUITES`.
+        graded (dict[str, Graded]): By way of decoding: "sampled", and "greedy" where it was asked for.
+        settings (Settings): How it was measured.
+        sandbox (str | None): Isolation that programs ran in; None where none were run.
+        seconds (float): Wall-clock time of sampling and grading.
+    """
+
+    suite: str
+    graded: dict[str, Graded]
+    settings: Settings
+    sandbox: str | None
+    seconds: float
+
+    @cached_property
+    def scores(self) -> dict[tuple[str, str], Score]:
+        """Accuracies by metric and way of decoding: mean@k and best@k "sampled", mean@1 "greedy"."""
+        k, seed = self.settings.num_samples, self.settings.seed
+        sampled = self.graded["sampled"].correct
+        scores = {
+            (f"mean@{k}", "sampled"): mean_at_k(sampled, seed=seed),
+            (f"best@{k}", "sampled"): best_at_k(sampled, seed=seed),
+        }
+        if "greedy" in self.graded:
+            scores["mean@1", "greedy"] = mean_at_k(self.graded["greedy"].correct, seed=seed)
+        return scores
+
+    @property
+    def headline(self) -> Score:
+        """mean@k, the paper's figure."""
+        return self.scores[f"mean@{self.settings.num_samples}", "sampled"]
+
+
+def build_graders(suites: Iterable[str], *, sandbox: str | None = None, which: str | None = None) -> dict[str, Grader]:
+    """The verifier of each suite; suites of one kind share theirs.
+
+    Args:
+        suites (Iterable[str]): Keys of `SUITES`.
+        sandbox (str | None): Isolation of programs, as for `Sandbox`; None: the strongest that works here.
+        which (str | None): "first" or "last" answer of a completion; None: the last box or choice, the first code
+            block.
+
+    Returns:
+        dict[str, Grader]: By suite.
+
+    Raises:
+        ValueError: If a suite is unknown or an argument out of its range.
+        SandboxError: If the isolation does not hold on this machine.
+        ImportError: If Math-Verify is needed and not installed.
+    """
+    asked = {} if which is None else {"which": which}
+    built: dict[tuple[str, str], Grader] = {}
+    graders = {}
+    for name in suites:
+        if name not in SUITES:
+            raise ValueError(f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}.")
+        kind = SUITES[name].grader, SUITES[name].marker
+        if kind not in built:
+            if kind[0] == "math":
+                built[kind] = MathVerifier(**asked)
+            elif kind[0] == "code":
+                built[kind] = CodeVerifier(isolation=sandbox or "auto", **asked)
+            else:
+                built[kind] = ChoiceVerifier(marker=kind[1], **asked)
+        graders[name] = built[kind]
+    return graders
+
+
+def measure(
+    sampler: Sampler,
+    suites: Mapping[str, Dataset],
+    graders: Mapping[str, Grader],
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: Sequence[int],
+    settings: Settings,
+) -> dict[str, Measurement]:
+    """Sample every suite and grade the completions.
+
+    With several processes all of them call this. Sampling is shared; process 0 grades, and the others are told, so
+    that verdicts that depend on time cannot differ between processes.
+
+    Args:
+        sampler (Sampler): The policy.
+        suites (Mapping[str, Dataset]): Problems by suite, from `load_suite`.
+        graders (Mapping[str, Grader]): From `build_graders`.
+        tokenizer (PreTrainedTokenizerBase): Decodes completions.
+        eos_ids (Sequence[int]): All ids that end a completion, from `eos_token_ids`.
+        settings (Settings): How to decode.
+
+    Returns:
+        dict[str, Measurement]: By suite, the same on every process.
+    """
+    found = {}
+    for name, problems in suites.items():
+        begin = time.perf_counter()
+        graded = {}
+        for way, arguments in settings.decoding().items():
+            sampled = sampler.sample(list(problems["prompt"]), **arguments)
+            completions = [[until_eos(ids, eos_ids) for ids in row] for row in sampled]
+            graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids)
+        grader = graders[name]
+        sandbox = grader.isolation if isinstance(grader, CodeVerifier) else None
+        found[name] = Measurement(name, graded, settings, sandbox, time.perf_counter() - begin)
+    return found
+
+
+def average(measurements: Mapping[str, Measurement]) -> float:
+    """Mean over suites of mean@k, by which checkpoints are compared."""
+    return float(np.mean([measurement.headline.value for measurement in measurements.values()]))
+
+
+def _grade(
+    completions: list[list[list[int]]],
+    problems: Dataset,
+    grader: Grader,
+    tokenizer: PreTrainedTokenizerBase,
+    eos_ids: Sequence[int],
+) -> Graded:
+    shape = len(completions), len(completions[0])
+    flat = [ids for row in completions for ids in row]
+    ends = frozenset(eos_ids)
+    ended = np.array([bool(ids) and ids[-1] in ends for ids in flat])
+    # An end need not be a special token: it is taken off by its place.
+    bare = [ids[:-1] if end else ids for ids, end in zip(flat, ended, strict=True)]
+    texts = tokenizer.batch_decode(bare, skip_special_tokens=True)
+    columns = {
+        column: [value for value in problems[column] for _ in range(shape[1])]
+        for column in problems.column_names
+        if column not in ("id", "prompt")
+    }
+    verdicts = on_first(lambda: grader(texts, **columns))
+    return Graded(
+        texts=[texts[first : first + shape[1]] for first in range(0, len(texts), shape[1])],
+        lengths=np.array([len(ids) for ids in flat], dtype=np.int64).reshape(shape),
+        truncated=~ended.reshape(shape),
+        correct=np.array([verdict is not None and verdict > 0.5 for verdict in verdicts]).reshape(shape),
+        num_ungraded=sum(verdict is None for verdict in verdicts),
+    )

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record that a training run keeps of its measurements: one result file each, and the best checkpoint.
+
+    <output_dir>/evaluations/results_step-000030.json   one measurement of all suites
+    <output_dir>/evaluations/samples_<suite>_step-...   its completions, if asked for
+    <output_dir>/evaluations/summary.json               best of each suite, best checkpoint, last
+    <output_dir>/best/                                  the best checkpoint; evaluation.json is its measurement
+
+A resumed run continues the record. What `best` holds is compared by its own evaluation.json, so that its figures are
+those of its weights whatever was measured again in between.
+"""
+
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from datasets import Dataset
+
+from .comparison import average, best_and_last, headline
+from .measure import Measurement
+from .reading import Results, read_results
+from .results import Subject, write_json, write_results
+
+logger = logging.getLogger(__name__)
+
+FOLDER = "evaluations"
+BEST_FOLDER = "best"
+BEST_EVALUATION = "evaluation.json"
+
+
+class Record:
+    """Measurements of a run in its output folder; used by process 0 only.
+
+    Args:
+        output_dir (Path): The run's folder.
+        samples (bool): Whether to write every completion.
+    """
+
+    def __init__(self, output_dir: Path, samples: bool = False) -> None:
+        self.folder = output_dir / FOLDER
+        self.best_folder = output_dir / BEST_FOLDER
+        self.samples = samples
+
+    def begin(self, step: int) -> bool:
+        """Take up the record of a run.
+
+        Args:
+            step (int): Optimizer steps done. 0: a new run, whose folder may hold the record of an earlier one: that is
+                put aside, and its best checkpoint is no candidate any more. Else those of the checkpoint that the run
+                resumes from: later measurements are put aside, the best checkpoint stays the best until it is beaten.
+
+        Returns:
+            bool: Whether this step is to be measured now: step 0 of a new run.
+        """
+        if step > 0:
+            self._put_aside([run.path for run in self.runs() if run.step is not None and run.step > step])
+            if 0 not in [run.step for run in self.runs()]:
+                logger.warning(
+                    "%s has no measurement of step 0, and a resumed run cannot make one up: measure the model that "
+                    "training began with by recipes/evaluate.py if you need it.",
+                    self.folder,
+                )
+            return False
+        self._put_aside(sorted(self.folder.glob("*")))
+        (self.best_folder / BEST_EVALUATION).unlink(missing_ok=True)
+        return True
+
+    def runs(self) -> list[Results]:
+        """All measurements by step."""
+        return read_results(self.folder) if any(self.folder.glob("results*.json")) else []
+
+    def write(
+        self, step: int, measurements: Mapping[str, Measurement], suites: Mapping[str, Dataset], subject: Subject
+    ) -> bool:
+        """Add a measurement; one of the same step, made before a resume, is replaced.
+
+        Args:
+            step (int): Optimizer steps done.
+            measurements (Mapping[str, Measurement]): From `measure`.
+            suites (Mapping[str, Dataset]): The problems.
+            subject (Subject): What was measured.
+
+        Returns:
+            bool: Whether this checkpoint beats the best one, by the mean over suites of mean@k. Step 0 never does.
+        """
+        write_results(self.folder, _label(step), measurements, suites, subject, samples=self.samples)
+        own = self._summarize(step)
+        if step == 0:
+            return False
+        best = self.best()
+        if best is None:
+            return True
+        if not _alike(best, own):
+            logger.warning(
+                "The best checkpoint so far (step %s) was measured on %s, now it is %s: the two cannot be compared, "
+                "and this step takes its place.",
+                best.step,
+                sorted(best.figures),
+                sorted(own.figures),
+            )
+            return True
+        metric = headline(own)
+        return (average(own, metric) or 0.0) > (average(best, metric) or 0.0)
+
+    def best(self) -> Results | None:
+        """Measurement of the checkpoint in the best folder; None if there is none."""
+        path = self.best_folder / BEST_EVALUATION
+        return read_results(path)[0] if path.exists() else None
+
+    def before_best(self) -> None:
+        """Call before the weights in the best folder are replaced: a run killed meanwhile has no best one."""
+        (self.best_folder / BEST_EVALUATION).unlink(missing_ok=True)
+
+    def after_best(self, step: int) -> None:
+        """Call once they are written."""
+        shutil.copyfile(self._path(step), self.best_folder / BEST_EVALUATION)
+        self._summarize(step)
+
+    def _put_aside(self, paths: Sequence[Path]) -> None:
+        if not paths:
+            return
+        number = 1
+        while (aside := self.folder.with_name(f"{FOLDER}_earlier_{number}")).exists():
+            number += 1
+        aside.mkdir()
+        for path in paths:
+            path.rename(aside / path.name)
+        logger.warning("%s held measurements that this run has not made: moved to %s.", self.folder, aside.name)
+
+    def _path(self, step: int) -> Path:
+        return self.folder / f"results_{_label(step)}.json"
+
+    def _summarize(self, step: int) -> Results:
+        """Write what the model card and a table need in one place; the measurement of this step."""
+        (own,) = read_results(self._path(step))
+        # Suites may have been changed before a resume: only what was measured alike can be compared.
+        selected = best_and_last([run for run in self.runs() if _alike(run, own)])
+        kept = self.best()
+        summary = {
+            "selections": [
+                {
+                    "name": run.model,
+                    "figures": {
+                        suite: {metric: asdict(figure) for metric, figure in figures.items()}
+                        for suite, figures in run.figures.items()
+                    },
+                }
+                for run in selected
+            ],
+            "best_checkpoint": None if kept is None else {"folder": BEST_FOLDER, "step": kept.step},
+        }
+        write_json(self.folder / "summary.json", summary)
+        return own
+
+
+def _alike(one: Results, other: Results) -> bool:
+    return one.figures.keys() == other.figures.keys() and headline(one) == headline(other)
+
+
+def _label(step: int) -> str:
+    return f"step-{step:06d}"

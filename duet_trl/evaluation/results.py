@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes measurements in the result layout of lm-evaluation-harness, so that its figures can stand beside ours.
+
+`results` holds "metric,filter" and "metric_stderr,filter" per task, where the filter is the way of decoding;
+`samples_<task>` has one line per problem and way of decoding. What the harness does not know stands in keys of its
+own (`intervals`, `step`, `environment`), which its tools pass over.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from .measure import Measurement
+from .protocol import Score, mean_over_problems
+from .suites import SUITES, suite_checksum
+
+TASK_VERSION = 1.0
+"""Of all tasks here: prompts, gold answers and verifiers as `SUITES` has them."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What was measured, and how the engine ran.
+
+    Attributes:
+        model (str): Name on the Hub or folder.
+        engine (str): What generated the completions.
+        step (int | None): Optimizer steps of a training run done before; None: not of a run.
+        sources (dict[str, str]): Place of each suite that was not read from its own place on the Hub.
+        limit (int | None): Problems taken of each suite; None: all.
+        chat_template (str | None): Of the tokenizer.
+        eos_ids (tuple[int, ...]): Ids that ended a completion.
+        details (dict[str, Any]): More settings of the engine, JSON types.
+        environment (dict[str, Any]): Versions and hardware, JSON types.
+    """
+
+    model: str
+    engine: str
+    step: int | None = None
+    sources: dict[str, str] = field(default_factory=dict)
+    limit: int | None = None
+    chat_template: str | None = None
+    eos_ids: tuple[int, ...] = ()
+    details: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+
+
+def results_payload(
+    measurements: Mapping[str, Measurement], suites: Mapping[str, Dataset], subject: Subject
+) -> dict[str, Any]:
+    """One measurement of all suites as the harness would write it.
+
+    Args:
+        measurements (Mapping[str, Measurement]): From `measure`.
+        suites (Mapping[str, Dataset]): The problems.
+        subject (Subject): What was measured.
+
+    Returns:
+        dict[str, Any]: JSON types.
+    """
+    figures = {name: _figures(measurement) for name, measurement in measurements.items()}
+    payload = {
+        "results": {name: {"alias": SUITES[name].title, **_flat(figures[name])} for name in figures},
+        "intervals": {
+            name: {key(*metric): [score.low, score.high] for metric, score in found.items()}
+            for name, found in figures.items()
+        },
+        "confidence": CONFIDENCE,
+        "group_subtasks": {name: [] for name in measurements},
+        "configs": {name: _config(measurements[name], suites[name], subject) for name in measurements},
+        "versions": dict.fromkeys(measurements, TASK_VERSION),
+        "n-shot": dict.fromkeys(measurements, 0),
+        "higher_is_better": {
+            name: {metric: metric not in ("truncated", "mean_length") for metric, _ in found}
+            for name, found in figures.items()
+        },
+        "n-samples": {
+            name: {"original": SUITES[name].num_problems, "effective": len(suites[name])} for name in measurements
+        },
+        "config": {
+            "model": subject.engine,
+            "model_args": {"pretrained": subject.model, **subject.details},
+            "limit": subject.limit,
+            "bootstrap_iters": 4000,
+        },
+        "model_source": subject.engine,
+        "model_name": subject.model,
+        "model_name_sanitized": sanitized(subject.model),
+        "step": subject.step,
+        "eos_token_ids": list(subject.eos_ids),
+        "chat_template": subject.chat_template,
+        "chat_template_sha": None if subject.chat_template is None else _sha(subject.chat_template),
+        "total_evaluation_time_seconds": str(sum(m.seconds for m in measurements.values())),
+        "environment": subject.environment,
+    }
+    return payload
+
+
+def write_results(
+    folder: Path,
+    label: str,
+    measurements: Mapping[str, Measurement],
+    suites: Mapping[str, Dataset],
+    subject: Subject,
+    *,
+    samples: bool = True,
+) -> Path:
+    """Write `results_<label>.json` and, per suite, `samples_<suite>_<label>.jsonl`.
+
+    Args:
+        folder (Path): Where to; made if it is not there.
+        label (str): What the harness has its time stamp in the place of, without underscores.
+        measurements (Mapping[str, Measurement]): From `measure`.
+        suites (Mapping[str, Dataset]): The problems.
+        subject (Subject): What was measured.
+        samples (bool): Whether to write every completion.
+
+    Returns:
+        Path: The file with the results.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if samples:
+        for name, measurement in measurements.items():
+            with (folder / f"samples_{name}_{label}.jsonl").open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in sample_lines(measurement, suites[name]))
+    path = folder / f"results_{label}.json"
+    write_json(path, results_payload(measurements, suites, subject))
+    return path
+
+
+def write_json(path: Path, payload: Any) -> None:
+    """Write a JSON file at once: a run that is killed leaves the old one or the new one."""
+    beginning = path.with_suffix(".part")
+    beginning.write_text(json.dumps(payload, indent=2) + "\n", encoding="utf-8")
+    beginning.replace(path)
+
+
+def sample_lines(measurement: Measurement, problems: Dataset) -> Iterator[dict[str, Any]]:
+    """One line per problem and way of decoding, as in the harness's sample files.
+
+    Args:
+        measurement (Measurement): From `measure`.
+        problems (Dataset): The suite.
+
+    Yields:
+        dict[str, Any]: JSON types; `correct`, `lengths` and `truncated` have one entry per response.
+    """
+    decoding = measurement.settings.decoding()
+    for number, problem in enumerate(problems):
+        prompt, target = problem["prompt"], _target(problem)
+        for way, graded in measurement.graded.items():
+            correct = graded.correct[number]
+            metrics = _sample_metrics(way, correct)
+            yield {
+                "doc_id": number,
+                "doc": problem,
+                "target": target,
+                "arguments": {"gen_args_0": {"arg_0": prompt[0]["content"], "arg_1": decoding[way]}},
+                "resps": [graded.texts[number]],
+                "filtered_resps": graded.texts[number],
+                "filter": way,
+                "metrics": list(metrics),
+                "doc_hash": _sha(json.dumps(problem, sort_keys=True)),
+                "prompt_hash": _sha(prompt[0]["content"]),
+                "target_hash": _sha(target),
+                **metrics,
+                "correct": correct.astype(int).tolist(),
+                "lengths": graded.lengths[number].tolist(),
+                "truncated": graded.truncated[number].tolist(),
+            }
+
+
+def key(metric: str, way: str) -> str:
+    """Name of a figure in `results`."""
+    return f"{metric},{way}"
+
+
+def sanitized(model: str) -> str:
+    """A model's name as the harness makes a folder of it."""
+    return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
+
+
+def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
+    """All figures of a suite by metric and way of decoding."""
+    figures, seed = dict(measurement.scores), measurement.settings.seed
+    for way, graded in measurement.graded.items():
+        figures["truncated", way] = mean_over_problems(graded.truncated, seed=seed)
+        figures["mean_length", way] = mean_over_problems(graded.lengths, seed=seed)
+    return figures
+
+
+def _flat(figures: Mapping[tuple[str, str], Score]) -> dict[str, float | str]:
+    flat: dict[str, float | str] = {}
+    for (metric, way), score in figures.items():
+        flat[key(metric, way)] = score.value
+        flat[key(f"{metric}_stderr", way)] = score.standard_error if score.num_problems > 1 else "N/A"
+    return flat
+
+
+def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> dict[str, Any]:
+    suite = SUITES[measurement.suite]
+    return {
+        "task": suite.name,
+        "dataset_path": subject.sources.get(suite.name, suite.hub_id),
+        "dataset_name": suite.config,
+        "test_split": suite.split,
+        "num_fewshot": 0,
+        "output_type": "generate_until",
+        "repeats": measurement.settings.num_samples,
+        "generation_kwargs": measurement.settings.decoding(),
+        "metadata": {
+            "version": TASK_VERSION,
+            "checksum": suite_checksum(suite, problems),
+            "published_checksum": suite.checksum,
+            "grader": suite.grader,
+            "sandbox": measurement.sandbox,
+            "ungraded": {way: graded.num_ungraded for way, graded in measurement.graded.items()},
+            "seconds": measurement.seconds,
+        },
+    }
+
+
+def _sample_metrics(way: str, correct: np.ndarray) -> dict[str, float]:
+    if way == "greedy":
+        return {"mean@1": float(correct.mean())}
+    return {f"mean@{len(correct)}": float(correct.mean()), f"best@{len(correct)}": float(correct.any())}
+
+
+def _target(problem: Mapping[str, Any]) -> str:
+    if "test" in problem:
+        return f"{problem['test']}\ncheck({problem['entry_point']})"
+    return str(problem["answer"])
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Answers as models write them, in the notation that Math-Verify reads: Unicode, spacing, wrappers, thousands.
+
+Math-Verify reads what the golds of MATH look like. A policy under training also writes `90°`, `20~\text{cm}`,
+`12,348\pi`, `\(3,5\)` and `(−∞, 2)`, which are as right. Everything here is a rewriting of notation, in time at most
+quadratic in the length of an answer; it never raises.
+"""
+
+import re
+
+_UNICODE = {
+    **{"°": r"^\circ ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset "},
+    **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "×": r"\times ", "·": r"\cdot ", "ℝ": r"\mathbb{R} "},
+    **{"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
+    **dict.fromkeys("\u2212\u2010\u2011\u2013\ufe63\uff0d", "-"),
+    **dict.fromkeys("\u00a0\u2002\u2003\u2009\u200a\u202f\u3000~", " "),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff", ""),
+    **{"％": r"\%", "，": ",", "（": "(", "）": ")"},
+}
+_CHARACTERS = str.maketrans(_UNICODE)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+_SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
+_ROOT_SIGN = re.compile(r"√\s*(\d+|[a-zA-Z])")
+_COMMANDS = (
+    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
+)
+_CONJUNCTION = re.compile(r",?\s*\\(?:text|mbox|textrm|mathrm)\s?\{\s*,?\s*(?:and|or)\s*\}\s*,?")
+_SURE_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\,)\s*(?=\d{3}(?!\d))")
+_GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
+_BRACKETS = re.compile(r"[(\[|]|\\[{|a-z]*(?:brace|vert|langle)")
+_REPEATING = re.compile(r"(-?)(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?\{(\d{1,20})\}")
+_LEADING = re.compile(r"(?:\s|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|\\(?:display|text)style(?![a-zA-Z]))+")
+_TRAILING = re.compile(r"(?:\s|\\[,;:!> ]|\\q?quad|\\)+\Z")
+_FULL_STOP = re.compile(r"(?<!\.)(?<!\\right)\.\Z")
+"""The end of a sentence that was put into the box; neither an ellipsis nor an invisible delimiter."""
+_WRAPPER = re.compile(r"(?:\\(?:mathbf|boldsymbol|bm|boxed|fbox|ensuremath)\s?)?\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BASE = re.compile(r"[0-9A-Z]+_\{?(\d+)\}?")
+_WORD = re.compile(r"(?:\\(?:text|textbf|mathrm)\{)?\(?([A-Z]{2,})\)?\}?")
+_MOST_WRAPPERS = 8
+
+
+def readable(answer: str) -> str:
+    r"""The answer in plain LaTeX, without what changes its looks only.
+
+    Args:
+        answer (str): An extracted answer, or a gold answer.
+
+    Returns:
+        str: The same answer.
+
+    Example:
+        >>> readable(r"\(12{,}348~\text{cm}\)"), readable("(−∞, 90°]")
+        ('12348 \\text{cm}', '(-\\infty , 90^\\circ ]')
+    """
+    text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", answer)
+    text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
+    for pattern, plain in _COMMANDS:
+        text = pattern.sub(plain, text)
+    text = _without_wrappers(text)
+    text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
+    if "," in text and not _BRACKETS.search(text):
+        joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
+        text = text if "," in joined else joined  # a comma that is left says that it is a list
+    return _REPEATING.sub(_fraction, text) if _REPEATING.fullmatch(text) else text
+
+
+def contradicts(answer: str, gold: str) -> bool:
+    r"""Whether the two differ in what Math-Verify does not look at: the base of a number, the order of letters.
+
+    Args:
+        answer (str): An answer, after `readable`.
+        gold (str): A gold answer, likewise.
+
+    Returns:
+        bool: True for `12_5` and `12_6`, or for the words `AB` and `BA`, which it takes for products.
+    """
+    return any(
+        (ours := pattern.fullmatch(answer)) and (theirs := pattern.fullmatch(gold)) and ours[1] != theirs[1]
+        for pattern in (_BASE, _WORD)
+    )
+
+
+def _without_wrappers(text: str) -> str:
+    """The text without the spacing, dollar signs, `\\( \\)`, braces, bold type and full stop around all of it."""
+    for _ in range(_MOST_WRAPPERS):
+        before = text
+        if match := _LEADING.match(text):
+            text = text[match.end() :]
+        text = _TRAILING.sub("", text) if not text.endswith(("\\)", "\\]")) else text
+        for left, right in (("\\(", "\\)"), ("\\[", "\\]"), ("$$", "$$"), ("$", "$")):
+            inside = text[len(left) : -len(right)]
+            if len(text) > len(left + right) and text == left + inside + right and right not in inside:
+                text = inside
+        if (match := _WRAPPER.match(text)) and _closing(text, match.end()) == len(text) - 1:
+            text = text[match.end() : -1]
+        text = _FULL_STOP.sub("", text)
+        if text == before:
+            break
+    return text
+
+
+def _closing(text: str, begin: int) -> int:
+    """Place of the brace that closes the one before `begin`; -1 if none does."""
+    depth = 1
+    for match in _BRACE.finditer(text, begin):
+        depth += {"{": 1, "}": -1}.get(match[0], 0)
+        if depth == 0:
+            return match.start()
+    return -1
+
+
+def _fraction(match: re.Match[str]) -> str:
+    r"""`0.1\overline{6}` as a fraction: the digits up to the end of the first period, less those before it."""
+    sign, whole, fixed, period = match.groups()
+    numerator = int(whole + fixed + period) - int((whole + fixed) or "0")
+    return rf"{sign}\frac{{{numerator}}}{{{'9' * len(period) + '0' * len(fixed)}}}"

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measuring a policy whose answers are known: every figure against its closed form, on all kinds of suites."""
+
+import numpy as np
+import pytest
+
+from duet_trl.evaluation.ends import eos_token_ids
+from duet_trl.evaluation.measure import Settings, average, build_graders, measure
+from duet_trl.evaluation.suites import load_suite
+from duet_trl.rewards import SandboxError
+from tests.evaluation.policy import TOKENIZER, Scripted, ids, write_jsonl
+from tests.tiny import END_OF_TURN
+
+EOS_IDS = eos_token_ids(TOKENIZER)
+RIGHT, WRONG, CUT = ids(r"so \boxed{42}"), ids(r"so \boxed{41}"), ids("so so", end=None)
+GPQA = {"Incorrect Answer 1": "one", "Incorrect Answer 2": "two", "Incorrect Answer 3": "three"}
+
+
+@pytest.fixture
+def math_file(tmp_path):
+    rows = [{"problem": f"{word}?", "answer": "42", "unique_id": word} for word in ("alpha", "beta", "gamma")]
+    return write_jsonl(tmp_path / "math.jsonl", rows)
+
+
+def run(policy, suites, settings, **options):
+    graders = build_graders(suites, **options)
+    return measure(policy, suites, graders, TOKENIZER, EOS_IDS, settings)
+
+
+def test_all_figures_of_a_suite_follow_from_its_completions(math_file):
+    policy = Scripted(
+        {"alpha": [RIGHT] * 4, "beta": [WRONG, RIGHT, CUT, WRONG], "gamma": [CUT] * 4},
+        {"alpha": RIGHT, "beta": WRONG, "gamma": RIGHT},
+    )
+    found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(max_tokens=50))["math500"]
+    scores = {metric: score.value for metric, score in found.scores.items()}
+    # per problem 4/4, 1/4, 0/4 right; at least one right in two of three; greedy right in two of three
+    assert scores == pytest.approx(
+        {("mean@4", "sampled"): 5 / 12, ("best@4", "sampled"): 2 / 3, ("mean@1", "greedy"): 2 / 3}
+    )
+    assert found.headline == found.scores["mean@4", "sampled"]
+    # standard error of (1, 1/4, 0): sample deviation sqrt(((7/12)^2 + (2/12)^2 + (5/12)^2) / 2) over sqrt(3)
+    assert found.headline.standard_error == pytest.approx(((49 + 4 + 25) / 144 / 2 / 3) ** 0.5)
+    sampled = found.graded["sampled"]
+    assert sampled.truncated.tolist() == [[False] * 4, [False, False, True, False], [True] * 4]
+    assert sampled.lengths[1].tolist() == [len(WRONG), len(RIGHT), len(CUT), len(WRONG)]
+    assert sampled.texts[0][0] == r"so \boxed{42}" and sampled.num_ungraded == 0
+    assert found.sandbox is None
+
+
+def test_the_paper_s_decoding_is_the_default_and_reaches_the_sampler(math_file):
+    policy = Scripted(
+        dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT] * 4), dict.fromkeys(("alpha", "beta", "gamma"), RIGHT)
+    )
+    run(policy, {"math500": load_suite("math500", math_file)}, Settings())
+    assert policy.calls == [(3, 4, 0.9, 0.95, 3072), (3, 1, 0.0, None, 3072)]
+
+
+def test_without_greedy_there_is_one_way_of_decoding(math_file):
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT] * 2), {})
+    found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(num_samples=2, greedy=False))
+    assert list(found["math500"].graded) == ["sampled"] and len(policy.calls) == 1
+    assert list(found["math500"].scores) == [("mean@2", "sampled"), ("best@2", "sampled")]
+
+
+def test_what_an_engine_says_after_the_end_of_turn_is_neither_graded_nor_counted(math_file):
+    # An engine that knows only the end of text goes on with an invented user, whose box is the last one.
+    runaway = ids(r"so \boxed{42}", end=END_OF_TURN) + ids(r"user: \boxed{1}", end=None)
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [runaway]), {})
+    settings = Settings(num_samples=1, greedy=False)
+    found = run(policy, {"math500": load_suite("math500", math_file)}, settings)["math500"]
+    assert found.headline.value == 1.0
+    assert found.graded["sampled"].lengths.tolist() == [[len(RIGHT)]] * 3
+    assert not found.graded["sampled"].truncated.any()
+
+
+def test_an_answer_that_is_graded_by_another_box_is_chosen_by_which(math_file):
+    both = ids(r"\boxed{42} or \boxed{1}")
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [both]), {})
+    suites, settings = {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False)
+    assert run(policy, suites, settings)["math500"].headline.value == 0.0
+    assert run(policy, suites, settings, which="first")["math500"].headline.value == 1.0
+
+
+def test_a_gold_without_a_verdict_counts_as_wrong_and_is_reported(tmp_path):
+    rows = [{"problem": "alpha", "answer": ""}, {"problem": "beta", "answer": "42"}]
+    suites = {"math500": load_suite("math500", write_jsonl(tmp_path / "m.jsonl", rows))}
+    policy = Scripted({"alpha": [RIGHT] * 2, "beta": [RIGHT] * 2}, {})
+    found = run(policy, suites, Settings(num_samples=2, greedy=False))["math500"]
+    assert found.graded["sampled"].correct.tolist() == [[False] * 2, [True] * 2]
+    assert found.graded["sampled"].num_ungraded == 2
+
+
+def test_choice_suite_with_the_columns_of_the_hub_grades_letters(tmp_path):
+    rows = [
+        {"Question": f"{word}?", "Correct Answer": "right", "Record ID": word, "Subdomain": "x"} | GPQA
+        for word in ("alpha", "beta")
+    ]
+    problems = load_suite("gpqa_diamond", write_jsonl(tmp_path / "gpqa.jsonl", rows))
+    golds = dict(zip(("alpha", "beta"), problems["answer"], strict=True))
+    other = {word: next(letter for letter in "ABCD" if letter != gold) for word, gold in golds.items()}
+    policy = Scripted(
+        {word: [ids(rf"\boxed{{{golds[word]}}}"), ids(rf"\boxed{{{other[word]}}}")] for word in golds},
+        {"alpha": ids(r"\boxed{right}"), "beta": ids(r"\boxed{one}")},
+    )
+    found = run(policy, {"gpqa_diamond": problems}, Settings(num_samples=2))["gpqa_diamond"]
+    assert found.graded["sampled"].correct.tolist() == [[True, False]] * 2
+    assert found.graded["greedy"].correct.tolist() == [[True], [False]]  # the text of an option instead of its letter
+
+
+@pytest.fixture
+def code_file(tmp_path):
+    row = {
+        "task_id": "T/0",
+        "prompt": "def add(a, b):\n    '''alpha'''\n",
+        "entry_point": "add",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    }
+    return write_jsonl(tmp_path / "code.jsonl", [row])
+
+
+def test_code_suite_runs_programs_in_the_mode_asked_for_and_names_it(code_file):
+    good, bad = (f"```python\ndef add(a, b):\n    return a {sign} b\n```" for sign in "+-")
+    policy = Scripted({"alpha": [ids(good), ids(bad)]}, {"alpha": ids(good)})
+    suites = {"humaneval": load_suite("humaneval", code_file)}
+    found = run(policy, suites, Settings(num_samples=2), sandbox="limits")["humaneval"]
+    assert found.graded["sampled"].correct.tolist() == [[True, False]]
+    assert found.graded["greedy"].correct.tolist() == [[True]]
+    assert found.sandbox == "limits"
+
+
+def test_suites_of_one_kind_share_their_verifier():
+    graders = build_graders(["math500", "gsm8k", "gpqa_diamond"])
+    assert graders["math500"] is graders["gsm8k"] is not graders["gpqa_diamond"]
+
+
+def test_average_is_the_mean_over_suites_not_over_problems(math_file, tmp_path):
+    rows = [{"question": "delta", "answer": "#### 42"}]
+    suites = {
+        "math500": load_suite("math500", math_file),
+        "gsm8k": load_suite("gsm8k", write_jsonl(tmp_path / "g.jsonl", rows)),
+    }
+    policy = Scripted({**dict.fromkeys(("alpha", "beta", "gamma"), [WRONG]), "delta": [RIGHT]}, {})
+    assert average(run(policy, suites, Settings(num_samples=1, greedy=False))) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"num_samples": 0}, "num_samples must be at least 1, got 0"),
+        ({"temperature": 0.0}, "temperature must be positive, got 0.0"),
+        ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
+        ({"top_p": 95}, r"top_p must be in \(0, 1\], got 95"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**setting)
+
+
+def test_unknown_suite_and_sandbox_are_refused_before_anything_runs():
+    with pytest.raises(ValueError, match="unknown suite 'mmlu'"):
+        build_graders(["mmlu"])
+    with pytest.raises((ValueError, SandboxError), match="castle"):
+        build_graders(["humaneval"], sandbox="castle")
+    with pytest.raises(ValueError, match="which must be"):
+        build_graders(["math500"], which="best")
+
+
+def test_verdicts_are_booleans(math_file):
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT]), {})
+    found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False))
+    assert found["math500"].graded["sampled"].correct.dtype == np.bool_

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A cell's arithmetic against TRL's trainer, rows that are counted offline, and what a dry run says and loads."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from transformers import AutoModelForCausalLM
+
+from duet_trl import DUETGRPOTrainer
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "recipes" / "configs"
+# recipes/ is a folder of scripts that import each other by their file names.
+sys.path.insert(0, str(ROOT / "recipes"))
+
+from arguments import parse  # noqa: E402
+from cell import Cell, build_cell, measured_steps, optimizer_steps, print_cell, start_line  # noqa: E402
+
+CELL = "math_qwen3_1.7b_duet_50"
+
+
+def resolve(name: str, *options: str) -> Cell:
+    """The cell of a configuration with options of the command line."""
+    return build_cell(*parse("math_qwen3", ["--config", str(CONFIGS / f"{name}.yaml"), *options, "--dry_run"]))
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+# ---- Steps ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "options"),
+    [
+        (10, {"gradient_accumulation_steps": 4, "num_train_epochs": 2}),  # 4 prompts a step: 2 rows of 10 left away
+        (9, {"gradient_accumulation_steps": 2, "steps_per_generation": 4, "num_iterations": 2}),
+        (11, {"gradient_accumulation_steps": 3, "steps_per_generation": 2, "num_train_epochs": 1.5}),
+        (12, {"gradient_accumulation_steps": 4, "max_steps": 2}),
+    ],
+)
+def test_optimizer_steps_are_those_of_the_trainer(num_rows: int, options: dict, tiny_path, tmp_path) -> None:
+    settings = {"output_dir": tmp_path, "per_device_train_batch_size": 2, "num_generations": 2, "budget_fraction": 1}
+    settings |= {
+        "max_completion_length": 4,
+        "use_cpu": True,
+        "bf16": False,
+        "save_strategy": "no",
+        "report_to": "none",
+    }
+    argv = [str(word) for name, value in (settings | options).items() for word in (f"--{name}", value)]
+    arguments, config, model = parse(
+        "math_qwen3", [*argv, "--model_name_or_path", str(tiny_path), "--eval_every", "0"]
+    )
+    rows = Dataset.from_list([{"prompt": f"{number}+1="} for number in range(num_rows)])
+    trainer = DUETGRPOTrainer(
+        model=str(tiny_path), reward_funcs=lambda completions, **_: [len(c) % 2.0 for c in completions],
+        args=config, train_dataset=rows,
+    )  # fmt: skip
+    cell = build_cell(arguments, config, model, num_rows=num_rows)
+    trainer.train()
+    assert cell.optimizer_steps == trainer.state.max_steps == trainer.state.global_step
+    assert cell.prompts_per_step == trainer.args.num_prompts
+    assert cell.num_processes == 1
+
+
+def test_papers_cells_take_232_steps_with_and_without_the_length_filter() -> None:
+    _, config, _ = parse("math_qwen3", ["--config", str(CONFIGS / f"{CELL}.yaml"), "--dry_run"])
+    assert optimizer_steps(7496, 128, 32, 32, config) == optimizer_steps(7431, 128, 32, 32, config) == (58, 232)
+
+
+def test_rows_that_fill_no_step_are_an_error(tmp_path) -> None:
+    path = write_jsonl(tmp_path / "few.jsonl", [{"question": "Q?", "answer": "1"}] * 100)
+    with pytest.raises(ValueError, match="100 rows do not fill one step of 128 prompts. Lower prompts_per_step"):
+        resolve(CELL, "--dataset_name", path)
+
+
+def test_gpus_that_cannot_share_the_batch_are_an_error() -> None:
+    # 1,024 rollouts / (6 GPUs x 4)
+    with pytest.raises(ValueError, match="= 1024 rollouts cannot be shared by 6 processes with micro-batches of 4"):
+        resolve(CELL, "--num_gpus", "6")
+
+
+def test_measured_steps_are_the_first_every_nth_and_the_last() -> None:
+    arguments, _, _ = parse("math_qwen3", ["--use_cpu", "true", "--eval_suites", "gsm8k", "--eval_every", "30"])
+    assert measured_steps(arguments, 232) == [0, 30, 60, 90, 120, 150, 180, 210, 232]
+    assert measured_steps(arguments, 60) == [0, 30, 60]
+    assert measured_steps(arguments, None) == []
+    arguments.eval_every = 0
+    assert measured_steps(arguments, 232) == [0, 232]
+    arguments.eval_suites = ["mmlu"]
+    with pytest.raises(ValueError, match="unknown suite 'mmlu'"):
+        measured_steps(arguments, 232)
+
+
+# ---- Batches and tokens -----------------------------------------------------------------------------------------
+
+
+def test_batch_and_tokens_of_a_cell() -> None:
+    cell = resolve("math_qwen3_1.7b_duet_25", "--num_gpus", "4", "--per_device_train_batch_size", "8")
+    assert (cell.prompts_per_step, cell.full_rollouts, cell.most_rollouts) == (128, 1024, 1024)
+    assert (cell.num_processes, cell.accumulation_steps) == (4, 1024 // (4 * 8))
+    assert cell.planned_rollouts == 256
+    assert cell.most_tokens == 256 * 3072
+    assert cell.mean_tokens == 256 * 348  # the paper's DUET: 356k tokens per 1,024 rollouts
+    assert resolve("math_qwen3_1.7b_grpo_25").mean_tokens == 256 * 660  # GRPO: 676k
+    assert resolve(f"{CELL}_abort_only").most_rollouts == 512  # four for every prompt
+    assert resolve(CELL, "--max_rollouts", "700").most_rollouts == 700
+
+
+def test_budget_in_tokens_is_the_bound() -> None:
+    cell = resolve(CELL, "--budget_reading", "tokens", "--budget_tokens", "100000")
+    assert (cell.planned_rollouts, cell.most_tokens, cell.mean_tokens) == (None, 100_000, None)
+    assert resolve(CELL, "--budget_reading", "tokens", "--budget_tokens", "1e9").most_tokens == 1024 * 3072
+
+
+def test_without_prompts_per_step_the_batch_is_that_of_this_launch() -> None:
+    cell = resolve("math_tiny")  # 32 x 4 rollouts of one process, 8 per prompt
+    assert (cell.num_processes, cell.prompts_per_step, cell.accumulation_steps) == (1, 16, 4)
+
+
+# ---- Rows -------------------------------------------------------------------------------------------------------
+
+MATH_ROWS = [
+    {"question": "word " * 2000, "answer": "1"},
+    {"question": "Empty?", "answer": ""},
+    *({"question": f"What is ${n}+1$?", "answer": str(n + 1)} for n in range(300)),
+]
+
+
+def test_rows_of_a_local_file_are_counted_and_filtered_if_the_tokenizer_is_here(tiny_path, tmp_path, caplog) -> None:
+    path = write_jsonl(tmp_path / "math.jsonl", MATH_ROWS)
+    there = resolve(CELL, "--dataset_name", path, "--model_name_or_path", str(tiny_path)).rows
+    assert there.num_rows == 300 and there.source == f"counted in {path}, prompts over 512 tokens left out"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text((tiny_path / "config.json").read_text())
+    for name in ("Qwen/Qwen3-1.7B-Base", str(tmp_path / "model")):
+        away = resolve(CELL, "--dataset_name", path, "--model_name_or_path", name).rows
+        assert away.num_rows == 301 and f"tokenizer of {name} is not on this machine" in away.source
+    assert "overlap" not in caplog.text
+
+
+def test_rows_of_a_local_held_out_file_are_left_out(tmp_path) -> None:
+    path = write_jsonl(tmp_path / "math.jsonl", MATH_ROWS)
+    held = [{"problem": f"What is ${n}+1$?", "answer": "1"} for n in (5, 7)]
+    heldout = write_jsonl(tmp_path / "held.jsonl", held)
+    assert resolve(CELL, "--dataset_name", path, "--heldout", heldout).rows.num_rows == 299
+    kept = resolve(CELL, "--dataset_name", path, "--heldout", heldout, "--drop_overlap", "false")
+    assert kept.rows.num_rows == 301
+
+
+def test_rows_of_local_code_and_short_answers(tmp_path) -> None:
+    task = {"task_id": 1, "text": "Double it.", "test_list": ["assert double(2) == 4"], "test_setup_code": ""}
+    code = write_jsonl(tmp_path / "code.jsonl", [task] * 40 + [task | {"test_list": ["assert True"]}])
+    assert resolve("code_qwen3_1.7b_duet_50", "--dataset_name", code).rows.num_rows == 40
+    answers = [{"question": "Q?", "correct_answer": "a"}] * 130 + [{"question": "Q?", "correct_answer": " "}]
+    qa = write_jsonl(tmp_path / "qa.jsonl", answers)
+    assert resolve("qa_qwen3_1.7b_duet_50", "--dataset_name", qa).rows.num_rows == 130
+
+
+def test_missing_files_are_errors_and_unknown_names_are_unknown() -> None:
+    with pytest.raises(ValueError, match="there is no file"):
+        resolve(CELL, "--dataset_name", "gone.jsonl")
+    cell = resolve(CELL, "--dataset_name", "someone/something")
+    assert (cell.rows.num_rows, cell.optimizer_steps, cell.measured_steps) == (None, None, [])
+    fixed = resolve(CELL, "--dataset_name", "someone/something", "--max_steps", "31")
+    assert (fixed.optimizer_steps, fixed.measured_steps) == (31, [0, 30, 31])
+
+
+# ---- Models and words -------------------------------------------------------------------------------------------
+
+
+def test_model_in_a_folder_is_read_and_others_are_not_estimated(tiny_path, tmp_path, capsys) -> None:
+    cell = resolve(CELL, "--model_name_or_path", str(tiny_path))
+    assert cell.shape.num_parameters == AutoModelForCausalLM.from_pretrained(tiny_path).num_parameters()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    for name, words in (
+        (str(tmp_path), "the architecture 'gpt2' is not one of llama, qwen2 and qwen3"),
+        ("someone/something", "neither a folder nor known here. Give a folder, or one of Qwen/Qwen3-0.6B"),
+    ):
+        cell = resolve(CELL, "--model_name_or_path", name)
+        assert cell.shape is None and cell.memory is None
+        print_cell(cell)
+        printed = capsys.readouterr().out
+        assert f"unknown, not estimated: {name}" in printed and words in printed
+    assert "none is named: give --model_name_or_path" in resolve("math_tiny").shape_problem
+
+
+def test_a_local_folder_wins_over_the_table(tiny_path, tmp_path, monkeypatch) -> None:
+    (tmp_path / "Qwen").mkdir()
+    (tmp_path / "Qwen" / "Qwen3-1.7B-Base").symlink_to(tiny_path)
+    monkeypatch.chdir(tmp_path)
+    assert resolve(CELL).shape.num_parameters < 10**6
+
+
+def test_printed_cell_says_everything(capsys) -> None:
+    print_cell(resolve(CELL))
+    printed = capsys.readouterr().out
+    for words in (
+        "Qwen/Qwen3-1.7B-Base: 1,720,574,976 parameters, all trained; float32 weights, computes in bf16",
+        "7,496 prompts: gradable rows recorded of EleutherAI/hendrycks_math",
+        "128 prompts x 8 = 1,024 rollouts per step at full budget; planned: 512, never more than 1,024",
+        "= 4 per micro-batch x 8 GPUs x 32 accumulation steps",
+        "232 optimizer steps (58 per epoch x 4 epochs), the same for every method: one update per step",
+        "learning rate 3e-06 (cosine, 24 warm-up steps), betas 0.9 / 0.999",  # 10% of 232, rounded up
+        "at most 1,572,864 generated per step, 364,904,448 over the run",  # 512 x 3,072; x 232
+        "in no case more than 3,145,728 in a step",  # 1,024 x 3,072
+        "after steps 0, 30, 60, 90, 120, 150, 180, 210, 232: 9 times",
+        "2,211 problems",  # 500 + 1,319 + 30 + 164 + 198
+        "an estimate, GiB per GPU of 80",
+        "GiB during generation: fits",
+    ):
+        assert words in printed
+
+
+def test_printed_cell_names_remedies(capsys) -> None:
+    print_cell(resolve("math_qwen3_4b_duet_50", "--sharding", "none"))
+    assert (
+        "does not fit. Change: sharding: full, with recipes/accelerate/fsdp2.yaml; or LoRA" in capsys.readouterr().out
+    )
+
+
+def test_start_line_has_the_rows_and_processes_of_the_run() -> None:
+    arguments, config, model = parse("math_qwen3", ["--config", str(CONFIGS / f"{CELL}.yaml"), "--dry_run"])
+    arguments.dry_run = False  # parsed as a dry run for this machine has no GPU
+    line = start_line(build_cell(arguments, config, model, num_rows=7431))
+    assert "\n" not in line
+    assert "7,431 prompts, 128 x 8 = 1,024 rollouts per step at full budget, 232 optimizer steps" in line
+    assert "the same for every method" in line
+
+
+def test_accelerate_launch_of_a_dry_run_loads_no_engine_and_needs_no_network(tmp_path) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('a dry run imported vllm')")
+    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "empty")}
+    nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", "recipes/math_qwen3.py"]
+        + ["--config", "recipes/configs/math_llama3_3b_duet_50.yaml", "--dry_run"],
+        cwd=ROOT,
+        env=os.environ | offline | nowhere | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "meta-llama/Llama-3.2-3B-Instruct: 3,212,749,824 parameters" in done.stdout
+    assert "232 optimizer steps" in done.stdout and not (tmp_path / "empty").exists()

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every recipe from its command line: two steps of a tiny local policy, what they leave, what they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
+
+MATH_ROWS = [{"problem": f"What is ${i} + {i}$?", "answer": str(2 * i)} for i in range(16)]
+CODE_ROWS = [
+    {
+        "task_id": i,
+        "text": f"Write a function that adds {i}.",
+        "test_list": [f"assert add_{i}(1) == {i + 1}", f"assert add_{i}(0) == {i}"],
+        "test_setup_code": "",
+    }
+    for i in range(16)
+]
+QA_ROWS = [{"question": f"What number follows {i}?", "correct_answer": str(i + 1)} for i in range(16)]
+RECIPES = {
+    "math_qwen3": (MATH_ROWS, "MathVerifier"),
+    "math_llama3": (MATH_ROWS, "MathVerifier"),
+    "code_qwen3": (CODE_ROWS, "code_reward"),
+    "qa_qwen3": (QA_ROWS, "choice_reward"),
+}
+MARKERS = {"code_qwen3": "code", "qa_qwen3": "qa"}
+
+
+def run(recipe: str, folder: Path, tiny_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess:
+    data = folder / "data.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in RECIPES[recipe][0]))
+    command = [sys.executable, f"recipes/{recipe}.py", "--config", str(SMOKE), "--recipe", recipe]
+    command += ["--model_name_or_path", str(tiny_path), "--dataset_name", str(data), "--heldout", "none"]
+    command += ["--output_dir", str(folder / "out"), "--marker", MARKERS.get(recipe, "math"), *options]
+    return subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+
+
+def history(folder: Path) -> list[dict]:
+    state = json.loads((folder / "out" / "checkpoint-2" / "trainer_state.json").read_text())
+    return [entry for entry in state["log_history"] if "loss" in entry]
+
+
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "math_llama3"])
+def test_a_recipe_trains_with_its_own_reward_and_leaves_its_configuration(tiny_path, tmp_path, recipe):
+    done = run(recipe, tmp_path, tiny_path, "--save_strategy", "steps", "--save_steps", "2")
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = history(tmp_path)
+    assert [entry["step"] for entry in steps] == [1, 2]
+    rewards = {name for entry in steps for name in entry if name.startswith("rewards/") and name.endswith("/mean")}
+    assert rewards == {f"rewards/{RECIPES[recipe][1]}/mean"} or rewards == {"rewards/math_reward/mean"}
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    written = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
+    assert written["model_name_or_path"] == str(tiny_path)
+    assert (written["max_steps"], written["num_generations"]) == (2, 4)
+
+
+def test_suites_are_measured_before_and_after_and_the_best_is_kept(tiny_path, tmp_path):
+    suite = tmp_path / "gsm8k.jsonl"
+    rows = [{"question": f"What is {i} + {i}?", "answer": f"It is {2 * i}. #### {2 * i}"} for i in range(6)]
+    suite.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--eval_suites", "gsm8k", "--eval_sources", f"gsm8k={suite}", "--eval_samples", "2")
+    done = run("math_qwen3", tmp_path, tiny_path, *options, "--push_to_hub", "true", "--hub_model_id", "me/model")
+    assert "was not pushed" in done.stderr, done.stderr[-3000:]
+    out = tmp_path / "out"
+    for step in (0, 2):
+        results = json.loads((out / "evaluations" / f"results_step-{step:06d}.json").read_text())
+        assert 0 <= results["results"]["gsm8k"]["mean@2,sampled"] <= 1
+        assert results["n-samples"]["gsm8k"]["effective"] == 6
+    assert (out / "best" / "model.safetensors").exists()
+    card = (out / "README.md").read_text()
+    table = card.partition("### Held-out accuracy")[2].partition("###")[0]
+    assert [line.split("|")[1].strip() for line in table.splitlines() if line.startswith("|")][2:] == ["0", "2"]
+
+
+def test_the_configuration_that_a_run_leaves_repeats_it(tiny_path, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    saving = ("--save_strategy", "steps", "--save_steps", "2")
+    assert run("math_qwen3", first, tiny_path, *saving, "--learning_rate", "1e-3").returncode == 0
+    command = [sys.executable, "recipes/math_qwen3.py", "--config", str(first / "out" / "recipe.yaml")]
+    done = subprocess.run(
+        [*command, "--output_dir", str(second / "out")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert [entry["loss"] for entry in history(second)] == [entry["loss"] for entry in history(first)]
+    assert (second / "out" / "recipe.yaml").read_text() == (first / "out" / "recipe.yaml").read_text()
+
+
+def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
+    done = run("math_qwen3", tmp_path, tiny_path, "--push_to_hub", "true", "--hub_model_id", "me/model")
+    assert done.returncode != 0
+    assert f"the model is saved in {tmp_path / 'out'} but was not pushed" in done.stderr
+    for name in ("model.safetensors", "tokenizer.json", "duet_controller.json", "README.md", "recipe.yaml"):
+        assert (tmp_path / "out" / name).exists(), name
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert (tmp_path / "out" / "recipe.yaml").read_text().strip() in card
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--sandbox", "no_such_isolation"), "no_such_isolation"),
+        (("--dataset_name", "absent.jsonl"), "there is no file 'absent.jsonl'"),
+        (("--extra_eos_tokens", "<|no_token|>"), "is no single token of the tokenizer"),
+        (("--eval_suites", "gsm9k"), "unknown suite 'gsm9k'"),
+        (("--eval_suites", "gsm8k", "--eval_sources", "gsm8k=absent.jsonl"), "there is no file 'absent.jsonl'"),
+        (("--recipe", "qa_qwen3"), "this configuration is made for recipes/qa_qwen3.py, not for code_qwen3.py"),
+    ],
+    ids=["sandbox", "data", "end-token", "suite", "source", "recipe"],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, options, message):
+    hollow = tmp_path / "hollow"  # everything but weights
+    hollow.mkdir()
+    for path in tiny_path.iterdir():
+        if path.suffix != ".safetensors":
+            (hollow / path.name).write_bytes(path.read_bytes())
+    done = run("code_qwen3", tmp_path, hollow, *options)
+    assert done.returncode != 0
+    assert message in done.stderr

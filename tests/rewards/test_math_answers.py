@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The math reward on answers of every kind of MATH as models write them, and on a hundred and more hostile ones."""
+
+import json
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("math_verify", reason="needs the extra 'math'")
+
+from duet_trl.rewards import ChoiceVerifier, MathVerifier
+from duet_trl.rewards.math_text import contradicts, readable
+from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
+from tests.rewards.math_answers import pairs
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def verifier():
+    verifier = MathVerifier(timeout=5.0, workers=2)
+    yield verifier
+    verifier.close()
+
+
+@pytest.fixture(scope="module")
+def golds():
+    path = DATA / "math_train_clean.jsonl"
+    if not path.exists():
+        pytest.skip(f"{path} is not there")
+    found = {json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()}
+    return random.Random(0).sample(sorted(gold for gold in found if gold and not re.fullmatch(r"-?\d+", gold)), 120)
+
+
+def test_answers_of_every_kind_are_graded_as_a_person_would(verifier):
+    answers, gold_answers, expected = zip(*pairs(), strict=True)
+    verdicts = verifier.grade(answers, gold_answers)
+    wrong = [pair for pair, verdict in zip(pairs(), verdicts, strict=True) if verdict != pair[2]]
+    assert wrong == []
+    assert len(expected) > 300 and 40 < expected.count(0.0)
+
+
+WRITINGS = {
+    "in dollars": lambda gold: f"${gold}$",
+    "in round brackets": lambda gold: rf"\({gold}\)",
+    "in square brackets": lambda gold: rf"\[ {gold} \]",
+    "in braces": lambda gold: f"{{{gold}}}",
+    "bold": lambda gold: rf"\mathbf{{{gold}}}",
+    "with a full stop": lambda gold: gold.rstrip(".") + ".",
+    "between thin spaces": lambda gold: rf"\,{gold}\;",
+    "in display style": lambda gold: rf"\displaystyle {gold}",
+    "with lines broken": lambda gold: gold.replace(" ", "\n"),
+    "with large fractions": lambda gold: gold.replace(r"\frac", r"\dfrac"),
+    "with ties before units": lambda gold: gold.replace(r"\text{ ", r"~\text{"),
+    "in Unicode": lambda gold: (
+        gold.replace(r"\pi", "π").replace(r"\infty", "∞").replace(r"\cup", "∪").replace(r"^\circ", "°")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+def test_gold_answers_of_math_written_otherwise_are_right(verifier, golds, name):
+    written = [WRITINGS[name](gold) for gold in golds]
+    verdicts = verifier.grade(written, golds)
+    assert [
+        pair for pair, verdict in zip(zip(written, golds, strict=True), verdicts, strict=True) if verdict != 1
+    ] == []
+
+
+def test_gold_answers_of_math_with_another_digit_are_wrong(verifier, golds):
+    def change(gold: str) -> str:
+        return re.sub(r"\d(?!\d*\}?$|[^{]*\}\^\d$)", lambda found: str((int(found[0]) + 1) % 10), gold, count=1)
+
+    changed = [(change(gold), gold) for gold in golds if change(gold) != gold and r"\infty" not in gold]
+    verdicts = verifier.grade(*zip(*changed, strict=True))
+    right = [pair for pair, verdict in zip(changed, verdicts, strict=True) if verdict != 0.0]
+    assert len(changed) > 50 and right == []
+
+
+@given(st.text(st.sampled_from("0123456789,.{}[]()\\$^_ \n~!abtxi°∞\u200b√²\ud800\x00")) | st.text(st.characters()))
+@settings(max_examples=300, deadline=None)
+def test_rewriting_never_raises_and_settles(text):
+    once = readable(text)
+    assert contradicts(once, once) is False
+    assert len(once) <= 20 * len(text) + 100
+
+
+@pytest.mark.parametrize("name", [n for n, answer in HOSTILE_ANSWERS.items() if len(answer) <= 2_000])
+def test_rewriting_a_hostile_answer_takes_no_time(name):
+    begin = time.process_time()
+    readable(HOSTILE_ANSWERS[name])
+    assert time.process_time() - begin < 0.5
+
+
+def test_hostile_answers_are_wrong_and_leave_the_pool_alive():
+    assert len(HOSTILE_ANSWERS) + len(HOSTILE_TEXTS) > 150
+    verifier = MathVerifier(timeout=0.5, workers=2)
+    texts = [rf"\boxed{{{answer}}}" for answer in HOSTILE_ANSWERS.values()] + list(HOSTILE_TEXTS.values())
+    begin = time.monotonic()
+    verdicts = verifier([part for text in texts for part in (text, r"\boxed{7.0}")], ["7"] * (2 * len(texts)))
+    assert time.monotonic() - begin < 0.5 * 10 * len(texts)
+    assert verdicts[1::2] == [1.0] * len(texts)
+    names = [*HOSTILE_ANSWERS, *HOSTILE_TEXTS]
+    assert [name for name, verdict in zip(names, verdicts[::2], strict=True) if verdict != 0.0] == []
+    assert verifier.grade(["123/2", "61"], ["61.5", "61.5"]) == [1.0, 0.0]
+    verifier.close()
+
+
+def test_hostile_gold_answers_do_not_raise_either():
+    verifier = MathVerifier(timeout=0.5, workers=2)
+    hostile = [answer for answer in HOSTILE_ANSWERS.values() if len(answer) <= 2_000][::3]
+    assert set(verifier.grade(["7"] * len(hostile), hostile)) <= {0.0, None}
+    verifier.close()
+
+
+@pytest.mark.parametrize("options", [None, ["one", "two", "three"]])
+@pytest.mark.parametrize("marker", ["qa", "math"])
+def test_choice_verifier_refuses_hostile_answers_at_once(marker, options):
+    verifier = ChoiceVerifier(marker=marker)
+    texts = [*HOSTILE_ANSWERS.values(), *HOSTILE_TEXTS.values()]
+    texts = [rf"\boxed{{{text}}} <answer>{text}</answer> Therefore, the answer is {text}." for text in texts]
+    begin = time.process_time()
+    assert set(verifier(texts, ["B"] * len(texts), [options] * len(texts))) == {0.0}
+    assert time.process_time() - begin < 20

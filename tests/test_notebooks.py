@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every notebook executes on a CPU without the Hub; what it prints is checked against independent results."""
+
+import ast
+import json
+import math
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import papermill
+import pytest
+import torch
+
+from duet_trl.evaluation.prompts import BOXED_SUFFIX
+from notebooks import execute
+from tests.test_imports import private_imports
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTEBOOKS = ("01_allocation_and_gate", "02_duet_tiny_cpu", "03_duet_colab_t4")
+MAX_CELLS = 20
+LIBRARIES = {*"duet_trl trl datasets transformers peft torch numpy pandas matplotlib IPython".split()}
+PUBLIC_ALL_THE_SAME = {"_", "__file__", "__version__", "__stdout__"}
+every_notebook = pytest.mark.parametrize("name", NOTEBOOKS)
+
+
+def cells(name):
+    return nbformat.read(execute.HERE / f"{name}.ipynb", as_version=4).cells
+
+
+def code_of(name):
+    return {cell.id: cell.source for cell in cells(name) if cell.cell_type == "code"}
+
+
+def test_these_are_all_notebooks():
+    assert execute.NAMES == NOTEBOOKS
+
+
+def untidy(notebook):
+    """What in a notebook is left over from running it, or breaks the form."""
+    found = [] if set(notebook.metadata) == {"kernelspec"} else [f"metadata {sorted(notebook.metadata)}"]
+    for index, cell in enumerate(notebook.cells):
+        if set(cell.metadata) - {"tags"}:
+            found.append(f"cell {index}: metadata {sorted(cell.metadata)}")
+        if cell.cell_type == "code":
+            if cell.outputs or cell.execution_count is not None:
+                found.append(f"cell {index}: output")
+            if index == 0 or notebook.cells[index - 1].cell_type != "markdown":
+                found.append(f"cell {index}: no prose before it")
+    if len(notebook.cells) > MAX_CELLS:
+        found.append(f"{len(notebook.cells)} cells")
+    return found
+
+
+@every_notebook
+def test_a_notebook_is_short_stripped_and_has_prose_before_each_step(name):
+    notebook = nbformat.read(execute.HERE / f"{name}.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    assert untidy(notebook) == []
+    assert notebook.metadata.kernelspec.name == "python3"
+    # Title and parameters aside, the prose before a step says what to look at; the last step only writes the record.
+    steps = [cell for cell in notebook.cells if cell.cell_type == "markdown"][1:-1]
+    assert [cell.id for cell in steps if "ook at** " not in cell.source] == []
+    tagged = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    assert [cell.id for cell in tagged] == ["parameters"]
+
+
+def test_leftovers_are_caught():
+    clean = nbformat.read(execute.HERE / f"{NOTEBOOKS[0]}.ipynb", as_version=4)
+    assert untidy(clean) == []
+    clean.cells[1].execution_count = 3
+    clean.cells[5].outputs = [nbformat.v4.new_output("stream", text="12")]
+    clean.cells[7].metadata["scrolled"] = True
+    clean.metadata["language_info"] = {"name": "python"}
+    del clean.cells[8]
+    clean.cells += [nbformat.v4.new_markdown_cell("more")] * 2
+    assert len(untidy(clean)) == 6
+
+
+def private_or_foreign(source):
+    """Names with a leading underscore, and imports of libraries that notebooks do without."""
+    found = private_imports(source)
+    for node in ast.walk(ast.parse(source)):
+        name = {ast.Attribute: "attr", ast.Name: "id", ast.keyword: "arg", ast.alias: "name"}.get(type(node))
+        parts = (node.__dict__[name] or "").split(".") if name else []
+        found += [part for part in parts if part.startswith("_") and part not in PUBLIC_ALL_THE_SAME]
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        else:
+            modules = [node.module] if isinstance(node, ast.ImportFrom) else []
+        tops = {module.split(".")[0] for module in modules} - LIBRARIES - set(sys.stdlib_module_names)
+        found += sorted(tops - {"recipes"})
+    return found
+
+
+@every_notebook
+def test_a_notebook_uses_public_names_only(name):
+    assert {ident: found for ident, source in code_of(name).items() if (found := private_or_foreign(source))} == {}
+
+
+def test_private_and_foreign_names_are_caught():
+    for source in ("trainer._step", "from duet_trl import _x", "import vllm", "f(_hidden=1)", "import a._b", "_y = 1"):
+        assert private_or_foreign(source), source
+    assert not private_or_foreign("import duet_trl\nfor _ in range(3):\n    print(duet_trl.__file__)")
+
+
+@every_notebook
+def test_a_notebook_names_no_folder_of_a_machine(name):
+    for source in (cell.source for cell in cells(name)):
+        assert re.findall(r"""["'(`](?:/|~/|[A-Z]:\\)\w+""", source) == []
+
+
+@every_notebook
+def test_the_parameters_are_plain_values(name):
+    """Papermill writes other values behind them, so nothing may be derived from them in their own cell."""
+    for statement in ast.parse(code_of(name)["parameters"]).body:
+        assert isinstance(statement, ast.Assign)
+        ast.literal_eval(statement.value)
+
+
+@every_notebook
+def test_without_the_package_the_installation_asks_for_the_repository(name):
+    source = code_of(name)["install"]
+    bare = [sys.executable, "-I", "-S", "-c"]  # no site-packages: duet_trl cannot be imported
+    refused = subprocess.run([*bare, f"repository, engine = '', 'vllm'\n{source}"], capture_output=True, text=True)
+    assert refused.returncode == 1
+    assert "ValueError: duet_trl is not installed. Set `repository`" in refused.stderr
+
+
+@every_notebook
+def test_with_the_package_the_installation_starts_no_program(name):
+    """Without PATH neither git nor anything else could be started; pip would report through the hook."""
+    watch = (
+        "import sys\nsys.addaudithook(lambda event, args: event == 'subprocess.Popen' and sys.exit(f'started {args}'))"
+    )
+    body = f"{watch}\nrepository, engine, precision = '', 'vllm', 'fp32'\n{code_of(name)['install']}"
+    done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, cwd="/", timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def estimate(**changes):
+    """Names that the estimate of 03 computes from its parameters, which need no model."""
+    code, names = code_of("03_duet_colab_t4"), {}
+    exec(code["parameters"], names)
+    names |= changes
+    exec(code["estimate"], names)
+    return names
+
+
+@pytest.mark.parametrize("engine", ["vllm", "transformers"])
+def test_the_t4_notebook_is_planned_for_half_an_hour_to_an_hour_and_sixteen_gigabytes(engine):
+    names = estimate(engine=engine)
+    assert 30 <= names["minutes"] <= 60
+    assert sum(names["gibibytes"].values()) <= 15
+    # 64 rollouts x 400 tokens x 6 x 0.6e9 operations / 13e12 a second = 7.1 s; 16 micro-batches x 0.4 s = 6.4 s
+    assert names["training"] == pytest.approx(64 * 400 * 3.6e9 / 13e12 + 6.4)
+    assert names["generation"] == pytest.approx(400 * {"vllm": 0.025, "transformers": 0.05}[engine])
+    assert estimate(engine=engine, steps=160)["minutes"] - names["minutes"] == pytest.approx(
+        80 * names["estimated_step"] / 60
+    )
+
+
+def test_the_t4_notebook_asks_for_the_answer_as_the_paper_does_and_pushes_nothing_by_itself():
+    names = {}
+    exec(code_of("03_duet_colab_t4")["parameters"], names)
+    assert names["instruction"] == BOXED_SUFFIX
+    assert names["push_to"] == ""
+
+
+def test_notebooks_are_named_by_what_they_begin_with():
+    assert execute.select([]) == NOTEBOOKS
+    assert execute.select(["03", "01_alloc"]) == (NOTEBOOKS[2], NOTEBOOKS[0])
+    assert execute.select(["notebooks/02_duet_tiny_cpu.ipynb"]) == (NOTEBOOKS[1],)
+    with pytest.raises(ValueError, match="'0' stands for .*Choose from"):
+        execute.select(["0"])
+    with pytest.raises(ValueError, match="'04' stands for no notebook"):
+        execute.select(["04"])
+
+
+def test_parameters_are_json_or_text():
+    assert execute.parse_parameter("steps=3") == ("steps", 3)
+    assert execute.parse_parameter("engine=vllm") == ("engine", "vllm")
+    assert execute.parse_parameter('extra_eos_tokens=["a=b"]') == ("extra_eos_tokens", ["a=b"])
+    with pytest.raises(ValueError, match="NAME=VALUE"):
+        execute.parse_parameter("steps")
+
+
+def test_unknown_names_are_refused_before_anything_runs(tmp_path, capsys):
+    with pytest.raises(ValueError, match="no notebook '05'"):
+        execute.execute("05", tmp_path)
+    with pytest.raises(ValueError, match="no parameter stepz. It has repository, engine"):
+        execute.execute("02_duet_tiny_cpu", tmp_path, {"stepz": 3})
+    with pytest.raises(SystemExit) as exit_:
+        execute.main(["01", "-p", "stepz=3"])
+    assert exit_.value.code == 2
+    assert "no parameter stepz" in capsys.readouterr().err
+
+
+def test_the_environment_of_the_caller_wins_and_comes_back(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv("DUET_TEST_ONLY", raising=False)
+    with execute.environment({"OMP_NUM_THREADS": "1", "DUET_TEST_ONLY": "x"}):
+        assert (execute.os.environ["OMP_NUM_THREADS"], execute.os.environ["DUET_TEST_ONLY"]) == ("7", "x")
+    assert "DUET_TEST_ONLY" not in execute.os.environ
+
+
+def test_the_local_problems_have_the_columns_of_gsm8k(tmp_path):
+    values = execute.local_parameters("03_duet_colab_t4", tmp_path)
+    questions = set()
+    for name in ("train_data", "held_out_data"):
+        rows = [json.loads(line) for line in Path(values[name]).read_text().splitlines()]
+        assert all(set(row) == {"question", "answer"} for row in rows)
+        for row in rows:
+            expression = re.fullmatch(r"Compute \$([\d+*-]+)\$\.", row["question"])[1]
+            assert row["answer"].endswith(f"\n#### {eval(expression)}")
+        questions |= {row["question"] for row in rows}
+    assert len(questions) == sum(execute.LOCAL_PROBLEMS.values())  # no question is in both
+
+
+def test_a_notebook_that_fails_is_reported_and_sets_the_exit_status(tmp_path, capsys):
+    status = execute.main(["01", "-p", "num_simulations=many", "--output_dir", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert re.search(r"01_allocation_and_gate: FAILED after \d+ s: cell \d+: TypeError: ", printed)
+    assert "0 of 1 notebooks ran; failed: ['01_allocation_and_gate']" in printed
+    assert (tmp_path / "01_allocation_and_gate.ipynb").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="half precision is refused on a CPU only")
+def test_half_precision_without_a_gpu_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(papermill.PapermillExecutionError, match="Choose a GPU runtime, or set precision='fp32'"):
+        execute.execute("03_duet_colab_t4", tmp_path, {"precision": "fp16"})
+
+
+def record(path):
+    """What the last cell of an executed notebook printed: one line of JSON."""
+    streams = [out for out in nbformat.read(path, as_version=4).cells[-1].outputs if out.output_type == "stream"]
+    return json.loads([line for out in streams for line in out.text.splitlines()][-1])
+
+
+@pytest.fixture(scope="module")
+def by_hand(tmp_path_factory):
+    began = time.perf_counter()
+    values = record(execute.execute("01_allocation_and_gate", tmp_path_factory.mktemp("executed")))
+    return values | {"seconds": time.perf_counter() - began}
+
+
+def test_01_takes_less_than_a_minute(by_hand):
+    assert by_hand["seconds"] < 60
+
+
+def cheapest_variance(sigma, cost, budget):
+    """The optimum of Theorem 1 over integers 1..32 by dynamic programming over the budget, in units of cost."""
+    best = np.zeros(budget + 1)
+    for spread, price in zip(sigma, cost, strict=True):
+        following = np.full(budget + 1, math.inf)
+        for count in range(1, 33):
+            spent = count * price
+            if spent <= budget:
+                following[spent:] = np.minimum(following[spent:], best[: budget + 1 - spent] + spread**2 / count)
+        best = following
+    return best.min()
+
+
+@pytest.mark.parametrize("fraction", ["1.0", "0.5", "0.25"])
+def test_01_shows_the_integer_optimum_within_the_budget(by_hand, fraction):
+    sigma, length = np.array(by_hand["sigma"]), np.array(by_hand["mean_length"])
+    counts = np.array(by_hand["allocations"][fraction])
+    unit = 10  # every length is a multiple of it
+    budget = int(float(fraction) * by_hand["num_generations"] * length.sum() / unit)
+    assert (length % unit == 0).all()
+    assert counts @ length <= budget * unit
+    optimum = cheapest_variance(sigma, (length / unit).astype(int), budget)
+    assert (sigma**2 / counts).sum() == pytest.approx(optimum, rel=1e-12)
+
+
+def gate_by_text(pieces, coin, k1=16, k2=44, grace=12, interval=4):
+    """Outcome, tokens and tau of the marker gate, by looking at the text at every poll instead of at tokens."""
+    seen = [bool(re.search(r"\\boxed\{\d+\}", "".join(pieces[:t]))) for t in range(len(pieces) + 1)]
+    for t in range(1, len(pieces)):  # the gate is asked before each token but the first
+        if (t >= k1 and t % interval == 0 or t == k2 + grace) and t <= k2 + grace and seen[t]:
+            return "ANSWERED", min(t + grace, len(pieces)), t
+        if t == k2 + grace:
+            return ("KEPT", len(pieces), -1) if coin else ("ABORTED", t, -1)
+    return "NATURAL", len(pieces), -1
+
+
+def test_01_walks_every_outcome_of_the_gate_as_the_text_says(by_hand):
+    for name, pieces in by_hand["pieces"].items():
+        shown = by_hand["outcomes"][name], by_hand["lengths"][name], by_hand["marker_at"][name]
+        assert shown == gate_by_text(pieces, coin=name.endswith("keep")), name
+    assert set(by_hand["outcomes"].values()) == {"NATURAL", "ANSWERED", "KEPT", "ABORTED"}
+    looping = [pieces for name, pieces in by_hand["pieces"].items() if name.startswith("loops")]
+    assert looping[0] == looping[1]  # only the coin differs
+
+
+def test_01_shows_that_the_weight_removes_the_bias_at_the_price_of_equation_8(by_hand):
+    assert by_hand["truth"] == pytest.approx(0.2 * -0.8 + 0.8 * 0.3)
+    for epsilon, result in by_hand["simulated"].items():
+        epsilon = float(epsilon)
+        natural, dropped, weighted = result["bias"]
+        errors = result["error"]
+        assert abs(natural) < 4 * errors[0]
+        assert abs(weighted) < 4 * errors[2]
+        # E[kept]: 0.8 and 0.2 eps are the shares that remain. A ratio of means, so of the order 1 / 64 off.
+        kept = (0.8 * 0.3 + 0.2 * epsilon * -0.8) / (0.8 + 0.2 * epsilon)
+        assert dropped == pytest.approx(kept - by_hand["truth"], abs=5e-3)
+        assert dropped > 30 * errors[1]
+        # Independent coins make Eq. 8 an equality: rate (1 - eps) / eps x second moment / batch.
+        exact = 0.2 * (1 - epsilon) / epsilon * (0.8**2 + 0.5**2) / 64
+        assert result["bound"] == pytest.approx(exact, rel=1e-12)
+        assert result["added"] == pytest.approx(exact, rel=0.1)
+
+
+# Under pytest the stdout of a kernel has no file descriptor, as on Colab; vLLM asks for one.
+ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
+SHORT_02 = {"steps": 6, "pool_size": 48, "held_out_problems": 10, "evaluate_every": 0}
+
+
+def each_engine(test):
+    return pytest.mark.slow(pytest.mark.parametrize("engine", ENGINES)(test))
+
+
+def check_budget(values):
+    """A plan keeps its budget at every step; without an observation every prompt gets the same."""
+    assert len(values["planned_tokens"]) == values["steps"]
+    for planned, budget in zip(values["planned_tokens"], values["budget_tokens"], strict=True):
+        assert planned <= budget * (1 + 1e-9)
+    assert all(tokens > 0 for tokens in values["generated_tokens"])
+
+
+def check_tiny_run(values, engine):
+    check_budget(values)
+    assert (values["engine"], values["steps"]) == (engine, SHORT_02["steps"])
+    # 16 prompts x 8 x 0.5; three steps are the first epoch of 48 problems.
+    assert values["rollouts"][:3] == [64, 64, 64]
+    assert all(32 <= count <= 128 for count in values["rollouts"])
+    assert values["audit_tokens"] == values["generated_tokens"]
+    assert sum(values["outcomes"].values()) == sum(values["rollouts"])
+    assert {"natural", "answered"} <= values["outcomes"].keys() <= {"natural", "answered", "kept", "aborted"}
+    first, last = values["held_out"]
+    assert (first[0], last[0]) == (0, SHORT_02["steps"])
+    assert all(low <= value <= high for _, value, low, high in values["held_out"])
+    assert values["change"][0] == pytest.approx(last[1] - first[1])
+    assert first[1] > 0.1  # the shipped policy solves some: 0.43 of a large sample
+
+
+@each_engine
+def test_02_trains_and_its_records_agree(tmp_path, engine):
+    values = record(execute.execute("02_duet_tiny_cpu", tmp_path, SHORT_02 | {"engine": engine}, timeout=500))
+    check_tiny_run(values, engine)
+
+
+def check_local_run(values, engine):
+    check_budget(values)
+    assert (values["engine"], values["precision"], values["steps"]) == (engine, "fp32", 6)
+    assert values["rollouts_per_prompt"][:3] == [4.0, 4.0, 4.0]
+    assert values["verdicts"] == [1.0, 1.0, 0.0, 0.0]
+    assert {"adapter_model.safetensors", "adapter_config.json", "README.md", "tokenizer.json"} <= set(values["files"])
+    assert all(0 < norm < math.inf for norm in values["loss_grad_norm"])  # the adapters got a gradient at every step
+    before, after = np.array(values["before"]), np.array(values["after"])
+    assert before.shape == after.shape == (12, 2)
+    assert before.mean() > 0.1
+    assert values["change"][0] == pytest.approx(after.mean() - before.mean())
+    assert values["change"][1] <= values["change"][0] <= values["change"][2]
+
+
+@each_engine
+def test_03_trains_a_tiny_model_on_local_problems(tmp_path, engine):
+    check_local_run(record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": engine}, timeout=500)), engine)
+
+
+@pytest.mark.slow
+def test_03_saves_before_a_push_that_cannot_succeed(tmp_path):
+    few = {"steps": 1, "samples_per_problem": 1, "push_to": "someone/duet"}
+    with pytest.raises(papermill.PapermillExecutionError, match="the model is saved in duet_qwen3_gsm8k but was not"):
+        execute.execute("03_duet_colab_t4", tmp_path, few, timeout=500)
