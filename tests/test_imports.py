@@ -14,7 +14,9 @@ PACKAGE = ROOT / "duet_trl"
 ENGINES = ("transformers", "vllm")
 HEAVY = frozenset({"transformers", "trl", "vllm", "accelerate", "datasets", "peft"})
 NUMERIC = frozenset({"numpy", "torch"})
-VERIFIER_AND_REPORT_LIBRARIES = frozenset({"math_verify", "latex2sympy2_extended", "matplotlib", "pandas", "pyarrow"})
+VERIFIER_AND_REPORT_LIBRARIES = frozenset(
+    {"math_verify", "latex2sympy2_extended", "sympy", "matplotlib", "pandas", "pyarrow"}
+)
 
 
 @dataclass(frozen=True)
