@@ -127,7 +127,7 @@ def _add_sources(estimate: argparse.ArgumentParser, default: Settings) -> None:
     )
     columns = "reward functions (default: those in the run's log, else all numeric columns)"
     add("--reward_columns", nargs="+", metavar="NAME", help=columns)
-    add("--reward_weights", nargs="+", type=float, metavar="W", help="as in GRPOConfig (default: 1 each)")
+    add("--reward_weights", nargs="+", type=_weight, metavar="W", help="as in GRPOConfig (default: 1 each)")
     add = estimate.add_argument_group("seconds").add_argument
     add("--trainer_state", type=Path, metavar="FILE", help="log of the run (default: looked for beside the files)")
     add("--seconds_per_step", type=_positive, metavar="X", help="(default: mean step_time in the run's log)")
@@ -162,6 +162,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     lengths = measure_lengths(completions, counts, settings)
     columns, guessed = _reward_columns(completions, logs.values(), options.reward_columns)
     reward = total_reward(completions, columns, options.reward_weights)
+    unweighted = len(columns) > 1 and options.reward_weights is None
     markers = [measure_marker(m, completions, counts, lengths, settings, reward) for m in settings.markers]
     seconds, seconds_source = _seconds(list(logs.values()), len(runs), options.seconds_per_step)
     return Estimate(
@@ -181,6 +182,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
             *completions.notes,
             *disagreement,
             *guessed,
+            *(["Reward functions are added with weight 1 each; --reward_weights gives others."] if unweighted else []),
             *_notes(completions, markers, list(logs.values()), settings),
         ],
     )
@@ -313,6 +315,10 @@ def _positive_share(text: str) -> float:
 
 def _positive(text: str) -> float:
     return _number(text, 0.0, 1e9, open_low=True)
+
+
+def _weight(text: str) -> float:
+    return _number(text, -1e9, 1e9)
 
 
 def _count(text: str) -> int:

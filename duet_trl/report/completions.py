@@ -140,10 +140,8 @@ def find_files(paths: Sequence[str | Path]) -> list[Path]:
     """
     found: dict[Path, Path] = {}
     for path in map(Path, paths):
-        if path.is_dir():
-            files = sorted(path.glob("*.parquet")) or sorted(path.glob("completions/*.parquet"))
-        else:
-            files = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        places = [path] if path.exists() else sorted(map(Path, glob.glob(str(path), recursive=True)))
+        files = [file for place in places for file in _files_in(place)]
         if not files:
             raise UnreadableRun(
                 f"{path} leads to no parquet file. Give the files that TRL writes with log_completions=True to "
@@ -151,6 +149,13 @@ def find_files(paths: Sequence[str | Path]) -> list[Path]:
             )
         found.update({file.resolve(): file for file in files})
     return list(found.values())
+
+
+def _files_in(place: Path) -> list[Path]:
+    """Parquet files in a folder or in its folder of completions; a file itself."""
+    if not place.is_dir():
+        return [place]
+    return sorted(place.glob("*.parquet")) or sorted(place.glob("completions/*.parquet"))
 
 
 def read_completions(files: Sequence[Path], skip: Iterable[tuple[Path, int]] = ()) -> Completions:
@@ -271,7 +276,7 @@ def _read_file(file: Path) -> list[Batch]:
     try:
         table = pq.ParquetFile(file).read()
     except (pa.ArrowInvalid, OSError) as error:
-        raise UnreadableRun(f"{file} is not a readable parquet file: {error}.") from error
+        raise UnreadableRun(f"{file} is not a readable parquet file: {str(error).rstrip('.')}.") from error
     missing = [name for name in REQUIRED_COLUMNS if name not in table.column_names]
     if missing:
         raise UnreadableRun(
@@ -322,7 +327,8 @@ def _numeric_columns(table: pa.Table) -> dict[str, np.ndarray]:
     numbers = {}
     for name in table.column_names:
         kind = table.schema.field(name).type
-        numeric = pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_null(kind)
+        kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
+        numeric = any(is_kind(kind) for is_kind in kinds)
         if numeric and name not in REQUIRED_COLUMNS and not name.startswith("__"):  # pandas' index
             numbers[name] = table[name].cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float64)
     return numbers

@@ -182,7 +182,8 @@ def total_reward(completions: Completions, columns: Sequence[str], weights: Sequ
         np.ndarray: Shape (N,); nan where no reward function gave a number.
 
     Raises:
-        UnreadableRun: If a column does not exist or is not numeric, or the weights do not fit.
+        UnreadableRun: If a column does not exist, is not numeric or holds an infinite number, or if the weights do not
+            fit.
     """
     unknown = [name for name in columns if name not in completions.numbers]
     if unknown:
@@ -193,6 +194,11 @@ def total_reward(completions: Completions, columns: Sequence[str], weights: Sequ
     if not columns:
         return np.full(len(completions.texts), np.nan)
     rewards = np.stack([completions.numbers[name] for name in columns])  # (columns, N)
+    infinite = [name for name, column in zip(columns, rewards, strict=True) if np.isinf(column).any()]
+    if infinite:
+        raise UnreadableRun(
+            f"infinite rewards in {', '.join(infinite)}. Name the other columns with --reward_columns."
+        )
     weighted = rewards * np.asarray([1.0] * len(columns) if weights is None else weights)[:, None]
     return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
 

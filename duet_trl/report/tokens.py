@@ -62,7 +62,8 @@ class CharacterCounts:
             ends = first_completions(marker, _BYTES, [np.frombuffer(text, np.uint8) for text in data])
             for row in np.flatnonzero(ends < NEVER):
                 chars[start + row] = len(data[row][: ends[row]].decode("utf-8", "surrogatepass"))
-        return np.where(chars < NEVER, self._tokens(chars), NEVER)
+        shown = chars < NEVER
+        return np.where(shown, self._tokens(np.where(shown, chars, 0)), NEVER)
 
     def prefix(self, row: int, num_tokens: int) -> str:
         """See `TokenCounts`."""

@@ -183,7 +183,7 @@ def _without_latex(text: str) -> str:
     previous = None
     while previous != text:  # one level of nesting per round; each round shortens the text
         previous, text = text, _FONT.sub(r"\1", text)
-    text = _SUBSCRIPT.sub(r"\1", _MATH_DELIMITERS.sub("", text))
+    text = _SUBSCRIPT.sub(r"\1\2", _MATH_DELIMITERS.sub("", text))
     return text.replace("\\ ", " ").replace("~", " ")
 
 

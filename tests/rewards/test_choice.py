@@ -24,7 +24,8 @@ def grade(answer, gold, options=None):
     "answer",
     ["B", "b", "(B)", "[B]", "B.", "B)", "(B).", "B:", " B ", r"\text{B}", r"\textbf{(B)}", r"\mathrm{B}", "$B$"]
     + [r"\text{(B)}", "**B**", "Option B", "answer: (B)", "B) some text", "(B) some text", "B. some text", "B: x"]
-    + ["B) because A is wrong", "choice B) it is", "B) vitamin A"],
+    + ["B) because A is wrong", "choice B) it is", "B) vitamin A", "Ｂ", "（B）", "B,", "B!", '"B"', "‘B’", "<B>"]
+    + ["The answer is B", "the correct answer is (B)", "Final answer: B.", "the answer is option B"],
 )
 def test_letter_with_the_usual_decorations(answer):
     assert [grade(answer, letter) for letter in "ABCD"] == [0.0, 1.0, 0.0, 0.0]
@@ -47,7 +48,15 @@ def test_article_is_not_a_letter():
 @pytest.mark.parametrize(
     ("answer", "letter"),
     [("vitamin C", "B"), ("Vitamin c.", "B"), ("4.5", "C"), ("a metal compound", "A"), ("B vitamin C", "B")]
-    + [("D) both", "D"), ("45", None), ("E", None), ("vitamin", None), ("C vitamin C", None)],
+    + [
+        ("D) both", "D"),
+        ("B, vitamin C", "B"),
+        ("D, vitamin", None),
+        ("45", None),
+        ("E", None),
+        ("vitamin", None),
+        ("C vitamin C", None),
+    ],
 )
 def test_text_of_an_option_stands_for_its_letter(answer, letter):
     assert choice_letter(answer, 4, OPTIONS) == letter
@@ -77,6 +86,16 @@ def test_equal_options_have_no_text_of_their_own():
         ("3.5", "35", False),
         (".5", "0.5", True),
         ("5.", "5", True),
+        ("3.50", "3.5", True),
+        ("1000.0", "1,000", True),
+        ("100", "10", False),
+        ("0.05", "0.5", False),
+        ("1.2.3", "1.2", False),
+        ("U.S.A.", "USA", True),
+        ("the U.S.", "US", True),
+        (r"\text{CO}_2", "CO2", True),
+        ("H_{2}O", "H₂O", True),
+        ("10^5", "105", False),
         ("-2", "2", False),
         ("\u22122", "-2", True),
         ("\uff12", "2", True),  # full-width digit
