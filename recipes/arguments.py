@@ -6,8 +6,8 @@ it changes, and what several files share stands once. Every field of `RecipeArgu
 `ModelConfig` can stand in it, and the command line has the last word.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,12 +16,18 @@ from typing import Any
 
 import torch
 import yaml
+from transformers.hf_argparser import string_to_bool
 from trl import ModelConfig, TrlParser
 
 from duet_trl import DUETGRPOConfig
 
 RECIPES = ("math_qwen3", "math_llama3", "code_qwen3", "qa_qwen3")
 SHARDINGS = ("none", "full")
+
+
+def _listed(value: list[str] | str) -> list[str]:
+    """What stands alone in a YAML file as the list that it is on the command line."""
+    return [value] if isinstance(value, str) else value
 
 
 def _option(help_text: str, default: Any) -> Any:
@@ -58,7 +64,7 @@ class RecipeArguments:
     gpu_memory_gib: float = _option("Memory of one of them, GiB.", 80.0)
     sharding: str = _option("Weights and optimizer: 'none' (whole on every GPU) or 'full' (FSDP2, ZeRO-3).", "none")
 
-    eval_suites: list[str] = _option("Suites measured before, while and after training. Empty: none.", [])
+    eval_suites: list[str] = _option("Suites measured before, while and after training. 'none': no suite.", [])
     eval_sources: list[str] = _option("Places of suites other than their own on the Hub: 'math500=<file>'.", [])
     eval_every: int = _option("Optimizer steps between two measurements; 0: before and after only.", 30)
     eval_samples: int = _option("k of mean@k and best@k.", 4)
@@ -66,12 +72,20 @@ class RecipeArguments:
     eval_top_p: float = _option("Nucleus of mean@k and best@k.", 0.95)
 
     def __post_init__(self) -> None:
+        named = [name.strip() for entry in _listed(self.eval_suites) for name in entry.split(",")]
+        self.eval_suites = [name for name in dict.fromkeys(named) if name not in ("", "none")]
+        self.eval_sources = _listed(self.eval_sources)
         for name, allowed in (("recipe", RECIPES), ("sharding", SHARDINGS), ("graded", (None, "first", "last"))):
             if self.__dict__[name] not in allowed:
                 raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
         for name in ("max_prompt_length", "num_gpus", "eval_samples"):
             if self.__dict__[name] < 1:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}.")
+        if self.eval_every < 0:
+            raise ValueError(f"eval_every must be at least 0, got {self.eval_every}. 0 measures the two ends only.")
+        for name, most in (("eval_temperature", float("inf")), ("eval_top_p", 1.0), ("gpu_memory_gib", float("inf"))):
+            if not 0.0 < self.__dict__[name] <= most:
+                raise ValueError(f"{name} must be in (0, {most:g}], got {self.__dict__[name]}.")
 
     @property
     def sources(self) -> dict[str, str]:
@@ -83,7 +97,7 @@ class RecipeArguments:
         found = {}
         for entry in self.eval_sources:
             name, separator, place = entry.partition("=")
-            if not separator or name not in self.eval_suites:
+            if not separator or not place or name not in self.eval_suites:
                 raise ValueError(f"eval_sources takes 'suite=place' for suites of eval_suites, got {entry!r}.")
             found[name] = place
         return found
@@ -147,20 +161,29 @@ def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArgumen
         recipe (str): Name of the script.
         argv (Sequence[str] | None): Command line without the script; None: this process's.
 
+    Returns:
+        tuple[RecipeArguments, RecipeConfig, ModelConfig]: The recipe's, the trainer's and the policy's.
+
     Raises:
         ValueError: For an unknown field, a value out of range, or a configuration made for another recipe.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", type=Path, action="append", default=[])
+    first.add_argument("--dry_run", "--dry-run", type=string_to_bool, nargs="?", const=True)
+    own, argv = first.parse_known_args(argv)
+    if len(own.config) > 1:
+        raise ValueError(f"--config takes one file, got {len(own.config)}. A file takes others in by `extends`.")
+    values = read_yaml(own.config[0]) if own.config else {}
+    if own.dry_run is not None:
+        values["dry_run"] = own.dry_run
     bf16_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    if "--dry_run" in argv and not bf16_gpu:
+    if values.get("dry_run") and not bf16_gpu:
         argv += ["--use_cpu", "true"]  # transformers admits bf16 only where a GPU has it, or on a CPU by name
-    parser = TrlParser((RecipeArguments, RecipeConfig, ModelConfig))
+    parser = TrlParser((RecipeArguments, RecipeConfig, ModelConfig), allow_abbrev=False)
     with tempfile.TemporaryDirectory() as folder:
-        if "--config" in argv:
-            position = argv.index("--config") + 1
-            merged = Path(folder, "config.yaml")
-            merged.write_text(yaml.safe_dump(read_yaml(Path(argv[position]))))
-            argv[position] = str(merged)
+        merged = Path(folder, "config.yaml")
+        merged.write_text(yaml.safe_dump(values))
+        argv += ["--config", str(merged)]
         arguments, config, model = parser.parse_args_and_config(argv, fail_with_unknown_args=True)
     if arguments.recipe != recipe and not arguments.dry_run:
         raise ValueError(f"this configuration is made for recipes/{arguments.recipe}.py, not for {recipe}.py.")
@@ -174,7 +197,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         path (Path): The file.
 
     Raises:
-        ValueError: If a file is missing, is no mapping, or extends itself.
+        ValueError: If a file is missing, is no YAML or no mapping, or extends itself.
     """
     return _read(path, ())
 
@@ -186,11 +209,15 @@ def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         where = f", which {above[-1]} extends" if above else ""
         raise ValueError(f"there is no configuration {path}{where}.")
-    own = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        own = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML: {error}") from error
     if not isinstance(own, dict):
-        raise ValueError(f"{path} must hold fields and their values, got {type(own).__name__}.")
-    bases = own.pop("extends", [])
+        found = "nothing" if own is None else f"a {type(own).__name__}"
+        raise ValueError(f"{path} must hold fields and their values, got {found}.")
+    bases = own.pop("extends", None) or []
     merged: dict[str, Any] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
+    for base in _listed(bases):
         merged |= _read(path.parent / base, (*above, path))
     return merged | own

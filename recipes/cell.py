@@ -12,7 +12,7 @@ from pathlib import Path
 from arguments import RecipeArguments, RecipeConfig, accumulation_steps
 from cell_text import print_cell, start_line
 from memory import DTYPE_BYTES, MODELS, Memory, Run, Shape, estimate, remedies, shape_of
-from rows import Rows, count_rows
+from rows import Rows, check_file, count_rows
 from transformers import AutoConfig
 from trl import ModelConfig
 
@@ -20,7 +20,10 @@ from duet_trl.evaluation.suites import SUITES
 
 __all__ = ["Cell", "build_cell", "measured_steps", "optimizer_steps", "print_cell", "start_line"]
 
-MEAN_LENGTHS = {False: (660, "GRPO, 676k per 1,024 rollouts"), True: (348, "DUET, 356k per 1,024 rollouts")}
+MEAN_LENGTHS = {
+    False: (660, "GRPO, Qwen3-1.7B, 676k per 1,024 rollouts"),
+    True: (348, "DUET, Qwen3-1.7B, 356k per 1,024 rollouts"),
+}
 """Tokens of a rollout in the paper's runs of Qwen3-1.7B on MATH, without and with the gate (per-step figure)."""
 PAPER_LENGTH = 3072
 """Most tokens of a rollout there."""
@@ -98,7 +101,7 @@ def build_cell(
     processes = _num_processes(arguments, config)
     prompts, accumulation, generation_steps = _batch(config, processes)
     full = prompts * config.num_generations
-    rows = count_rows(arguments, model) if num_rows is None else Rows(num_rows, "loaded")
+    rows = count_rows(arguments, config, model) if num_rows is None else Rows(num_rows, "loaded")
     per_epoch, steps = optimizer_steps(rows.num_rows, prompts, generation_steps, accumulation, config)
     shape, problem = _find_shape(model)
     adapters = shape.adapter_parameters(model.lora_r, model.lora_target_modules) if shape and model.use_peft else None
@@ -173,11 +176,13 @@ def measured_steps(arguments: RecipeArguments, steps: int | None) -> list[int]:
     """Optimizer steps after which the suites are measured: 0, every `eval_every`, the last.
 
     Raises:
-        ValueError: If a suite is unknown.
+        ValueError: If a suite is unknown, or its place is no file.
     """
     unknown = [name for name in arguments.eval_suites if name not in SUITES]
     if unknown:
         raise ValueError(f"unknown suite {unknown[0]!r} in eval_suites. Choose from {', '.join(SUITES)}.")
+    for place in arguments.sources.values():
+        check_file(place)
     if not arguments.eval_suites or steps is None:
         return []
     every = arguments.eval_every or steps

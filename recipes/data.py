@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Training data of the recipes: prompts in the paper's templates, golds or unit tests, and columns worth logging.
 
-Every loader takes a name on the Hub or a local .jsonl, .json or .parquet file, drops what cannot be graded and
+Every loader takes a name on the Hub or a local .jsonl, .json, .parquet or .csv file, drops what cannot be graded and
 prompts that are too long, says how many, and compares what is left of a published data set with what it should be.
 """
 
@@ -9,15 +9,17 @@ import ast
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from duet_trl.evaluation.ends import require_chat_template
 from duet_trl.evaluation.loaders import ALL_CONFIGS, check_columns, content_checksum, first_column, read_rows
 from duet_trl.evaluation.prompts import boxed_prompt, function_prompt_with_example, short_answer_prompt, user_message
-from duet_trl.evaluation.suites import load_suite
+from duet_trl.evaluation.suites import final_answer, load_suite
 from duet_trl.generate.markers import extract_boxed
 from duet_trl.rewards.code import names_under_test
 
@@ -64,7 +66,8 @@ def load_math_train(
 
     Args:
         name_or_path (str): Name on the Hub, such as "EleutherAI/hendrycks_math" (all its subjects are joined), or a
-            local file. Columns: question or problem; answer, or a solution with a box.
+            local file. Columns: question or problem; answer (also in GSM8K's form, behind ####), or a solution with a
+            box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Most tokens of a prompt with its template.
         heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
@@ -83,7 +86,7 @@ def load_math_train(
     rows = _read(name_or_path, MATH, tokenizer)
     check_columns(rows, name_or_path, QUESTION_COLUMNS, ("answer", "solution"))
     dropped: Counter[str] = Counter()
-    examples = [_math_example(row) for row in rows]
+    examples = [_math_example(row) for row in _with_text(rows, QUESTION_COLUMNS, dropped)]
     gradable = [example for example in examples if example["answer"]]
     dropped["without a gold answer"] = len(examples) - len(gradable)
     _compare(name_or_path, MATH, [(_content(row), row["answer"]) for row in gradable])
@@ -127,6 +130,7 @@ def load_code_train(
     dropped: Counter[str] = Counter()
     own = _training_split_of_mbpp(rows)
     dropped["of another split of MBPP"] = len(rows) - len(own)
+    own = _with_text(own, TASK_COLUMNS, dropped)
     examples = [example for row in own if (example := _code_example(row)) is not None]
     dropped["whose tests call no function"] = len(own) - len(examples)
     _compare(name_or_path, published, [(_content(row), "\n".join(row["test_list"])) for row in examples])
@@ -162,8 +166,8 @@ def load_qa_train(
     check_columns(rows, name_or_path, ("question",), ("correct_answer", "answer"))
     dropped: Counter[str] = Counter()
     examples = []
-    for row in rows:
-        answer = str(first_column(row, ("correct_answer", "answer")) or "").strip()
+    for row in _with_text(rows, ("question",), dropped):
+        answer = _text(first_column(row, ("correct_answer", "answer")))
         support = (row.get("support") or "").strip() if with_support else ""
         if answer:
             prompt = user_message(short_answer_prompt(row["question"], support))
@@ -186,22 +190,32 @@ def normalized_problem(text: str) -> str:
 
 
 def _read(name_or_path: str, published: TrainingSet, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
-    if tokenizer.chat_template is None:
-        raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template. Use a tokenizer that has one, or set "
-            "tokenizer.chat_template."
-        )
+    require_chat_template(tokenizer)
     config = published.config if name_or_path == published.hub_id or published.config == ALL_CONFIGS else None
     return read_rows(name_or_path, config=config, split="train")
+
+
+def _with_text(rows: list[Row], columns: Sequence[str], dropped: Counter[str]) -> list[Row]:
+    """The rows that have something to ask in one of these columns; counts the others."""
+    kept = [row for row in rows if _text(first_column(row, columns))]
+    dropped[f"without a {columns[0]}"] = len(rows) - len(kept)
+    return kept
+
+
+def _text(value: Any) -> str:
+    """A value without blanks around it; a gold may be the number 0."""
+    return "" if value is None else str(value).strip()
 
 
 def _math_example(row: Row) -> Row:
     answer = row.get("answer")
     if answer is None:
         answer = extract_boxed(row.get("solution") or "", which="last")
+    elif "####" in str(answer):
+        answer = final_answer(str(answer))
     return {
         "prompt": math_prompt(first_column(row, QUESTION_COLUMNS)),
-        "answer": str(answer or "").strip(),
+        "answer": _text(answer),
         "level": _level(row.get("level")),
         "subject": first_column(row, SUBJECT_COLUMNS),
     }

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # python recipes/evaluate.py --model Qwen/Qwen3-1.7B-Base --suites math500,gsm8k                 (one GPU of 24 GB)
-# python recipes/evaluate.py --model Qwen/Qwen3-1.7B-Base <output_dir> --suites math500    (checkpoints: best, last)
+# python recipes/evaluate.py --model Qwen/Qwen3-1.7B-Base <output_dir> --suites math500   (its checkpoints, best, last)
 # python recipes/evaluate.py --model <folder> --suites gsm8k --sources gsm8k=<file> --engine transformers    (a CPU)
 """Measures models on benchmark suites: mean@4, best@4 and greedy mean@1, each with an interval over problems.
 
@@ -27,7 +27,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, switch = parser.add_argument, argparse.BooleanOptionalAction
-    add("--model", nargs="+", default=[], help="names on the Hub, folders, or folders of checkpoint-N folders")
+    add("--model", nargs="+", default=[], help="names on the Hub, folders; a run's folder stands for its checkpoint-N")
     add("--suites", default=",".join(SUITES), help="suites, separated by commas")
     add(
         "--sources",
@@ -67,8 +67,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = arguments(argv)
     try:
         args.model = expand_models(args.model)
+        if args.batch_size < 1:
+            raise ValueError(f"--batch_size must be at least 1, got {args.batch_size}.")
         beside = [read_results(place) for place in args.beside]
         names = [name.strip() for name in args.suites.split(",") if name.strip()] if args.model else []
+        if args.model and not names:
+            raise ValueError(f"--suites {args.suites!r} names no suite. Choose from {', '.join(SUITES)}.")
         graders = build_graders(names, sandbox=args.sandbox, which=args.graded)
         reference, step0 = check_shift(args.shift_to, args.step0, args.model, names, args.samples, beside)
         suites = load_suites(names, args.sources, args.limit)

@@ -57,15 +57,14 @@ class Suites:
 
 
 def expand_models(names: Sequence[str]) -> list[str]:
-    """The models; a folder that holds no model but checkpoints stands for these, in the order of their steps."""
+    """The models; a run's folder stands for its checkpoints in the order of their steps.
+
+    The model that a run leaves beside them is the last checkpoint again.
+    """
     found: list[str] = []
     for name in names:
-        folder = Path(name)
-        nested = [path for path in folder.glob("checkpoint-*") if path.is_dir()]
-        if nested and not (folder / "config.json").exists():
-            found += [str(path) for path in sorted(nested, key=lambda path: step_of(str(path)) or 0)]
-        else:
-            found.append(name)
+        nested = [path for path in Path(name).glob("checkpoint-*") if path.is_dir()]
+        found += [str(path) for path in sorted(nested, key=lambda path: step_of(str(path)) or 0)] or [name]
     return found
 
 
@@ -232,17 +231,19 @@ def print_table(
         folder (Path): Where to write.
         beside (Sequence[Sequence[Results]]): Results read from each place.
         measured (Sequence[Results]): Results of the models of the command line, in its order; they come last.
-        step0 (Results | None): Own step 0 of the run, if it is not among its results.
+        step0 (Results | None): Own step 0 of the measured runs (of the last one read, if nothing is measured), if it
+            is not among their results.
         reference (Results | None): Common step 0; None: no shift.
     """
-    groups = [*beside, measured] if measured else list(beside)
+    runs = _runs(measured)
+    groups = [*beside, *runs]
     rows: list[tuple[Results, Shift | None]] = []
     used, doubts = set(), []
     for group in groups:
         own = [results for results in group if results.origin == "duet"]
         selected: list[Results] = []
-        # Models without steps are a sequence only where somebody has put them in one.
-        if len(candidates(own)) > 1 and (group is measured or any(results.step for results in own)):
+        # Models without steps are different models, none of which is the best or the last checkpoint of the others.
+        if len(candidates(own)) > 1 and any(results.step for results in own):
             try:
                 selected = best_and_last(own)
                 used.add("best")
@@ -250,7 +251,8 @@ def print_table(
                 doubts.append(f"No best and last: {error}")
         shift = None
         if reference is not None and own:
-            begun = step0 if step0 is not None and group is groups[-1] else _step0(own)
+            begun = step0 if group in (runs or groups[-1:]) else None
+            begun = begun or _step0(own) or (_step0(measured) if group in runs else None)
             shift = None if begun is None else shift_of(begun, reference)
             used.add("shift")
         if len(own) < len(group):
@@ -264,6 +266,19 @@ def print_table(
     (folder / "table.md").write_text(text + "\n", encoding="utf-8")
     write_json(folder / "table.json", {"headers": headers, "rows": cells, "notes": notes})
     print(f"\n{text}\n\n{folder / 'table.md'}")
+
+
+def _runs(measured: Sequence[Results]) -> list[list[Results]]:
+    """Measured models run by run: checkpoints of one folder belong together, models before the first open its run."""
+    runs: list[list[Results]] = []
+    current: Path | None = None
+    for results in measured:
+        folder = current if results.step is None else Path(results.model).parent
+        if not runs or current not in (None, folder):
+            runs.append([])
+        runs[-1].append(results)
+        current = folder
+    return runs
 
 
 def _step0(run: Sequence[Results]) -> Results | None:

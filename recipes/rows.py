@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import data
-from arguments import RecipeArguments
+from arguments import RecipeArguments, RecipeConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig
 
@@ -43,11 +43,24 @@ class _Unmeasured:
         return []
 
 
-def count_rows(arguments: RecipeArguments, model: ModelConfig) -> Rows:
+def check_file(place: str) -> bool:
+    """Whether a data set is on this machine; a name on the Hub is not looked up.
+
+    Raises:
+        ValueError: If the place is named as a file and is none.
+    """
+    path = Path(place)
+    if path.suffix in FILE_READERS and not path.is_file():
+        raise ValueError(f"there is no file {place!r}. Give an existing file or a data-set name on the Hub.")
+    return path.exists()
+
+
+def count_rows(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -> Rows:
     """Prompts that a recipe would train on, from what is on this machine.
 
     Args:
         arguments (RecipeArguments): Names the recipe and its data.
+        config (RecipeConfig): How the chat template is rendered.
         model (ModelConfig): Names the tokenizer that measures prompts.
 
     Raises:
@@ -55,9 +68,9 @@ def count_rows(arguments: RecipeArguments, model: ModelConfig) -> Rows:
     """
     published = PUBLISHED[arguments.recipe]
     name, limit = arguments.dataset_name or published.hub_id, arguments.max_prompt_length
-    if Path(name).exists() or Path(name).suffix in FILE_READERS:
+    if check_file(name):
         tokenizer = local_tokenizer(model)
-        num_rows = len(_load(arguments, name, tokenizer or _Unmeasured()))
+        num_rows = len(_load(arguments, config, name, tokenizer or _Unmeasured()))
         if tokenizer is not None:
             return Rows(num_rows, f"counted in {name}, prompts over {limit} tokens left out")
         missing = f"the tokenizer of {model.model_name_or_path} is not on this machine"
@@ -82,15 +95,18 @@ def local_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def _load(arguments: RecipeArguments, name: str, tokenizer: Any) -> Any:
-    limit = arguments.max_prompt_length
+def _load(arguments: RecipeArguments, config: RecipeConfig, name: str, tokenizer: Any) -> Any:
+    limit, rendering = arguments.max_prompt_length, {"chat_template_kwargs": config.chat_template_kwargs}
     if arguments.recipe == "code_qwen3":
-        return data.load_code_train(name, tokenizer, limit)
+        return data.load_code_train(name, tokenizer, limit, **rendering)
     if arguments.recipe == "qa_qwen3":
-        return data.load_qa_train(name, tokenizer, limit)
-    heldout = arguments.heldout if arguments.heldout and Path(arguments.heldout).exists() else None
+        return data.load_qa_train(name, tokenizer, limit, **rendering)
+    overlap = {
+        "heldout": arguments.heldout if check_file(arguments.heldout) else None,
+        "drop_overlap": arguments.drop_overlap,
+    }
     with _no_word_on_the_overlap():
-        return data.load_math_train(name, tokenizer, limit, heldout=heldout, drop_overlap=arguments.drop_overlap)
+        return data.load_math_train(name, tokenizer, limit, **overlap, **rendering)
 
 
 @contextmanager

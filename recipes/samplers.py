@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from duet_trl.evaluation.ends import eos_token_ids, require_chat_template
+from duet_trl.evaluation.ends import MODEL_REMEDY, eos_token_ids, require_chat_template, until_eos
 from duet_trl.generate.engines.guard import TOKEN_VARIABLE
 from duet_trl.generate.engines.server import GateServer
 
@@ -79,17 +79,18 @@ def describe_model(
     if not local and (name.startswith((".", "/", "~")) or name.count("/") > 1):
         raise ValueError(f"there is no folder {name!r}. Give a folder with a model or a name on the Hub.")
     if local and not (Path(name) / "config.json").exists():
-        what = "only a PEFT adapter: merge it first" if (Path(name) / "adapter_config.json").exists() else "no model"
-        raise ValueError(f"the folder {name!r} holds {what} (no config.json).")
+        if (Path(name) / "adapter_config.json").exists():
+            raise ValueError(
+                f"the folder {name!r} holds only a PEFT adapter: merge it first, with peft.AutoPeftModelForCausalLM."
+                "from_pretrained(folder).merge_and_unload().save_pretrained(merged), and save the tokenizer there too."
+            )
+        raise ValueError(f"the folder {name!r} holds no model (no config.json).")
     source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **source)
         tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **source)
     except OSError as error:
-        raise ValueError(
-            f"the model {name!r} cannot be loaded: {error} Check the name; of a gated model accept the terms on its "
-            "page, then run `hf auth login` or set HF_TOKEN; without a network give a folder."
-        ) from error
+        raise ValueError(f"the model {name!r} cannot be loaded: {error} {MODEL_REMEDY}") from error
     require_chat_template(tokenizer)
     try:
         declared = GenerationConfig.from_pretrained(name, **source).eos_token_id
@@ -141,13 +142,9 @@ class TransformersSampler:
             ids = torch.tensor([[pad] * (width - len(row)) + row for row in batch], device=self.device)
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch], device=self.device)
             output = self.network.generate(input_ids=ids, attention_mask=mask)
-            found += [self._ended(row) for row in output[:, width:].tolist()]
+            # Without the padding behind the end.
+            found += [until_eos(row, self.model.eos_ids) for row in output[:, width:].tolist()]
         return _grouped(found, num_samples)
-
-    def _ended(self, ids: list[int]) -> list[int]:
-        """Without the padding behind the end."""
-        end = next((place for place, token in enumerate(ids) if token in self.model.eos_ids), len(ids))
-        return ids[: end + 1]
 
     def close(self) -> None:
         del self.network

@@ -16,6 +16,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
+from duet_trl.evaluation.ends import MODEL_REMEDY
 from duet_trl.evaluation.measure import Grader, Settings, build_graders
 from duet_trl.evaluation.results import Subject
 from duet_trl.evaluation.suite_callback import SuiteEvaluation
@@ -49,10 +50,20 @@ def start(recipe: str, main: Main) -> None:
 
 
 def load_tokenizer(config: RecipeConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
-    """The policy's tokenizer, which also measures the prompts."""
-    return AutoTokenizer.from_pretrained(
-        model.model_name_or_path, revision=model.model_revision, trust_remote_code=config.trust_remote_code
-    )
+    """The policy's tokenizer, which also measures the prompts.
+
+    Raises:
+        ValueError: If no model is named, or its tokenizer cannot be loaded.
+    """
+    name = model.model_name_or_path
+    if name is None:
+        raise ValueError("no model is named. Give --model_name_or_path, a name on the Hub or a folder.")
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, revision=model.model_revision, trust_remote_code=config.trust_remote_code
+        )
+    except OSError as error:
+        raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error} {MODEL_REMEDY}") from error
 
 
 def train(
@@ -82,6 +93,7 @@ def train(
     from duet_trl.training.hub import configuration_yaml
 
     suites, graders = load_suites(arguments, config, tokenizer)
+    derived = derived_fields(config)
     # With push_to_hub the Trainer would ask for the repository before a step is made, and fail without a network.
     push, config.push_to_hub = config.push_to_hub, False
     config.model_init_kwargs = {
@@ -91,6 +103,7 @@ def train(
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
+    cell = build_cell(arguments, config, model, num_rows=len(dataset))
     trainer = DUETGRPOTrainer(
         model=model.model_name_or_path,
         reward_funcs=reward,
@@ -102,18 +115,43 @@ def train(
     )
     if suites:
         trainer.add_callback(suite_evaluation(trainer, arguments, model.model_name_or_path, suites, graders))
-    derived = ("push_to_hub", "dry_run", "gradient_accumulation_steps" if config.prompts_per_step else "")
     trainer.card_configuration = configuration_yaml(arguments, model, config, leave_out=derived)
     if trainer.is_world_process_zero():
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
         Path(config.output_dir, "recipe.yaml").write_text(trainer.card_configuration)
-        logger.info(start_line(build_cell(arguments, config, model, num_rows=len(dataset))))
+        logger.info(start_line(cell))
     resume = config.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if resume in ("true", "True") else resume)
-    trainer.save_model(config.output_dir)
-    trainer.create_model_card(dataset_name=arguments.dataset_name)
+    trainer.train(resume_from_checkpoint={"true": True, "false": False}.get(str(resume).lower(), resume))
+    _save(trainer, arguments.dataset_name, push)
+
+
+def _save(trainer: "DUETGRPOTrainer", dataset_name: str, push: bool) -> None:
+    """Save model and card, then push them if that is asked for."""
+    trainer.save_model(trainer.args.output_dir)
+    # The Hub refuses a card that names a data set by a place on this machine.
+    published = None if Path(dataset_name).exists() else dataset_name
+    name = Path(trainer.args.hub_model_id or trainer.args.output_dir).name
+    trainer.create_model_card(model_name=name, dataset_name=published)
     if push:
-        trainer.push_to_hub(dataset_name=arguments.dataset_name)
+        trainer.push_to_hub(dataset_name=published)
+
+
+def derived_fields(config: RecipeConfig) -> list[str]:
+    """Fields that `recipe.yaml` leaves out: how a run was started, and what follows from its other fields.
+
+    Written out, what follows from the batch and the number of processes would make the cell another one on other GPUs,
+    and what `train` puts into model_init_kwargs would win over the command line.
+    """
+    derived = ["push_to_hub", "dry_run", "resume_from_checkpoint"]
+    if config.prompts_per_step is not None:
+        derived.append("gradient_accumulation_steps")
+    if config.steps_per_generation == config.gradient_accumulation_steps:
+        derived.append("steps_per_generation")
+    if config.max_rollouts == config.generation_batch_size:
+        derived.append("max_rollouts")
+    if config.model_init_kwargs is None:
+        derived.append("model_init_kwargs")
+    return derived
 
 
 def load_suites(
@@ -164,7 +202,8 @@ def suite_evaluation(
         ),
         graders=graders,
         subject=Subject(
-            model=model,
+            model=Path(config.output_dir).name,  # rows of several runs of one model are told apart by it
+            details={"pretrained": model},
             engine=f"training engine ({engine})",
             sources=arguments.sources,
             environment={"versions": versions(*PACKAGES), "hardware": hardware()},

@@ -2,7 +2,8 @@
 """The training prompts, with problems among them that the policy always or never solves at the start.
 
 Of twenty prompts three were right in at least 14 of 16 rollouts of the shipped policy and three in none: prompts that
-teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool` measures and writes pool.json.
+teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool` measures and writes
+pool.json.
 """
 
 import json

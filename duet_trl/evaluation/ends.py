@@ -9,6 +9,12 @@ from collections.abc import Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
+MODEL_REMEDY = (
+    "Check the name; of a gated model accept the terms on its page, then run `hf auth login` or set HF_TOKEN; without "
+    "a network give a folder."
+)
+"""What to do about a model or a tokenizer that cannot be loaded."""
+
 _ANSWER = "answer"
 
 
@@ -20,7 +26,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """
     if tokenizer.chat_template is None:
         raise ValueError(
-            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and the prompts of the suites are "
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and all prompts are "
             "messages. Add a chat_template to its files (that of the instruct model of the family), or set "
             "tokenizer.chat_template."
         )

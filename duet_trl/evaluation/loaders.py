@@ -28,7 +28,7 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
         list[dict]: One dictionary of columns per row.
 
     Raises:
-        ValueError: If there is no such file or data set.
+        ValueError: If there is no such file or data set, or a file is not what its name says.
         PermissionError: If the data set is gated and the machine's token has no access.
         ConnectionError: If the Hub cannot be reached and the data set is not in the cache.
     """
@@ -40,7 +40,8 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
     try:
         if config == ALL_CONFIGS:
             names = get_dataset_config_names(source)
-            names = ["default"] if "default" in names else names
+            # These hold the whole; "main" has GSM8K, whose other configuration repeats it in other words.
+            names = next(([name] for name in ("default", "main") if name in names), names)
             return concatenate_datasets([load_dataset(source, name, split=split) for name in names]).to_list()
         return load_dataset(source, config, split=split).to_list()
     except OSError as error:  # also the base of the Hub's own errors
@@ -53,7 +54,7 @@ def first_column(row: dict[str, Any], columns: Sequence[str]) -> Any:
 
 
 def check_columns(rows: list[dict[str, Any]], source: str, *needed: Sequence[str]) -> None:
-    """Check that of each group of alternative names the data set has at least one.
+    """Check that there are rows, and that of each group of alternative names the data set has at least one.
 
     Args:
         rows (list[dict]): Rows of the data set.
@@ -63,6 +64,8 @@ def check_columns(rows: list[dict[str, Any]], source: str, *needed: Sequence[str
     Raises:
         ValueError: If a group is missing; names the group and the columns that are there.
     """
+    if not rows:
+        raise ValueError(f"{source!r} has no rows.")
     columns = sorted({column for row in rows for column in row})
     for names in needed:
         if not set(names) & set(columns):
@@ -86,10 +89,31 @@ def _read_file(path: Path) -> list[dict[str, Any]]:
     if FILE_READERS[path.suffix] != "json":
         return load_dataset(FILE_READERS[path.suffix], data_files=str(path), split="train").to_list()
     # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
-    with path.open(encoding="utf-8") as lines:
-        if path.suffix == ".json":
-            return json.load(lines)
-        return [json.loads(line) for line in lines if line.strip()]
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # programs on Windows begin UTF-8 with a mark
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is not in UTF-8: {error}. Save it as UTF-8.") from error
+    if text.lstrip().startswith("["):
+        rows = _parsed(text, path)
+    else:  # one row per line, which `Dataset.to_json` writes to a .json too
+        lines = enumerate(text.split("\n"), start=1)  # str.splitlines would also split at U+2028 in a string
+        rows = [_parsed(line, path, number) for number, line in lines if line.strip()]
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise ValueError(
+                f"{str(path)!r} must hold objects with columns, got {type(row).__name__} as row {number}."
+            )
+    return rows
+
+
+def _parsed(text: str, path: Path, line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{str(path)!r} is no JSON in line {line + error.lineno - 1}, column {error.colno}: {error.msg}. It must "
+            "hold one object per line, or a list of objects."
+        ) from error
 
 
 def _explained(source: str, error: OSError) -> OSError | ValueError:

@@ -71,6 +71,23 @@ class Record:
         """All measurements by step."""
         return read_results(self.folder) if any(self.folder.glob("results*.json")) else []
 
+    def logged(self, step: int) -> dict[str, float] | None:
+        """What a run logs of the measurement of a step, as it stands in the record; None if there is none."""
+        found = next((run for run in self.runs() if run.step == step), None)
+        if found is None:
+            return None
+        main = headline(found)
+        metrics = {"held_out/average": average(found, main) or 0.0}
+        for suite, figures in found.figures.items():
+            for name, figure in figures.items():
+                metric, _, way = name.partition(",")
+                if way == "sampled" or metric == "mean@1":
+                    metrics[f"held_out/{suite}/{metric}"] = figure.value
+                if name == main and figure.low is not None and figure.high is not None:
+                    metrics[f"held_out/{suite}/{metric}_low"] = figure.low
+                    metrics[f"held_out/{suite}/{metric}_high"] = figure.high
+        return metrics
+
     def write(
         self, step: int, measurements: Mapping[str, Measurement], suites: Mapping[str, Dataset], subject: Subject
     ) -> bool:

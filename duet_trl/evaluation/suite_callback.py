@@ -95,7 +95,11 @@ class SuiteEvaluation(ScheduledMeasurement):
 
     def prepare(self, step: int) -> bool:
         """Take up the record; a resumed run does not measure its first step as step 0."""
-        return on_first(lambda: self.record.begin(step))
+        measured = on_first(lambda: self.record.begin(step))
+        if step > 0:
+            # The checkpoint was saved before the measurement of its own step was logged: it would be lost to the log.
+            self._unlogged = on_first(lambda: self.record.logged(step))
+        return measured
 
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Measure all suites, add to the record, save the checkpoint if it is the best."""

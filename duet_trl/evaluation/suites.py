@@ -70,7 +70,8 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
         `options` (choice), or `test`, `entry_point` and `code_prompt` (code).
 
     Raises:
-        ValueError: If the name is unknown, or the source is missing, empty or without a needed column.
+        ValueError: If the name is unknown, or the source is missing, empty, without a needed column, or with a row
+            that has nothing in it.
         PermissionError: If the data set is gated and this machine has no access.
         ConnectionError: If the Hub cannot be reached.
     """
@@ -80,6 +81,10 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     place = source or suite.hub_id
     rows = read_rows(place, config=suite.config if place == suite.hub_id else None, split=suite.split)
     check_columns(rows, place, *suite.columns)
+    for number, row in enumerate(rows):
+        for names in suite.columns:
+            if first_column(row, names) is None:
+                raise ValueError(f"row {number} of {place!r} has no {' or '.join(names)}. Complete or remove it.")
     problems = [{"id": "", "prompt": ""} | suite.problem(row) for row in rows]
     for number, problem in enumerate(problems):
         problem["id"] = str(problem["id"] or number)
@@ -87,6 +92,11 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     dataset = Dataset.from_list(problems)
     _compare(suite, dataset, place)
     return dataset
+
+
+def final_answer(solution: str) -> str:
+    """The gold behind the last #### of a solution in GSM8K's form, without commas between thousands."""
+    return solution.rpartition("####")[2].strip().replace(",", "")
 
 
 def suite_checksum(suite: Suite, problems: Dataset) -> str:
@@ -154,15 +164,17 @@ def _math_problem(row: Row) -> Row:
 
 
 def _aime_problem(row: Row) -> Row:
-    """Answers are integers from 0 to 999, which some copies pad with zeros."""
+    """Answers are integers from 0 to 999, which some copies pad with zeros and some tables hold as 33.0."""
     problem = _math_problem(row)
-    return problem | {"answer": problem["answer"].lstrip("0") or "0"}
+    return problem | {"answer": problem["answer"].removesuffix(".0").lstrip("0") or "0"}
 
 
 def _gsm8k_problem(row: Row) -> Row:
-    """The gold stands behind the last #### of the solution."""
-    answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
-    return {"id": row.get("id"), "prompt": boxed_prompt(row["question"]), "answer": answer}
+    return {
+        "id": row.get("id"),
+        "prompt": boxed_prompt(row["question"]),
+        "answer": final_answer(str(row["answer"])),
+    }
 
 
 def _humaneval_problem(row: Row) -> Row:
@@ -176,7 +188,7 @@ def _humaneval_problem(row: Row) -> Row:
 
 
 def _gpqa_problem(row: Row) -> Row:
-    question, correct = row["Question"].strip(), row["Correct Answer"].strip()
+    question, correct = row["Question"].strip(), str(row["Correct Answer"]).strip()
     key = str(row.get("Record ID") or question)
     options = shuffled_options(key, [str(row[column]).strip() for column in GPQA_OPTIONS])
     return {

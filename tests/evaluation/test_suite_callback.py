@@ -129,6 +129,16 @@ def test_what_was_measured_after_the_checkpoint_is_put_aside_and_best_keeps_its_
     assert best.figures["math500"]["mean@2,sampled"].value == 0.75
 
 
+def test_the_measurement_of_the_checkpoints_own_step_is_logged_by_the_run_that_resumes_from_it(suites, tmp_path):
+    trainer = Trainer({0: 0, 30: 3})
+    run(trainer, callback(trainer, suites, tmp_path), 0, 30, max_steps=60)
+    later = Trainer({60: 2})
+    run(later, callback(later, suites, tmp_path), 30, 60)
+    of_clock = "held_out/math500/seconds"
+    assert later.logs[0] == {name: value for name, value in trainer.logs[1].items() if name != of_clock}
+    assert [log["held_out/average"] for log in later.logs] == [0.75, 0.5]
+
+
 def steps_of(folder):
     return [found.step for found in read_results(folder)]
 
@@ -230,6 +240,8 @@ def test_a_real_run_that_resumes_from_a_checkpoint_goes_on_with_its_record(tiny_
         modified[max_steps] = {path.name: path.stat().st_mtime_ns for path in paths}
     assert steps(tmp_path / "run") == [0, 2, 4]
     assert modified[2].items() <= modified[4].items()  # steps 0 and 2 were not measured again
+    history = [entry["step"] for entry in trainer.state.log_history if "held_out/average" in entry]
+    assert history == [0, 2, 4]
 
 
 # TRL builds its engine for the life of the process, so each run gets one of its own.

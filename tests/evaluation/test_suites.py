@@ -189,8 +189,38 @@ def test_unknown_suite_and_missing_file_are_named(tmp_path):
         load_suite("math")
     with pytest.raises(ValueError, match="there is no file .*gone.parquet"):
         load_suite("math500", str(tmp_path / "gone.parquet"))
-    with pytest.raises(ValueError, match="no column problem"):
+    with pytest.raises(ValueError, match="has no rows"):
         load_suite("math500", write_jsonl(tmp_path / "a.jsonl", []))
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "missing"),
+    [
+        ("math500", {"problem": None, "question": None, "answer": "1"}, "problem or question"),
+        ("gsm8k", {"question": "Q?", "answer": None}, "answer"),
+        ("humaneval", {"prompt": "p", "entry_point": "f", "test": None}, "test"),
+    ],
+)
+def test_a_row_without_a_value_is_named_and_never_measured_as_the_word_none(tmp_path, name, row, missing):
+    whole = {key: value or "x" for key, value in row.items()}
+    with pytest.raises(ValueError, match=f"row 1 of .*a.jsonl' has no {missing}. Complete or remove it"):
+        load_suite(name, write_jsonl(tmp_path / "a.jsonl", [whole, row]))
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"), [("033", "33"), ("000", "0"), (25, "25"), (0, "0"), (33.0, "33"), (100.0, "100"), (0.0, "0")]
+)
+def test_golds_of_aime_are_integers_however_a_file_holds_them(tmp_path, answer, gold):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"ID": "2024-I-1", "Problem": "Q?", "Answer": answer}])
+    assert load_suite("aime2024", path)["answer"] == [gold]
+
+
+def test_numbers_are_golds_too(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "Q?", "answer": 5}])
+    assert load_suite("gsm8k", path)["answer"] == ["5"]
+    row = {"Question": "Q?", "Correct Answer": 1, **{f"Incorrect Answer {n}": n + 1 for n in (1, 2, 3)}}
+    (problem,) = load_suite("gpqa_diamond", write_jsonl(tmp_path / "b.jsonl", [row])).to_list()
+    assert problem["options"]["ABCD".index(problem["answer"])] == "1"
 
 
 def test_json_and_csv_files_load_like_jsonl(tmp_path):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
+import torch  # noqa: E402
 from arguments import RecipeArguments, RecipeConfig, accumulation_steps, parse, read_yaml  # noqa: E402
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
@@ -51,6 +52,10 @@ def test_the_command_line_has_the_last_word(tmp_path):
         ({"own.yaml": {"recipe": "math_qwen4"}}, "recipe must be one of"),
         ({"own.yaml": {"sharding": "half"}}, "sharding must be one of"),
         ({"own.yaml": {"num_gpus": 0}}, "num_gpus must be at least 1, got 0"),
+        ({"own.yaml": {"gpu_memory_gib": -1}}, r"gpu_memory_gib must be in \(0, inf\], got -1"),
+        ({"own.yaml": {"eval_every": -1}}, "eval_every must be at least 0, got -1"),
+        ({"own.yaml": {"eval_temperature": 0.0}}, r"eval_temperature must be in \(0, inf\], got 0"),
+        ({"own.yaml": {"eval_top_p": 95.0}}, r"eval_top_p must be in \(0, 1\], got 95"),
         ({"own.yaml": {"prompts_per_step": 4, "gradient_accumulation_steps": 3}}, "contradicts prompts_per_step=4"),
     ],
 )
@@ -59,6 +64,67 @@ def test_a_configuration_that_cannot_be_meant_is_refused(tmp_path, files, messag
         write(tmp_path, name, **{**CPU, **fields})
     with pytest.raises(ValueError, match=message):
         parse("math_qwen3", ["--config", str(tmp_path / "own.yaml"), "--output_dir", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "must hold fields and their values, got nothing"),
+        (b"- seed\n", "must hold fields and their values, got a list"),
+        (b"seed: [1\n", r"own.yaml is no YAML"),
+        (b"seed: \xe9\n", r"own.yaml is no YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_is_named(tmp_path, content, message):
+    (tmp_path / "own.yaml").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        parse("math_qwen3", ["--config", str(tmp_path / "own.yaml")])
+
+
+def test_a_configuration_may_begin_with_a_mark_have_windows_line_ends_and_extend_nothing(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_bytes(b"\xef\xbb\xbfextends:\r\nseed: 3\r\n")
+    assert read_yaml(path) == {"seed": 3}
+
+
+def test_a_configuration_is_found_in_every_spelling_of_the_option(tmp_path, capsys):
+    path = write(tmp_path, "own.yaml", extends="base.yaml", output_dir=str(tmp_path))
+    write(tmp_path, "base.yaml", **CPU, seed=3)
+    for argv in (["--config", str(path)], [f"--config={path}"]):
+        assert parse("math_qwen3", argv)[1].seed == 3
+    assert parse("math_qwen3", ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)])[1].seed == 42
+    with pytest.raises(ValueError, match="--config takes one file, got 2"):
+        parse("math_qwen3", ["--config", str(path), "--config", str(path)])
+    with pytest.raises(SystemExit):
+        parse("math_qwen3", ["--seed", "1", "--config"])
+    assert "--config: expected one argument" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU that computes in bf16 needs no help")
+def test_every_spelling_of_a_dry_run_admits_bf16_without_a_gpu_and_no_other_run_does(tmp_path):
+    path = write(tmp_path, "own.yaml", bf16=True, output_dir=str(tmp_path))
+    dry = write(tmp_path, "dry.yaml", extends="own.yaml", dry_run=True)
+    given = [[f"--config={dry}"]]
+    given += [[f"--config={path}", *option] for option in (["--dry_run"], ["--dry_run=true"], ["--dry-run", "True"])]
+    for argv in given:
+        arguments, config, _ = parse("math_qwen3", argv)
+        assert arguments.dry_run and config.use_cpu, argv
+    for argv in ([f"--config={path}", "--dry_run", "false"], [f"--config={dry}", "--dry_run=false"]):
+        with pytest.raises(ValueError, match="bf16"):
+            parse("math_qwen3", argv)
+
+
+def test_suites_are_a_list_however_they_are_written():
+    for written in (["gsm8k", "math500"], ["gsm8k,math500", "gsm8k"], "gsm8k, math500"):
+        assert RecipeArguments(eval_suites=written).eval_suites == ["gsm8k", "math500"]
+    assert RecipeArguments(eval_suites=["none"]).eval_suites == []
+    assert RecipeArguments(eval_suites="gsm8k", eval_sources="gsm8k=a,b.jsonl").sources == {"gsm8k": "a,b.jsonl"}
+
+
+def test_a_misspelt_option_is_no_abbreviation(tmp_path):
+    path = write(tmp_path, "own.yaml", **CPU, output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="--learning_rat"):
+        parse("math_qwen3", ["--config", str(path), "--learning_rat", "1.0"])
 
 
 def test_another_recipes_configuration_can_be_looked_at(tmp_path):
@@ -84,6 +150,6 @@ def test_a_configuration_takes_its_batch_from_the_prompts_of_a_step(tmp_path):
 def test_places_of_suites_are_told_apart_from_suites_that_are_not_measured():
     arguments = RecipeArguments(eval_suites=["math500"], eval_sources=["math500=a/b=c.jsonl"])
     assert arguments.sources == {"math500": "a/b=c.jsonl"}
-    for entry in ("math500", "gsm8k=x.jsonl"):
+    for entry in ("math500", "math500=", "gsm8k=x.jsonl"):
         with pytest.raises(ValueError, match="eval_sources takes 'suite=place'"):
             RecipeArguments(eval_suites=["math500"], eval_sources=[entry]).sources  # noqa: B018

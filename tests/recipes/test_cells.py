@@ -3,6 +3,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_rows_of_a_local_held_out_file_are_left_out(tmp_path) -> None:
     assert resolve(CELL, "--dataset_name", path, "--heldout", heldout).rows.num_rows == 299
     kept = resolve(CELL, "--dataset_name", path, "--heldout", heldout, "--drop_overlap", "false")
     assert kept.rows.num_rows == 301
+    with pytest.raises(ValueError, match="there is no file 'gone.jsonl'"):
+        resolve(CELL, "--dataset_name", path, "--heldout", "gone.jsonl")
+
+
+def test_rows_are_measured_with_the_arguments_of_the_chat_template(tiny_path, tmp_path) -> None:
+    model = shutil.copytree(tiny_path, tmp_path / "model")
+    template = model / "chat_template.jinja"
+    template.write_text("{{ filler }}" + template.read_text())
+    path = write_jsonl(tmp_path / "math.jsonl", MATH_ROWS)
+    options = ("--dataset_name", path, "--model_name_or_path", str(model))
+    assert resolve(CELL, *options).rows.num_rows == 300
+    with pytest.raises(ValueError, match="no row of .* is left"):
+        resolve(CELL, *options, "--chat_template_kwargs", json.dumps({"filler": "long " * 512}))
 
 
 def test_rows_of_local_code_and_short_answers(tmp_path) -> None:
@@ -168,6 +182,10 @@ def test_rows_of_local_code_and_short_answers(tmp_path) -> None:
 def test_missing_files_are_errors_and_unknown_names_are_unknown() -> None:
     with pytest.raises(ValueError, match="there is no file"):
         resolve(CELL, "--dataset_name", "gone.jsonl")
+    with pytest.raises(ValueError, match="there is no file 'gone.json'"):
+        resolve(CELL, "--eval_sources", "gsm8k=gone.json")
+    with pytest.raises(ValueError, match="eval_sources takes 'suite=place'"):
+        resolve(CELL, "--eval_sources", "gsm9k=someone/something")
     cell = resolve(CELL, "--dataset_name", "someone/something")
     assert (cell.rows.num_rows, cell.optimizer_steps, cell.measured_steps) == (None, None, [])
     fixed = resolve(CELL, "--dataset_name", "someone/something", "--max_steps", "31")

@@ -115,10 +115,10 @@ def test_file_with_all_splits_keeps_the_training_split(tmp_path, tokenizer, capl
 
 def test_tasks_without_a_usable_test_and_long_prompts_are_dropped_and_counted(tmp_path, tokenizer, caplog):
     bad = [FULL | {"test_list": tests} for tests in ([], None, ["assert 1 == 1"], ["assert f(1) == "])]
-    rows = [FULL, *bad, FULL | {"text": "word " * 2000}]
+    rows = [FULL, *bad, FULL | {"text": "word " * 2000}, FULL | {"text": None}]
     with caplog.at_level(logging.INFO):
         assert len(data.load_code_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)) == 1
-    assert "'whose tests call no function': 4" in caplog.text
+    assert "'whose tests call no function': 4" in caplog.text and "'without a text': 1" in caplog.text
     assert "'longer than 512 prompt tokens': 1" in caplog.text
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from duet_trl.evaluation.reading import read_results
+from duet_trl.evaluation.reading import Figure, Results, read_results
 from tests.tiny import END_OF_TURN, EOS
 
 ROOT = Path(__file__).parents[2]
@@ -235,6 +235,8 @@ def test_server_ends_at_every_eos_and_is_checked_beforehand(server, tiny_path, t
         (("--suites", "humaneval", "--sandbox", "castle"), "castle"),
         (("--suites", "gsm8k", "--engine", "server", "--server", "http://127.0.0.1:9"), "no vLLM server answers"),
         (("--suites", "gsm8k", "--max_tokens", "5000"), "--max_tokens must be in 1.."),
+        (("--suites", ","), "--suites ',' names no suite. Choose from math500, gsm8k"),
+        (("--suites", "gsm8k", "--batch_size", "0"), "--batch_size must be at least 1, got 0"),
         (("--suites", "gsm8k", "--samples", "0"), "num_samples must be at least 1, got 0"),
         (("--suites", "gsm8k", "--temperature", "0"), "temperature must be positive"),
         (("--suites", "gsm8k", "--limit", "0"), "--limit must be at least 1"),
@@ -288,6 +290,55 @@ def test_result_files_alone_make_a_table_and_a_record_ends_with_best_and_last(tm
     assert [row[4] for row in rows] == ["20.0", "60.0", "40.0", "60.0", "60.0", "40.0"]
     assert [row[5] for row in rows] == [row[4] for row in rows]  # shifted to its own step 0: by nothing
     assert "| best: m, step 30 | mean@4 (sampled) |" in capsys.readouterr().out
+
+
+def headline(model: str, step: int | None, value: float) -> Results:
+    return Results(model, "duet", step, {"gsm8k": {"mean@4,sampled": Figure(value)}})
+
+
+def shown(tmp_path, measured, **options) -> list[tuple[str, ...]]:
+    """Model, value and, of a shift, the shifted value of each row."""
+    options = {"step0": None, "reference": None} | options
+    evaluation_run.print_table(tmp_path / "out", [], measured, **options)
+    rows = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
+    return [(row[0], *row[2:]) for row in rows]
+
+
+def test_each_of_several_runs_has_its_own_best_and_last(tmp_path):
+    base = headline("base", None, 0.9)
+    runs = [headline(f"{run}/checkpoint-{step}", step, value) for run, step, value in
+            (("a", 30, 0.3), ("a", 60, 0.2), ("b", 30, 0.5), ("b", 60, 0.4))]  # fmt: skip
+    # base - reference = 0.1, which is taken off every row of both runs
+    rows = shown(tmp_path, [base, *runs], reference=headline("common", None, 0.8))
+    assert rows == [
+        ("base", "90.0", "80.0"),
+        ("a/checkpoint-30, step 30", "30.0", "20.0"),
+        ("a/checkpoint-60, step 60", "20.0", "10.0"),
+        ("best of each suite", "30.0", "20.0"),
+        ("best: a/checkpoint-30, step 30", "30.0", "20.0"),
+        ("last: a/checkpoint-60, step 60", "20.0", "10.0"),
+        ("b/checkpoint-30, step 30", "50.0", "40.0"),
+        ("b/checkpoint-60, step 60", "40.0", "30.0"),
+        ("best of each suite", "50.0", "40.0"),
+        ("best: b/checkpoint-30, step 30", "50.0", "40.0"),
+        ("last: b/checkpoint-60, step 60", "40.0", "30.0"),
+    ]
+
+
+def test_models_that_are_no_run_are_not_selected_from(tmp_path):
+    rows = shown(tmp_path, [headline("grpo", None, 0.5), headline("duet", None, 0.6)])
+    assert rows == [("grpo", "50.0"), ("duet", "60.0")]
+
+
+def test_a_finished_runs_folder_stands_for_its_checkpoints(tmp_path):
+    run = tmp_path / "run"
+    for name in ("checkpoint-100", "checkpoint-30", "best"):
+        (run / name).mkdir(parents=True)
+    expected = [str(run / "checkpoint-30"), str(run / "checkpoint-100")]
+    assert evaluation_run.expand_models([str(run)]) == expected
+    (run / "config.json").write_text("{}")  # the model that a run leaves is the last checkpoint again
+    assert evaluation_run.expand_models(["base", str(run)]) == ["base", *expected]
+    assert evaluation_run.expand_models([str(run / "best"), "org/name"]) == [str(run / "best"), "org/name"]
 
 
 def test_completions_get_what_the_context_leaves_of_the_papers_length(tiny_path, gsm, capsys):

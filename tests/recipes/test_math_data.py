@@ -56,6 +56,58 @@ def test_layout_of_the_hub_takes_the_last_box_of_the_solution(tmp_path, tokenize
     assert (row["answer"], row["level"], row["subject"]) == (r"\frac{4}{2}", 1, "Algebra")
 
 
+def test_a_gold_may_be_a_number_and_a_row_without_a_question_or_gold_is_dropped_and_counted(
+    tmp_path, tokenizer, caplog
+):
+    rows = [{"question": "a", "answer": 0}, {"question": "b", "answer": 0.5}, {"question": "c", "answer": None}]
+    rows += [{"question": None, "answer": "1"}, {"question": " ", "answer": "1"}]
+    with caplog.at_level(logging.INFO):
+        kept = data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
+    assert kept["answer"] == ["0", "0.5"]
+    assert "'without a question': 2" in caplog.text and "'without a gold answer': 1" in caplog.text
+
+
+def test_a_gold_in_the_form_of_gsm8k_stands_behind_its_last_mark(tmp_path, tokenizer):
+    rows = [{"question": "Q?", "answer": "He has 1,000 + 234.\n#### 1,234"}]
+    assert data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)["answer"] == ["1234"]
+
+
+@pytest.mark.parametrize("form", ["lines", "list", "windows", "lines in .json"])
+def test_json_in_every_form_loads_alike(tmp_path, tokenizer, form):
+    rows = [{"question": "Où\u2028est $x$?", "answer": "é"}, {"question": "b", "answer": "2"}]
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+    name, content = {
+        "lines": ("a.jsonl", lines),
+        "list": ("a.json", json.dumps(rows, indent=2).encode()),
+        "windows": ("a.jsonl", b"\xef\xbb\xbf" + lines.replace(b"\n", b"\r\n")),
+        "lines in .json": ("a.json", lines),  # what Dataset.to_json writes
+    }[form]
+    (tmp_path / name).write_bytes(content)
+    loaded = data.load_math_train(str(tmp_path / name), tokenizer, 512)
+    assert loaded["answer"] == ["é", "2"]
+    assert loaded[0]["prompt"][0]["content"].startswith("Où\u2028est $x$?\nPlease")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "a.jsonl' has no rows"),
+        (b'{"question": "a", "answer": "1"}\n{"question":\n', "no JSON in line 2, column 13"),
+        (b'[{"question": "a"},\n {"question"}]', "no JSON in line 2, column 13"),
+        (b"[1, 2]", "must hold objects with columns, got int as row 0"),
+        ('{"question": "é"}'.encode("latin-1"), "is not in UTF-8"),
+        (
+            b'{"data": [{"question": "a", "answer": "1"}]}',
+            r"no column question or problem; its columns are \['data'\]",
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_with_the_place(tmp_path, tokenizer, content, message):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        data.load_math_train(str(tmp_path / "a.jsonl"), tokenizer, 512)
+
+
 def test_parquet_and_folder_of_parquet_files_load_like_jsonl(tmp_path, tokenizer):
     expected = data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), tokenizer, 512).to_list()
     folder = tmp_path / "set"
@@ -99,7 +151,7 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
     [
         ([{"text": "Q", "answer": "1"}], r"no column question or problem; its columns are \['answer', 'text'\]"),
         ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
-        ([], "no column question or problem"),
+        ([], "has no rows"),
     ],
 )
 def test_missing_columns_are_named(tmp_path, tokenizer, rows, message):

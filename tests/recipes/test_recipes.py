@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from duet_trl.rewards import SandboxError
+from duet_trl.training.hub import configuration_yaml
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
+import training  # noqa: E402
 from arguments import parse  # noqa: E402
 
 SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
@@ -93,6 +95,8 @@ def test_suites_are_measured_before_and_after_and_the_best_is_kept(tiny_path, tm
         results = json.loads((out / "evaluations" / f"results_step-{step:06d}.json").read_text())
         assert 0 <= results["results"]["gsm8k"]["mean@2,sampled"] <= 1
         assert results["n-samples"]["gsm8k"]["effective"] == 6
+        # Runs of one model stand in one table: a row is named after its run.
+        assert (results["model_name"], results["config"]["model_args"]["pretrained"]) == ("out", str(tiny_path))
     assert (out / "best" / "model.safetensors").exists()
     card = (out / "README.md").read_text()
     table = card.partition("### Held-out accuracy")[2].partition("###")[0]
@@ -103,7 +107,7 @@ def test_suites_are_measured_before_and_after_and_the_best_is_kept(tiny_path, tm
 def test_the_configuration_that_a_run_leaves_repeats_it(tiny_path, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
-    saving = ("--save_strategy", "steps", "--save_steps", "2")
+    saving = ("--save_strategy", "steps", "--save_steps", "2", "--resume_from_checkpoint", "false")
     assert run("math_qwen3", first, tiny_path, *saving, "--learning_rate", "1e-3").returncode == 0
     command = [sys.executable, "recipes/math_qwen3.py", "--config", str(first / "out" / "recipe.yaml")]
     done = subprocess.run(
@@ -117,6 +121,34 @@ def test_the_configuration_that_a_run_leaves_repeats_it(tiny_path, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     assert [entry["loss"] for entry in history(second)] == [entry["loss"] for entry in history(first)]
     assert (second / "out" / "recipe.yaml").read_text() == (first / "out" / "recipe.yaml").read_text()
+    # What the run was started with, and what `train` makes of dtype and revision, would win over a command line.
+    assert (
+        not {"resume_from_checkpoint", "model_init_kwargs"}
+        & yaml.safe_load((second / "out" / "recipe.yaml").open()).keys()
+    )
+
+
+def test_the_configuration_that_a_run_leaves_is_the_same_cell_with_other_micro_batches(tmp_path):
+    """As on another number of GPUs: M = 4 prompts x 4 rollouts are 2 micro-batches of 8 or 4 of 4."""
+    options = ["--output_dir", str(tmp_path), "--prompts_per_step", "4", "--gradient_accumulation_steps", "1"]
+    _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
+    left = tmp_path / "recipe.yaml"
+    left.write_text(configuration_yaml(config, leave_out=training.derived_fields(config)))
+    _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2], "--per_device_train_batch_size", "4"])
+    assert (config.gradient_accumulation_steps, again.gradient_accumulation_steps) == (2, 4)
+    for batch in (config, again):
+        assert (batch.generation_batch_size, batch.num_prompts, batch.max_rollouts) == (16, 4, 16)
+        assert batch.steps_per_generation == batch.gradient_accumulation_steps
+    assert again.max_steps == config.max_steps and again.grace_window == config.grace_window
+
+
+def test_steps_per_generation_and_rows_that_were_chosen_are_kept(tmp_path):
+    options = ["--output_dir", str(tmp_path), "--steps_per_generation", "4", "--max_rollouts", "24"]
+    _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
+    left = tmp_path / "recipe.yaml"
+    left.write_text(configuration_yaml(config, leave_out=training.derived_fields(config)))
+    _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2]])
+    assert (again.steps_per_generation, again.max_rollouts, again.gradient_accumulation_steps) == (4, 24, 2)
 
 
 def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
@@ -126,7 +158,9 @@ def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
     for name in ("model.safetensors", "tokenizer.json", "duet_controller.json", "README.md", "recipe.yaml"):
         assert (tmp_path / "out" / name).exists(), name
     card = (tmp_path / "out" / "README.md").read_text()
+    assert "# Model Card for model\n" in card
     assert (tmp_path / "out" / "recipe.yaml").read_text().strip() in card
+    assert "datasets" not in yaml.safe_load(card.split("---")[1])  # the Hub refuses a path as the name of a data set
 
 
 @pytest.mark.parametrize(
@@ -135,11 +169,15 @@ def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
         (("--sandbox", "no_such_isolation"), "no_such_isolation"),
         (("--dataset_name", "absent.jsonl"), "there is no file 'absent.jsonl'"),
         (("--extra_eos_tokens", "<|no_token|>"), "is no single token of the tokenizer"),
+        (
+            ("--model_name_or_path", "/no/such/model"),
+            "the tokenizer of '/no/such/model' cannot be loaded.*hf auth login",
+        ),
         (("--eval_suites", "gsm9k"), "unknown suite 'gsm9k'"),
         (("--eval_suites", "gsm8k", "--eval_sources", "gsm8k=absent.jsonl"), "there is no file 'absent.jsonl'"),
         (("--recipe", "qa_qwen3"), "this configuration is made for recipes/qa_qwen3.py, not for code_qwen3.py"),
     ],
-    ids=["sandbox", "data", "end-token", "suite", "source", "recipe"],
+    ids=["sandbox", "data", "end-token", "model", "suite", "source", "recipe"],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, options, message):
     hollow = tmp_path / "hollow"  # everything but weights
@@ -148,5 +186,11 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, opt
         if path.suffix != ".safetensors":
             (hollow / path.name).write_bytes(path.read_bytes())
     command = arguments("code_qwen3", tmp_path, hollow, *options)
-    with pytest.raises((ValueError, SandboxError), match=message):
+    with pytest.raises((ValueError, SandboxError), match=f"(?s){message}"):
+        code_qwen3.main(*parse("code_qwen3", command))
+
+
+def test_a_recipe_without_a_model_says_so(tmp_path):
+    command = ["--config", str(SMOKE), "--output_dir", str(tmp_path), "--recipe", "code_qwen3"]
+    with pytest.raises(ValueError, match="no model is named. Give --model_name_or_path"):
         code_qwen3.main(*parse("code_qwen3", command))
