@@ -12,28 +12,17 @@ from transformers import PreTrainedTokenizerBase
 
 from .collective import on_first
 from .ends import eos_token_ids
-from .measure import Grader, Measurement, Prompt, Settings, average, build_graders, measure
+from .measure import Grader, Measurement, Sampler, Settings, average, build_graders, measure
 from .record import Record
 from .results import Subject
 from .schedule import ScheduledMeasurement
 
 
-class Trainer(Protocol):
+class Trainer(Sampler, Protocol):
     """What the callback needs of a trainer: the public part of `DUETGRPOTrainer`."""
 
     processing_class: PreTrainedTokenizerBase
     eos_token_ids: Sequence[int]
-
-    def sample(
-        self,
-        prompts: list[Prompt],
-        num_samples: int,
-        *,
-        temperature: float | None = None,
-        top_p: float | None = None,
-        max_tokens: int | None = None,
-    ) -> list[list[list[int]]]:
-        """Token ids per prompt and sample, from the current weights, without the gate, the same on every process."""
 
     def log(self, logs: dict[str, float]) -> None:
         """Log metrics, as in transformers' Trainer."""
