@@ -76,7 +76,8 @@ def test_a_recipe_trains_with_its_own_reward_and_leaves_its_configuration(tiny_p
     assert [entry["step"] for entry in steps] == [1, 2]
     rewards = {name for entry in steps for name in entry if name.startswith("rewards/") and name.endswith("/mean")}
     assert rewards == {f"rewards/{RECIPES[recipe][1]}/mean"} or rewards == {"rewards/math_reward/mean"}
-    assert (tmp_path / "out" / "model.safetensors").exists()
+    for name in ("model.safetensors", "tokenizer.json", "duet_controller.json", "README.md"):
+        assert (tmp_path / "out" / name).exists(), name
     written = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
     assert written["model_name_or_path"] == str(tiny_path)
     assert (written["max_steps"], written["num_generations"]) == (2, 4)
