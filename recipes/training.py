@@ -170,16 +170,23 @@ def load_suites(
     """
     sources = arguments.sources
     suites = {name: load_suite(name, sources.get(name)) for name in arguments.eval_suites}
-    limit = config.vllm_max_model_length if config.use_vllm and config.vllm_mode == "colocate" else None
+    _check_room(suites, config, tokenizer)
+    return suites, build_graders(suites, sandbox=arguments.sandbox)
+
+
+def _check_room(suites: Mapping[str, Dataset], config: RecipeConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse suites whose longest prompt and a completion of full length do not fit into the trainer's engine."""
+    limit = config.vllm_max_model_length
+    if limit is None or not config.use_vllm or config.vllm_mode != "colocate":
+        return
     for name, problems in suites.items():
         lengths = [prompt_length(prompt, tokenizer, config.chat_template_kwargs) for prompt in problems["prompt"]]
         needed = max(lengths) + config.max_completion_length
-        if limit is not None and needed > limit:
+        if needed > limit:
             raise ValueError(
                 f"{name} needs sequences of {needed} tokens (longest prompt and max_completion_length), but "
                 f"vllm_max_model_length is {limit}. Set it to {needed} or more, or leave {name} out of eval_suites."
             )
-    return suites, build_graders(suites, sandbox=arguments.sandbox)
 
 
 def suite_evaluation(
