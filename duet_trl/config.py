@@ -9,7 +9,7 @@ from trl import GRPOConfig
 
 from .generate.markers import get_marker
 from .methods import METHODS
-from .presets import PRESETS, resolve
+from .presets import PRESETS, resolve, zero_advantage_is_inert
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,12 @@ class DUETGRPOConfig(GRPOConfig):
         "Most rollouts of one generation step over all processes: the memory guarantee. None: generation_batch_size.",
         default=None,
     )
+    allocation_objective: str | None = _knob(
+        "What the counts optimise: 'variance' (Theorem 1; paper, release) or 'mixed', the expected number of prompts "
+        "whose rewards differ (duet).",
+        default=None,
+    )
+    reward_decay: float = _knob("Factor on a prompt's reward history from one visit to the next.", default=0.7)
     allocation_solver: str | None = _knob(
         "'exact' integer optimum (duet) or the ten-step 'bisection' of Eq. 4 (paper, release).", default=None
     )
@@ -165,6 +171,11 @@ class DUETGRPOConfig(GRPOConfig):
     )
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
+    abort_answer_quantile: float | None = _knob(
+        "K2 follows this quantile of the answer times, not one of lengths. duet: 0.95. 0: lengths (paper, release).",
+        default=None,
+    )
+    abort_answer_slack: float = _knob("Factor on that quantile, at least 1.", default=1.25)
     poll_cold_fraction: float = _knob("K1 before the first refit, share of the maximum. Paper: 0.3.", default=0.3)
     abort_cold_fraction: float = _knob("K2 before the first refit, share of the maximum. Paper: 0.7.", default=0.7)
     extra_eos_tokens: list[str] | None = _knob(
@@ -178,15 +189,25 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the update (paper, section 3.3)
-    aborted_rollouts: str = _knob(
-        "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper). 'failure': they are trained "
-        "as truncated failures and every propensity is 1 (biased against long answers).",
-        default="mask",
+    aborted_rollouts: str | None = _knob(
+        "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper, release). 'failure': they are "
+        "trained as truncated failures and every propensity is 1 (duet; the gradient of a policy cut at K2 + G).",
+        default=None,
     )
-    stratification: str = _knob(
-        "s_pre: 'clip' of n_q over the mean to [stratification_floor, 1] (paper), 'exact' without the upper clip, "
-        "'none'.",
-        default="clip",
+    stratification: str | None = _knob(
+        "s_pre: 'clip' of n_q over the mean to [stratification_floor, 1] (paper, release), 'exact' without the upper "
+        "clip, 'none': a prompt weighs as much as it has rollouts (duet).",
+        default=None,
+    )
+    advantage_baseline: str | None = _knob(
+        "'group': the group's mean (paper, release). 'history': the mean of the others, shrunk toward the prompt's "
+        "earlier rewards (duet, where allocate=True).",
+        default=None,
+    )
+    advantage_cutoff: float | None = _knob(
+        "With drop_zero_advantage and a history, rollouts with a smaller |advantage| get no forward pass. duet: 0.5. "
+        "paper, release: 0.",
+        default=None,
     )
     stratification_floor: float = _knob("eps_pre: lower clip of s_pre. Paper: 0.05.", default=0.05)
     max_weight: float | None = _knob("Cap of a rollout's weight. paper, duet: none. release: 1000.", default=None)
@@ -243,6 +264,8 @@ class DUETGRPOConfig(GRPOConfig):
         choices = {
             "budget_reading": ("rollouts", "reference", "tokens"),
             "allocation_solver": ("exact", "bisection"),
+            "allocation_objective": ("variance", "mixed"),
+            "advantage_baseline": ("group", "history"),
             "surrogate_unseen": ("floor", "median"),
             "threshold_weighting": ("propensity", "none"),
             "aborted_rollouts": ("mask", "failure"),
@@ -272,6 +295,10 @@ class DUETGRPOConfig(GRPOConfig):
             "surrogate_floor": (lambda x: 0 < x < finite, "positive"),
             "surrogate_floor_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
             "surrogate_cold": (lambda x: x is None or 0 < x < finite, "positive, or None for surrogate_floor"),
+            "reward_decay": (lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once"),
+            "abort_answer_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths"),
+            "abort_answer_slack": (lambda x: 1 <= x < finite, "at least 1"),
+            "advantage_cutoff": (lambda x: 0 <= x < finite, "at least 0; 0 drops nothing but zeros"),
             "surrogate_ddof": (lambda x: x in (0, 1), "0 or 1"),
             "max_weight": (lambda x: x is None or x >= 1, "at least 1, or None for no cap"),
         }
@@ -315,6 +342,11 @@ class DUETGRPOConfig(GRPOConfig):
                     f"num_generations = {self.budget_fraction * self.num_generations:g} rollouts per prompt. Raise "
                     "the budget or lower num_rollouts_min."
                 )
+        if self.advantage_baseline == "history" and self.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"multi_objective_aggregation={self.multi_objective_aggregation!r} has no summed reward to remember. "
+                "Set advantage_baseline='group', or multi_objective_aggregation='sum_then_normalize'."
+            )
         if self.audit_columns and not self.audit_log:
             raise ValueError(f"audit_columns={self.audit_columns} needs audit_log=True.")
 
@@ -359,19 +391,8 @@ class DUETGRPOConfig(GRPOConfig):
                 "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
                 "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
             )
-        if self.drop_zero_advantage and not self._zero_advantage_is_inert:
+        if self.drop_zero_advantage and not zero_advantage_is_inert(self):
             raise ValueError(
                 "drop_zero_advantage=True needs beta=0, no entropy bonus and top_entropy_quantile=1: otherwise "
                 "rollouts with advantage 0 still move the loss. Set drop_zero_advantage=False."
             )
-
-    @property
-    def _zero_advantage_is_inert(self) -> bool:
-        """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t."""
-        return (
-            self.beta == 0
-            and self.entropy_coef == 0
-            and not self.use_adaptive_entropy
-            and self.top_entropy_quantile == 1
-            and self.router_aux_loss_coef in (None, 0)
-        )

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from .allocate.neyman import Allocation
+from .allocate.statistics import PromptStatistics, RewardHistory
 from .generate.gate import Outcome, Replay
 from .generate.marker_gate import GatePlan, MarkerGate
 
@@ -20,10 +21,12 @@ class Allocator(Protocol):
     """Phase 1. Decides from prompt keys and history alone, never from rewards of the step it plans.
 
     Attributes:
+        statistics (PromptStatistics): What is remembered about each prompt.
         measuring (bool): The next plan is a measurement of ungated lengths.
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
     """
 
+    statistics: PromptStatistics
     measuring: bool
     cold: np.ndarray
 
@@ -39,6 +42,9 @@ class Allocator(Protocol):
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
     ) -> None:
         """Unweighted advantage and sum of log pi of each rollout (N,), where `use` is true."""
+
+    def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
+        """Summed reward of each rollout (N,), where `use` is true."""
 
     def metrics(self) -> dict[str, float]:
         """Plain floats about the last plan."""
@@ -159,6 +165,10 @@ class Controller:
         """
         return self.gate.replay(plan.gate.spec, plan.gate.keep[rows], completion_ids, gate_stopped)
 
+    def reward_history(self, plan: StepPlan) -> RewardHistory:
+        """What earlier visits of the prompts of a step say about their rewards, shape (M,) each."""
+        return self.allocator.statistics.reward_history(plan.keys)
+
     def weigh(self, plan: StepPlan, outcome: np.ndarray, advantages: np.ndarray) -> Judgement:
         """Phase 3, lines 35-38: who is masked, and w = (1 - I) / (s_pre p) for the others (Eq. 6).
 
@@ -180,18 +190,24 @@ class Controller:
         kept = ~masked  # a kept rollout without a forward pass still counts in N_t
         return Judgement(propensity, weight, kept, self.rollout_filter(advantages, masked))
 
-    def observe_rollouts(self, plan: StepPlan, replay: Replay, judgement: Judgement, use: np.ndarray) -> None:
-        """Phase 4, lines 45-50: running mean lengths, the window of K1 and K2, the step counter.
+    def observe_rollouts(
+        self, plan: StepPlan, replay: Replay, judgement: Judgement, rewards: np.ndarray, use: np.ndarray
+    ) -> None:
+        """Phase 4, lines 45-50: running mean lengths, the window of K1 and K2, the step counter; reward histories.
 
         Args:
             plan (StepPlan): Plan of the step.
             replay (Replay): Outcomes of all N rollouts.
             judgement (Judgement): Masks and propensities of all N rollouts.
+            rewards (np.ndarray): Summed rewards, shape (N,); the unused may be nan.
             use (np.ndarray): Rollouts that enter the statistics, shape (N,), bool.
         """
         survived = use & (replay.outcome != Outcome.ABORTED)
         self.allocator.observe_lengths(plan.keys, plan.group, replay.length, replay.length, survived)
-        self.gate.observe(replay.length[survived], judgement.propensity[survived], plan.step)
+        self.gate.observe(
+            replay.length[survived], judgement.propensity[survived], replay.marker_at[survived], plan.step
+        )
+        self.allocator.observe_rewards(plan.keys, plan.group, rewards, use)
         self.step = plan.step
 
     def observe_sigma(self, plan: StepPlan, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from .allocate.allocators import NeymanAllocator, UniformAllocator
 from .allocate.budget import Budget
+from .allocate.mixed import MixedAllocator
 from .allocate.statistics import PromptStatistics
 from .allocate.surrogate import Surrogate
 from .controller import Controller
@@ -33,6 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "budget_tokens": None,
         "drop_zero_advantage": False,
         "stratification": "none",
+        "advantage_baseline": "group",
     },
 }
 
@@ -57,7 +59,11 @@ def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None)
             max_weight=config.max_weight,
         ),
         train_aborted=config.aborted_rollouts == "failure",
-        rollout_filter=drop_zero_advantage if config.drop_zero_advantage else drop_aborted,
+        rollout_filter=(
+            partial(drop_zero_advantage, cutoff=config.advantage_cutoff)
+            if config.drop_zero_advantage
+            else drop_aborted
+        ),
         identity={
             "method": config.method,
             "preset": config.preset,
@@ -71,7 +77,7 @@ def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None)
     )
 
 
-def _allocator(config: "DUETGRPOConfig") -> NeymanAllocator | UniformAllocator:
+def _allocator(config: "DUETGRPOConfig") -> UniformAllocator:
     budget = Budget(
         config.budget_reading,
         fraction=config.budget_fraction,
@@ -81,7 +87,7 @@ def _allocator(config: "DUETGRPOConfig") -> NeymanAllocator | UniformAllocator:
     )
     shared = {
         "max_length": config.max_completion_length,
-        "statistics": PromptStatistics(),
+        "statistics": PromptStatistics(reward_decay=config.reward_decay),
         "price_aborted": config.price_aborted,
         "num_min": config.num_rollouts_min,
         "num_max": config.num_rollouts_max,
@@ -89,6 +95,8 @@ def _allocator(config: "DUETGRPOConfig") -> NeymanAllocator | UniformAllocator:
     }
     if not config.allocate:
         return UniformAllocator(budget, **shared)
+    if config.allocation_objective == "mixed":
+        return MixedAllocator(budget, **shared)
     surrogate = Surrogate(
         floor=config.surrogate_floor,
         floor_quantile=config.surrogate_floor_quantile or None,
@@ -112,6 +120,8 @@ def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerG
         min_samples=min(32, config.threshold_window),
         min_poll_threshold=config.poll_threshold_min,
         min_gap=config.abort_gap_min,
+        answer_quantile=config.abort_answer_quantile,
+        answer_slack=config.abort_answer_slack,
     )
     return MarkerGate(
         thresholds=thresholds,

@@ -24,6 +24,7 @@ from .config import DUETGRPOConfig
 from .generate.engines.server import ServerError
 from .methods import build_controller
 from .training import logs, metrics, rows
+from .training.advantages import step_advantages
 from .training.audit import AuditLog
 from .training.checkpoint import read_state, write_state
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
@@ -33,7 +34,6 @@ from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
-from .update.advantages import group_advantages
 from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
 
 
@@ -215,18 +215,10 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _judge(self, step: Step) -> None:
         started = time.perf_counter()
-        group = torch.from_numpy(step.plan.group).to(step.rewards_per_func.device)
-        step.advantages = group_advantages(
-            step.rewards_per_func,
-            self.reward_weights.to(step.rewards_per_func.device),
-            group,
-            scale_rewards=self.scale_rewards,
-            multi_objective_aggregation=self.multi_objective_aggregation,
-            singleton=self.args.singleton_advantage,
-        )
+        step.advantages = step_advantages(step, self.controller, self.args, self.reward_weights)
         raw = step.raw_advantages
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
-        self.controller.observe_rollouts(step.plan, step.replay, step.judgement, ~step.nonfinite)
+        self.controller.observe_rollouts(step.plan, step.replay, step.judgement, step.summed_rewards, ~step.nonfinite)
         self.watch.outcomes(step.replay.outcome)
         self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations))
         step.seconds["overhead"] += time.perf_counter() - started

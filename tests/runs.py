@@ -4,6 +4,7 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -74,3 +75,8 @@ def duet_trainer(
 def logged(trainer: Any, name: str) -> list[float]:
     """One metric over the steps of a run."""
     return [entry[name] for entry in trainer.state.log_history if name in entry]
+
+
+def weights(trainer: Any) -> torch.Tensor:
+    """All parameters in one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

@@ -60,6 +60,66 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
     assert not config(tmp_path, preset="paper").drop_zero_advantage
 
 
+CHOSEN = {
+    "duet": ("mixed", "none", "failure", 0.95, "history"),
+    "paper": ("variance", "clip", "mask", 0.0, "group"),
+    "release": ("variance", "clip", "mask", 0.0, "group"),
+}
+
+
+@pytest.mark.parametrize("preset", sorted(CHOSEN))
+def test_a_preset_chooses_objective_weights_gate_and_baseline(tmp_path, preset):
+    resolved = config(tmp_path, preset=preset)
+    names = (
+        "allocation_objective",
+        "stratification",
+        "aborted_rollouts",
+        "abort_answer_quantile",
+        "advantage_baseline",
+    )
+    assert tuple(getattr(resolved, name) for name in names) == CHOSEN[preset]
+    assert (resolved.advantage_cutoff > 0) == (preset == "duet")
+    assert (resolved.reward_decay, resolved.abort_answer_slack) == (0.7, 1.25)
+
+
+def test_every_choice_of_a_preset_can_be_overridden(tmp_path):
+    paper = {
+        "allocation_objective": "variance",
+        "stratification": "clip",
+        "aborted_rollouts": "mask",
+        "abort_answer_quantile": 0.0,
+        "advantage_baseline": "group",
+        "advantage_cutoff": 0.0,
+    }
+    resolved = config(tmp_path, **paper)
+    assert {name: getattr(resolved, name) for name in paper} == paper
+    duet = {"allocation_objective": "mixed", "advantage_baseline": "history", "advantage_cutoff": 0.25}
+    resolved = config(tmp_path, preset="paper", **duet)
+    assert {name: getattr(resolved, name) for name in duet} == duet
+
+
+def test_without_the_allocator_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
+    for without in ({"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
+        resolved = config(tmp_path, **without)
+        assert (resolved.advantage_baseline, resolved.advantage_cutoff) == ("group", 0.0), without
+    assert config(tmp_path, allocate=False, advantage_baseline="history").advantage_cutoff > 0
+    assert config(tmp_path, method="grpo", advantage_baseline="history").advantage_baseline == "group"
+
+
+@pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])
+def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
+    # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
+    # pass. And sigma of Theorem 1 needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
+    assert config(tmp_path, **option).advantage_cutoff == 0.0
+    assert config(tmp_path, **option, advantage_cutoff=0.1).advantage_cutoff == 0.1
+
+
+def test_the_papers_presets_take_any_aggregation_of_rewards(tmp_path):
+    for options in ({"preset": "paper"}, {"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
+        resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **options)
+        assert resolved.advantage_baseline == "group"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -95,6 +155,19 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
         ({"surrogate_floor": 0.0}, "surrogate_floor must be positive"),
         ({"surrogate_ddof": 2}, "surrogate_ddof must be 0 or 1"),
         ({"max_weight": 0.5}, "max_weight must be at least 1"),
+        ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
+        ({"advantage_baseline": "critic"}, r"advantage_baseline must be one of \['group', 'history'\]"),
+        ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
+        ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
+        ({"reward_decay": float("nan")}, "reward_decay must be in"),
+        ({"abort_answer_quantile": 1.0}, r"abort_answer_quantile must be in \[0, 1\).*; got 1.0"),
+        ({"abort_answer_slack": 0.9}, "abort_answer_slack must be at least 1; got 0.9"),
+        ({"abort_answer_slack": float("inf")}, "abort_answer_slack must be at least 1; got inf"),
+        ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum"},
+            "has no summed reward to remember. Set advantage_baseline='group'",
+        ),
         ({"marker": "maths"}, "maths"),
         ({"marker": "regex:(?=x)y"}, "uses look-around"),
         ({"audit_columns": ["level"]}, "needs audit_log=True"),

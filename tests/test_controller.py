@@ -40,6 +40,7 @@ def observations(num_rollouts: int, rng: np.random.Generator) -> dict[str, np.nd
         "outcome": rng.choice([0, 1, 2, 3], num_rollouts, p=[0.5, 0.3, 0.05, 0.15]),
         "advantages": rng.choice([-1.0, 0.0, 1.0], num_rollouts),
         "sum_logps": -rng.uniform(1, 300, num_rollouts),
+        "rewards": rng.choice([0.0, 1.0], num_rollouts),
     }
 
 
@@ -48,16 +49,23 @@ def run_step(unit, step: int, rng: np.random.Generator):
     keys = [KEYS[(8 * step + i) % len(KEYS)] for i in range(8)]
     plan = unit.plan(keys, epoch=step * 8 // len(KEYS))
     seen = observations(len(plan.group), rng)
-    never = np.full(len(plan.group), -1)
-    replay = Replay(seen["outcome"], never, seen["outcome"] == Outcome.ANSWERED, seen["length"])
+    marker_at = np.where(seen["outcome"] == Outcome.ANSWERED, seen["length"], -1)
+    replay = Replay(seen["outcome"], marker_at, seen["outcome"] == Outcome.ANSWERED, seen["length"])
     judgement = unit.weigh(plan, seen["outcome"], seen["advantages"])
-    unit.observe_rollouts(plan, replay, judgement, np.ones(len(plan.group), dtype=bool))
+    unit.observe_rollouts(plan, replay, judgement, seen["rewards"], np.ones(len(plan.group), dtype=bool))
     unit.observe_sigma(plan, seen["advantages"], seen["sum_logps"], judgement.kept)
     return plan, judgement
 
 
 @pytest.mark.parametrize(
-    "overrides", [{}, {"preset": "paper"}, {"preset": "release"}, {"budget_reading": "reference"}]
+    "overrides",
+    [
+        {},
+        {"allocation_objective": "variance"},
+        {"preset": "paper"},
+        {"preset": "release"},
+        {"budget_reading": "reference"},
+    ],
 )
 def test_a_restored_controller_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = controller(tmp_path, **overrides), controller(tmp_path, **overrides)
@@ -108,7 +116,9 @@ def test_cold_prompts_share_the_budget_evenly(tmp_path):
 
 def test_weights_are_those_of_equation_6(tmp_path):
     # n = (1, 3): mean 2, s_pre = (0.5, 1). p = 1 natural, 0.05 kept, aborted masked.
-    unit = controller(tmp_path, keep_probability=0.05)
+    unit = controller(
+        tmp_path, keep_probability=0.05, stratification="clip", aborted_rollouts="mask", advantage_baseline="group"
+    )
     plan = unit.plan(KEYS[:2], 0)
     plan.allocation.num_rollouts[:] = [1, 3]
     plan = type(plan)(plan.step, plan.keys, plan.allocation, plan.cold, np.array([0, 1, 1, 1]), plan.gate)
@@ -138,5 +148,60 @@ def test_aborted_rollouts_stay_out_of_the_length_window(tmp_path):
     # 28 kept rollouts are fewer than a refit needs, so look at the window itself through its state.
     replay = Replay(outcome, np.full(num, -1), np.zeros(num, dtype=bool), length)
     judgement = unit.weigh(plan, outcome, np.ones(num))
-    unit.observe_rollouts(plan, replay, judgement, np.ones(num, dtype=bool))
+    unit.observe_rollouts(plan, replay, judgement, np.ones(num), np.ones(num, dtype=bool))
     assert "190" not in json.dumps(unit.state_dict()["gate"])
+
+
+def replay_of(outcome: np.ndarray, length: int, answered_at: np.ndarray | None = None) -> Replay:
+    """Rollouts of one length that were not trimmed."""
+    never = np.full(len(outcome), -1)
+    return Replay(
+        outcome,
+        never if answered_at is None else np.where(outcome == Outcome.ANSWERED, answered_at, -1),
+        np.zeros(len(outcome), dtype=bool),
+        np.full(len(outcome), length),
+    )
+
+
+def test_rewards_of_aborted_rollouts_are_remembered_and_missing_ones_are_not(tmp_path):
+    unit = controller(tmp_path)
+    plan = unit.plan(KEYS[:8], 0)
+    assert plan.num_rollouts.tolist() == [4] * 8
+    outcome = np.tile([Outcome.NATURAL, Outcome.NATURAL, Outcome.ABORTED, Outcome.NATURAL], 8)
+    rewards = np.tile([1.0, 1.0, 0.0, np.nan], 8)
+    judgement = unit.weigh(plan, outcome, np.ones(32))
+    unit.observe_rollouts(plan, replay_of(outcome, 50), judgement, rewards, ~np.isnan(rewards))
+    history = unit.reward_history(unit.plan(KEYS[:8], 0))
+    np.testing.assert_allclose(history.count, 0.7 * 3)
+    np.testing.assert_allclose(history.mean, 2 / 3)
+
+
+@pytest.mark.parametrize(("quantile", "expected"), [(0.95, 100), (0.0, 90)])
+def test_k2_follows_the_answers_of_rollouts_that_were_not_aborted(tmp_path, quantile, expected):
+    # 32 rollouts a step. Answers at 80 in three of four: 1.25 * 80 = 100, where the lengths say 90.
+    unit = controller(tmp_path, threshold_interval=2, threshold_window=64, abort_answer_quantile=quantile)
+    for _ in range(2):
+        plan = unit.plan(KEYS[:8], 0)
+        outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
+        judgement = unit.weigh(plan, outcome, np.ones(32))
+        everyone = np.ones(32, dtype=bool)
+        unit.observe_rollouts(plan, replay_of(outcome, 90, np.full(32, 80)), judgement, np.ones(32), everyone)
+    assert unit.plan(KEYS[:8], 0).gate.spec.abort_threshold == expected
+
+
+def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
+    unit = controller(tmp_path, advantage_cutoff=0.5)
+    plan = unit.plan(KEYS[:8], 0)
+    advantages = np.tile([0.6, -0.6, 0.3, 0.0], 8)
+    judgement = unit.weigh(plan, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), advantages)
+    assert judgement.trained.tolist() == [True, True, False, False] * 8  # aborted ones are failures, not masked
+    assert judgement.kept.all()
+    np.testing.assert_array_equal(judgement.weight, 1.0)
+
+
+def test_the_state_of_another_objective_is_refused(tmp_path):
+    variance = controller(tmp_path, allocation_objective="variance").state_dict()
+    with pytest.raises(ValueError, match="allocator state"):
+        controller(tmp_path).load_state_dict(variance)
+    with pytest.raises(ValueError, match="allocator state"):
+        controller(tmp_path, allocation_objective="variance").load_state_dict(controller(tmp_path).state_dict())

@@ -176,7 +176,8 @@ def test_fidelity_md_names_every_preset_difference_with_its_values() -> None:
     from duet_trl.presets import PRESETS
 
     rows = preset_table()
-    computed = {"num_rollouts_min", "drop_zero_advantage"}  # depend on other fields, see presets.resolve
+    # depend on other fields, see presets.resolve
+    computed = {"num_rollouts_min", "drop_zero_advantage", "advantage_baseline", "advantage_cutoff"}
     assert set(rows) == set(PRESETS["duet"]) | computed
     for name in PRESETS["duet"]:
         assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "release", "duet")], name
@@ -192,7 +193,11 @@ def literal_keys(node: ast.AST) -> set[str]:
 def reported_metrics() -> set[str]:
     """Metrics that the source writes by name: step metrics, those of gate and allocators, the trainer's reports."""
     found = literal_keys(ast.parse((PACKAGE / "training" / "metrics.py").read_text()))
-    for path in (PACKAGE / "allocate" / "allocators.py", PACKAGE / "generate" / "marker_gate.py"):
+    for path in (
+        PACKAGE / "allocate" / "allocators.py",
+        PACKAGE / "allocate" / "mixed.py",
+        PACKAGE / "generate" / "marker_gate.py",
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
             is_metrics = isinstance(node, ast.FunctionDef) and node.name == "metrics"
             is_assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._metrics"

@@ -2,7 +2,8 @@
 # python -m benchmarks.miniature                      the headline: GRPO at 100% against DUET at 50%, 20 seeds (hours)
 # python -m benchmarks.miniature --profile fast --seeds 100-101                                    (quarter of an hour)
 # python -m benchmarks.miniature --arms grpo_50,trim_50,duet_50 --seeds 100-104
-"""DUET against GRPO on the tiny task, on real vLLM, over seeds, at equal optimizer steps.
+# python -m benchmarks.miniature --task products                                  the same on a task of another shape
+"""DUET against GRPO on a tiny task, on real vLLM, over seeds, at equal optimizer steps.
 
 Cells (an arm and a seed) run in processes of their own, two side by side on two cores, the arms of a seed one after
 the other, so that a busy machine hurts all alike. Each finished cell is one line of a file: an interrupted run goes
@@ -13,6 +14,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,6 +25,7 @@ from typing import Any
 from benchmarks.miniature.arms import ARMS, HEADLINE
 from benchmarks.miniature.cell import PROFILES
 from benchmarks.miniature.report import write_report
+from benchmarks.miniature.tasks import MATH, TASKS
 from recipes.tiny_math.cpu import ENVIRONMENT
 
 RECORDS = Path("outputs/bench/miniature")
@@ -33,6 +36,7 @@ GUESS = {"full": 420.0, "fast": 110.0, "smoke": 40.0}
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default=MATH.name)
     parser.add_argument("--arms", default=",".join(HEADLINE), help=f"of {', '.join(ARMS)}")
     parser.add_argument(
         "--seeds", default="0-19", help="such as 0-19 or 3,5; decisions are made on others: 100 and up"
@@ -42,6 +46,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--name", default="", help="of the experiment, where --overrides are given")
     parser.add_argument("--jobs", type=int, default=2, help="cells side by side")
     parser.add_argument("--report", action="store_true", help="only print what there is")
+    parser.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     parser.add_argument("--check", action="store_true", help="exit with an error if a target is missed")
     args = parser.parse_args()
     args.arms = args.arms.split(",")
@@ -50,6 +55,8 @@ def arguments() -> argparse.Namespace:
         parser.error(f"unknown arms {', '.join(unknown)}. Choose of {', '.join(ARMS)}.")
     if bool(args.overrides) != bool(args.name):
         parser.error("--overrides and --name belong together: an experiment has a name.")
+    if args.name.partition("_")[0] in TASKS:
+        parser.error(f"--name {args.name} begins like a task, whose records it would be taken for.")
     first, _, last = args.seeds.partition("-")
     args.seeds = list(range(int(first), int(last) + 1)) if last else [int(seed) for seed in args.seeds.split(",")]
     return args
@@ -58,6 +65,25 @@ def arguments() -> argparse.Namespace:
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Finished cells; none if there is no file."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def label(args: argparse.Namespace) -> str:
+    """What tells the records of a task and an experiment from others of the profile; empty for neither."""
+    return "_".join(part for part in ("" if args.task == MATH.name else args.task, args.name) if part)
+
+
+_given: set[int] = set()
+
+
+def free_port() -> int:
+    """A port for an engine that no other cell of this run was given: two that start together would find the same."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        if port not in _given:
+            _given.add(port)
+            return port
 
 
 def run_cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -70,8 +96,8 @@ def run_cell(arm: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
         output = Path(folder, "record.json")
         command = [sys.executable, "-m", "benchmarks.miniature.cell", arm, str(seed), args.profile, str(output)]
         done = subprocess.run(
-            [*command, "--overrides", json.dumps(args.overrides)],
-            env=ENVIRONMENT | os.environ,
+            [*command, "--task", args.task, "--overrides", json.dumps(args.overrides)],
+            env=ENVIRONMENT | os.environ | {"MASTER_PORT": str(free_port())},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -105,13 +131,15 @@ def run_all(args: argparse.Namespace, path: Path) -> None:
 def main() -> None:
     """Run, then report."""
     args = arguments()
-    path = RECORDS / f"{args.profile}{'_' + args.name if args.name else ''}.jsonl"
+    name = label(args)
+    path = RECORDS / f"{'_'.join(filter(None, (args.profile, name)))}.jsonl"
     if not args.report:
         run_all(args, path)
     records = [r for r in read_records(path) if r["arm"] in args.arms and r["seed"] in args.seeds]
     if not records:
         sys.exit(f"no finished cell of these arms and seeds in {path}")
-    missed = write_report(records, args.profile, args.name)
+    title = "".join(f"_{part}" for part in ("" if args.profile == "full" else args.profile, name) if part)
+    missed = write_report(records, title, args.markdown)
     if args.check and missed:
         sys.exit("missed: " + "; ".join(missed))
 

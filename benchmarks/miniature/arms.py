@@ -17,8 +17,9 @@ FULL = 8
 """Rollouts per prompt at full budget."""
 UNIFORM = {"allocate": False, "stratification": "none"}
 UNGATED = {"trim": False, "abort": False}
-# The literal text, but for its marker: of the tiny task's answers none is followed by a colon or a blank line.
-PAPER = {"preset": "paper", "marker": "math"}
+# Theorem 1 on the surrogate of Eq. 3 with its weights, and the gate that masks: the rules of the paper, repaired.
+THEOREM_1 = {"allocation_objective": "variance", "stratification": "clip", "advantage_baseline": "group"}
+MASKED = {"aborted_rollouts": "mask", "abort_answer_quantile": 0.0}
 
 
 @dataclass(frozen=True)
@@ -57,16 +58,26 @@ METHODS: dict[str, dict[str, Any]] = {
     "trim": {**UNIFORM, "abort": False},
     "allocator": UNGATED,
     "abort": UNIFORM,
-    "paper": PAPER,
+    "paper": {"preset": "paper"},
     "duet": {},
 }
-"""Settings of the methods beside GRPO: the tail trim alone, the allocator alone, the gate alone, all of it."""
+"""Settings of the methods beside GRPO: the tail trim alone, the allocator alone, the gate alone (trim and abort), the
+text of Algorithm 1 but for its marker, which is the task's, and all that is recommended."""
+SWITCHES: dict[str, dict[str, Any]] = {
+    "masked": {**UNIFORM, **MASKED},
+    "theorem1": {**THEOREM_1, "abort": False},
+    "mixed": {"advantage_baseline": "group", "abort": False},
+    "history": {**UNIFORM, "abort": False, "advantage_baseline": "history"},
+}
+"""Single switches, at half the budget: the gate as the paper trains it; on top of the trim Theorem 1's counts and
+weights, the recommended counts, and the baseline that remembers."""
 BUDGETS = (1.0, 0.5, 0.25)
 ARMS: dict[str, Arm] = {
     arm.name: arm
     for arm in (
         *(_grpo(budget) for budget in BUDGETS),
         *(_duet(method, budget, **settings) for method, settings in METHODS.items() for budget in BUDGETS),
+        *(_duet(method, 0.5, **settings) for method, settings in SWITCHES.items()),
         _grpo(1.0, "last"),
         _grpo(0.5, "last"),
         _duet("trim", 0.5, "last", **METHODS["trim"]),
@@ -85,7 +96,8 @@ def configuration(arm: Arm, output_dir: Path, steps: int, seed: int, overrides: 
         output_dir (Path): Folder of the run.
         steps (int): Optimizer steps.
         seed (int): Order of the prompts, and of the rollouts' random numbers.
-        overrides (dict[str, Any]): Fields that an experiment changes; the arm's own do not win over them.
+        overrides (dict[str, Any]): Fields of the task and those that an experiment changes; the arm's own do not win
+            over them.
 
     Returns:
         dict[str, Any]: Keyword arguments. Micro-batches hold 32 rollouts in every arm.

@@ -67,10 +67,11 @@ def processor_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def run(arm_name: str, seed: int, profile_name: str, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Train one arm and measure it.
+def run(task_name: str, arm_name: str, seed: int, profile_name: str, overrides: dict[str, Any]) -> dict[str, Any]:
+    """Train one arm on one task and measure it.
 
     Args:
+        task_name (str): Key of `TASKS`.
         arm_name (str): Key of `ARMS`.
         seed (int): Of the order of the prompts and of sampling. The pool and the held-out problems are the same for
             all.
@@ -84,31 +85,32 @@ def run(arm_name: str, seed: int, profile_name: str, overrides: dict[str, Any]) 
     from transformers import PrinterCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-    from recipes.tiny_math.policy import CHECKPOINT
-    from recipes.tiny_math.task import HELD_OUT, sample_problems
 
     from .arms import ARMS, configuration
-    from .grading import BoxReward
+    from .grading import AnswerReward
     from .measuring import Measurement
     from .pool import load_pool
+    from .tasks import TASKS
 
-    arm, profile = ARMS[arm_name], PROFILES[profile_name]
-    pool = load_pool(profile.pool)
-    held_out = sample_problems(HELD_OUT, profile.held_out_end, seed=1)
+    task, arm, profile = TASKS[task_name], ARMS[arm_name], PROFILES[profile_name]
+    pool = load_pool(task, profile.pool)
+    held_out = task.sample_problems(task.held_out, profile.held_out_end, 1)
     with tempfile.TemporaryDirectory() as folder:
-        config = DUETGRPOConfig(**configuration(arm, Path(folder), profile.steps, seed, overrides))
+        # the task's fields win over the arm's, an experiment's over both
+        config = DUETGRPOConfig(**configuration(arm, Path(folder), profile.steps, seed, task.fields | overrides))
         trainer = DUETGRPOTrainer(
-            model=str(CHECKPOINT),
-            reward_funcs=BoxReward(arm.reward),
+            model=str(task.checkpoint),
+            reward_funcs=AnswerReward(arm.reward, task.marker),
             args=config,
             train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in pool]),
         )
-        measurement = Measurement(trainer, held_out, profile, seed)
+        measurement = Measurement(trainer, held_out, task.marker, profile, seed)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(measurement)
         trainer.train()
     history = [entry for entry in trainer.state.log_history if "duet/generated_tokens" in entry]
     return {
+        "task": task.name,
         "arm": arm.name,
         "method": arm.method,
         "budget": arm.budget,
@@ -130,10 +132,11 @@ def main() -> None:
     parser.add_argument("seed", type=int)
     parser.add_argument("profile", choices=PROFILES)
     parser.add_argument("output", type=Path)
+    parser.add_argument("--task", default="math")
     parser.add_argument("--overrides", type=json.loads, default={})
     args = parser.parse_args()
     begin = time.perf_counter()
-    record = run(args.arm, args.seed, args.profile, args.overrides)
+    record = run(args.task, args.arm, args.seed, args.profile, args.overrides)
     args.output.write_text(json.dumps(record | {"seconds": time.perf_counter() - begin}))
 
 

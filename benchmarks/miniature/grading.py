@@ -1,27 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which box of a completion counts."""
+"""Which answer of a completion counts, read by the extractor that the gate's marker belongs to."""
 
 from typing import Any, Literal
 
-from duet_trl.generate.markers import extract_boxed
+from duet_trl.generate.markers import extract_answer
 
 Which = Literal["first", "last"]
 
 
-def is_right(text: str, answer: int, which: Which) -> bool:
-    """Whether the first or the last box of a completion holds this integer."""
-    boxed = extract_boxed(text, which=which)
-    return boxed is not None and boxed.strip() == str(answer)
+def is_right(text: str, answer: int, which: Which, marker: str) -> bool:
+    """Whether the first or the last answer of a completion is this integer."""
+    found = extract_answer(marker, text, which)
+    return found is not None and found.strip() == str(answer)
 
 
-class BoxReward:
-    """Reward function in TRL's form: 1 for a right box, else 0."""
+class AnswerReward:
+    """Reward function in TRL's form: 1 for a right answer, else 0."""
 
-    __name__ = "box_reward"
+    __name__ = "answer_reward"
 
-    def __init__(self, which: Which) -> None:
+    def __init__(self, which: Which, marker: str) -> None:
         self.which = which
+        self.marker = marker
 
     def __call__(self, completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
         texts = [turns[0]["content"] for turns in completions]
-        return [float(is_right(text, right, self.which)) for text, right in zip(texts, answer, strict=True)]
+        return [
+            float(is_right(text, right, self.which, self.marker)) for text, right in zip(texts, answer, strict=True)
+        ]

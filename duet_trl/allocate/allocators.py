@@ -94,6 +94,10 @@ class UniformAllocator:
     ) -> None:
         """Uniform counts need no sigma; part of the interface."""
 
+    def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
+        """Learn the rewards of a step; see `PromptStatistics.observe_rewards` for shapes."""
+        self.statistics.observe_rewards(keys, group, rewards, use)
+
     def metrics(self) -> dict[str, float]:
         """Figures of the last step, plain floats."""
         return dict(self._metrics)

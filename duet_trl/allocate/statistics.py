@@ -8,7 +8,19 @@ import numpy as np
 
 from .state import check_state
 
-_COLUMNS = ("sigma_sum", "sigma_count", "length_sum", "length_count", "cost_sum", "cost_count", "visits_waiting")
+_COLUMNS = (
+    "sigma_sum",
+    "sigma_count",
+    "length_sum",
+    "length_count",
+    "cost_sum",
+    "cost_count",
+    "visits_waiting",
+    "reward_count",
+    "reward_sum",
+    "reward_squares",
+)
+_REWARDS = ("reward_count", "reward_sum", "reward_squares")
 
 
 @dataclass(frozen=True)
@@ -30,18 +42,46 @@ class PromptView:
     mean_cost: np.ndarray
 
 
+@dataclass(frozen=True)
+class RewardHistory:
+    """What earlier visits say about the rewards of the prompts of one batch.
+
+    Attributes:
+        count (np.ndarray): Rollouts behind it, discounted by age, shape (M,); 0 for a prompt not seen yet.
+        mean (np.ndarray): Their mean reward, shape (M,); that of the pool where the count is 0.
+        mean_square (np.ndarray): Their mean squared reward, shape (M,), likewise.
+        pool_mean (float): Mean over the prompts seen so far, each counting once; nan before the first.
+        pool_mean_square (float): Mean squared reward, likewise.
+    """
+
+    count: np.ndarray
+    mean: np.ndarray
+    mean_square: np.ndarray
+    pool_mean: float
+    pool_mean_square: float
+
+
 class PromptStatistics:
     """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
 
     Args:
         min_kept_for_length (int): Kept rollouts a group needs before its lengths count. 1 is the paper (every kept
             rollout), 2 the published code.
+        reward_decay (float): Factor on a prompt's reward history from one visit to the next, in [0, 1]: the policy
+            that earned it is no longer the policy.
+
+    Raises:
+        ValueError: If a value is out of range.
     """
 
-    def __init__(self, min_kept_for_length: int = 1) -> None:
+    def __init__(self, min_kept_for_length: int = 1, reward_decay: float = 0.7) -> None:
         if min_kept_for_length < 1:
             raise ValueError(f"min_kept_for_length must be at least 1, got {min_kept_for_length}.")
+        if not 0.0 <= reward_decay <= 1.0:
+            raise ValueError(f"reward_decay must be in [0, 1], got {reward_decay}.")
         self.min_kept_for_length = min_kept_for_length
+        self.reward_decay = reward_decay
+        self.reward_range: list[float] | None = None
         self._rows: dict[str, int] = {}
         self._table = np.zeros((len(_COLUMNS), 0))
 
@@ -147,10 +187,63 @@ class PromptStatistics:
         np.add.at(self._column("cost_sum"), rows, np.bincount(group, weights=tokens, minlength=num_prompts))
         np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
 
+    def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
+        """Add the rewards of a step to the history of its prompts, whose older rewards lose weight.
+
+        Args:
+            keys (Sequence[str]): Prompts of the step, length M.
+            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
+            rewards (np.ndarray): Summed reward of each rollout, shape (N,); the unused may be nan.
+            use (np.ndarray): Rollouts to use, shape (N,), bool.
+
+        Raises:
+            ValueError: If a used reward is not finite.
+        """
+        group, values = np.asarray(group, dtype=np.int64)[use], np.asarray(rewards, dtype=np.float64)[use]
+        if not np.isfinite(values).all():
+            raise ValueError("A used rollout has a reward that is not finite. Leave it out with `use`.")
+        if not values.size:
+            return
+        low, high = self.reward_range or (np.inf, -np.inf)
+        self.reward_range = [min(low, float(values.min())), max(high, float(values.max()))]
+        rows = self._rows_of(keys)
+        sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in (0, 1, 2)]
+        visited = np.unique(rows[sums[0] > 0])
+        for name, added in zip(_REWARDS, sums, strict=True):
+            self._column(name)[visited] *= self.reward_decay
+            np.add.at(self._column(name), rows, added)
+
+    def reward_history(self, keys: Sequence[str]) -> RewardHistory:
+        """History of the rewards of ``keys`` (M,), discounted for the visit that is about to come."""
+        count, total, squares = (self._column(name) for name in _REWARDS)
+        seen = count > 0.0
+        pool = (float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in (total, squares))
+        pool_mean, pool_square = pool
+        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        known = np.zeros(len(keys), dtype=bool)
+        known[rows >= 0] = seen[rows[rows >= 0]]
+        mean, square, weight = np.full(len(keys), pool_mean), np.full(len(keys), pool_square), np.zeros(len(keys))
+        at = rows[known]
+        mean[known], square[known] = total[at] / count[at], squares[at] / count[at]
+        weight[known] = self.reward_decay * count[at]
+        return RewardHistory(weight, mean, square, pool_mean, pool_square)
+
+    @property
+    def rewards_differ(self) -> bool:
+        """Whether the run has seen two different rewards."""
+        return self.reward_range is not None and self.reward_range[0] < self.reward_range[1]
+
+    def success_share(self, rewards: np.ndarray) -> np.ndarray:
+        """Where rewards lie between the lowest (0) and the highest (1) of the run; 0.5 while all were the same."""
+        if not self.rewards_differ:
+            return np.full(np.shape(rewards), 0.5)
+        low, high = self.reward_range
+        return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
+
     def state_dict(self) -> dict:
         """Keys and sums, JSON types."""
         columns = {name: self._column(name).tolist() for name in _COLUMNS}
-        return {"keys": list(self._rows), **columns}
+        return {"keys": list(self._rows), "reward_range": self.reward_range, **columns}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`.
@@ -158,11 +251,12 @@ class PromptStatistics:
         Raises:
             ValueError: If keys or lengths differ, or a prompt occurs twice.
         """
-        check_state("prompt statistics", state, {"keys": None, **dict.fromkeys(_COLUMNS)})
+        check_state("prompt statistics", state, {"keys": None, "reward_range": None, **dict.fromkeys(_COLUMNS)})
         rows = {key: row for row, key in enumerate(state["keys"])}
         if len(rows) != len(state["keys"]) or any(len(state[name]) != len(rows) for name in _COLUMNS):
             raise ValueError("The prompt statistics state is damaged: columns of unequal length or repeated prompts.")
         self._rows = rows
+        self.reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
         self._table = np.array([state[name] for name in _COLUMNS], dtype=np.float64).reshape(len(_COLUMNS), -1)
 
     def _column(self, name: str) -> np.ndarray:

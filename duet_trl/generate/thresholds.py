@@ -3,7 +3,8 @@
 
 The paper takes plain quantiles over kept rollouts. Those lack most rollouts that reached the abort gate, so K2 falls,
 which aborts more of them, and so on. Weighting each kept length by 1 / propensity restores the missing ones in
-expectation; both forms are here, see docs/fidelity.md.
+expectation; both forms are here, see docs/fidelity.md. K2 can also follow the times at which answers came instead of
+the lengths: those of rollouts that were answered in time are hardly touched by the abort.
 """
 
 import math
@@ -25,6 +26,10 @@ class LengthThresholds:
         min_samples (int): Rollouts in the window before the first refit.
         min_poll_threshold (int): Least K1 of a refit, tokens. The published code: 32.
         min_gap (int): Least K2 - K1 of a refit, tokens. The published code: 50.
+        answer_quantile (float): K2 is `answer_slack` times this quantile of the answer times in the window, in [0, 1);
+            0: the length quantile, as in the paper.
+        answer_slack (float): >= 1. Above 1 the threshold cannot ratchet: were it to cut into the answers, the late
+            ones that remain would lie just below it, and the next refit would raise it again.
 
     Attributes:
         poll_threshold (int): K1, tokens, in [1, K2].
@@ -46,6 +51,8 @@ class LengthThresholds:
         min_samples: int = 32,
         min_poll_threshold: int = 1,
         min_gap: int = 0,
+        answer_quantile: float = 0.0,
+        answer_slack: float = 1.25,
     ) -> None:
         for name, value, least in (
             ("max_length", max_length, 1),
@@ -65,6 +72,11 @@ class LengthThresholds:
         for name, (low, high) in (("quantiles", quantiles), ("cold", cold)):
             if not 0.0 <= low <= high <= 1.0:
                 raise ValueError(f"{name} must be two shares with 0 <= K1's <= K2's <= 1, got ({low}, {high}).")
+        if not 0.0 <= answer_quantile < 1.0 or answer_slack < 1.0:
+            raise ValueError(
+                f"answer_quantile must be in [0, 1) and answer_slack at least 1, got {answer_quantile} and "
+                f"{answer_slack}."
+            )
         self.max_length = max_length
         self.window = window
         self.refit_every = refit_every
@@ -73,30 +85,40 @@ class LengthThresholds:
         self.min_samples = min_samples
         self.min_poll_threshold = min_poll_threshold
         self.min_gap = min_gap
+        self.answer_quantile = answer_quantile
+        self.answer_slack = answer_slack
         self._lengths = np.zeros(0, dtype=np.int64)
+        self._answered_at = np.zeros(0, dtype=np.int64)
         self._propensity = np.zeros(0, dtype=np.float64)
         # The small addend keeps 0.7 * 10 at 7 where it comes out as 6.999...
         self._set(*(math.floor(share * max_length + 1e-9) for share in cold))
 
-    def observe(self, lengths: np.ndarray, propensity: np.ndarray) -> None:
+    def observe(self, lengths: np.ndarray, propensity: np.ndarray, answered_at: np.ndarray | None = None) -> None:
         """Append the kept rollouts of a step to the window; the oldest ones leave it.
 
         Args:
             lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,), >= 0. Aborted ones do not belong
                 here; the weights of the kept ones stand for them.
             propensity (np.ndarray): Probability with which each was kept, shape (K,), in (0, 1].
+            answered_at (np.ndarray): Tokens after which a poll saw its answer, shape (K,); -1 for one without,
+                None where no one asks.
 
         Raises:
             ValueError: If shapes differ or a value is out of range.
         """
         lengths = np.asarray(lengths, dtype=np.int64)
+        answered_at = np.full(lengths.shape, -1) if answered_at is None else np.asarray(answered_at, dtype=np.int64)
         propensity = np.asarray(propensity, dtype=np.float64)
-        if lengths.ndim != 1 or lengths.shape != propensity.shape:
-            raise ValueError(f"lengths {lengths.shape} and propensity {propensity.shape} must have one shape (K,).")
+        if lengths.ndim != 1 or not lengths.shape == propensity.shape == answered_at.shape:
+            raise ValueError(
+                f"lengths {lengths.shape}, propensity {propensity.shape} and answered_at {answered_at.shape} must "
+                "have one shape (K,)."
+            )
         if (lengths < 0).any() or not ((propensity > 0.0) & (propensity <= 1.0)).all():
             raise ValueError("lengths must be >= 0 and propensities in (0, 1]. Pass kept rollouts only.")
         self._lengths = np.concatenate([self._lengths, lengths])[-self.window :]
         self._propensity = np.concatenate([self._propensity, propensity])[-self.window :]
+        self._answered_at = np.concatenate([self._answered_at, answered_at])[-self.window :]
 
     def step(self, step: int) -> bool:
         """Refit K1 and K2 if `step` is a multiple of N and the window has enough rollouts (Algorithm 1, lines 48-50).
@@ -112,8 +134,17 @@ class LengthThresholds:
         weights = 1.0 / self._propensity if self.weighted else np.ones(len(self._lengths))
         poll, abort = weighted_quantile(self._lengths, weights, self.quantiles)
         poll = max(int(poll), self.min_poll_threshold)
+        if self.answer_quantile:
+            abort = self._after_the_answers(weights)
         self._set(poll, max(int(abort), poll + self.min_gap))
         return True
+
+    def _after_the_answers(self, weights: np.ndarray) -> int:
+        answered = self._answered_at >= 0
+        if answered.sum() < self.min_samples:
+            return self.abort_threshold  # too few answers to say when they come
+        (late,) = weighted_quantile(self._answered_at[answered], weights[answered], (self.answer_quantile,))
+        return math.ceil(self.answer_slack * late - 1e-9)
 
     def state_dict(self) -> dict[str, Any]:
         """Thresholds and window: JSON types only."""
@@ -122,6 +153,7 @@ class LengthThresholds:
             "abort_threshold": self.abort_threshold,
             "lengths": self._lengths.tolist(),
             "propensity": self._propensity.tolist(),
+            "answered_at": self._answered_at.tolist(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -141,8 +173,8 @@ class LengthThresholds:
                 f"K1={state['poll_threshold']} and K2={state['abort_threshold']} of the state do not fit a length "
                 f"cap of {self.max_length}. Resume with the max_completion_length of the checkpoint."
             )
-        self._lengths = self._propensity = np.zeros(0)
-        self.observe(np.array(state["lengths"]), np.array(state["propensity"]))
+        self._lengths = self._propensity = self._answered_at = np.zeros(0)
+        self.observe(*(np.array(state[name]) for name in ("lengths", "propensity", "answered_at")))
         self._set(state["poll_threshold"], state["abort_threshold"])
 
     def _set(self, poll: int, abort: int) -> None:

@@ -78,6 +78,11 @@ class Step:
         """Unweighted advantages on the host, shape (N,), float64; one synchronisation for all who ask."""
         return self.advantages.advantages.double().cpu().numpy()
 
+    @cached_property
+    def summed_rewards(self) -> np.ndarray:
+        """Weighted sum of the reward functions on the host, shape (N,), float64; nan where all abstained."""
+        return self.advantages.rewards.double().cpu().numpy()
+
     @property
     def generated_rows(self) -> np.ndarray:
         """Rows this process really generates: its own, or rollout 0 where it has none (collectives need one)."""

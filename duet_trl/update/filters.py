@@ -28,8 +28,8 @@ def drop_aborted(advantages: np.ndarray, aborted: np.ndarray) -> np.ndarray:
     return ~np.asarray(aborted, dtype=bool)
 
 
-def drop_zero_advantage(advantages: np.ndarray, aborted: np.ndarray) -> np.ndarray:
-    """Keep what can move the policy: not aborted and with a non-zero advantage.
+def drop_zero_advantage(advantages: np.ndarray, aborted: np.ndarray, cutoff: float = 0.0) -> np.ndarray:
+    """Keep what can move the policy: not aborted and with an advantage other than 0.
 
     The loss of Eq. 6 stays the same only if the tokens of dropped rollouts still count in N_t, and only without a KL
     or entropy term, which such rollouts would feel.
@@ -37,11 +37,14 @@ def drop_zero_advantage(advantages: np.ndarray, aborted: np.ndarray) -> np.ndarr
     Args:
         advantages (np.ndarray): A, shape (N,).
         aborted (np.ndarray): I_abort, shape (N,), bool.
+        cutoff (float): Drop advantages of a smaller absolute value too. Above 0 their share of the gradient is lost:
+            at most `cutoff` times their own length each.
 
     Returns:
         np.ndarray: Rollouts to keep, shape (N,), bool.
     """
-    return drop_aborted(advantages, aborted) & (np.asarray(advantages) != 0)
+    size = np.abs(np.asarray(advantages))
+    return drop_aborted(advantages, aborted) & (size > 0) & (size >= cutoff)
 
 
 def nonfinite_rewards(rewards_per_func: torch.Tensor) -> torch.Tensor:

@@ -3,19 +3,22 @@
 
 Supervised training from scratch on synthetic solutions in two phases: first mostly clean ones, so that the policy
 learns to copy and to calculate, then the sloppy mixture it is meant to imitate. Everything is seeded; on the same
-processor and versions the result is the same file.
+processor and versions the result is the same file. Another task says what it writes and how long in a `Corpus`.
 """
 
 import argparse
 import logging
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from duet_trl.generate.markers import extract_answer
 
 from .policy import CHECKPOINT, build_model, train_tokenizer
 from .task import (
@@ -24,7 +27,6 @@ from .task import (
     MAX_COMPLETION_LENGTH,
     WARM_START,
     Author,
-    Problem,
     sample_problem,
     sample_problems,
     write_document,
@@ -37,10 +39,21 @@ SLOPPY = Author(
 )
 CLEAN = replace(SLOPPY, slip=0.0, looper=(0.0,) * 5, again=0.0, tail=0.0)
 
-ROWS, ROW_LENGTH = 4, 384
+ROWS = 4
 MUON_LEARNING_RATE, ADAMW_LEARNING_RATE = 0.02, 3e-3
 WARM_UP_STEPS = 50
 IGNORED = -100
+
+
+class Problem(Protocol):
+    """What the warm start needs of a problem."""
+
+    level: int
+    answer: int
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The question as a conversation."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +66,54 @@ class Phase:
     rate_end: float
 
 
-PHASES = (Phase(2600, 0.5, 1.0, 1.0), Phase(1400, 0.15, 1.0, 0.05))
+@dataclass(frozen=True)
+class Corpus:
+    """What a task writes for its policy, and how long the policy reads.
+
+    Attributes:
+        sample_document (Callable): (rng, share of clean authors) -> problem and document; must never state a problem
+            of another split than the warm start's.
+        sample_held_out (Callable): (count, seed) -> held-out problems, the levels in turn.
+        levels (Sequence[int]): Levels of difficulty.
+        marker (str): The library's marker of an answer; its extractor grades.
+        max_completion_length (int): Tokens at which completions are cut.
+        row_length (int): Tokens of a packed row; a prompt and a completion cut at the limit must fit.
+        phases (Sequence[Phase]): Training, in this order.
+        checkpoint (Path): Where the shipped policy is.
+    """
+
+    sample_document: Callable[[random.Random, float], tuple[Problem, str]]
+    sample_held_out: Callable[[int, int], Sequence[Problem]]
+    levels: Sequence[int]
+    marker: str
+    max_completion_length: int
+    row_length: int
+    phases: Sequence[Phase]
+    checkpoint: Path
 
 
-def main() -> None:
+def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, str]:
+    """One problem of the corpus and its document; `clean_share` is the probability of the clean author."""
+    problem = sample_problem(rng, rng.choice(LEVELS), WARM_START)
+    return problem, write_document(rng, problem, CLEAN if rng.random() < clean_share else SLOPPY)
+
+
+CORPUS = Corpus(
+    sample_document=sample_document,
+    sample_held_out=lambda count, seed: sample_problems(HELD_OUT, count, seed),
+    levels=LEVELS,
+    marker="math",
+    max_completion_length=MAX_COMPLETION_LENGTH,
+    row_length=384,
+    phases=(Phase(2600, 0.5, 1.0, 1.0), Phase(1400, 0.15, 1.0, 0.05)),
+    checkpoint=CHECKPOINT,
+)
+
+
+def main(corpus: Corpus = CORPUS) -> None:
     """Train the tokenizer and the policy, and save both."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=CHECKPOINT)
+    parser = argparse.ArgumentParser(description="warm start of a tiny task's policy")
+    parser.add_argument("--output", type=Path, default=corpus.checkpoint)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--evaluate_every", type=int, default=250, help="optimizer steps between evaluations")
     args = parser.parse_args()
@@ -67,14 +121,15 @@ def main() -> None:
 
     rng = random.Random(args.seed)
     torch.manual_seed(args.seed)
-    tokenizer = train_tokenizer([document for _, document in (sample_document(rng, 0.2) for _ in range(4000))])
+    tokenizer = train_tokenizer([document for _, document in (corpus.sample_document(rng, 0.2) for _ in range(4000))])
     policy = build_model(tokenizer)
     logger.info("%d parameters, %d tokens in the vocabulary", policy.num_parameters(), len(tokenizer))
-    train(policy, tokenizer, rng, args.evaluate_every, args.output)
+    train(corpus, policy, tokenizer, rng, args.evaluate_every, args.output)
     save(policy, tokenizer, args.output)
 
 
 def train(
+    corpus: Corpus,
     policy: Qwen3ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     rng: random.Random,
@@ -89,8 +144,8 @@ def train(
         (torch.optim.AdamW(others, lr=ADAMW_LEARNING_RATE, weight_decay=0.0), ADAMW_LEARNING_RATE),
     )
     begin, done, tokens = time.process_time(), 0, 0
-    for phase in PHASES:
-        stream = batches(tokenizer, rng, phase.clean_share)
+    for phase in corpus.phases:
+        stream = batches(corpus, tokenizer, rng, phase.clean_share)
         for step in range(phase.steps):
             rate = phase.rate_start + (phase.rate_end - phase.rate_start) * step / phase.steps
             rate *= min(1.0, (done + 1) / WARM_UP_STEPS)
@@ -104,63 +159,66 @@ def train(
             if done % 50 == 0:
                 logger.info("step %d loss %.4f tokens %d cpu %.0f s", done, loss, tokens, time.process_time() - begin)
             if done % evaluate_every == 0:
-                logger.info("step %d %s", done, evaluate(policy, tokenizer))
+                logger.info("step %d %s", done, evaluate(corpus, policy, tokenizer))
                 save(policy, tokenizer, output)
 
 
 def batches(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, clean_share: float
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, rng: random.Random, clean_share: float
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Packed batches without end: documents are laid into the first row with room and see only themselves."""
-    waiting = encode_document(tokenizer, *sample_document(rng, clean_share))
+    waiting = encode_document(corpus, tokenizer, *corpus.sample_document(rng, clean_share))
     while True:
         rows: list[list[tuple[list[int], int]]] = [[] for _ in range(ROWS)]
         used = [0] * ROWS
         while True:
-            row = next((r for r in range(ROWS) if used[r] + len(waiting[0]) <= ROW_LENGTH), None)
+            row = next((r for r in range(ROWS) if used[r] + len(waiting[0]) <= corpus.row_length), None)
             if row is None:
                 break
             rows[row].append(waiting)
             used[row] += len(waiting[0])
-            waiting = encode_document(tokenizer, *sample_document(rng, clean_share))
-        yield _collate(rows)
+            waiting = encode_document(corpus, tokenizer, *corpus.sample_document(rng, clean_share))
+        yield _collate(rows, corpus.row_length)
 
 
-def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, str]:
-    """One problem of the corpus and its document; `clean_share` is the probability of the clean author."""
-    problem = sample_problem(rng, rng.choice(LEVELS), WARM_START)
-    return problem, write_document(rng, problem, CLEAN if rng.random() < clean_share else SLOPPY)
-
-
-def encode_document(tokenizer: PreTrainedTokenizerFast, problem: Problem, document: str) -> tuple[list[int], int]:
+def encode_document(
+    corpus: Corpus, tokenizer: PreTrainedTokenizerFast, problem: Problem, document: str
+) -> tuple[list[int], int]:
     """Token ids of prompt + completion (cut at the length limit) and the length of the prompt."""
     prompt = tokenizer.apply_chat_template(problem.messages, add_generation_prompt=True, tokenize=False)
     prompt_ids = tokenizer(prompt)["input_ids"]
     completion = tokenizer(document)["input_ids"] + [tokenizer.eos_token_id]
-    return prompt_ids + completion[:MAX_COMPLETION_LENGTH], len(prompt_ids)
+    return prompt_ids + completion[: corpus.max_completion_length], len(prompt_ids)
 
 
 @torch.no_grad()
-def evaluate(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, count: int = 100, seed: int = 1) -> str:
-    """One sample at temperature 1 for held-out problems: accuracy of the first box, in all and by level."""
-    problems = sample_problems(HELD_OUT, count, seed)
+def evaluate(
+    corpus: Corpus,
+    policy: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    count: int = 100,
+    seed: int = 1,
+    greedy: bool = False,
+) -> str:
+    """One sample at temperature 1 (or greedily) for held-out problems: accuracy of the first answer, by level too."""
+    problems = corpus.sample_held_out(count, seed)
     texts = [tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, tokenize=False) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     state = torch.get_rng_state()  # training goes on as if it had not been evaluated
     policy.eval()
-    ids = policy.generate(
-        **batch, do_sample=True, temperature=1.0, top_k=0, max_new_tokens=MAX_COMPLETION_LENGTH, use_cache=True
-    )
+    sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
+    ids = policy.generate(**batch, **sampling, max_new_tokens=corpus.max_completion_length, use_cache=True)
     policy.train()
     torch.set_rng_state(state)
     completions = ids[:, batch["input_ids"].shape[1] :]
-    found = [_first_box(text) for text in tokenizer.batch_decode(completions)]
-    correct = [box == str(problem.answer) for box, problem in zip(found, problems, strict=True)]
-    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in LEVELS]
+    found = [extract_answer(corpus.marker, text) for text in tokenizer.batch_decode(completions)]
+    correct = [answer == str(problem.answer) for answer, problem in zip(found, problems, strict=True)]
+    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in corpus.levels]
     length = (completions != tokenizer.eos_token_id).sum(1).float()
     return (
-        f"held-out accuracy {sum(correct) / count:.3f} by level {[n * len(LEVELS) / count for n in by_level]} "
-        f"no box {sum(box is None for box in found) / count:.3f} mean length {length.mean():.0f}"
+        f"held-out accuracy {sum(correct) / count:.3f} "
+        f"by level {[n * len(corpus.levels) / count for n in by_level]} "
+        f"no answer {sum(answer is None for answer in found) / count:.3f} mean length {length.mean():.0f}"
     )
 
 
@@ -170,17 +228,11 @@ def save(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: P
     tokenizer.save_pretrained(output)
 
 
-def _first_box(text: str) -> str | None:
-    start = text.find("\\boxed{")
-    end = text.find("}", start)
-    return text[start + len("\\boxed{") : end] if 0 <= start < end else None
-
-
-def _collate(rows: list[list[tuple[list[int], int]]]) -> dict[str, torch.Tensor]:
-    ids = torch.zeros(ROWS, ROW_LENGTH, dtype=torch.long)
-    labels = torch.full((ROWS, ROW_LENGTH), IGNORED)
-    positions = torch.zeros(ROWS, ROW_LENGTH, dtype=torch.long)
-    document = torch.full((ROWS, ROW_LENGTH), -1)
+def _collate(rows: list[list[tuple[list[int], int]]], row_length: int) -> dict[str, torch.Tensor]:
+    ids = torch.zeros(ROWS, row_length, dtype=torch.long)
+    labels = torch.full((ROWS, row_length), IGNORED)
+    positions = torch.zeros(ROWS, row_length, dtype=torch.long)
+    document = torch.full((ROWS, row_length), -1)
     for r, row in enumerate(rows):
         start = 0
         for index, (tokens, prompt_length) in enumerate(row):
@@ -191,7 +243,7 @@ def _collate(rows: list[list[tuple[list[int], int]]]) -> dict[str, torch.Tensor]
             document[r, start:end] = index
             start = end
     same = document[:, :, None] == document[:, None, :]
-    mask = (same & torch.ones(ROW_LENGTH, ROW_LENGTH, dtype=torch.bool).tril())[:, None]  # (rows, 1, T, T)
+    mask = (same & torch.ones(row_length, row_length, dtype=torch.bool).tril())[:, None]  # (rows, 1, T, T)
     return {"input_ids": ids, "labels": labels, "position_ids": positions, "attention_mask": mask}
 
 

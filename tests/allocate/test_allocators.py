@@ -215,6 +215,23 @@ def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, optio
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
 
 
+@pytest.mark.parametrize("kind", [neyman, UniformAllocator], ids=["neyman", "uniform"])
+def test_every_allocator_remembers_rewards_and_restores_them(kind):
+    # Whatever the counts are planned by, the baseline may live on what prompts earned.
+    def build() -> UniformAllocator:
+        return neyman() if kind is neyman else UniformAllocator(Budget(), max_length=512.0)
+
+    allocator, restored = build(), build()
+    rewards, use = np.array([1.0, 0.0, 5.0]), np.array([True, True, False])
+    allocator.observe_rewards(["a", "b"], np.array([0, 0, 1]), rewards, use)
+    restored.load_state_dict(json.loads(json.dumps(allocator.state_dict())))
+    for one in (allocator, restored):
+        history = one.statistics.reward_history(["a", "b"])
+        np.testing.assert_allclose(history.count, [2 * 0.7, 0.0])
+        assert history.mean.tolist() == [0.5, 0.5]
+        assert one.statistics.reward_range == [0.0, 1.0]
+
+
 def test_an_unknown_solver_is_an_error():
     with pytest.raises(ValueError, match="solver must be one of"):
         neyman(solver="greedy")

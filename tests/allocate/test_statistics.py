@@ -105,6 +105,147 @@ def test_any_history_matches_a_dictionary_of_lists(history):
         assert np.isnan(view.sigma[index]) if not values else view.sigma[index] == pytest.approx(np.mean(values))
 
 
+# ---- Rewards ----------------------------------------------------------------------------------------------------
+
+
+def earn(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int, float]], use=None) -> None:
+    """Observe rewards given as (prompt, reward)."""
+    group, rewards = (np.array(column) for column in zip(*rollouts, strict=True))
+    use = np.ones(len(group), dtype=bool) if use is None else np.array(use)
+    statistics.observe_rewards(keys, group, rewards, use)
+
+
+def test_older_rewards_lose_weight_with_every_visit():
+    statistics = PromptStatistics(reward_decay=0.5)
+    earn(statistics, ["a"], [(0, 1.0), (0, 1.0)])
+    earn(statistics, ["a"], [(0, 0.0), (0, 3.0), (0, 0.0)])
+    # Two ones at half weight and three of now: count 4, sum 1 + 3, squares 1 + 9; half of the count the next time.
+    history = statistics.reward_history(["a"])
+    assert history.count.tolist() == [2.0]
+    assert history.mean.tolist() == [1.0]
+    assert history.mean_square.tolist() == [2.5]
+
+
+def test_only_a_visit_ages_a_prompt():
+    statistics = PromptStatistics(reward_decay=0.5)
+    earn(statistics, ["a", "b"], [(0, 1.0), (1, 2.0)])
+    earn(statistics, ["a", "b"], [(0, 1.0), (1, 5.0)], use=[True, False])  # b was visited without a usable reward
+    history = statistics.reward_history(["a", "b"])
+    assert history.count.tolist() == [0.75, 0.5]
+    assert history.mean.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("decay", "count"), [(0.0, 0.0), (1.0, 5.0)])
+def test_the_ends_of_the_decay_forget_everything_and_nothing(decay, count):
+    statistics = PromptStatistics(reward_decay=decay)
+    earn(statistics, ["a"], [(0, 1.0), (0, 1.0)])
+    earn(statistics, ["a"], [(0, 0.0), (0, 0.0), (0, 0.0)])
+    history = statistics.reward_history(["a"])
+    assert history.count.tolist() == [count]
+    assert history.mean[0] == pytest.approx(0.0 if decay == 0.0 else 0.4)
+
+
+def test_a_prompt_twice_in_one_batch_ages_once_and_remembers_both():
+    statistics, once = PromptStatistics(reward_decay=0.5), PromptStatistics(reward_decay=0.5)
+    for copy in (statistics, once):
+        earn(copy, ["a"], [(0, 1.0)])
+    earn(statistics, ["a", "b", "a"], [(0, 2.0), (1, 7.0), (2, 4.0)])
+    earn(once, ["a"], [(0, 2.0), (0, 4.0)])
+    twice = statistics.reward_history(["a", "a"])
+    # One at half weight, 2 and 4: count 2.5, sum 6.5, squares 20.5.
+    assert twice.count.tolist() == [1.25, 1.25]
+    assert twice.mean.tolist() == [2.6, 2.6]
+    assert twice.mean_square.tolist() == [8.2, 8.2]
+    alone = once.reward_history(["a"])
+    assert (alone.count[0], alone.mean[0]) == (1.25, 2.6)
+
+
+def test_in_the_pool_each_prompt_counts_once():
+    statistics = PromptStatistics()
+    earn(statistics, ["a", "b"], [(0, 1.0)] * 9 + [(1, 3.0)])
+    history = statistics.reward_history(["new", "b"])
+    # Means 1 and 3, squares 1 and 9, whatever the nine rollouts.
+    assert (history.pool_mean, history.pool_mean_square) == (2.0, 5.0)
+    assert history.count[0] == 0.0
+    assert history.mean.tolist() == [2.0, 3.0]
+    assert history.mean_square.tolist() == [5.0, 9.0]
+
+
+def test_a_prompt_known_for_its_length_only_is_new_to_the_rewards():
+    statistics = PromptStatistics()
+    observe(statistics, ["a"], [(0, 10, 10, True)])
+    assert np.isnan(statistics.reward_history(["a"]).pool_mean)
+    earn(statistics, ["b"], [(0, 4.0)])
+    history = statistics.reward_history(["a"])
+    assert (history.count[0], history.mean[0], history.pool_mean) == (0.0, 4.0, 4.0)
+
+
+def test_before_the_first_reward_nothing_is_known():
+    history = PromptStatistics().reward_history(["a", "b"])
+    assert history.count.tolist() == [0.0, 0.0]
+    assert np.isnan([*history.mean, *history.mean_square, history.pool_mean, history.pool_mean_square]).all()
+
+
+def test_asking_for_a_history_changes_nothing():
+    statistics = PromptStatistics()
+    earn(statistics, ["a"], [(0, 1.0)])
+    before = statistics.state_dict()
+    statistics.reward_history(["a", "new"])
+    statistics.success_share(np.array([5.0]))
+    assert statistics.state_dict() == before
+
+
+def test_a_success_is_measured_between_the_lowest_and_the_highest_reward_of_the_run():
+    statistics = PromptStatistics()
+    assert statistics.success_share(np.array([NAN, 3.0])).tolist() == [0.5, 0.5]
+    earn(statistics, ["a"], [(0, -1.0)])
+    assert statistics.success_share(np.array([-1.0, 3.0])).tolist() == [0.5, 0.5]
+    earn(statistics, ["b"], [(0, 3.0), (0, 100.0)], use=[True, False])
+    assert statistics.success_share(np.array([-1.0, 0.0, 3.0, 9.0])).tolist() == [0.0, 0.25, 1.0, 1.0]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-4, 4)), max_size=6), max_size=8),
+    st.floats(0.05, 1.0),
+)
+def test_any_history_of_rewards_matches_weights_by_age(visits, decay):
+    statistics, seen = PromptStatistics(reward_decay=decay), {}
+    for visit in visits:
+        if visit:
+            earn(statistics, list("abc"), [("abc".index(key), reward) for key, reward in visit])
+        for key in {key for key, _ in visit}:
+            old = [(weight * decay, reward) for weight, reward in seen.get(key, [])]
+            seen[key] = old + [(1.0, reward) for name, reward in visit if name == key]
+    history = statistics.reward_history(list("abc"))
+    means = {key: np.average([r for _, r in past], weights=[w for w, _ in past]) for key, past in seen.items()}
+    if means:
+        assert history.pool_mean == pytest.approx(np.mean(list(means.values())), abs=1e-9)
+    for index, key in enumerate("abc"):
+        assert history.count[index] == pytest.approx(decay * sum(weight for weight, _ in seen.get(key, [])))
+        if key in means:
+            assert history.mean[index] == pytest.approx(means[key], abs=1e-9)
+
+
+@pytest.mark.parametrize("reward", [NAN, np.inf])
+def test_a_used_reward_must_be_finite(reward):
+    statistics = PromptStatistics()
+    with pytest.raises(ValueError, match="not finite. Leave it out with `use`"):
+        earn(statistics, ["a"], [(0, 1.0), (0, reward)])
+    assert statistics.reward_history(["a"]).count.tolist() == [0.0]
+    earn(statistics, ["a"], [(0, 1.0), (0, reward)], use=[True, False])
+    assert statistics.reward_history(["a"]).mean.tolist() == [1.0]
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.1, NAN])
+def test_a_decay_that_is_no_share_is_refused(decay):
+    with pytest.raises(ValueError, match="reward_decay must be in"):
+        PromptStatistics(reward_decay=decay)
+
+
+# ---- State ------------------------------------------------------------------------------------------------------
+
+
 def test_a_restored_state_continues_bit_for_bit():
     rng = np.random.default_rng(0)
     keys = [f"prompt {index}" for index in range(50)]
@@ -117,7 +258,9 @@ def test_a_restored_state_continues_bit_for_bit():
         for statistics in copies:
             statistics.observe_sigma(batch, sigma)
             observe(statistics, batch, rollouts)
+            earn(statistics, batch, [(q, float(k)) for q, _, _, k in rollouts])
 
+    earn(original, keys[:1], [(0, -2.0)])
     for _ in range(5):
         step(original)
     restored = PromptStatistics()
@@ -125,6 +268,14 @@ def test_a_restored_state_continues_bit_for_bit():
     for _ in range(5):
         step(original, restored)
     assert restored.state_dict() == original.state_dict()
+    assert restored.reward_range == [-2.0, 1.0]
+
+
+def test_the_state_of_a_fresh_start_has_no_rewards():
+    restored = PromptStatistics()
+    restored.load_state_dict(json.loads(json.dumps(PromptStatistics().state_dict())))
+    assert restored.reward_range is None
+    assert np.isnan(restored.reward_history(["a"]).pool_mean)
 
 
 @pytest.mark.parametrize("damage", ["missing", "foreign", "short", "repeated"])
@@ -168,3 +319,9 @@ def test_a_pool_of_a_million_prompts_stays_fast():
         statistics.observe_sigma(batch, np.ones(len(batch)))
         statistics.lookup(batch)
     assert time.perf_counter() - start < 1.0  # 100 ms a step; measured: under 1 ms
+    group, rewards = np.arange(len(keys)), np.ones(len(keys))
+    statistics.observe_rewards(keys, group, rewards, np.ones(len(keys), dtype=bool))
+    start = time.perf_counter()
+    for _ in range(5):
+        statistics.reward_history(batch)
+    assert time.perf_counter() - start < 1.0  # the pool's mean takes a pass over all prompts; measured: 4 ms each

@@ -2,42 +2,28 @@
 """The miniature benchmark: what its arms have in common, its arithmetic, its resumption, and one cell for real."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from benchmarks.miniature.arms import ARMS, PROMPTS_PER_STEP, configuration
 from benchmarks.miniature.cell import PROFILES
+from benchmarks.miniature.grading import AnswerReward, is_right
 from benchmarks.miniature.pool import ALWAYS, MIDDLE, NEVER, ROLLOUTS, arrange, kind_of, load_pool
-from benchmarks.miniature.report import accuracy, at_tokens, compare, interval, resolvable, targets
+from benchmarks.miniature.tasks import MATH, TASKS
 from duet_trl import DUETGRPOConfig
-from recipes.tiny_math.task import HELD_OUT, TRAIN, Problem, sample_problems, split_of
+from duet_trl.generate.markers import first_marker_end, get_marker
+from recipes.tiny_math.task import Problem
+from recipes.tiny_math.task import split_of as split_of_expression
+from recipes.tiny_products.task import split_of as split_of_product
 
 ROOT = Path(__file__).parents[2]
-
-
-def record(arm: str, seed: int, right: list[int], tokens: float, seconds: float, samples: int = 4) -> dict:
-    """A cell of two steps that starts with nothing right and ends with these numbers of right samples."""
-    points = [
-        {"step": step, "train_seconds": seconds * step / 2, "processor_seconds": 1.0, "right_first": values}
-        for step, values in ((0, [0] * len(right)), (2, right))
-    ]
-    for point in points:
-        point["right_last"] = point["right_first"]
-    return {
-        "arm": arm,
-        "seed": seed,
-        "reward": "first",
-        "size": {"samples": samples, "held_out": len(right)},
-        "evaluations": points,
-        "curves": {"generated_tokens": [tokens / 2] * 2, "trained_tokens": [tokens / 2] * 2},
-    }
+SPLIT_OF = {"math": split_of_expression, "products": split_of_product}
+EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
 @pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
@@ -64,15 +50,51 @@ def test_an_experiment_has_the_last_word(tmp_path):
     assert (fields["aborted_rollouts"], fields["budget_fraction"]) == ("failure", 0.7)
 
 
-def test_the_pool_has_its_mix_in_every_prefix_and_nothing_that_is_held_out():
+@EACH_TASK
+@pytest.mark.parametrize("arm", ARMS.values(), ids=ARMS)
+def test_a_task_decides_its_limit_and_marker_in_every_arm_and_nothing_else(arm, task, tmp_path):
+    own, bare = (configuration(arm, tmp_path, 4, 0, fields) for fields in (task.fields, {}))
+    config = DUETGRPOConfig(**own | {"use_cpu": True, "use_vllm": False})
+    assert (config.marker, config.max_completion_length) == (task.marker, task.max_completion_length)
+    assert {name for name in own if own[name] != bare.get(name)} <= {"marker", "max_completion_length"}
+    if task is MATH and arm.method != "paper":  # the settings' limit and the preset's marker; the paper's is another
+        reference = DUETGRPOConfig(**bare | {"use_cpu": True, "use_vllm": False})
+        assert (config.marker, config.max_completion_length) == (reference.marker, reference.max_completion_length)
+
+
+@EACH_TASK
+def test_a_task_grades_the_answer_at_which_its_marker_stops_a_rollout(task):
+    answer = {"math": "so \\boxed{%d}.", "products": "\n```\n%d\n```"}[task.name]
+    text = "7*6+0=42" + answer % 42 + "\nWait, check again.\n" + answer % 43
+    stopped = text[: first_marker_end(get_marker(task.marker), text)]
+    assert len(stopped) < len(text)
+    for completion, which, right in (
+        (text, "first", 42),
+        (text, "last", 43),
+        (stopped, "first", 42),
+        (stopped, "last", 42),
+        (stopped[:-1], "first", None),  # the marker's last character is what closes the answer
+    ):
+        rewards = [
+            AnswerReward(which, task.marker)([[{"role": "assistant", "content": completion}]], [value])[0]
+            for value in (42, 43)
+        ]
+        assert rewards == [float(right == 42), float(right == 43)], (completion, which)
+        assert is_right(completion, 42, which, task.marker) == (right == 42)
+
+
+@EACH_TASK
+def test_the_pool_has_its_mix_in_every_prefix_and_nothing_that_is_held_out(task):
     for profile in PROFILES.values():
-        pool = load_pool(profile.pool)
+        pool = load_pool(task, profile.pool)
         assert len({p.expression for p in pool}) == profile.pool
-        assert {split_of(p.expression) for p in pool} == {TRAIN}
-        held_out = {p.expression for p in sample_problems(HELD_OUT, profile.held_out_end, seed=1)}
+        assert all(eval(p.expression) == p.answer for p in pool)
+        assert {SPLIT_OF[task.name](p.expression) for p in pool} == {task.train}
+        held_out = {p.expression for p in task.sample_problems(task.held_out, profile.held_out_end, 1)}
         assert not held_out & {p.expression for p in pool}
-    entries = json.loads((ROOT / "benchmarks" / "miniature" / "pool.json").read_text())["problems"]
-    for size in (20, 160, 320, 640):
+    entries = json.loads(task.pool.read_text())["problems"]
+    assert len(entries) == task.pool_size
+    for size in (20, 160, 320, task.pool_size):
         kinds = Counter(kind_of(entry["right"]) for entry in entries[:size])
         assert kinds == {ALWAYS: 3 * size // 20, NEVER: 3 * size // 20, MIDDLE: 14 * size // 20}
 
@@ -83,66 +105,72 @@ def test_a_pool_that_lacks_a_kind_is_refused():
         arrange(problems, [ROLLOUTS, 5] * 20, 20)
 
 
-def test_accuracy_is_the_share_of_right_samples_of_each_problem():
-    assert accuracy(record("duet_50", 0, [4, 1, 0], 10, 1)).tolist() == [1.0, 0.25, 0.0]
+@EACH_TASK
+def test_checkpoint_and_pool_of_a_task_are_of_that_task(task):
+    assert json.loads((task.checkpoint / "config.json").read_text())["model_type"] == "qwen3"
+    others = [other for other in TASKS.values() if other is not task]
+    assert not {task.checkpoint, task.pool} & {path for other in others for path in (other.checkpoint, other.pool)}
+    assert (
+        load_pool(task, 1)[0]
+        .messages[0]["content"]
+        .startswith({"math": "Compute $", "products": "Multiply "}[task.name])
+    )
 
 
-def test_an_interval_holds_the_seeds_as_well_as_the_problems():
-    rng = np.random.default_rng(0)
-    seeds, problems = rng.normal(0, 0.1, (40, 1)), rng.normal(0, 0.3, (1, 400))
-    low, high = interval(seeds + problems)
-    # Two independent means: sd^2 = sd_seeds^2 / 40 + sd_problems^2 / 400, and 1.96 of it either side.
-    expected = 2 * 1.96 * math.sqrt(seeds.var() / 40 + problems.var() / 400)
-    assert high - low == pytest.approx(expected, rel=0.08)
-    assert low < (seeds + problems).mean() < high
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "full"),
+        (["--profile", "fast"], "fast"),
+        (["--name", "eps", "--overrides", '{"eps_abort": 0.1}'], "full_eps"),
+        (["--task", "products"], "full_products"),
+        (["--task", "products", "--profile", "fast", "--name", "eps", "--overrides", '{"a": 1}'], "fast_products_eps"),
+    ],
+)
+def test_each_task_profile_and_experiment_has_records_of_its_own(arguments, expected, tmp_path):
+    command = [sys.executable, "-m", "benchmarks.miniature", "--report", *arguments]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        f"no finished cell of these arms and seeds in outputs/bench/miniature/{expected}.jsonl\n"
+    )
 
 
-def test_what_a_number_of_seeds_can_resolve():
-    assert resolvable(np.array([0.0, 0.02, 0.04, 0.06])) == pytest.approx(2.8 * 0.0258199 / 2, rel=1e-5)
-    assert math.isnan(resolvable(np.array([0.1])))
-
-
-def test_accuracy_at_equal_tokens_is_interpolated_and_never_credited_beyond_the_end():
-    run = record("grpo_100", 0, [4, 0], 1000, 1)
-    assert [at_tokens(run, tokens) for tokens in (0, 250, 1000, 5000)] == [0.0, 0.125, 0.5, 0.5]
-
-
-def test_arms_are_compared_seed_by_seed_at_equal_steps_and_at_the_tokens_of_the_cheaper():
-    duet = {seed: record("duet_50", seed, [2, 2], 400, 10) for seed in (0, 1, 7)}
-    grpo = {seed: record("grpo_100", seed, [3, 2 + seed], 1000, 30) for seed in (0, 1)}
-    found = compare(duet, grpo)
-    assert found["seeds"] == 2
-    # grpo: (3 + 2) / 8 and (3 + 3) / 8; duet: 4 / 8
-    assert found["difference"] == pytest.approx((0.5 - 0.625 + 0.5 - 0.75) / 2)
-    # at 400 of its 1,000 tokens GRPO has come 40% of the way
-    assert found["equal_tokens"] == pytest.approx((0.5 - 0.25 + 0.5 - 0.3) / 2)
-    assert found["resolvable"] == pytest.approx(2.8 * np.std([-0.125, -0.25], ddof=1) / math.sqrt(2))
-
-
-def test_targets_that_are_missed_are_named():
-    grpo = {seed: record("grpo_100", seed, [2] * 50, 1000, 30) for seed in range(3)}
-    good = {seed: record("duet_50", seed, [2] * 50, 400, 12) for seed in range(3)}
-    assert targets({"grpo_100": grpo, "duet_50": good}) == []
-    poor = {seed: record("duet_50", seed, [1] * 50, 500, 20) for seed in range(3)}
-    assert targets({"grpo_100": grpo, "duet_50": poor}) == [
-        "duet_50: lower end of the difference -0.250, wanted at least -0.01",
-        "duet_50: 1.50x as fast, wanted 2.5x",
-        "duet_50: 50% of the tokens, wanted at most 40%",
+def test_an_experiment_cannot_take_the_name_of_a_task(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.miniature",
+        "--report",
+        "--name",
+        "products",
+        "--overrides",
+        '{"a": 1}',
     ]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "--name products begins like a task" in done.stderr
 
 
 @pytest.mark.vllm
 @pytest.mark.slow
-def test_cells_run_for_real_are_recorded_and_taken_up_again(tmp_path):
+@EACH_TASK
+def test_cells_run_for_real_are_recorded_and_taken_up_again(task, tmp_path):
     command = [sys.executable, "-m", "benchmarks.miniature", "--profile", "smoke", "--seeds", "3", "--jobs", "1"]
+    command += [] if task is MATH else ["--task", task.name]
     options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 500}
     options["env"] = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, **options)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    path = tmp_path / "outputs" / "bench" / "miniature" / "smoke.jsonl"
+    path = tmp_path / "outputs" / "bench" / "miniature" / f"smoke{'' if task is MATH else '_' + task.name}.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert {r["arm"] for r in records} == {"grpo_100", "duet_50"}
     for found in records:
+        assert found["task"] == task.name
         assert [point["step"] for point in found["evaluations"]] == [0, 2]
         assert [len(point["right_first"]) for point in found["evaluations"]] == [4, 6]
         assert sum(found["curves"]["generated_tokens"]) > 1000

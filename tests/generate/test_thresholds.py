@@ -114,16 +114,104 @@ def test_plain_window_ratchets_down_and_the_weighted_one_stays_at_the_true_quant
     assert abort_threshold_after(weighted=True, seed=seed) == pytest.approx(946, rel=0.1)
 
 
-def test_restored_thresholds_go_on_as_the_uninterrupted_ones():
+# ---- K2 after the answers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slack", "expected"), [(1.0, 110), (1.25, 138), (1.1, 121), (100.0, 1000)])
+def test_k2_is_the_slack_times_the_quantile_of_the_answer_times(slack, expected):
+    # The 0.9-quantile of 30, 40, ..., 120 is 110. 1.25 * 110 = 137.5 is rounded up; 1.1 * 110 is 121.00000000000001
+    # in floats; 11 000 is above the cap of 1 000. The lengths, all 20, make K1 only.
+    thresholds = LengthThresholds(1000, refit_every=1, min_samples=1, answer_quantile=0.9, answer_slack=slack)
+    thresholds.observe(np.full(10, 20), np.ones(10), np.arange(30, 130, 10))
+    thresholds.step(1)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (20, expected)
+
+
+def test_rollouts_without_an_answer_do_not_count():
+    times = [50, 60, 70, 80, 90, 100, 110, 120, 130, 140] + [-1] * 90
+    thresholds = LengthThresholds(1000, refit_every=1, min_samples=10, answer_quantile=0.9, answer_slack=1.0)
+    thresholds.observe(np.full(100, 20), np.ones(100), np.array(times))
+    thresholds.step(1)
+    assert thresholds.abort_threshold == 130
+
+
+@pytest.mark.parametrize(("weighted", "expected"), [(True, 100), (False, 10)])
+def test_answers_weigh_as_their_rollouts_do(weighted, expected):
+    # Nine at 10 and one at 100 that stands for ten: of nineteen, the 0.9-quantile is the last; of ten, the ninth.
+    thresholds = LengthThresholds(
+        1000, refit_every=1, min_samples=1, answer_quantile=0.9, answer_slack=1.0, weighted=weighted
+    )
+    thresholds.observe(np.full(10, 5), np.array([1.0] * 9 + [0.1]), np.array([10] * 9 + [100]))
+    thresholds.step(1)
+    assert thresholds.abort_threshold == expected
+
+
+def test_k2_stays_while_there_are_too_few_answers_and_k1_does_not():
+    thresholds = LengthThresholds(1000, refit_every=1, min_samples=10, answer_quantile=0.9, answer_slack=1.0)
+    for step, expected in ((1, 700), (2, 700), (3, 60)):  # 4, 8 and 12 answers
+        thresholds.observe(np.full(12, 40), np.ones(12), np.array([60] * 4 + [-1] * 8))
+        assert thresholds.step(step)
+        assert (thresholds.poll_threshold, thresholds.abort_threshold) == (40, expected)
+
+
+def test_the_gap_between_the_thresholds_is_kept_above_early_answers():
+    thresholds = LengthThresholds(
+        1000, refit_every=1, min_samples=1, answer_quantile=0.9, answer_slack=1.0, min_gap=50, min_poll_threshold=32
+    )
+    thresholds.observe(np.full(10, 20), np.ones(10), np.full(10, 40))
+    thresholds.step(1)
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (32, 82)
+
+
+def answer_time_loop(spread: float, seed: int, **options) -> int:
+    """K2 after 30 refits of a frozen policy whose answers come after lognormal times with a median of 505 tokens.
+
+    Answers are seen up to K2 + G only: what comes later is aborted, or kept with probability 0.05 and never polled.
+    Rollouts end with their answer, so that lengths and answer times are the same before the cap of 3072.
+    """
+    random = np.random.default_rng(seed)
+    thresholds = LengthThresholds(3072, refit_every=1, **options)
+    for step in range(1, 31):
+        times = np.minimum(random.lognormal(np.log(505), spread, size=512), 3072).astype(int) + 1
+        answered = times <= thresholds.abort_threshold + 150
+        kept = answered | (random.random(512) < 0.05)
+        thresholds.observe(times[kept], np.where(answered[kept], 1.0, 0.05), np.where(answered[kept], times[kept], -1))
+        thresholds.step(step)
+    return thresholds.abort_threshold
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("spread", [0.3, 0.5, 0.746, 1.0])
+@pytest.mark.parametrize("cold", [(0.3, 0.7), (0.1, 0.2)], ids=["cold-above", "cold-within-the-answers"])
+def test_k2_does_not_ratchet_into_the_answers_it_follows(spread, seed, cold):
+    true_p90 = 505 * np.exp(1.2816 * spread)  # 1.2816: the standard normal's p90
+    followed = answer_time_loop(spread, seed, cold=cold, answer_quantile=0.95, answer_slack=1.25)
+    assert followed > true_p90
+    # Without slack it settles among the answers; the plain window of lengths ratchets below the true p80 it aims at.
+    assert answer_time_loop(spread, seed, cold=cold, answer_quantile=0.95, answer_slack=1.0) < 0.95 * followed
+    true_p80 = 505 * np.exp(0.8416 * spread)
+    assert answer_time_loop(spread, seed, cold=cold, weighted=False) < 0.97 * true_p80
+    if spread > 0.7:
+        assert answer_time_loop(spread, seed, cold=cold, weighted=False) < 0.65 * true_p80
+
+
+@pytest.mark.parametrize("answer_quantile", [0.0, 0.95])
+def test_restored_thresholds_go_on_as_the_uninterrupted_ones(answer_quantile):
     random = np.random.default_rng(0)
-    steps = [(random.integers(1, 500, size=50), random.choice([0.05, 1.0], size=50)) for _ in range(12)]
-    whole, first, second = (LengthThresholds(512, window=128, refit_every=3) for _ in range(3))
+    steps = [
+        (random.integers(1, 500, size=50), random.choice([0.05, 1.0], size=50), random.integers(-1, 300, size=50))
+        for _ in range(12)
+    ]
+    whole, first, second = (
+        LengthThresholds(512, window=128, refit_every=3, answer_quantile=answer_quantile) for _ in range(3)
+    )
     for step, observed in enumerate(steps, start=1):
         whole.observe(*observed)
         whole.step(step)
         part = first if step <= 7 else second
         if step == 8:
             second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+            assert second.state_dict() == first.state_dict()
         part.observe(*observed)
         part.step(step)
         assert (part.poll_threshold, part.abort_threshold) == (whole.poll_threshold, whole.abort_threshold)
@@ -136,6 +224,9 @@ def test_foreign_state_is_an_error():
         thresholds.load_state_dict({"poll_threshold": 1})
     with pytest.raises(ValueError, match="length cap of 50"):
         LengthThresholds(50).load_state_dict(thresholds.state_dict())
+    without_answers = {name: value for name, value in thresholds.state_dict().items() if name != "answered_at"}
+    with pytest.raises(ValueError, match="expected .*answered_at"):
+        thresholds.load_state_dict(without_answers)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +238,9 @@ def test_foreign_state_is_an_error():
         ({"quantiles": (0.8, 0.3)}, r"quantiles .* \(0.8, 0.3\)"),
         ({"cold": (0.3, 1.2)}, "cold"),
         ({"min_samples": 2000}, "never be refitted"),
+        ({"answer_quantile": 1.0}, r"answer_quantile must be in \[0, 1\).* got 1.0 and 1.25"),
+        ({"answer_quantile": -0.1}, "answer_quantile must be in"),
+        ({"answer_quantile": 0.95, "answer_slack": 0.9}, "answer_slack at least 1, got 0.95 and 0.9"),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):
@@ -160,3 +254,8 @@ def test_bad_arguments_are_named(arguments, message):
 def test_bad_observations_are_rejected(lengths, propensity):
     with pytest.raises(ValueError, match="propensit"):
         LengthThresholds(100).observe(np.array(lengths), np.array(propensity))
+
+
+def test_answer_times_of_another_number_of_rollouts_are_rejected():
+    with pytest.raises(ValueError, match=r"answered_at \(1,\) must have one shape"):
+        LengthThresholds(100).observe(np.array([1, 2]), np.ones(2), np.array([1]))

@@ -2,7 +2,7 @@
 """Columns of a micro-batch: only padding goes, whatever the width asked for."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.training.rows import trim_columns
@@ -28,6 +28,7 @@ def chunk(lengths: list[tuple[int, int]], prompt_width: int, completion_width: i
     }
 
 
+@settings(deadline=None)
 @given(rows, st.integers(0, 7), st.integers(0, 7), st.sampled_from([None, 1, 4]))
 def test_trimming_keeps_every_token_and_no_needless_column(lengths, extra_prompt, extra_completion, multiple):
     widest = max(p for p, _ in lengths), max(c for _, c in lengths)

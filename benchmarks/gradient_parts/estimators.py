@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gradient estimators as configurations of the library, and simulated steps of each over the same rollouts.
+
+A simulated step draws 16 prompts of the pool. Of each prompt's recorded rollouts the last `HISTORY` in a random order
+are an earlier visit, from which controllers learn what they would have learnt a pass ago; the first are this step's.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.gradient_parts.recording import Recording
+from benchmarks.miniature.arms import ARMS, PROMPTS_PER_STEP, configuration
+from benchmarks.miniature.tasks import Task
+from duet_trl import DUETGRPOConfig
+from duet_trl.allocate.allocators import UniformAllocator
+from duet_trl.allocate.mixed import PRIOR
+from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation
+from duet_trl.controller import Controller, Judgement, StepPlan
+from duet_trl.generate.automaton import TokenAutomaton
+from duet_trl.generate.gate import Replay
+from duet_trl.methods import build_controller
+from duet_trl.training.advantages import step_advantages
+from duet_trl.training.exchange import Placement
+from duet_trl.training.step import Step
+
+HISTORY = 4
+"""Rollouts of the earlier visit."""
+GROUP = {"advantage_baseline": "group"}
+HISTORY_BASELINE = {"advantage_baseline": "history", "advantage_cutoff": 0.0}
+CUTOFFS = (0.0, 0.2, 0.4, 0.6)
+"""Variants of the preset, which has one of its own."""
+SPREAD = "spread"
+"""Beside the library's objectives: Theorem 1 on sqrt(p (1 - p)) in place of its surrogate."""
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """A method at a budget.
+
+    Attributes:
+        name (str): In the table.
+        config (DUETGRPOConfig): What a run of it would have.
+        spread (bool): Counts by `SpreadAllocator`.
+    """
+
+    name: str
+    config: DUETGRPOConfig
+    spread: bool = False
+
+    def controller(self, automaton: TokenAutomaton | None, thresholds: dict | None) -> Controller:
+        """A fresh controller; thresholds None: K1 and K2 as at the start of a run."""
+        controller = build_controller(self.config, automaton)
+        if self.spread:
+            controller.allocator = SpreadAllocator.like(controller.allocator)
+        if thresholds is not None:
+            controller.gate.load_state_dict(thresholds)
+        return controller
+
+    @property
+    def remembers(self) -> bool:
+        """Whether an earlier visit makes a difference."""
+        return self.config.allocate or self.config.advantage_baseline == "history"
+
+
+class SpreadAllocator(UniformAllocator):
+    """Theorem 1 with sigma = sqrt(E[p (1 - p)]) under the Beta posterior of the prompt's success rate p."""
+
+    @classmethod
+    def like(cls, other: UniformAllocator) -> "SpreadAllocator":
+        """With budget, statistics and bounds of another allocator."""
+        names = ("budget", "max_length", "statistics", "price_aborted", "num_min", "num_max", "max_rollouts")
+        return cls(**{name: other.__dict__[name] for name in names})
+
+    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
+        """Rollouts per prompt of the next step; see `UniformAllocator.plan`."""
+        self.budget.advance(epoch)
+        cost, history = self._cost(keys), self.statistics.reward_history(keys)
+        share = self.statistics.success_share(history.mean)
+        a, b = PRIOR + history.count * share, PRIOR + history.count * (1.0 - share)
+        self.cold = history.count == 0.0
+        return neyman_allocation(
+            np.sqrt(a * b / ((a + b) * (a + b + 1.0))),
+            cost,
+            self.budget.tokens(cost),
+            num_min=self.num_min,
+            num_max=self.num_max,
+            max_rollouts=self.max_rollouts,
+        )
+
+
+def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]:
+    """The rows of the table by name; the first is what all others are relative to.
+
+    Args:
+        task (Task): The task.
+        num_rollouts (int): Recorded ones of each prompt; a step has no more than what the earlier visit leaves.
+        seed (int): Of the coins.
+    """
+    found: dict[str, Estimator] = {}
+
+    def add(name: str, arm: str, spread: bool = False, **overrides: Any) -> None:
+        bounds = {"num_rollouts_max": num_rollouts - HISTORY}
+        fields = configuration(ARMS[arm], Path("unused"), 1, seed, task.fields | bounds | overrides)
+        found[name] = Estimator(name, DUETGRPOConfig(**fields), spread)
+
+    budgets = {100: 8, 50: 4, 25: 2}
+    for percent, n in budgets.items():
+        add(f"GRPO, {n} rollouts", f"grpo_{percent}")
+    for percent, n in budgets.items():
+        add(f"trim, {n}", f"trim_{percent}")
+    for percent, n in budgets.items():
+        add(f"trim + abort as failure, {n}", f"abort_{percent}")
+    for keep in (0.05, 0.25):
+        masked = {"aborted_rollouts": "mask", "keep_probability": keep}
+        add(f"trim + abort masked, 1/eps, eps {keep:g}, 4", "abort_50", **masked)
+    for percent, n in budgets.items():
+        add(f"gate + history baseline, {n}", f"abort_{percent}", **HISTORY_BASELINE)
+    for label, objective in (("variance", "variance"), ("p(1-p)", SPREAD), ("mixed", "mixed")):
+        for weights in ("none", "exact", "clip"):
+            fields = GROUP | {"stratification": weights}
+            if objective != SPREAD:
+                fields["allocation_objective"] = objective
+            add(f"gate + counts by {label}, weights {weights}, 4", "duet_50", spread=objective == SPREAD, **fields)
+    for percent, n in budgets.items():
+        add(f"duet, {n}", f"duet_{percent}")
+    for cutoff in CUTOFFS:
+        add(f"duet, cutoff {cutoff:g}, 4", "duet_50", advantage_cutoff=cutoff)
+    return found
+
+
+# ---- Simulated steps ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What all estimators see of one step.
+
+    Attributes:
+        prompts (np.ndarray): Prompts of the step, shape (M,).
+        order (np.ndarray): Random order of the rollouts of every prompt of the pool, shape (Q, n).
+    """
+
+    prompts: np.ndarray
+    order: np.ndarray
+
+
+def draw_steps(count: int, num_prompts: int, num_rollouts: int, seed: int) -> list[Draw]:
+    """Independent draws of a step and of the visit before it."""
+    rng = np.random.default_rng(seed)
+    orders = np.tile(np.arange(num_rollouts), (num_prompts, 1))
+    return [
+        Draw(rng.choice(num_prompts, PROMPTS_PER_STEP, replace=False), rng.permuted(orders, axis=1))
+        for _ in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Simulated steps of an estimator.
+
+    Attributes:
+        weights (torch.Tensor): Weight of each recorded gradient in each step, shape (S, R), sparse.
+        generated (np.ndarray): Generated tokens, shape (S,).
+        trained (np.ndarray): Tokens that get a forward and backward pass, shape (S,).
+        mixed (np.ndarray): Prompts whose rewards differ, shape (S,).
+        aborted (np.ndarray): Share of rollouts that were aborted or kept by their coin, shape (S,).
+    """
+
+    weights: torch.Tensor
+    generated: np.ndarray
+    trained: np.ndarray
+    mixed: np.ndarray
+    aborted: np.ndarray
+
+
+def simulate(
+    estimator: Estimator,
+    recording: Recording,
+    automaton: TokenAutomaton,
+    thresholds: dict,
+    draws: Sequence[Draw],
+) -> Steps:
+    """Steps of an estimator, each by a fresh controller that remembers the draw's earlier visit."""
+    positions, values, figures = [], [], []
+    for number, draw in enumerate(draws):
+        controller = estimator.controller(automaton, thresholds)
+        if estimator.remembers:
+            visit(controller, estimator.config, recording, draw.order[:, -HISTORY:])
+        controller.step = number + 1  # the coins of different steps differ
+        plan = controller.plan([recording.keys[q] for q in draw.prompts], epoch=1)
+        of_prompt = zip(draw.prompts, plan.num_rollouts, strict=True)
+        rollouts = np.concatenate([q * recording.num_rollouts + draw.order[q, :n] for q, n in of_prompt])
+        found, rows = recording.look_up(plan.gate, rollouts)
+        rewards = recording.rewards[rows]
+        advantages, judgement = judge(controller, estimator.config, plan, found, rewards)
+        weights = loss_weights(advantages, judgement, found)
+        used = np.flatnonzero(weights)
+        positions.append(np.stack([np.full(used.size, number), rows[used]]))
+        values.append(weights[used])
+        figures.append(_step_figures(plan, found, judgement, rewards))
+    index, value = torch.from_numpy(np.concatenate(positions, axis=1)), torch.from_numpy(np.concatenate(values))
+    shape = (len(draws), len(recording.rewards))
+    sparse = torch.sparse_coo_tensor(index, value.float(), shape, check_invariants=True)
+    return Steps(sparse.coalesce(), *np.array(figures).T)
+
+
+def visit(controller: Controller, config: DUETGRPOConfig, recording: Recording, order: np.ndarray) -> None:
+    """Let a controller see the whole pool once, with the rollouts `order` (Q, n) of each prompt."""
+    num_prompts, n = order.shape
+    group = np.repeat(np.arange(num_prompts), n)
+    plan = StepPlan(
+        step=1,
+        keys=recording.keys,
+        allocation=uniform_allocation(num_prompts, group.size, np.ones(num_prompts), group.size),
+        cold=np.zeros(num_prompts, dtype=bool),
+        group=group,
+        gate=controller.gate.plan(1, recording.keys, group),
+    )
+    found, rows = recording.look_up(
+        plan.gate, (np.arange(num_prompts)[:, None] * recording.num_rollouts + order).ravel()
+    )
+    rewards, everything = recording.rewards[rows], np.ones(group.size, dtype=bool)
+    advantages, judgement = judge(controller, config, plan, found, rewards)
+    controller.observe_rollouts(plan, found, judgement, rewards, everything)
+    sum_logps = np.where(judgement.trained, recording.sum_logps[rows], np.nan)
+    controller.observe_sigma(plan, advantages, sum_logps, judgement.kept)
+
+
+def judge(
+    controller: Controller, config: DUETGRPOConfig, plan: StepPlan, found: Replay, rewards: np.ndarray
+) -> tuple[np.ndarray, Judgement]:
+    """Advantages (N,) and judgement of a step, as the trainer has them; rewards has shape (N,)."""
+    step = Step([], plan, Placement(len(rewards), 1, False), np.arange(len(rewards)))
+    step.rewards_per_func = torch.from_numpy(rewards).float()[:, None]
+    advantages = step_advantages(step, controller, config, torch.ones(1)).advantages.double().numpy()
+    return advantages, controller.weigh(plan, found.outcome, advantages)
+
+
+def loss_weights(advantages: np.ndarray, judgement: Judgement, found: Replay) -> np.ndarray:
+    """Weight of each rollout's grad log pi in the negative gradient of the loss, w A / N_t (Eq. 6), shape (N,)."""
+    num_tokens = found.length[judgement.kept].sum()
+    return np.where(judgement.trained, judgement.weight * advantages / max(num_tokens, 1), 0.0)
+
+
+def _step_figures(plan: StepPlan, found: Replay, judgement: Judgement, rewards: np.ndarray) -> list[float]:
+    size, right = (np.bincount(plan.group, weights=x) for x in (np.ones_like(rewards), rewards))
+    return [
+        float(found.length.sum()),
+        float(found.length[judgement.trained].sum()),
+        float(((right > 0) & (right < size)).sum()),
+        float((found.outcome >= 2).mean()),
+    ]

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase 1 by another objective: as many prompts as possible whose rollouts disagree.
+
+A prompt whose rollouts all succeed, or all fail, has no group-normalised advantage. Theorem 1 minimises a variance
+and gives most to the few prompts with the largest surrogate; here what counts is how many prompts teach at all, so
+one more rollout of the same prompt soon gains nothing and the budget spreads. docs/fidelity.md#allocation_objective.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .allocators import UniformAllocator
+from .neyman import Allocation
+from .problem import BUDGET_ROUNDING, positive_number, positive_vector
+
+PRIOR = 0.5
+"""Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
+_BISECTIONS = 12
+
+
+def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
+    """Probability that n rollouts hold a success and a failure, ``1 - E p^n - E (1 - p)^n`` under a Beta posterior.
+
+    Args:
+        successes (ArrayLike): First parameter of the posterior of each prompt's success rate p, shape (M,), > 0.
+        failures (ArrayLike): Second parameter, shape (M,), > 0.
+        num_max (int): Largest n, >= 1.
+
+    Returns:
+        np.ndarray: Shape (num_max + 1, M), one row per n from 0; increasing and concave from n = 1 on.
+    """
+    a, b = np.asarray(successes, dtype=np.float64), np.asarray(failures, dtype=np.float64)
+    drawn = np.arange(num_max)[:, None]
+    total = a + b + drawn
+    start = np.ones((1, a.size))
+    all_right = np.concatenate([start, np.cumprod((a + drawn) / total, axis=0)])
+    all_wrong = np.concatenate([start, np.cumprod((b + drawn) / total, axis=0)])
+    table = 1.0 - all_right - all_wrong
+    table[0] = 0.0
+    return table
+
+
+def mixed_allocation(
+    successes: ArrayLike,
+    failures: ArrayLike,
+    mean_length: ArrayLike,
+    budget_tokens: float,
+    *,
+    num_min: int = 1,
+    num_max: int = 32,
+    max_rollouts: int | None = None,
+) -> Allocation:
+    """Integer counts that maximise the expected number of mixed prompts under ``sum(n * L) <= B``.
+
+    The gains of a prompt fall with n, so taking them in the order of gain per token is optimal up to the budget that
+    the last ones leave over. Where ``max_rollouts`` binds before the budget, every rollout is charged a fee beside its
+    tokens, the smallest with which both run out together.
+
+    Args:
+        successes (ArrayLike): See `mixed_probability`, shape (M,).
+        failures (ArrayLike): See `mixed_probability`, shape (M,).
+        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
+        budget_tokens (float): B, tokens, > 0.
+        num_min (int): Fewest rollouts per prompt, >= 1; kept even above the budget.
+        num_max (int): Most rollouts per prompt.
+        max_rollouts (int | None): Cap on the sum of the counts. None: no cap.
+
+    Returns:
+        Allocation: Counts; ``dual`` and ``gap`` are expected mixed prompts per token and expected mixed prompts.
+
+    Raises:
+        ValueError: If shapes differ, a number is out of range, or ``num_min`` for all is above ``max_rollouts``.
+
+    Example:
+        >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
+        [5, 3]
+    """
+    a = positive_vector("successes", successes)
+    b, cost = positive_vector("failures", failures, a.size), positive_vector("mean_length", mean_length, a.size)
+    budget = positive_number("budget_tokens", budget_tokens)
+    if not 1 <= num_min <= num_max:
+        raise ValueError(f"1 <= num_min <= num_max must hold, got {num_min} and {num_max}.")
+    cap = num_max * a.size if max_rollouts is None else min(max_rollouts, num_max * a.size)
+    if num_min * a.size > cap:
+        raise ValueError(
+            f"num_min={num_min} for {a.size} prompts is above max_rollouts={max_rollouts}. Lower num_min or raise it."
+        )
+    table = mixed_probability(a, b, num_max)
+    gains = np.diff(table[num_min:], axis=0)  # (num_max - num_min, M)
+    limit = budget * (1.0 + BUDGET_ROUNDING)
+    counts, price, gap = _take(gains, cost, cost, num_min, limit, cap)
+    if gap == math.inf:
+        counts, price = _balance(gains, cost, num_min, limit, cap, counts, table)
+    return Allocation(counts, price, float(cost @ counts), budget, gap)
+
+
+def _take(
+    gains: np.ndarray, cost: np.ndarray, charge: np.ndarray, num_min: int, limit: float, cap: int
+) -> tuple[np.ndarray, float, float]:
+    """Counts by descending gain per charge, the price where the budget ran out, and the gap; inf: the cap came first.
+
+    Where the charge is the cost, no plan beats the counts so far by more than the price of every token left. What the
+    filling of the rest gains comes off that.
+    """
+    ratio = (gains / charge).ravel()
+    order = np.argsort(-ratio, kind="stable")  # ties: by n, then by prompt, so that equal prompts stay equal
+    prompt = order % cost.size
+    counts = np.full(cost.size, num_min, dtype=np.int64)
+    spent = float(cost @ counts) + np.cumsum(cost[prompt])
+    fits = int(np.searchsorted(spent, limit, side="right"))
+    room = max(cap - int(counts.sum()), 0)
+    taken = min(fits, room)
+    counts += np.bincount(prompt[:taken], minlength=cost.size)
+    if taken == order.size:
+        return counts, 0.0, 0.0
+    price = float(ratio[order[taken]])
+    if room <= fits:
+        return counts, price, math.inf
+    # What is left pays for a few cheaper ones. A prompt that was passed over once is over for good: its next rollout
+    # costs the same, and the gains of a prompt come in order.
+    left, room = limit - float(cost @ counts), room - taken
+    gap = price * max(left, 0.0)
+    passed = np.zeros(cost.size, dtype=bool)
+    for q in prompt[taken:]:
+        if room == 0 or left < cost.min():
+            break
+        if passed[q] or cost[q] > left:
+            passed[q] = True
+            continue
+        gap -= gains[counts[q] - num_min, q]
+        counts[q] += 1
+        left -= cost[q]
+        room -= 1
+    return counts, price, max(gap, 0.0)
+
+
+def _balance(
+    gains: np.ndarray, cost: np.ndarray, num_min: int, limit: float, cap: int, counts: np.ndarray, table: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Bisect the fee per rollout, in tokens, on which of the two limits is met first; the best plan on the way."""
+
+    def value(plan: np.ndarray) -> float:
+        return float(table[plan, np.arange(plan.size)].sum())
+
+    best, price = counts, 0.0
+    low, high = 0.0, 64.0 * float(cost.max())  # with such a fee the tokens hardly count
+    for _ in range(_BISECTIONS):
+        fee = (low + high) / 2.0
+        plan, found, gap = _take(gains, cost, cost + fee, num_min, limit, cap)
+        if value(plan) > value(best):
+            best, price = plan, found
+        low, high = (fee, high) if gap == math.inf else (low, fee)
+    return best, price
+
+
+class MixedAllocator(UniformAllocator):
+    """Rollouts where they are most likely to make a prompt's rewards differ, from the prompts' reward history.
+
+    A reward counts as the share of a success that it is between the lowest and the highest reward of the run: exact
+    where there are two values, a proxy for graded rewards. While the reference budget is measured it plans uniform
+    counts. Arguments as `UniformAllocator`; ``num_max`` must be given.
+    """
+
+    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
+        """Rollouts per prompt of the next step; see `UniformAllocator.plan`."""
+        self.budget.advance(epoch)
+        cost = self._cost(keys)
+        history = self.statistics.reward_history(keys)
+        share = self.statistics.success_share(history.mean)
+        # One reward so far does not tell what a success is: rollouts that earned it count as none.
+        count = history.count if self.statistics.rewards_differ else np.zeros(len(keys))
+        successes, failures = PRIOR + count * share, PRIOR + count * (1.0 - share)
+        if self.budget.measuring:
+            allocation = self._uniform(cost)
+        else:
+            allocation = mixed_allocation(
+                successes,
+                failures,
+                cost,
+                self.budget.tokens(cost),
+                num_min=self.num_min,
+                num_max=self.num_max,
+                max_rollouts=self.max_rollouts,
+            )
+        self.cold = history.count == 0.0
+        counts = allocation.num_rollouts
+        table = mixed_probability(successes, failures, int(counts.max()))
+        self._metrics = {
+            "budget_tokens": allocation.budget_tokens,
+            "planned_tokens": allocation.planned_tokens,
+            "dual": allocation.dual,
+            "mixed_prompts_expected": float(table[counts, np.arange(counts.size)].sum()),
+        }
+        return allocation

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What finished cells are made to say: the arithmetic of the miniature benchmark's tables and targets."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks.miniature.comparison import accuracy, at_cost, compare, curve, interval, resolvable, spent
+from benchmarks.miniature.report import targets, write_report
+
+
+def record(arm: str, seed: int, right: list[int], tokens: float, seconds: float, samples: int = 4) -> dict:
+    """A cell of two steps that starts with nothing right and ends with these numbers of right samples."""
+    points = [
+        {"step": step, "train_seconds": seconds * step / 2, "processor_seconds": seconds * step, "right_first": values}
+        for step, values in ((0, [0] * len(right)), (2, right))
+    ]
+    for point in points:
+        point["right_last"] = point["right_first"]
+    return {
+        "arm": arm,
+        "seed": seed,
+        "reward": "first",
+        "size": {"samples": samples, "held_out": len(right)},
+        "evaluations": points,
+        "curves": {
+            "generated_tokens": [tokens / 2] * 2,
+            "trained_tokens": [tokens / 4] * 2,
+            "overhead_share": [0.01] * 2,
+        },
+    }
+
+
+def cells(arm: str, right: list[int], tokens: float, seconds: float, count: int = 3) -> dict[int, dict]:
+    """Cells of an arm that all come out alike."""
+    return {seed: record(arm, seed, right, tokens, seconds) for seed in range(count)}
+
+
+def test_accuracy_is_the_share_of_right_samples_of_each_problem():
+    assert accuracy(record("duet_50", 0, [4, 1, 0], 10, 1)).tolist() == [1.0, 0.25, 0.0]
+
+
+def test_an_interval_holds_the_seeds_as_well_as_the_problems():
+    rng = np.random.default_rng(0)
+    seeds, problems = rng.normal(0, 0.1, (40, 1)), rng.normal(0, 0.3, (1, 400))
+    low, high = interval(seeds + problems)
+    # Two independent means: sd^2 = sd_seeds^2 / 40 + sd_problems^2 / 400, and 1.96 of it either side.
+    expected = 2 * 1.96 * math.sqrt(seeds.var() / 40 + problems.var() / 400)
+    assert high - low == pytest.approx(expected, rel=0.08)
+    assert low < (seeds + problems).mean() < high
+
+
+def test_what_a_number_of_seeds_can_resolve():
+    assert resolvable(np.array([0.0, 0.02, 0.04, 0.06])) == pytest.approx(2.8 * 0.0258199 / 2, rel=1e-5)
+    assert resolvable(np.array([0.1])) is None
+
+
+def test_a_curve_pairs_accuracy_with_what_was_spent_by_then():
+    run = record("grpo_100", 0, [4, 0], 1000, 8)
+    assert curve(run).tolist() == [0.0, 0.5]
+    assert spent(run, "generated_tokens").tolist() == [0.0, 1000.0]
+    assert spent(run, "trained_tokens").tolist() == [0.0, 500.0]
+    assert spent(run, "processor_seconds").tolist() == [0.0, 16.0]
+
+
+def test_accuracy_at_equal_cost_is_interpolated_and_never_credited_beyond_the_end():
+    run = record("grpo_100", 0, [4, 0], 1000, 8)
+    assert [at_cost(run, tokens) for tokens in (0, 250, 1000, 5000)] == [0.0, 0.125, 0.5, 0.5]
+    assert at_cost(run, 4.0, "processor_seconds") == 0.125
+
+
+def test_arms_are_compared_seed_by_seed_at_equal_steps_and_at_the_cost_of_the_cheaper():
+    duet = {seed: record("duet_50", seed, [2, 2], 400, 10) for seed in (0, 1, 7)}
+    grpo = {seed: record("grpo_100", seed, [3, 2 + seed], 1000, 30) for seed in (0, 1)}
+    found = compare(duet, grpo)
+    assert found["seeds"] == 2
+    # grpo: (3 + 2) / 8 and (3 + 3) / 8; duet: 4 / 8
+    assert found["steps"]["difference"] == pytest.approx((0.5 - 0.625 + 0.5 - 0.75) / 2)
+    assert found["steps"]["resolvable"] == pytest.approx(2.8 * np.std([-0.125, -0.25], ddof=1) / math.sqrt(2))
+    # at 400 of its 1,000 tokens GRPO has come 40% of the way, at 20 of its 60 processor seconds a third
+    assert found["generated_tokens"]["difference"] == pytest.approx((0.5 - 0.25 + 0.5 - 0.3) / 2)
+    assert found["processor_seconds"]["difference"] == pytest.approx((0.5 - 0.625 / 3 + 0.5 - 0.75 / 3) / 2)
+    assert (found["speed"], found["processor_speed"], found["share"]) == pytest.approx((3.0, 3.0, 0.4))
+
+
+def test_targets_that_are_missed_are_named():
+    grpo = cells("grpo_100", [2] * 50, 1000, 30)
+    assert targets({"grpo_100": grpo, "duet_50": cells("duet_50", [2] * 50, 400, 12)}) == []
+    assert targets({"grpo_100": grpo, "duet_50": cells("duet_50", [1] * 50, 800, 20)}) == [
+        "duet_50: lower end of the difference -0.250, wanted at least -0.01",
+        "duet_50: 1.50x as fast, wanted 2.5x",
+        "duet_50: 80% of the tokens, wanted at most 40%",
+        "duet_50 - grpo_100 at equal tokens: lower end -0.150, wanted above 0",
+    ]
+
+
+def test_the_lead_over_grpo_is_to_grow_as_the_budget_shrinks():
+    grpo = {f"grpo_{b}": cells(f"grpo_{b}", [2] * 50, 10 * b, 30) for b in (100, 50, 25)}
+    ahead = {100: 2, 50: 3, 25: 4}
+    duet = {f"duet_{b}": cells(f"duet_{b}", [right] * 50, 4 * b, 8) for b, right in ahead.items()}
+    assert targets(grpo | duet) == []
+    duet["duet_25"] = duet["duet_50"]
+    assert targets(grpo | duet) == [
+        "lead over GRPO at equal budget: +0.000 at 100%, +0.250 at 50%, +0.250 at 25%, wanted growing as the budget "
+        "shrinks"
+    ]
+
+
+def test_the_report_has_every_arm_its_comparisons_and_a_figure(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    records = [*cells("grpo_100", [2, 2], 1000, 30).values(), *cells("duet_50", [2, 2], 400, 12).values()]
+    assert write_report(records, "_test", markdown=True) == []
+    found = json.loads((tmp_path / "outputs/bench/miniature_test.json").read_text())
+    assert found["arms"]["grpo_100"]["accuracy"] == 0.5
+    assert found["arms"]["grpo_100"]["curve"]["accuracy"] == [0.0, 0.5]
+    assert [(c["first"], c["second"]) for c in found["comparisons"]] == [("duet_50", "grpo_100")]
+    assert (tmp_path / "outputs/bench/miniature_test.png").stat().st_size > 1000
+    printed = capsys.readouterr().out
+    assert "| duet_50 | 3 | 0.500 [" in printed
+    assert "2.50x" in printed

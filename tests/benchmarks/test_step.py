@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step benchmark: its replay is faithful, its clock adds up, its two measures of the controller, its verdict."""
+
+import copy
+import pstats
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from trl import GRPOTrainer
+
+import duet_trl.trainer
+from benchmarks.step import (
+    OFF,
+    ON,
+    PROCESSOR,
+    ROOT,
+    STOCK,
+    WALL,
+    build,
+    checks,
+    logged,
+    measure,
+    metric_share,
+    processor_clock,
+    ratios,
+)
+from benchmarks.step_replay import (
+    Clock,
+    Pausing,
+    Recording,
+    Rollout,
+    Sampling,
+    StepRecord,
+    cut,
+    package_share,
+    profiler_share,
+    record,
+    replayed,
+    seam_names,
+)
+from duet_trl.generate.marker_gate import GatePlan
+from duet_trl.training.engine import GateSetup
+from tests.generate.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
+from tests.runs import count_fours, duet_settings, prompts
+
+STEPS, PROFILED = 4, 2
+# The entropies of the tiny policy lie around 3.4 nats: at this threshold some rollouts stop within their grace window.
+ENTROPY = 3.36
+
+
+@pytest.fixture(scope="module")
+def recording(tiny_path: Path) -> Recording:
+    """As many rollouts of each prompt as one may get."""
+    return record(tiny_path, prompts(16)["prompt"], Sampling(8, 96, ENTROPY, 0.0, seed=3), stride=3)
+
+
+@pytest.fixture(scope="module")
+def run(tiny_path: Path, recording: Recording, tmp_path_factory):
+    """All three trainers, measured and profiled; two steps an epoch."""
+    fields = duet_settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + PROFILED + 1, num_rollouts_max=8)
+    fields |= {"entropy_threshold": ENTROPY, "optim": "sgd", "learning_rate": 0.02}
+    trainers = {name: build(name, tiny_path, count_fours, prompts(16), fields) for name in (STOCK, OFF, ON)}
+    return trainers, *measure(trainers, recording, STEPS, warm_up=0, profiled=PROFILED)
+
+
+def test_stock_and_ours_with_the_parts_off_take_the_same_steps(run, recording):
+    trainers, records, _ = run
+    for name in ("loss", "grad_norm", "reward", "num_tokens"):
+        stock, off = (logged(trainers[arm], name)[:STEPS] for arm in (STOCK, OFF))
+        np.testing.assert_allclose(off, stock, rtol=1e-5, atol=1e-6, err_msg=name)
+    assert np.ptp(logged(trainers[STOCK], "grad_norm")) > 1e-3  # other rows every step
+    for stock, off in zip(records[STOCK], records[OFF], strict=True):
+        # 8 prompts x 4 rollouts, all kept, all trained
+        assert stock.kept_tokens == stock.trained_tokens == off.kept_tokens == off.trained_tokens > 32
+        assert stock.trained_tokens < off.computed_tokens <= stock.computed_tokens
+    assert sum(r.computed_tokens for r in records[OFF]) < sum(r.computed_tokens for r in records[STOCK])
+
+
+def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
+    trainers, records, _ = run
+    for outcome in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
+        assert logged(trainers[ON], f"duet/{outcome}").max() > 0, outcome
+    trained = logged(trainers[ON], "duet/trained_tokens")[:STEPS]
+    np.testing.assert_array_equal(trained, [r.trained_tokens for r in records[ON]])
+    generated, aborted = (logged(trainers[ON], f"duet/{kind}_tokens")[:STEPS] for kind in ("generated", "aborted"))
+    np.testing.assert_array_equal(generated - aborted, [r.kept_tokens for r in records[ON]])
+
+
+def test_every_phase_of_every_trainer_is_seen_and_none_is_counted_twice(run):
+    for arm, found in run[1].items():
+        for step in found:
+            assert step.phases.keys() == {"score", "forward", "backward", "clip", "optimizer", "rest"}, arm
+            # The rest is what is left: it would be negative if a phase held another.
+            assert all(phase[WALL] > 0 for phase in step.phases.values()), arm
+
+
+def burn(seconds: float) -> None:
+    """Use the processor for some time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+@pytest.mark.parametrize("arm", [STOCK, ON])
+def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_path, recording, arm):
+    class Slow(Recording):
+        def take(self, prompt_ids, step):
+            burn(0.3)
+            return super().take(prompt_ids, step)
+
+    def slow_reward(completions, **kwargs):
+        burn(0.2)
+        return count_fours(completions)
+
+    trainer = build(arm, tiny_path, slow_reward, prompts(16), duet_settings(tmp_path, num_rollouts_max=8))
+    clock = Clock()
+    with replayed(Slow(recording.rollouts, stride=3), clock), Pausing(trainer) as pausing:
+        begin = time.process_time()
+        step = clock.measure(pausing.advance)
+        whole = time.process_time() - begin
+    assert step.phases["score"][PROCESSOR] >= 0.2
+    assert step.seconds[PROCESSOR] - step.phases["score"][PROCESSOR] > step.phases["forward"][PROCESSOR] > 0
+    assert whole - step.seconds[PROCESSOR] >= 0.3
+
+
+def test_metric_and_profiler_agree_on_the_same_steps(run):
+    trainers, _, profile = run
+    stats = pstats.Stats(profile).stats
+    assert metric_share(trainers[ON], slice(-PROFILED, None)) == pytest.approx(profiler_share(stats), rel=0.1)
+    assert package_share(stats) > profiler_share(stats) > 0
+
+
+def test_the_metric_over_several_steps_is_weighted_by_their_seconds(run, monkeypatch):
+    # Two steps of 1 + 1 + 1 + 97 and 3 + 1 + 1 + 15 seconds with 1 + 3 and 3 + 5 s of controller, plan among them.
+    history = [
+        {
+            "duet/seconds_plan": 1.0,
+            "duet/seconds_generate": 50.0,
+            "duet/seconds_score": 1.0,
+            "duet/seconds_update": 45.0,
+        }
+        | {"duet/overhead_share": 4.0 / 100.0},
+        {
+            "duet/seconds_plan": 3.0,
+            "duet/seconds_generate": 1.0,
+            "duet/seconds_score": 1.0,
+            "duet/seconds_update": 10.0,
+        }
+        | {"duet/overhead_share": 8.0 / 20.0},
+    ]
+    monkeypatch.setattr(run[0][ON].state, "log_history", history)
+    assert metric_share(run[0][ON], slice(None)) == pytest.approx(12.0 / 120.0)
+
+
+def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
+    gate = TinyGate(tiny_path)
+    texts = [f"Say {i} " for i in range(40)]
+    recorded = record(tiny_path, texts, Sampling(3, CAP, SPECS[1].entropy_threshold, 0.0, seed=1), stride=0)
+    natural = [(list(ids), rollout) for ids, found in recorded.rollouts.items() for rollout in found]
+    setup = GateSetup(MARKER, gate.automaton, gate.sentinel, tuple(gate.eos_ids))
+    keep = np.random.default_rng(0).random(len(natural)) < 0.4
+    spec_of_row = [SPECS[row % len(SPECS)] for row in range(len(natural))]
+    ids = [[] for _ in natural]
+    for spec in SPECS:
+        rows = np.array([row for row, chosen in enumerate(spec_of_row) if chosen is spec])
+        for row, cut_ids in zip(
+            rows, cut(GatePlan(spec, keep), rows, setup, [natural[r][1] for r in rows]), strict=True
+        ):
+            ids[row] = cut_ids
+    assert_algorithm_1(gate, [prompt for prompt, _ in natural], ids, spec_of_row, keep)
+    for row, (_, rollout) in zip(ids, natural, strict=True):
+        kept = row[:-1] if row[-1] == gate.sentinel else row
+        assert kept == rollout.ids[: len(kept)]
+        assert len(kept) == len(rollout.ids) or row[-1] == gate.sentinel
+
+
+def test_equal_steps_bring_equal_rollouts_and_none_twice():
+    def rollout(token):
+        return Rollout([token], np.zeros(1, dtype=bool))
+
+    recording = Recording({(1,): [rollout(i) for i in range(4)], (2,): [rollout(i) for i in range(10, 14)]}, stride=3)
+    rows = [[1], [1], [2], [1]]
+    assert [r.ids[0] for r in recording.take(rows, step=0)] == [0, 1, 10, 2]
+    # 3 further on in each list of 4
+    assert [r.ids[0] for r in recording.take(rows, step=1)] == [3, 0, 13, 1]
+    with pytest.raises(ValueError, match="more than the 4 rollouts"):
+        recording.take([[1]] * 5, step=0)
+
+
+def test_trl_is_itself_again_and_no_training_is_left_when_a_reward_fails(tiny_path, tmp_path, recording):
+    def fails(completions, **kwargs):
+        raise OverflowError("no reward today")
+
+    before = GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss
+    trainer = build(STOCK, tiny_path, fails, prompts(16), duet_settings(tmp_path))
+    clock = Clock()
+    with pytest.raises(RuntimeError, match="within a step") as caught, replayed(recording, clock):
+        with Pausing(trainer) as pausing:
+            clock.measure(pausing.advance)
+    assert isinstance(caught.value.__cause__, OverflowError)
+    assert pausing._training.done()
+    assert (GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss) == before
+
+
+def test_the_timers_of_the_trainer_read_processor_seconds_while_asked_to():
+    with processor_clock():
+        first = duet_trl.trainer.time.perf_counter()
+        assert time.process_time() - 1.0 < first <= time.process_time()
+        assert first != pytest.approx(time.perf_counter(), abs=1.0)
+    assert duet_trl.trainer.time is time
+
+
+def test_a_paused_training_can_be_left(tiny_path, tmp_path, recording):
+    trainer = build(STOCK, tiny_path, count_fours, prompts(16), duet_settings(tmp_path, max_steps=50))
+    clock = Clock()
+    with replayed(recording, clock), Pausing(trainer) as pausing:
+        for _ in range(2):
+            clock.measure(pausing.advance)
+        assert not pausing._training.done()
+    assert pausing._training.exception() is None
+    assert trainer.state.global_step == 2
+
+
+def test_ratios_are_taken_within_a_round():
+    def step(seconds, tokens):
+        return StepRecord(seconds=(2 * seconds, seconds), kept_tokens=tokens, trained_tokens=tokens // 2)
+
+    # The machine is twice as slow in the second round and nobody gains by it.
+    records = {STOCK: [step(4.0, 100), step(8.0, 100)], OFF: [step(3.0, 100), step(6.0, 100)]}
+    records[ON] = [step(1.0, 50), step(2.0, 50)]
+    found = ratios(records)
+    assert found["off"] == {"p10": 0.75, "median": 0.75, "p90": 0.75}
+    assert found["on"]["median"] == 0.25
+    assert found["on_per_kept_token"]["median"] == pytest.approx(0.5)  # a quarter of the time, half of the tokens
+    assert found["on_per_trained_token_wall"]["median"] == pytest.approx(0.5)
+
+
+def test_seams_are_the_functions_that_call_their_parent():
+    source = (
+        "class A(B):\n    def f(self):\n        with x:\n            super().f()\n    def g(self):\n        self.f()\n"
+    )
+    assert seam_names(source) == {"f"}
+
+
+def test_the_share_of_the_package_counts_outermost_calls_once():
+    package = Path(duet_trl.trainer.__file__).parent
+    trainer = str(package / "trainer.py")
+    step, plan, solve = (trainer, 1, "training_step"), (trainer, 2, "_plan"), (str(package / "a.py"), 3, "solve")
+    scored, reward = (str(package / "b.py"), 4, "extract"), (str(ROOT / "recipes" / "r.py"), 5, "reward")
+    model = ("torch.py", 6, "forward")
+    # calls, calls, own seconds, cumulative seconds, edges of the same four by caller
+    stats = {
+        step: (1, 1, 0.5, 20.0, {}),
+        model: (1, 1, 14.0, 14.0, {step: (1, 1, 14.0, 14.0)}),
+        plan: (1, 1, 1.0, 3.0, {step: (1, 1, 1.0, 3.0)}),
+        solve: (2, 2, 2.5, 2.5, {plan: (1, 1, 2.0, 2.0), step: (1, 1, 0.5, 0.5)}),
+        reward: (1, 1, 1.0, 2.0, {step: (1, 1, 1.0, 2.0)}),
+        scored: (1, 1, 1.0, 1.0, {reward: (1, 1, 1.0, 1.0)}),
+    }
+    assert profiler_share(stats) == pytest.approx(3.0 / 20.0)
+    # the seam's own lines, the plan with what it calls, and the solver where the seam calls it
+    assert package_share(stats) == pytest.approx((0.5 + 3.0 + 0.5) / 20.0)
+
+
+def good_figures() -> dict:
+    def flat(value):
+        return {"p10": value, "median": value, "p90": value}
+
+    return {
+        "ratios": {"off": flat(1.005), "on_per_kept_token": flat(0.7)},
+        "difference": 1e-7,
+        "controller": {
+            "with_engine": flat(0.004),
+            "without_engine": flat(0.02),
+            "profiled_metric": 0.021,
+            "profiler": 0.0205,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("ratios", "off", "median"), 1.011),
+        (("ratios", "on_per_kept_token", "median"), 1.0),
+        (("difference",), 2e-4),
+        (("difference",), float("nan")),
+        (("controller", "with_engine", "median"), 0.01),
+        (("controller", "profiled_metric"), 0.01),
+        (("controller", "profiled_metric"), 0.05),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_a_missed_target_is_seen_and_no_other_is_blamed(path, value):
+    assert all(checks(good_figures()).values())
+    bad = copy.deepcopy(good_figures())
+    place = bad
+    for name in path[:-1]:
+        place = place[name]
+    place[path[-1]] = value
+    assert sum(not met for met in checks(bad).values()) == 1
+
+
+def test_without_an_engine_the_share_of_the_bare_step_is_judged():
+    figures = good_figures()
+    del figures["controller"]["with_engine"]
+    assert sum(not met for met in checks(figures).values()) == 1

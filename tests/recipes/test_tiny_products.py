@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task of products: right chains, fences the library reads, no leak between the splits, a checkpoint that fits."""
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.generate.markers import completion_ends, extract_code, first_marker_end, get_marker
+from recipes.tiny_math import policy
+from recipes.tiny_math import warm_start as training
+from recipes.tiny_products import task, warm_start
+
+STEP = re.compile(r"(\d)([*+])(\d)\+(\d)=(\d\d)")
+PRODUCT = re.compile(r"\d+\*\d+")
+SUM = re.compile(r"(\d+)\+(\d+)")
+
+
+def clean_document(level: int, seed: int = 0) -> tuple[task.Problem, str]:
+    rng = random.Random(seed)
+    problem = task.sample_problem(rng, level, task.WARM_START)
+    return problem, task.write_document(rng, problem, warm_start.CLEAN)
+
+
+def test_problems_have_the_value_that_python_computes_and_the_digits_of_their_level():
+    for problem in task.sample_problems(task.TRAIN, 200, seed=3):
+        assert problem.answer == eval(problem.expression)
+        assert tuple(map(len, problem.expression.split("*"))) == task.DIGITS[problem.level]
+
+
+@pytest.mark.parametrize("level", task.LEVELS)
+def test_every_line_of_a_clean_solution_is_true(level):
+    for seed in range(40):
+        problem, document = clean_document(level, seed)
+        working, answer = document.removesuffix("\n```").split("\n```\n")
+        restated, *lines = working.split("\n")
+        assert (restated, answer) == (problem.expression, str(problem.answer))
+        value = None  # of the row or the sum that the steps below work out
+        for line in lines:
+            if step := STEP.fullmatch(line):
+                left, operator, right, carry, result = step.groups()
+                assert eval(f"{left}{operator}{right}+{carry}") == int(result)
+            elif line.isdigit():
+                assert int(line) == value
+            else:
+                value = eval(re.sub(r"\b0+(?=\d)", "", line))  # Python reads no padded numbers
+
+
+def test_rows_are_the_digits_of_the_second_factor_and_sums_add_every_row_in_its_place():
+    problem, document = clean_document(5)
+    first, second = problem.expression.split("*")
+    lines = document.split("\n")[1:]
+    assert [line for line in lines if PRODUCT.fullmatch(line)] == [f"{first}*{digit}" for digit in reversed(second)]
+    sums = [tuple(map(int, match.groups())) for match in map(SUM.fullmatch, lines) if match]
+    units, tens, hundreds = (int(first) * int(digit) for digit in reversed(second))
+    assert sums == [(units, 10 * tens), (units + 10 * tens, 100 * hundreds)]
+
+
+def test_a_slip_is_carried_on_to_the_answer():
+    author = replace(warm_start.CLEAN, slip=1.0, slip_hard=1.0)
+    _, row, *steps, total, fence, answer, end = task.write_document(
+        random.Random(0), task.Problem("47311*8", 1, 378488), author
+    ).split("\n")
+    assert (row, fence, end) == ("47311*8", "```", "```")
+    carry, units = 0, ""
+    for line, digit in zip(steps, "11374", strict=True):
+        assert line.startswith(f"{digit}*8+{carry}=")
+        result = int(line[-2:])
+        assert result != int(digit) * 8 + carry
+        carry, units = result // 10, f"{result % 10}{units}"
+    assert total == f"{carry}{units}"
+    assert answer == str(int(total)) != "378488"
+
+
+def test_only_hard_steps_go_wrong_where_only_they_are_said_to():
+    author = replace(warm_start.CLEAN, slip_hard=1.0)
+    rng = random.Random(0)
+    hard = 0
+    for _ in range(40):
+        document = task.write_document(rng, task.sample_problem(rng, 5, task.WARM_START), author)
+        for left, operator, right, carry, result in re.findall(STEP, document):
+            value = eval(f"{left}{operator}{right}+{carry}")
+            assert (int(result) != value) == (value >= task.HARD)
+            hard += value >= task.HARD
+    # 40 problems, nine products each; of 100 pairs of digits 28 give 30 or more, carries add to them
+    assert 40 * 9 * 0.25 < hard < 40 * 9 * 0.5
+
+
+def test_no_step_of_a_small_factor_is_hard():
+    assert max(a * b + carry for a in (1, 2, 3) for b in range(10) for carry in range(3)) < task.HARD
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from(task.LEVELS))
+def test_a_document_completes_the_marker_and_the_library_reads_its_answer(seed, level):
+    rng = random.Random(seed)
+    problem = task.sample_problem(rng, level, task.WARM_START)
+    document = task.write_document(rng, problem, warm_start.SLOPPY)
+    assert document.endswith("\n```")
+    answers = re.findall(r"^```\n(\d+)\n```$", document, re.MULTILINE)
+    assert 1 <= len(answers) <= 2
+    assert [extract_code(document, which) for which in ("first", "last")] == [answers[0], answers[-1]]
+    ends = list(completion_ends(get_marker("code"), document.encode()))
+    assert len(ends) == len(answers)
+    assert ends[-1] == len(document)
+    assert extract_code(document[: first_marker_end(get_marker("code"), document)]) == answers[0]
+
+
+def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
+    # A re-check takes 60 tokens or more, so a looper who is at it eight times is past 384 of them.
+    author = replace(warm_start.SLOPPY, looper=(1.0,) * 5, again_looper=1.0)
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    for level in task.LEVELS:
+        rng = random.Random(level)
+        problem = task.sample_problem(rng, level, task.WARM_START)
+        document = task.write_document(rng, problem, author)
+        ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, problem, document)
+        assert len(ids) - prompt_length == task.MAX_COMPLETION_LENGTH
+        assert extract_code(tokenizer.decode(ids[prompt_length:])) is None
+
+
+def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    longest = 0
+    for level in task.LEVELS:
+        for seed in range(20):
+            ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, *clean_document(level, seed))
+            assert ids[-1] == tokenizer.eos_token_id
+            longest = max(longest, len(ids) - prompt_length)
+            assert prompt_length + task.MAX_COMPLETION_LENGTH <= warm_start.CORPUS.row_length
+    assert 200 < longest < 300
+
+
+def test_levels_come_in_equal_parts_and_without_repetition():
+    # As many as the pool's candidates: the smallest level has enough of them.
+    problems = task.sample_problems(task.TRAIN, 2400, seed=1)
+    assert Counter(problem.level for problem in problems) == dict.fromkeys(task.LEVELS, 480)
+    assert len({problem.expression for problem in problems}) == 2400
+
+
+def test_every_sampled_problem_belongs_to_the_split_it_was_asked_for():
+    for split in (task.WARM_START, task.TRAIN, task.HELD_OUT):
+        assert {task.split_of(p.expression) for p in task.sample_problems(split, 60, seed=1)} == {split}
+
+
+@settings(deadline=None)
+@given(st.integers(2, 9999), st.integers(2, 9999))
+def test_factors_may_be_exchanged_without_changing_the_split(first, second):
+    assert task.split_of(f"{first}*{second}") == task.split_of(f"{second}*{first}")
+
+
+def test_the_splits_have_their_share_of_the_smallest_level():
+    counts = Counter(task.split_of(f"{a}*{b}") for a in range(10, 100) for b in range(10, 100))
+    assert sum(counts.values()) == 8100
+    # 4,095 pairs of factors in 16 buckets; sd of one bucket, in products: 2 * sqrt(4095 / 16 * 15 / 16) = 31
+    assert abs(counts[task.TRAIN] - 8100 / 16) < 100
+    assert abs(counts[task.HELD_OUT] - 8100 / 16) < 100
+
+
+def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_or_held_out():
+    # Everything a warm-start author writes. Rows of level 2 and up count where they could be a problem: they cannot.
+    rng = random.Random(0)
+    stated = set()
+    for _ in range(3000):
+        problem, document = warm_start.sample_document(rng, clean_share=0.2)
+        lines = [line for line in document.split("\n") if PRODUCT.fullmatch(line)]
+        assert lines[0] == problem.expression
+        stated |= {line for line in lines if tuple(map(len, line.split("*"))) in task.DIGITS.values()}
+    assert len(stated) > 2000
+    assert {task.split_of(expression) for expression in stated} == {task.WARM_START}
+
+
+def test_checkpoint_files_fit_into_three_megabytes():
+    assert sum(path.stat().st_size for path in warm_start.CHECKPOINT.iterdir()) <= 3 * 2**20
+
+
+def test_tokenizer_has_single_digits_and_fits_the_policy_with_a_row_to_spare():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    model = policy.load_policy(warm_start.CHECKPOINT)
+    assert tokenizer.tokenize("7*6+0=42") == ["7", "*", "6", "+", "0", "=", "4", "2"]
+    assert model.config.vocab_size == policy.PADDED_VOCABULARY_SIZE > len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    prompt = tokenizer.apply_chat_template(
+        task.Problem("34*26", 2, 884).messages, add_generation_prompt=True, tokenize=False
+    )
+    assert prompt == "<|im_start|>user\nMultiply 34*26.<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_any_text_survives_the_tokenizer():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    text = "```\n\u00e9\u4e2d```  \t\n x"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_packed_rows_hold_whole_documents_up_to_the_limit():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    batch = next(training.batches(warm_start.CORPUS, tokenizer, random.Random(0), clean_share=0.0))
+    assert batch["input_ids"].shape == (training.ROWS, warm_start.CORPUS.row_length)
+    text = tokenizer.decode(batch["input_ids"][0])
+    assert text.startswith("<|im_start|>user\nMultiply ")
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_has_something_to_learn_and_something_to_learn_from():
+    # Not a benchmark: between never and always right, so that groups have a spread; far better when it is careful.
+    model, tokenizer = policy.load_policy(warm_start.CHECKPOINT), policy.load_tokenizer(warm_start.CHECKPOINT)
+    report = training.evaluate(warm_start.CORPUS, model, tokenizer)
+    accuracy, unanswered = (float(re.search(rf"{name} ([\d.]+)", report).group(1)) for name in ("accuracy", "answer"))
+    assert 0.2 < accuracy < 0.6
+    assert 0.2 < unanswered < 0.5

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The update of a training step, redone by hand: Eq. 6, the cutoff, and the baseline that remembers."""
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl.update.baseline import history_advantages
+from tests.runs import duet_trainer, logged, weights
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"aborted_rollouts": "mask", "stratification": "clip", "advantage_baseline": "group"}, {"advantage_cutoff": 0.5}],
+    ids=["weighted", "cut-off"],
+)
+def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, options):
+    # One SGD step at learning rate 1 moves the weights by minus the gradient of Eq. 6; redo it by hand.
+    trainer = duet_trainer(
+        tiny_path,
+        tmp_path,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=1.0,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        keep_probability=0.5,
+        **options,
+    )
+    start = weights(trainer).clone()
+    trainer.train()
+    step = trainer._current
+    if "advantage_cutoff" in options:
+        assert (step.judgement.kept & ~step.judgement.trained & (step.raw_advantages != 0)).any()
+        assert (step.judgement.weight == 1).all()
+    else:
+        assert (step.judgement.weight > 1).any()
+    model = type(trainer.model).from_pretrained(tiny_path, dtype=torch.float32)
+    # transformers' generate samples at temperature 1 here, so log pi is a plain log-softmax.
+    loss = torch.zeros(())
+    num_tokens = 0
+    for row, ids in enumerate(step.completion_ids):
+        if not step.judgement.kept[row]:
+            continue
+        num_tokens += len(ids)  # N_t counts what the cutoff drops, too
+        if not step.judgement.trained[row]:
+            continue
+        prompt = step.prompt_ids[row]
+        logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+        logps = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
+        loss = loss - step.judgement.weight[row] * step.advantages.advantages[row].item() * logps.sum()
+    (loss / num_tokens).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
+    # Relative to the whole vector: single entries are small differences of large terms.
+    assert (start - weights(trainer) - gradient).norm() < 1e-4 * gradient.norm()
+
+
+def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)  # four steps are an epoch
+    histories = []
+    read = trainer.controller.reward_history
+
+    def recorded(plan):
+        histories.append(read(plan))
+        return histories[-1]
+
+    trainer.controller.reward_history = recorded
+    trainer.train()
+    assert [bool((seen.count > 0).all()) for seen in histories] == [False] * 4 + [True] * 2
+    assert np.isnan(histories[0].pool_mean)
+    step, seen = trainer._current, histories[-1]
+    rewards = step.rewards_per_func[:, 0].double().numpy()
+    np.testing.assert_allclose(step.raw_advantages, history_advantages(rewards, step.plan.group, seen), rtol=1e-5)
+    # The judged step has entered the history, each prompt's own rewards only.
+    after = read(step.plan)
+    n = np.bincount(step.plan.group)
+    np.testing.assert_allclose(after.count, 0.7 * (seen.count + n))
+    means = np.bincount(step.plan.group, weights=rewards) / n
+    np.testing.assert_allclose(after.mean, (seen.count * seen.mean + n * means) / (seen.count + n))
+
+
+def test_a_lone_rollout_moves_the_policy_once_something_is_remembered(tiny_path, tmp_path):
+    # One rollout per prompt: with the mean of the group no advantage at all, with a history one from the second step.
+    moved = {}
+    for baseline in ("group", "history"):
+        trainer = duet_trainer(
+            tiny_path,
+            tmp_path / baseline,
+            budget_fraction=0.25,
+            num_rollouts_max=1,
+            advantage_baseline=baseline,
+            max_steps=2,
+        )
+        start = weights(trainer).clone()
+        trainer.train()
+        assert logged(trainer, "duet/singleton_prompts") == [8.0, 8.0]
+        moved[baseline] = (weights(trainer) - start).abs().max()
+    assert moved["group"] == 0.0
+    assert moved["history"] > 1e-5

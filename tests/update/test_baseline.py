@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Advantages over a remembered baseline: by hand, unbiased by enumeration, less noisy where the memory is right."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.allocate.statistics import PromptStatistics, RewardHistory
+from duet_trl.update.advantages import EPSILON
+from duet_trl.update.baseline import history_advantages
+
+NAN = float("nan")
+SCALES = ("group", "batch", "none")
+
+
+def history(*prompts: tuple[float, float, float], pool: tuple[float, float] = (NAN, NAN)) -> RewardHistory:
+    """What is remembered of prompts given as (count, mean, mean square), and of the pool."""
+    return RewardHistory(*(np.array(column, dtype=float) for column in zip(*prompts, strict=True)), *pool)
+
+
+NOTHING = history((0, NAN, NAN))
+
+
+def advantages(rewards: list[float], seen: RewardHistory, scale: str = "none", group: list[int] | None = None):
+    group = [0] * len(rewards) if group is None else group
+    return history_advantages(np.array(rewards, dtype=float), np.array(group), seen, scale)
+
+
+# ---- By hand ----------------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_is_the_mean_of_the_others_the_history_and_one_rollout_of_the_pool():
+    # k = 3 + 1, m = 3 * 1 + 0.5 = 3.5; b_0 = (3.5 + 0) / (4 + 1) = 0.7 and b_1 = (3.5 + 1) / 5 = 0.9.
+    seen = history((3, 1, 1), pool=(0.5, 0.5))
+    np.testing.assert_allclose(advantages([1.0, 0.0], seen), [0.3, -0.9])
+
+
+def test_the_scale_of_a_group_is_the_spread_of_its_rewards_of_now_and_then():
+    # Six rewards, of which 3 + 0.5 + 1 = 4.5 are one: mean 0.75, variance 0.75 - 0.5625 = 0.1875.
+    seen = history((3, 1, 1), pool=(0.5, 0.5))
+    np.testing.assert_allclose(
+        advantages([1.0, 0.0], seen, "group"), np.array([0.3, -0.9]) / (math.sqrt(0.1875) + EPSILON)
+    )
+
+
+def test_the_scale_of_a_batch_is_the_spread_of_the_rewards_of_the_step():
+    # Rewards 1, 0 and 4: mean 5/3, sum of squared deviations 26/3, so the sample variance is 13/3.
+    seen = history((3, 1, 1), (0, 0.5, 0.5), pool=(0.5, 0.5))
+    expected = np.array([0.3, -0.9, 4.0 - 0.5]) / (math.sqrt(13.0 / 3.0) + EPSILON)
+    np.testing.assert_allclose(advantages([1.0, 0.0, 4.0], seen, "batch", [0, 0, 1]), expected)
+
+
+def test_prompts_do_not_share_their_histories():
+    seen = history((3, 1, 1), (9, 0, 0), pool=(0.5, 0.5))
+    both = advantages([1.0, 0.0, 1.0, 0.0], seen, group=[0, 1, 1, 0])
+    # The second prompt: k = 10, m = 0.5; b = (0.5 + 1) / 11 for its zero and 0.5 / 11 for its one.
+    np.testing.assert_allclose(both, [0.3, -1.5 / 11, 1 - 0.5 / 11, -0.9])
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_with_nothing_remembered_the_baseline_is_the_mean_of_the_others(size):
+    rewards = np.random.default_rng(size).normal(size=size)
+    others = (rewards.sum() - rewards) / (size - 1)
+    np.testing.assert_allclose(advantages(rewards, NOTHING), rewards - others, rtol=1e-12)
+
+
+def test_a_lone_rollout_has_an_advantage_once_anything_is_remembered():
+    for scale in SCALES:
+        assert advantages([3.0], NOTHING, scale).tolist() == [0.0]
+    assert advantages([3.0], history((0, NAN, NAN), pool=(1.0, 1.0))).tolist() == [2.0]  # the pool's only
+    assert advantages([3.0], history((3, 3, 9), pool=(1.0, 1.0))).tolist() == [0.5]  # 3 - (9 + 1) / 4
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_equal_rewards_that_are_no_surprise_teach_nothing(scale):
+    assert advantages([1.0, 1.0], NOTHING, scale).tolist() == [0.0, 0.0]
+    np.testing.assert_allclose(advantages([1.0, 1.0], history((4, 1, 1), pool=(1, 1)), scale), 0.0, atol=1e-9)
+    # The same rewards are news where the prompt used to fail.
+    assert advantages([1.0, 1.0], history((4, 0, 0), pool=(0.5, 0.5)), scale).min() > 0.0
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_rollout_without_a_reward_gets_nothing_and_is_in_no_baseline(scale):
+    seen = history((3, 1, 1), (0, 0.5, 0.5), pool=(0.5, 0.5))
+    holed = advantages([1.0, NAN, 0.0, 1.0, NAN], seen, scale, [0, 0, 0, 1, 1])
+    whole = advantages([1.0, 0.0, 1.0], seen, scale, [0, 0, 1])
+    assert holed[[1, 4]].tolist() == [0.0, 0.0]
+    np.testing.assert_array_equal(holed[[0, 2, 3]], whole)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_step_without_any_reward_has_no_advantages(scale):
+    assert advantages([NAN, NAN], NOTHING, scale).tolist() == [0.0, 0.0]
+
+
+def test_an_unknown_scale_is_an_error():
+    with pytest.raises(ValueError, match="scale_rewards must be one of .*, got 'prompt'"):
+        advantages([1.0], NOTHING, "prompt")
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.floats(-3, 3)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.floats(0, 9), st.floats(-3, 3), st.floats(0, 4)), min_size=3, max_size=3),
+    st.tuples(st.floats(-3, 3), st.floats(0, 4)),
+    st.sampled_from(SCALES),
+)
+def test_any_step_matches_a_loop_over_rollouts(rollouts, prompts, pool, scale):
+    group, rewards = [g for g, _ in rollouts], [r for _, r in rollouts]
+    # (count, mean, mean square): the square of the mean and a variance.
+    prompts = [(count, mean, mean**2 + variance) for count, mean, variance in prompts]
+    pool = (pool[0], pool[0] ** 2 + pool[1])
+    found = advantages(rewards, history(*prompts, pool=pool), scale, group)
+    for i, (q, reward) in enumerate(rollouts):
+        count, mean, square = prompts[q]
+        others = [r for j, (g, r) in enumerate(rollouts) if g == q and j != i]
+        expected = reward - (count * mean + pool[0] + sum(others)) / (count + 1 + len(others))
+        if scale == "group":
+            weights = np.array([count, 1.0] + [1.0] * (len(others) + 1))
+            mean_all = weights @ np.array([mean, pool[0], reward, *others]) / weights.sum()
+            square_all = weights @ np.array([square, pool[1], reward**2, *(r**2 for r in others)]) / weights.sum()
+            expected /= math.sqrt(max(square_all - mean_all**2, 0.0)) + EPSILON
+        elif scale == "batch" and len(rollouts) > 1:
+            expected /= np.std(rewards, ddof=1) + EPSILON
+        # A spread of exactly 0 comes out as the root of the rounding of a difference of squares.
+        assert found[i] == pytest.approx(expected, rel=1e-3, abs=1e-9)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0.2, 20.0), st.floats(-5.0, 5.0), st.sampled_from(["group", "batch"]))
+def test_rewards_on_another_scale_give_the_same_advantages(seed, factor, shift, scale):
+    random = np.random.default_rng(seed)
+    rewards, group = random.normal(size=9), np.repeat([0, 1, 2], [1, 3, 5])
+    count, mean = random.uniform(0.0, 9.0, size=3), random.normal(size=3)
+    square = mean**2 + 1.0
+    pool, pool_square = 0.3, 1.1
+
+    def moved(m, m2):
+        return factor * m + shift, factor**2 * m2 + 2.0 * factor * shift * m + shift**2
+
+    here = history_advantages(rewards, group, RewardHistory(count, mean, square, pool, pool_square), scale)
+    there = RewardHistory(count, *moved(mean, square), *moved(pool, pool_square))
+    # The spreads are above 0.3 here, so the epsilon beside them is below 1e-4 / (0.2 * 0.3) of them.
+    np.testing.assert_allclose(
+        history_advantages(factor * rewards + shift, group, there, scale), here, rtol=4e-3, atol=1e-9
+    )
+
+
+# ---- Against the gradient ---------------------------------------------------------------------------------------
+
+THETA = np.array([0.4, -0.3, 0.1])
+ACTION_REWARDS = np.array([1.0, 0.0, 2.5])
+POLICY = np.exp(THETA) / np.exp(THETA).sum()
+SCORE = np.eye(3) - POLICY  # d log pi(action) / d theta, one row per action
+TRUE_MEAN = float(POLICY @ ACTION_REWARDS)
+VARIANCE = float(POLICY @ (ACTION_REWARDS - TRUE_MEAN) ** 2)
+GRADIENT = POLICY * (ACTION_REWARDS - TRUE_MEAN)  # dJ / d theta of a softmax
+
+RIGHT = history((8, TRUE_MEAN, TRUE_MEAN**2 + VARIANCE), pool=(TRUE_MEAN, TRUE_MEAN**2 + VARIANCE))
+WRONG = history((5, -7.0, 60.0), pool=(30.0, 1000.0))
+POOL_ONLY = history((0, NAN, NAN), pool=(9.0, 81.0))
+
+
+def outcomes(num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
+    """Every outcome of the rollouts, as actions (3^n, n), and its probability (3^n,)."""
+    actions = np.array(list(itertools.product(range(3), repeat=num_rollouts)))
+    return actions, POLICY[actions].prod(axis=1)
+
+
+def estimates(num_rollouts: int, seen: RewardHistory) -> tuple[np.ndarray, np.ndarray]:
+    """sum of A_i d log pi_i / d theta of every outcome, shape (3^n, 3), and its probability."""
+    actions, probability = outcomes(num_rollouts)
+    rows = [advantages(ACTION_REWARDS[drawn], seen) @ SCORE[drawn] for drawn in actions]
+    return np.array(rows), probability
+
+
+@pytest.mark.parametrize("num_rollouts", [1, 2, 3, 5])
+@pytest.mark.parametrize("seen", [RIGHT, WRONG, POOL_ONLY], ids=["right", "wrong", "pool-only"])
+def test_the_expected_update_is_the_gradient_whatever_is_remembered(num_rollouts, seen):
+    found, probability = estimates(num_rollouts, seen)
+    np.testing.assert_allclose(probability @ found, num_rollouts * GRADIENT, atol=1e-12)
+
+
+def test_with_nothing_remembered_the_expected_update_is_the_gradient_from_two_rollouts_on():
+    for num_rollouts in (2, 3):
+        found, probability = estimates(num_rollouts, NOTHING)
+        np.testing.assert_allclose(probability @ found, num_rollouts * GRADIENT, atol=1e-12)
+
+
+def test_prompts_of_one_batch_do_not_bias_each_other():
+    # Two rollouts of the first prompt and one of the second, all 27 outcomes; histories far off.
+    seen = history((5, -7.0, 60.0), (2, 11.0, 130.0), pool=(30.0, 1000.0))
+    actions, probability = outcomes(3)
+    group = np.array([0, 0, 1])
+    total = np.zeros((2, 3))
+    for drawn, chance in zip(actions, probability, strict=True):
+        found = history_advantages(ACTION_REWARDS[drawn], group, seen, "none")
+        for q in (0, 1):
+            total[q] += chance * (found[group == q] @ SCORE[drawn[group == q]])
+    np.testing.assert_allclose(total, [2 * GRADIENT, GRADIENT], atol=1e-12)
+
+
+@pytest.mark.parametrize("num_rollouts", [2, 3, 4])
+@pytest.mark.parametrize("count", [0.0, 2.0, 8.0])
+def test_the_variance_of_an_advantage_falls_with_the_weight_of_a_right_history(num_rollouts, count):
+    # R_i and the n - 1 others are independent: V(A) = v + (n - 1) v / (k + n - 1)^2, k = count + 1 of the pool;
+    # v n / (n - 1) with nothing remembered.
+    actions, probability = outcomes(num_rollouts)
+
+    def variance(seen: RewardHistory) -> float:
+        first = np.array([advantages(ACTION_REWARDS[drawn], seen)[0] for drawn in actions])
+        return float(probability @ first**2 - (probability @ first) ** 2)
+
+    square = TRUE_MEAN**2 + VARIANCE
+    seen = history((count, TRUE_MEAN, square), pool=(TRUE_MEAN, square))
+    others = num_rollouts - 1
+    assert variance(seen) == pytest.approx(VARIANCE * (1.0 + others / (count + 1.0 + others) ** 2), rel=1e-12)
+    assert variance(NOTHING) == pytest.approx(VARIANCE * num_rollouts / others, rel=1e-12)
+    assert variance(seen) < variance(NOTHING)
+
+
+@pytest.mark.parametrize("num_rollouts", [2, 3, 5])
+def test_a_right_history_makes_the_update_less_noisy_than_the_mean_of_the_others(num_rollouts):
+    def noise(seen: RewardHistory) -> float:
+        found, probability = estimates(num_rollouts, seen)
+        return float(probability @ (found**2).sum(axis=1) - ((probability @ found) ** 2).sum())
+
+    assert noise(RIGHT) < noise(NOTHING) < noise(WRONG)
+
+
+def test_a_remembered_policy_of_yesterday_still_helps():
+    # The statistics themselves as the memory: three visits of four rollouts, then the update of two.
+    random = np.random.default_rng(0)
+    noise = {"remembered": 0.0, "others": 0.0}
+    for _ in range(400):
+        statistics = PromptStatistics()
+        for _ in range(3):
+            rewards = random.choice(ACTION_REWARDS, size=4, p=POLICY)
+            statistics.observe_rewards(["q"], np.zeros(4, dtype=int), rewards, np.ones(4, dtype=bool))
+        for name, seen in (("remembered", statistics.reward_history(["q"])), ("others", NOTHING)):
+            found, probability = estimates(2, seen)
+            noise[name] += float(probability @ ((found - 2.0 * GRADIENT) ** 2).sum(axis=1))
+    # Twelve old rollouts weigh as six and one comes from the pool: V(A) is 2 v without them and near 1.1 v with them,
+    # and what two rollouts share in the mean of each other makes up the rest. Measured: 0.38.
+    assert noise["remembered"] < 0.6 * noise["others"]
