@@ -114,8 +114,8 @@ def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
     assert config(tmp_path, **option, advantage_cutoff=0.1).advantage_cutoff == 0.1
 
 
-def test_the_papers_presets_take_any_aggregation_of_rewards(tmp_path):
-    for options in ({"preset": "paper"}, {"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
+def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
+    for options in ({}, {"preset": "paper"}, {"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
         resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **options)
         assert resolved.advantage_baseline == "group"
 
@@ -165,7 +165,7 @@ def test_the_papers_presets_take_any_aggregation_of_rewards(tmp_path):
         ({"abort_answer_slack": float("inf")}, "abort_answer_slack must be at least 1; got inf"),
         ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
         (
-            {"multi_objective_aggregation": "normalize_then_sum"},
+            {"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "history"},
             "has no summed reward to remember. Set advantage_baseline='group'",
         ),
         ({"marker": "maths"}, "maths"),

@@ -149,13 +149,20 @@ class Draw:
     order: np.ndarray
 
 
-def draw_steps(count: int, num_prompts: int, num_rollouts: int, seed: int) -> list[Draw]:
-    """Independent draws of a step and of the visit before it."""
+def draw_steps(count: int, num_prompts: int, num_rollouts: int, groups: int, seed: int) -> list[Draw]:
+    """Draws of steps and of the visit before each.
+
+    The prompts are dealt at random into `groups`, and the steps of a group, which stand together, draw from its
+    prompts only. Any one step then still has 16 random prompts of the pool, while a bootstrap over groups shows what
+    other prompts and other rollouts would have given.
+    """
     rng = np.random.default_rng(seed)
     orders = np.tile(np.arange(num_rollouts), (num_prompts, 1))
+    dealt = np.array_split(rng.permutation(num_prompts), groups)
     return [
-        Draw(rng.choice(num_prompts, PROMPTS_PER_STEP, replace=False), rng.permuted(orders, axis=1))
-        for _ in range(count)
+        Draw(rng.choice(own, PROMPTS_PER_STEP, replace=False), rng.permuted(orders, axis=1))
+        for own in dealt
+        for _ in range(count // groups)
     ]
 
 

@@ -77,7 +77,7 @@ class Resamples:
 
 
 def draw_resamples(count: int, step_blocks: int, held_out_blocks: int, seed: int) -> Resamples:
-    """Blocks of simulated steps and of held-out problems, drawn with replacement and independently of each other."""
+    """Blocks of steps and of held-out problems, drawn with replacement and independently of each other."""
     rng = np.random.default_rng(seed)
     return Resamples(
         *(rng.multinomial(size, np.full(size, 1 / size), size=count) / size for size in (step_blocks, held_out_blocks))

@@ -35,7 +35,7 @@ class Size:
         train_prompts (int): Its training prompts, of which the first `prompts` are measured.
     """
 
-    prompts: int = 120
+    prompts: int = 240
     rollouts: int = 16
     held_out: int = 600
     held_out_rollouts: int = 8

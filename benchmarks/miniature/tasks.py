@@ -92,7 +92,7 @@ PRODUCTS = Task(
     held_out=tiny_products.HELD_OUT,
     pool=Path(__file__).with_name("pool_products.json"),
     pool_size=320,
-    candidates=1200,
+    candidates=1500,
     marker="code",
     max_completion_length=tiny_products.MAX_COMPLETION_LENGTH,
 )

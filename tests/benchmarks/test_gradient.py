@@ -13,7 +13,9 @@ from transformers import TrainerCallback
 from benchmarks.gradient import DUET, FAILURE, GRPO, MASKED, checks, leads
 from benchmarks.gradient_parts.estimators import (
     HISTORY,
+    Draw,
     SpreadAllocator,
+    Steps,
     draw_steps,
     estimators,
     judge,
@@ -125,18 +127,14 @@ class GradientCheck(TrainerCallback):
         true = torch.cat([p.grad.flatten() for p in model.parameters()])
         rebuilt, sums = torch.zeros_like(true), np.zeros(len(weights))
         for index, row in enumerate(step.rows):
-            found = rollout_gradients(
-                model, step.prompt_ids[index], step.completion_ids[index], [len(step.completion_ids[index])]
-            )
-            sums[row] = found[0][0]
-            rebuilt -= float(weights[row]) * found[0][1]
+            ids = step.completion_ids[index]
+            ((sums[row], gradient),) = rollout_gradients(model, step.prompt_ids[index], ids, [len(ids)])
+            rebuilt -= float(weights[row]) * gradient
         self.errors.append(float((rebuilt - true).norm() / true.norm()))
         self.weights.append(judgement.weight[judgement.kept])
         self.outcomes |= set(step.replay.outcome.tolist())
-        everything = np.ones(len(weights), dtype=bool)
-        self.controller.observe_rollouts(plan, step.replay, judgement, rewards, everything)
-        sums = np.where(judgement.trained, sums, np.nan)
-        self.controller.observe_sigma(plan, advantages, sums, judgement.kept)
+        self.controller.observe_rollouts(plan, step.replay, judgement, rewards, ~np.isnan(rewards))
+        self.controller.observe_sigma(plan, advantages, np.where(judgement.trained, sums, np.nan), judgement.kept)
 
 
 PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact", "allocation_objective": "variance"}
@@ -148,8 +146,7 @@ def test_the_weights_are_those_of_the_loss(tiny_path, tmp_path, fields):
     check = GradientCheck(trainer)
     trainer.add_callback(check)
     trainer.train()
-    assert len(check.errors) == 3
-    assert max(check.errors) < 1e-4
+    assert [error < 1e-4 for error in check.errors] == [True] * 3
     assert {Outcome.ANSWERED, Outcome.ABORTED} < check.outcomes
     if fields:
         assert max(w.max() for w in check.weights) > 3.0  # 1 / 0.3 of a kept one, among others
@@ -199,15 +196,6 @@ def test_rollouts_are_cut_where_algorithm_1_cuts_them(tiny, setup, pool):
     assert {(Outcome.ANSWERED, True), (Outcome.ABORTED, True), (Outcome.KEPT, False), (Outcome.NATURAL, False)} < seen
 
 
-def test_without_a_gate_every_rollout_is_whole(setup, pool):
-    controller = ROWS[GRPO[8]].controller(setup.automaton, None)
-    spec = controller.gate.plan(1, [], np.zeros(0, dtype=np.int64)).spec
-    whole = [Rollout(ids, np.ones(len(ids), dtype=bool)) for entry in pool for ids in entry.ids]
-    for found in gate_replays(spec, setup, whole):
-        assert found.length.tolist() == [len(rollout.ids) for rollout in whole]
-        assert not found.trimmed.any()
-
-
 def test_the_accuracy_gradient_is_the_mean_over_rollouts_and_problems(tiny):
     tokenizer = tiny_tokenizer()
     texts = ("\\boxed{4} the answer", "\\boxed{2}", "\\boxed{44}")
@@ -223,21 +211,15 @@ def test_the_accuracy_gradient_is_the_mean_over_rollouts_and_problems(tiny):
     torch.testing.assert_close(apart, torch.stack([torch.zeros_like(found), 2 * found]), rtol=1e-3, atol=1e-5)
 
 
-def test_gradients_of_prefixes_add_up(tiny, pool):
-    ids, prompt = pool[0].ids[0], pool[0].prompt_ids
-    (half, half_gradient), (whole, gradient) = rollout_gradients(tiny.model, prompt, ids, [len(ids) // 2, len(ids)])
-    (rest, rest_gradient), *_ = rollout_gradients(
-        tiny.model, prompt + ids[: len(ids) // 2], ids[len(ids) // 2 :], [len(ids) - len(ids) // 2]
-    )
-    assert half + rest == pytest.approx(whole, rel=1e-5)
-    torch.testing.assert_close(half_gradient + rest_gradient, gradient, rtol=1e-3, atol=1e-4)
-
-
 # ---- Simulated steps ------------------------------------------------------------------------------------------------
 
 
 def thresholds_of(name: str, setup: GateSetup) -> dict:
     return ROWS[name].controller(setup.automaton, None).gate.state_dict() | THRESHOLDS
+
+
+def run(name: str, recording: Recording, setup: GateSetup, draws: list[Draw]) -> Steps:
+    return simulate(ROWS[name], recording, setup.automaton, thresholds_of(name, setup), draws)
 
 
 @pytest.fixture(scope="module")
@@ -296,9 +278,18 @@ def test_what_the_gate_left_is_graded(tiny, setup, tmp_path):
         assert (replayed.length[[0, 2]] < len(early)).all()
 
 
+def test_steps_of_a_group_share_prompts_with_no_other():
+    draws = draw_steps(60, 120, 3, groups=6, seed=0)
+    own = [set(np.concatenate([draw.prompts for draw in draws[start : start + 10]])) for start in range(0, 60, 10)]
+    assert sorted(q for group in own for q in group) == list(range(120))  # 10 draws of 16 leave none of 20 out
+    assert all(len(set(draw.prompts)) == 16 for draw in draws)
+    assert len({tuple(draw.order[:, 0]) for draw in draws}) == 60
+    assert all((np.sort(draw.order, axis=1) == np.arange(3)).all() for draw in draws)
+
+
 def test_grpo_weighs_rollouts_by_their_advantage_over_all_tokens(setup, pool, recording):
-    draws = draw_steps(3, NUM_PROMPTS, NUM_ROLLOUTS, seed=2)
-    steps = simulate(ROWS[GRPO[4]], recording, setup.automaton, thresholds_of(GRPO[4], setup), draws)
+    draws = draw_steps(3, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=2)
+    steps = run(GRPO[4], recording, setup, draws)
     weights, table = steps.weights.to_dense().numpy(), next(iter(recording.tables.values()))
     for number, draw in enumerate(draws):
         expected, tokens, mixed = np.zeros(weights.shape[1]), 0, 0
@@ -315,11 +306,11 @@ def test_grpo_weighs_rollouts_by_their_advantage_over_all_tokens(setup, pool, re
 
 def test_a_masked_rollout_has_no_weight_and_a_kept_one_also_theirs(setup, pool, recording):
     name = "trim + abort masked, 1/eps, eps 0.25, 4"
-    draws, thresholds = draw_steps(6, NUM_PROMPTS, NUM_ROLLOUTS, seed=3), thresholds_of(name, setup)
-    steps = simulate(ROWS[name], recording, setup.automaton, thresholds, draws)
+    draws = draw_steps(6, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=3)
+    steps = run(name, recording, setup, draws)
     weights, seen = steps.weights.to_dense().numpy(), []
     for number, draw in enumerate(draws):
-        controller = ROWS[name].controller(setup.automaton, thresholds)
+        controller = ROWS[name].controller(setup.automaton, thresholds_of(name, setup))
         controller.step = number + 1
         plan = controller.plan([recording.keys[q] for q in draw.prompts], epoch=1)
         rollouts = (draw.prompts[:, None] * NUM_ROLLOUTS + draw.order[draw.prompts, :4]).ravel()
@@ -338,31 +329,26 @@ def test_a_masked_rollout_has_no_weight_and_a_kept_one_also_theirs(setup, pool, 
 
 
 def test_equal_counts_see_the_same_rollouts_and_a_history_only_moves_the_baseline(setup, recording):
-    draws = draw_steps(4, NUM_PROMPTS, NUM_ROLLOUTS, seed=4)
+    draws = draw_steps(4, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=4)
     names = (FAILURE, "gate + history baseline, 4")
-    plain, history = (
-        simulate(ROWS[name], recording, setup.automaton, thresholds_of(name, setup), draws) for name in names
-    )
+    plain, history = (run(name, recording, setup, draws) for name in names)
     np.testing.assert_array_equal(plain.generated, history.generated)
-    assert (history.trained > plain.trained).all()  # over a history also equal rewards have an advantage
+    assert (history.trained >= plain.trained).all()  # over a history also equal rewards have an advantage
+    assert history.trained.sum() > plain.trained.sum()
     other = [dataclasses.replace(draw, order=draw.order.copy()) for draw in draws]
     for draw in other:  # another history, the same step
         draw.order[:, -HISTORY:] = draw.order[:, -2 * HISTORY : -HISTORY]
     for name, same in zip(names, (True, False), strict=True):
-        first, second = (
-            simulate(ROWS[name], recording, setup.automaton, thresholds_of(name, setup), which).weights.to_dense()
-            for which in (draws, other)
-        )
+        first, second = (run(name, recording, setup, which).weights.to_dense() for which in (draws, other))
         assert torch.equal(first, second) == same, name
 
 
 def test_allocators_spend_the_budget_of_uniform_counts(setup, recording):
-    draws = draw_steps(10, NUM_PROMPTS, NUM_ROLLOUTS, seed=6)
-    uniform = simulate(ROWS[FAILURE], recording, setup.automaton, thresholds_of(FAILURE, setup), draws).generated
+    draws = draw_steps(10, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=6)
+    uniform = run(FAILURE, recording, setup, draws).generated.mean()
     for name, row in ROWS.items():
         if row.config.allocate and name.endswith(", 4"):
-            found = simulate(row, recording, setup.automaton, thresholds_of(name, setup), draws).generated
-            assert found.mean() == pytest.approx(uniform.mean(), rel=0.12), name
+            assert run(name, recording, setup, draws).generated.mean() == pytest.approx(uniform, rel=0.12), name
 
 
 def test_spread_goes_where_successes_and_failures_are_most_even():
@@ -411,4 +397,4 @@ def test_a_target_missed_at_one_policy_is_missed(name, field, value, target):
 def test_the_lead_is_over_grpo_with_as_many_rollouts():
     found = leads(fine())
     assert [found[n][0] for n in (8, 4, 2)] == pytest.approx([1.2, 1.0 / 0.7, 2.0])
-    assert found[2][1:] == pytest.approx((2.0, 2.0))  # paired: both gains rise by a tenth together
+    assert found[2][1:] == pytest.approx((2.0, 2.0))  # paired: both gains rise together
