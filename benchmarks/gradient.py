@@ -226,6 +226,7 @@ def main() -> int:
         recording, automaton, thresholds, of_policy[policy] = record_policy(policy, task, size, rows, seed)
         print(f"{policy}: {arguments.steps} steps of each estimator", flush=True)
         figures[policy] = measure(rows, recording, automaton, thresholds, arguments.steps, seed)
+        del recording  # two gigabytes that the next one needs
     for policy in policies:
         show(policy, of_policy[policy], figures[policy])
     met = checks(figures)

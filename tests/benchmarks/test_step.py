@@ -85,7 +85,8 @@ def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
     trained = logged(trainers[ON], "duet/trained_tokens")[:STEPS]
     np.testing.assert_array_equal(trained, [r.trained_tokens for r in records[ON]])
     generated, aborted = (logged(trainers[ON], f"duet/{kind}_tokens")[:STEPS] for kind in ("generated", "aborted"))
-    np.testing.assert_array_equal(generated - aborted, [r.kept_tokens for r in records[ON]])
+    assert aborted.sum() > 0  # trained as failures: kept like the others
+    np.testing.assert_array_equal(generated, [r.kept_tokens for r in records[ON]])
 
 
 def test_every_phase_of_every_trainer_is_seen_and_none_is_counted_twice(run):
