@@ -71,8 +71,9 @@ from duet_trl import DUETGRPOConfig, DUETGRPOTrainer  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
+from recipes.tiny_math.problems import TRAIN  # noqa: E402
 from recipes.tiny_math.reward import first_box_reward  # noqa: E402
-from recipes.tiny_math.task import MAX_COMPLETION_LENGTH, TRAIN, sample_problems  # noqa: E402
+from recipes.tiny_math.task import MAX_COMPLETION_LENGTH, sample_problems  # noqa: E402
 
 SETTINGS = ROOT / "recipes" / "configs" / "math_tiny.yaml"
 NUM_PROMPTS = 32  # two steps an epoch: after the warm-up the allocator has met every prompt

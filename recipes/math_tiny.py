@@ -66,9 +66,10 @@ def train(args: argparse.Namespace) -> None:
     from datasets import Dataset
     from tiny_math.comparison import run_record
     from tiny_math.policy import CHECKPOINT
+    from tiny_math.problems import HELD_OUT, TRAIN
     from tiny_math.progress import ProgressBar
     from tiny_math.reward import first_box_reward, is_correct
-    from tiny_math.task import HELD_OUT, TRAIN, sample_problems
+    from tiny_math.task import sample_problems
     from transformers import ProgressCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer

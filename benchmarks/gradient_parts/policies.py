@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miniature.tasks import TASKS, Problem, Task
+from benchmarks.miniature.tasks import TASKS, Task
+from recipes.tiny_math.problems import HELD_OUT, Problem
 
 START, TRAINED = "start", "trained"
 POLICIES = (START, TRAINED)
@@ -163,5 +164,5 @@ def generate(task_name: str, path: Path, size: Size, seed: int, sentinel: int) -
 
     return {
         "pool": rollouts(load_pool(task, size.prompts), size.rollouts),
-        "held_out": rollouts(task.sample_problems(task.held_out, size.held_out, 1), size.held_out_rollouts),
+        "held_out": rollouts(task.sample_problems(HELD_OUT, size.held_out, 1), size.held_out_rollouts),
     }

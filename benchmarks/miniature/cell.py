@@ -85,6 +85,7 @@ def run(task_name: str, arm_name: str, seed: int, profile_name: str, overrides: 
     from transformers import PrinterCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+    from recipes.tiny_math.problems import HELD_OUT
 
     from .arms import ARMS, configuration
     from .grading import AnswerReward
@@ -94,7 +95,7 @@ def run(task_name: str, arm_name: str, seed: int, profile_name: str, overrides: 
 
     task, arm, profile = TASKS[task_name], ARMS[arm_name], PROFILES[profile_name]
     pool = load_pool(task, profile.pool)
-    held_out = task.sample_problems(task.held_out, profile.held_out_end, 1)
+    held_out = task.sample_problems(HELD_OUT, profile.held_out_end, 1)
     with tempfile.TemporaryDirectory() as folder:
         # the task's fields win over the arm's, an experiment's over both
         config = DUETGRPOConfig(**configuration(arm, Path(folder), profile.steps, seed, task.fields | overrides))

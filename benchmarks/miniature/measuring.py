@@ -6,10 +6,10 @@ from typing import Any
 
 from duet_trl.evaluation.schedule import ScheduledMeasurement
 from duet_trl.generate.markers import extract_answer
+from recipes.tiny_math.problems import Problem
 
 from .cell import Profile, processor_seconds
 from .grading import is_right
-from .tasks import Problem
 
 
 class Measurement(ScheduledMeasurement):

@@ -14,8 +14,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from recipes.tiny_math.cpu import ENVIRONMENT
+from recipes.tiny_math.problems import TRAIN, Problem
 
-from .tasks import MATH, TASKS, Problem, Task
+from .tasks import MATH, TASKS, Task
 
 ALWAYS, NEVER, MIDDLE = "always", "never", "middle"
 # Any multiple of twenty prompts has the same mix.
@@ -76,7 +77,7 @@ def main() -> None:
     os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     from duet_trl.report.environment import versions
 
-    problems = task.sample_problems(task.train, task.candidates, 1)
+    problems = task.sample_problems(TRAIN, task.candidates, 1)
     right = count_right(task, problems)
     print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
     pool = arrange(problems, right, task.pool_size)

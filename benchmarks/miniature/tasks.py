@@ -8,24 +8,13 @@ them, and long chains whose answers, in code fences, come late, often never, and
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recipes.tiny_math import task as tiny_math
+from recipes.tiny_math.problems import Problem
 from recipes.tiny_products import task as tiny_products
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-
-
-class Problem(Protocol):
-    """A question with an integer for an answer."""
-
-    expression: str
-    level: int
-    answer: int
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The question as a conversation."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +26,6 @@ class Task:
         checkpoint (Path): The warm-started policy and its tokenizer.
         problem (Callable[[str, int, int], Problem]): (expression, level, answer) -> problem.
         sample_problems (Callable[[str, int, int], Sequence[Problem]]): (split, count, seed) -> distinct problems.
-        train (str): Name of the split that is trained on.
-        held_out (str): Name of the split that is measured.
         pool (Path): File of the training prompts.
         pool_size (int): Prompts in it.
         candidates (int): Prompts that are sampled to find the pool's mix; more would only take longer.
@@ -51,8 +38,6 @@ class Task:
     checkpoint: Path
     problem: Callable[[str, int, int], Problem]
     sample_problems: Callable[[str, int, int], Sequence[Problem]]
-    train: str
-    held_out: str
     pool: Path
     pool_size: int
     candidates: int
@@ -75,8 +60,6 @@ MATH = Task(
     checkpoint=RECIPES / "tiny_math" / "checkpoint",
     problem=tiny_math.Problem,
     sample_problems=tiny_math.sample_problems,
-    train=tiny_math.TRAIN,
-    held_out=tiny_math.HELD_OUT,
     pool=Path(__file__).with_name("pool.json"),
     pool_size=640,
     candidates=2400,
@@ -88,8 +71,6 @@ PRODUCTS = Task(
     checkpoint=RECIPES / "tiny_products" / "checkpoint",
     problem=tiny_products.Problem,
     sample_problems=tiny_products.sample_problems,
-    train=tiny_products.TRAIN,
-    held_out=tiny_products.HELD_OUT,
     pool=Path(__file__).with_name("pool_products.json"),
     pool_size=320,
     candidates=1500,

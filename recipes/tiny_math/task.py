@@ -11,19 +11,15 @@ some go on to a made-up next question after the answer. The rates are our own ch
 to solve the task, samples it sloppily, loops, and does not stop: what a base model does on real mathematics.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-LEVELS = (1, 2, 3, 4, 5)
+from .problems import LEVELS, WARM_START, distinct_problems, split_of
+from .problems import Problem as AnyProblem
+
 MAX_COMPLETION_LENGTH = 320
 """Tokens at which completions are cut, in the corpus and in training."""
-WARM_START, TRAIN, HELD_OUT = "warm_start", "train", "held_out"
-
-# Of 16 equal hash buckets the last two are kept away from the warm-start corpus.
-_BUCKETS = 16
-_TRAIN_BUCKET, _HELD_OUT_BUCKET = 14, 15
 
 
 @dataclass(frozen=True)
@@ -52,23 +48,10 @@ LEVEL_SPECS = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(AnyProblem):
     """One expression, its level and its value."""
 
-    expression: str
-    level: int
-    answer: int
-
-    @property
-    def question(self) -> str:
-        """The user's message."""
-        return f"Compute ${self.expression}$."
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The question as a conversation."""
-        return [{"role": "user", "content": self.question}]
+    QUESTION = "Compute ${}$."
 
 
 @dataclass(frozen=True)
@@ -92,12 +75,6 @@ class Author:
     tail_again: float
 
 
-def split_of(expression: str) -> str:
-    """Split an expression belongs to: `WARM_START`, `TRAIN` or `HELD_OUT`, by a hash of its text."""
-    bucket = int.from_bytes(hashlib.blake2b(expression.encode(), digest_size=4).digest(), "big") % _BUCKETS
-    return {_TRAIN_BUCKET: TRAIN, _HELD_OUT_BUCKET: HELD_OUT}.get(bucket, WARM_START)
-
-
 def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
     """A random problem of one level and split; its running total never goes below zero."""
     while True:
@@ -107,22 +84,8 @@ def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
 
 
 def sample_problems(split: str, count: int, seed: int) -> list[Problem]:
-    """Distinct problems of one split, the levels in equal parts and in turn.
-
-    Args:
-        split (str): `TRAIN` or `HELD_OUT` (or `WARM_START`).
-        count (int): Number of problems.
-        seed (int): Seed of the sampling. The splits are disjoint for any pair of seeds.
-
-    Returns:
-        list[Problem]: `count` problems, level 1, 2, 3, 4, 5, 1, 2, ...
-    """
-    rng = random.Random(f"{split}-{seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
-        problem = sample_problem(rng, LEVELS[len(found) % len(LEVELS)], split)
-        found.setdefault(problem.expression, problem)
-    return list(found.values())
+    """Distinct problems of one split, the levels in equal parts and in turn; `distinct_problems` says how."""
+    return distinct_problems(sample_problem, split, count, seed)
 
 
 def solution_steps(expression: str) -> Iterator[tuple[int, str, int]]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -21,16 +20,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 from duet_trl.generate.markers import extract_answer
 
 from .policy import CHECKPOINT, build_model, train_tokenizer
-from .task import (
-    HELD_OUT,
-    LEVELS,
-    MAX_COMPLETION_LENGTH,
-    WARM_START,
-    Author,
-    sample_problem,
-    sample_problems,
-    write_document,
-)
+from .problems import HELD_OUT, LEVELS, WARM_START, Problem
+from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
 
 logger = logging.getLogger("warm_start")
 
@@ -43,17 +34,6 @@ ROWS = 4
 MUON_LEARNING_RATE, ADAMW_LEARNING_RATE = 0.02, 3e-3
 WARM_UP_STEPS = 50
 IGNORED = -100
-
-
-class Problem(Protocol):
-    """What the warm start needs of a problem."""
-
-    level: int
-    answer: int
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The question as a conversation."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +54,6 @@ class Corpus:
         sample_document (Callable): (rng, share of clean authors) -> problem and document; must never state a problem
             of another split than the warm start's.
         sample_held_out (Callable): (count, seed) -> held-out problems, the levels in turn.
-        levels (Sequence[int]): Levels of difficulty.
         marker (str): The library's marker of an answer; its extractor grades.
         max_completion_length (int): Tokens at which completions are cut.
         row_length (int): Tokens of a packed row; a prompt and a completion cut at the limit must fit.
@@ -84,7 +63,6 @@ class Corpus:
 
     sample_document: Callable[[random.Random, float], tuple[Problem, str]]
     sample_held_out: Callable[[int, int], Sequence[Problem]]
-    levels: Sequence[int]
     marker: str
     max_completion_length: int
     row_length: int
@@ -101,7 +79,6 @@ def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, st
 CORPUS = Corpus(
     sample_document=sample_document,
     sample_held_out=lambda count, seed: sample_problems(HELD_OUT, count, seed),
-    levels=LEVELS,
     marker="math",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=384,
@@ -213,11 +190,11 @@ def evaluate(
     completions = ids[:, batch["input_ids"].shape[1] :]
     found = [extract_answer(corpus.marker, text) for text in tokenizer.batch_decode(completions)]
     correct = [answer == str(problem.answer) for answer, problem in zip(found, problems, strict=True)]
-    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in corpus.levels]
+    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in LEVELS]
     length = (completions != tokenizer.eos_token_id).sum(1).float()
     return (
         f"held-out accuracy {sum(correct) / count:.3f} "
-        f"by level {[n * len(corpus.levels) / count for n in by_level]} "
+        f"by level {[n * len(LEVELS) / count for n in by_level]} "
         f"no answer {sum(answer is None for answer in found) / count:.3f} mean length {length.mean():.0f}"
     )
 

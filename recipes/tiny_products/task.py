@@ -21,41 +21,25 @@ whatever is sampled, warm start, training pool and held-out set never share a pr
 exchanged. A re-check restates the problem it belongs to, and no row of a solution is a problem of its own.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass
 
-LEVELS = (1, 2, 3, 4, 5)
+from recipes.tiny_math.problems import Problem as AnyProblem
+from recipes.tiny_math.problems import distinct_problems
+from recipes.tiny_math.problems import split_of as split_of_text
+
 DIGITS = {1: (5, 1), 2: (2, 2), 3: (3, 2), 4: (4, 2), 5: (3, 3)}
 """Digits of the two factors, by level; no row of a solution (first factor times a digit) is a problem of level 1."""
 HARD = 30
 """Result from which a step is one that people slip at: no sum of two digits, no product with a factor of 1, 2 or 3."""
 MAX_COMPLETION_LENGTH = 384
 """Tokens at which completions are cut, in the corpus and in training."""
-WARM_START, TRAIN, HELD_OUT = "warm_start", "train", "held_out"
-
-# Of 16 equal hash buckets the last two are kept away from the warm-start corpus.
-_BUCKETS = 16
-_TRAIN_BUCKET, _HELD_OUT_BUCKET = 14, 15
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(AnyProblem):
     """One product, its level and its value."""
 
-    expression: str
-    level: int
-    answer: int
-
-    @property
-    def question(self) -> str:
-        """The user's message."""
-        return f"Multiply {self.expression}."
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The question as a conversation."""
-        return [{"role": "user", "content": self.question}]
+    QUESTION = "Multiply {}."
 
 
 @dataclass(frozen=True)
@@ -80,10 +64,8 @@ class Author:
 
 
 def split_of(expression: str) -> str:
-    """Split a product belongs to: `WARM_START`, `TRAIN` or `HELD_OUT`, by a hash of its text, smaller factor first."""
-    text = "*".join(sorted(expression.split("*"), key=int))
-    bucket = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") % _BUCKETS
-    return {_TRAIN_BUCKET: TRAIN, _HELD_OUT_BUCKET: HELD_OUT}.get(bucket, WARM_START)
+    """Split a product belongs to, by a hash of its text with the smaller factor first."""
+    return split_of_text("*".join(sorted(expression.split("*"), key=int)))
 
 
 def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
@@ -96,22 +78,8 @@ def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
 
 
 def sample_problems(split: str, count: int, seed: int) -> list[Problem]:
-    """Distinct problems of one split, the levels in equal parts and in turn.
-
-    Args:
-        split (str): `TRAIN` or `HELD_OUT` (or `WARM_START`).
-        count (int): Number of problems; level 2, of two digits times two, has about 500 in either of the first two.
-        seed (int): Seed of the sampling. The splits are disjoint for any pair of seeds.
-
-    Returns:
-        list[Problem]: `count` problems, level 1, 2, 3, 4, 5, 1, 2, ...
-    """
-    rng = random.Random(f"{split}-{seed}")
-    found: dict[str, Problem] = {}
-    while len(found) < count:
-        problem = sample_problem(rng, LEVELS[len(found) % len(LEVELS)], split)
-        found.setdefault(problem.expression, problem)
-    return list(found.values())
+    """Distinct problems of one split, the levels in turn; level 2 has about 500 in either of the small splits."""
+    return distinct_problems(sample_problem, split, count, seed)
 
 
 def write_document(rng: random.Random, problem: Problem, author: Author) -> str:

@@ -8,19 +8,10 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+from recipes.tiny_math.problems import HELD_OUT, LEVELS, WARM_START, Problem
 from recipes.tiny_math.warm_start import Corpus, Phase, main
 
-from .task import (
-    HELD_OUT,
-    LEVELS,
-    MAX_COMPLETION_LENGTH,
-    WARM_START,
-    Author,
-    Problem,
-    sample_problem,
-    sample_problems,
-    write_document,
-)
+from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SLOPPY = Author(
@@ -43,7 +34,6 @@ def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, st
 CORPUS = Corpus(
     sample_document=sample_document,
     sample_held_out=lambda count, seed: sample_problems(HELD_OUT, count, seed),
-    levels=LEVELS,
     marker="code",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=448,

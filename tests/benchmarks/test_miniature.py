@@ -17,6 +17,7 @@ from benchmarks.miniature.pool import ALWAYS, MIDDLE, NEVER, ROLLOUTS, arrange, 
 from benchmarks.miniature.tasks import MATH, TASKS
 from duet_trl import DUETGRPOConfig
 from duet_trl.generate.markers import first_marker_end, get_marker
+from recipes.tiny_math.problems import HELD_OUT, TRAIN
 from recipes.tiny_math.task import Problem
 from recipes.tiny_math.task import split_of as split_of_expression
 from recipes.tiny_products.task import split_of as split_of_product
@@ -89,8 +90,8 @@ def test_the_pool_has_its_mix_in_every_prefix_and_nothing_that_is_held_out(task)
         pool = load_pool(task, profile.pool)
         assert len({p.expression for p in pool}) == profile.pool
         assert all(eval(p.expression) == p.answer for p in pool)
-        assert {SPLIT_OF[task.name](p.expression) for p in pool} == {task.train}
-        held_out = {p.expression for p in task.sample_problems(task.held_out, profile.held_out_end, 1)}
+        assert {SPLIT_OF[task.name](p.expression) for p in pool} == {TRAIN}
+        held_out = {p.expression for p in task.sample_problems(HELD_OUT, profile.held_out_end, 1)}
         assert not held_out & {p.expression for p in pool}
     entries = json.loads(task.pool.read_text())["problems"]
     assert len(entries) == task.pool_size

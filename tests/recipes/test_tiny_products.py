@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from duet_trl.generate.markers import completion_ends, extract_code, first_marker_end, get_marker
 from recipes.tiny_math import policy
 from recipes.tiny_math import warm_start as training
+from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
 from recipes.tiny_products import task, warm_start
 
 STEP = re.compile(r"(\d)([*+])(\d)\+(\d)=(\d\d)")
@@ -22,17 +23,17 @@ SUM = re.compile(r"(\d+)\+(\d+)")
 
 def clean_document(level: int, seed: int = 0) -> tuple[task.Problem, str]:
     rng = random.Random(seed)
-    problem = task.sample_problem(rng, level, task.WARM_START)
+    problem = task.sample_problem(rng, level, WARM_START)
     return problem, task.write_document(rng, problem, warm_start.CLEAN)
 
 
 def test_problems_have_the_value_that_python_computes_and_the_digits_of_their_level():
-    for problem in task.sample_problems(task.TRAIN, 200, seed=3):
+    for problem in task.sample_problems(TRAIN, 200, seed=3):
         assert problem.answer == eval(problem.expression)
         assert tuple(map(len, problem.expression.split("*"))) == task.DIGITS[problem.level]
 
 
-@pytest.mark.parametrize("level", task.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_every_line_of_a_clean_solution_is_true(level):
     for seed in range(40):
         problem, document = clean_document(level, seed)
@@ -81,7 +82,7 @@ def test_only_hard_steps_go_wrong_where_only_they_are_said_to():
     rng = random.Random(0)
     hard = 0
     for _ in range(40):
-        document = task.write_document(rng, task.sample_problem(rng, 5, task.WARM_START), author)
+        document = task.write_document(rng, task.sample_problem(rng, 5, WARM_START), author)
         for left, operator, right, carry, result in re.findall(STEP, document):
             value = eval(f"{left}{operator}{right}+{carry}")
             assert (int(result) != value) == (value >= task.HARD)
@@ -95,10 +96,10 @@ def test_no_step_of_a_small_factor_is_hard():
 
 
 @settings(deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from(task.LEVELS))
+@given(st.integers(0, 10**9), st.sampled_from(LEVELS))
 def test_a_document_completes_the_marker_and_the_library_reads_its_answer(seed, level):
     rng = random.Random(seed)
-    problem = task.sample_problem(rng, level, task.WARM_START)
+    problem = task.sample_problem(rng, level, WARM_START)
     document = task.write_document(rng, problem, warm_start.SLOPPY)
     assert document.endswith("\n```")
     answers = re.findall(r"^```\n(\d+)\n```$", document, re.MULTILINE)
@@ -114,9 +115,9 @@ def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
     # A re-check takes 60 tokens or more, so a looper who is at it eight times is past 384 of them.
     author = replace(warm_start.SLOPPY, looper=(1.0,) * 5, again_looper=1.0)
     tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
-    for level in task.LEVELS:
+    for level in LEVELS:
         rng = random.Random(level)
-        problem = task.sample_problem(rng, level, task.WARM_START)
+        problem = task.sample_problem(rng, level, WARM_START)
         document = task.write_document(rng, problem, author)
         ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, problem, document)
         assert len(ids) - prompt_length == task.MAX_COMPLETION_LENGTH
@@ -126,7 +127,7 @@ def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
 def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
     tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
     longest = 0
-    for level in task.LEVELS:
+    for level in LEVELS:
         for seed in range(20):
             ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, *clean_document(level, seed))
             assert ids[-1] == tokenizer.eos_token_id
@@ -137,13 +138,13 @@ def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
 
 def test_levels_come_in_equal_parts_and_without_repetition():
     # As many as the pool's candidates: the smallest level has enough of them.
-    problems = task.sample_problems(task.TRAIN, 2400, seed=1)
-    assert Counter(problem.level for problem in problems) == dict.fromkeys(task.LEVELS, 480)
+    problems = task.sample_problems(TRAIN, 2400, seed=1)
+    assert Counter(problem.level for problem in problems) == dict.fromkeys(LEVELS, 480)
     assert len({problem.expression for problem in problems}) == 2400
 
 
 def test_every_sampled_problem_belongs_to_the_split_it_was_asked_for():
-    for split in (task.WARM_START, task.TRAIN, task.HELD_OUT):
+    for split in (WARM_START, TRAIN, HELD_OUT):
         assert {task.split_of(p.expression) for p in task.sample_problems(split, 60, seed=1)} == {split}
 
 
@@ -157,8 +158,8 @@ def test_the_splits_have_their_share_of_the_smallest_level():
     counts = Counter(task.split_of(f"{a}*{b}") for a in range(10, 100) for b in range(10, 100))
     assert sum(counts.values()) == 8100
     # 4,095 pairs of factors in 16 buckets; sd of one bucket, in products: 2 * sqrt(4095 / 16 * 15 / 16) = 31
-    assert abs(counts[task.TRAIN] - 8100 / 16) < 100
-    assert abs(counts[task.HELD_OUT] - 8100 / 16) < 100
+    assert abs(counts[TRAIN] - 8100 / 16) < 100
+    assert abs(counts[HELD_OUT] - 8100 / 16) < 100
 
 
 def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_or_held_out():
@@ -171,7 +172,7 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
         assert lines[0] == problem.expression
         stated |= {line for line in lines if tuple(map(len, line.split("*"))) in task.DIGITS.values()}
     assert len(stated) > 2000
-    assert {task.split_of(expression) for expression in stated} == {task.WARM_START}
+    assert {task.split_of(expression) for expression in stated} == {WARM_START}
 
 
 def test_checkpoint_files_fit_into_three_megabytes():

@@ -10,19 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipes.tiny_math import policy, task, warm_start
+from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
 
 EXPRESSION = re.compile(r"\d+(?:[-+*]\d+){2,}")  # three or more operands, the least a problem has
 
 
 def test_problems_have_the_value_that_python_computes():
-    for problem in task.sample_problems(task.TRAIN, 200, seed=3):
+    for problem in task.sample_problems(TRAIN, 200, seed=3):
         assert problem.answer == eval(problem.expression) >= 0
 
 
 def test_a_clean_solution_computes_every_line_and_boxes_the_answer():
     rng = random.Random(0)
-    for level in task.LEVELS:
-        problem = task.sample_problem(rng, level, task.WARM_START)
+    for level in LEVELS:
+        problem = task.sample_problem(rng, level, WARM_START)
         first, *lines, last = task.write_answer(rng, problem, warm_start.CLEAN).rstrip().split("\n")
         assert first == problem.expression
         assert all(eval(left) == int(right) for left, right in (line.split("=") for line in lines))
@@ -41,21 +42,21 @@ def test_a_slip_is_carried_on_to_the_answer():
 
 
 def test_levels_come_in_equal_parts_and_without_repetition():
-    problems = task.sample_problems(task.HELD_OUT, 100, seed=0)
-    assert Counter(problem.level for problem in problems) == dict.fromkeys(task.LEVELS, 20)
+    problems = task.sample_problems(HELD_OUT, 100, seed=0)
+    assert Counter(problem.level for problem in problems) == dict.fromkeys(LEVELS, 20)
     assert len({problem.expression for problem in problems}) == 100
 
 
 def test_every_sampled_problem_belongs_to_the_split_it_was_asked_for():
-    for split in (task.WARM_START, task.TRAIN, task.HELD_OUT):
+    for split in (WARM_START, TRAIN, HELD_OUT):
         assert {task.split_of(p.expression) for p in task.sample_problems(split, 60, seed=1)} == {split}
 
 
 @settings(deadline=None)
 @given(st.integers(0, 10**6), st.integers(0, 10**6))
 def test_pool_and_held_out_set_are_disjoint_for_any_seeds(pool_seed, held_out_seed):
-    pool = {p.expression for p in task.sample_problems(task.TRAIN, 20, pool_seed)}
-    held_out = {p.expression for p in task.sample_problems(task.HELD_OUT, 20, held_out_seed)}
+    pool = {p.expression for p in task.sample_problems(TRAIN, 20, pool_seed)}
+    held_out = {p.expression for p in task.sample_problems(HELD_OUT, 20, held_out_seed)}
     assert not pool & held_out
 
 
@@ -68,22 +69,22 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
         stated |= {problem.expression, *re.findall(r"Compute \$(.*?)\$", document)}
         stated |= {line for line in document.split("\n") if EXPRESSION.fullmatch(line)}
     assert len(stated) > 3000
-    assert {task.split_of(expression) for expression in stated} == {task.WARM_START}
-    pool = {p.expression for p in task.sample_problems(task.TRAIN, 320, seed=0)}
-    held_out = {p.expression for p in task.sample_problems(task.HELD_OUT, 320, seed=0)}
+    assert {task.split_of(expression) for expression in stated} == {WARM_START}
+    pool = {p.expression for p in task.sample_problems(TRAIN, 320, seed=0)}
+    held_out = {p.expression for p in task.sample_problems(HELD_OUT, 320, seed=0)}
     assert not stated & (pool | held_out)
 
 
 def test_no_problem_is_short_enough_to_be_one_line_of_another_solution():
     rng = random.Random(0)
     for _ in range(300):
-        assert EXPRESSION.fullmatch(task.sample_problem(rng, 1, task.WARM_START).expression)
+        assert EXPRESSION.fullmatch(task.sample_problem(rng, 1, WARM_START).expression)
 
 
 def test_the_easiest_level_cannot_be_enumerated_by_the_corpus():
     # Level 1 has three operands of 1..49 and two signs: about 49^3 * 4 * P(no negative total) > 200,000 expressions.
     rng = random.Random(0)
-    draws = [task.sample_problem(rng, 1, task.WARM_START).expression for _ in range(4000)]
+    draws = [task.sample_problem(rng, 1, WARM_START).expression for _ in range(4000)]
     # n draws out of S equally likely ones leave n^2 / 2S repetitions: 40 for S = 200,000.
     assert len(draws) - len(set(draws)) < 80
 
