@@ -92,11 +92,11 @@ lint: install ## check style, format and syntax
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
-miniature: install ## DUET against GRPO on the tiny task, 20 seeds (hours; goes on where it was)
+miniature: install ## DUET against GRPO and all other arms on the tiny task, over seeds (hours; goes on where it was)
 	$(PY) -m benchmarks.miniature $(ARGS)
 
 miniature-fast: install ## the same in about 15 minutes, two seeds: shows that it works, decides nothing
-	$(PY) -m benchmarks.miniature --profile fast --seeds 100-101 $(ARGS)
+	$(PY) -m benchmarks.miniature --arms grpo_100,duet_50 --profile fast --seeds 100-101 $(ARGS)
 
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
 	$(PY) notebooks/execute.py $(ARGS)

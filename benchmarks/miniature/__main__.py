@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# python -m benchmarks.miniature                      the headline: GRPO at 100% against DUET at 50%, 20 seeds (hours)
-# python -m benchmarks.miniature --profile fast --seeds 100-101                                    (quarter of an hour)
-# python -m benchmarks.miniature --arms grpo_50,trim_50,duet_50 --seeds 100-104
-# python -m benchmarks.miniature --task products                                  the same on a task of another shape
+# python -m benchmarks.miniature                   GRPO at 100% and DUET at 50% at 20 seeds, all others at 3 (hours)
+# python -m benchmarks.miniature --task products   on a task of another shape, at 3 seeds
+# python -m benchmarks.miniature --arms grpo_100,duet_50 --seeds 100-101 --profile fast            (quarter of an hour)
+# python -m benchmarks.miniature --arms duet_50 --seeds 100-104 --name wide --overrides '{"num_rollouts_max": 32}'
 """DUET against GRPO on a tiny task, on real vLLM, over seeds, at equal optimizer steps.
 
 Cells (an arm and a seed) run in processes of their own, two side by side on two cores, the arms of a seed one after
@@ -22,7 +22,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miniature.arms import ARMS, HEADLINE
+from benchmarks.miniature.arms import ARMS, seeds_of
 from benchmarks.miniature.cell import PROFILES
 from benchmarks.miniature.report import write_report
 from benchmarks.miniature.tasks import MATH, TASKS
@@ -37,9 +37,11 @@ def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default=MATH.name)
-    parser.add_argument("--arms", default=",".join(HEADLINE), help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--arms", default=",".join(ARMS), help="separated by commas; by default all")
     parser.add_argument(
-        "--seeds", default="0-19", help="such as 0-19 or 3,5; decisions are made on others: 100 and up"
+        "--seeds",
+        help="such as 0-19 or 3,5; by default 0-19 for the headline and 0-2 for the others; decisions are made on "
+        "others: 100 and up",
     )
     parser.add_argument("--profile", choices=PROFILES, default="full")
     parser.add_argument("--overrides", type=json.loads, default={}, help="JSON: fields that an experiment changes")
@@ -57,9 +59,19 @@ def arguments() -> argparse.Namespace:
         parser.error("--overrides and --name belong together: an experiment has a name.")
     if args.name.partition("_")[0] in TASKS:
         parser.error(f"--name {args.name} begins like a task, whose records it would be taken for.")
-    first, _, last = args.seeds.partition("-")
-    args.seeds = list(range(int(first), int(last) + 1)) if last else [int(seed) for seed in args.seeds.split(",")]
+    args.cells = planned(args)
     return args
+
+
+def planned(args: argparse.Namespace) -> list[tuple[str, int]]:
+    """Cells that were asked for, all arms of a seed before those of the next."""
+    if args.seeds is None:
+        cells = [(arm, seed) for arm in args.arms for seed in seeds_of(arm, args.task == MATH.name)]
+    else:
+        first, _, last = args.seeds.partition("-")
+        seeds = range(int(first), int(last) + 1) if last else [int(seed) for seed in args.seeds.split(",")]
+        cells = [(arm, seed) for arm in args.arms for seed in seeds]
+    return sorted(cells, key=lambda cell: cell[1])
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -111,11 +123,11 @@ def run_all(args: argparse.Namespace, path: Path) -> None:
     """Run what is not on record yet; each finished cell is written at once."""
     records = read_records(path)
     done = {(record["arm"], record["seed"]) for record in records}
-    wanted = [(arm, seed) for seed in args.seeds for arm in args.arms if (arm, seed) not in done]
+    wanted = [cell for cell in args.cells if cell not in done]
     known = [record["seconds"] for record in records if record["arm"] in args.arms]
     each = statistics.median(known) if known else GUESS[args.profile]
     basis = f"{len(known)} finished ones" if known else "a guess"
-    print(f"{len(wanted)} cells to run, {len(args.seeds) * len(args.arms) - len(wanted)} on record in {path}")
+    print(f"{len(wanted)} cells to run, {len(args.cells) - len(wanted)} on record in {path}")
     print(f"about {len(wanted) * each / args.jobs / 3600:.1f} hours ({each:.0f} s a cell, from {basis})", flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
@@ -135,7 +147,7 @@ def main() -> None:
     path = RECORDS / f"{'_'.join(filter(None, (args.profile, name)))}.jsonl"
     if not args.report:
         run_all(args, path)
-    records = [r for r in read_records(path) if r["arm"] in args.arms and r["seed"] in args.seeds]
+    records = [r for r in read_records(path) if (r["arm"], r["seed"]) in args.cells]
     if not records:
         sys.exit(f"no finished cell of these arms and seeds in {path}")
     title = "".join(f"_{part}" for part in ("" if args.profile == "full" else args.profile, name) if part)

@@ -86,6 +86,23 @@ ARMS: dict[str, Arm] = {
 }
 """All arms by name."""
 HEADLINE = ("grpo_100", "duet_50")
+SECOND_TASK = ("grpo_100", "grpo_50", "grpo_25", "trim_50", "paper_50", "duet_100", "duet_50", "duet_25")
+"""Arms that are run on the other task."""
+
+
+def seeds_of(arm: str, main_task: bool) -> range:
+    """Seeds of an arm in the whole benchmark: twenty for the headline pair on the main task, otherwise three.
+
+    Args:
+        arm (str): Key of `ARMS`.
+        main_task (bool): Whether it is run on the task of the headline.
+
+    Returns:
+        range: Empty if the arm is not run on this task.
+    """
+    if main_task:
+        return range(20 if arm in HEADLINE else 3)
+    return range(3 if arm in SECOND_TASK else 0)
 
 
 def configuration(arm: Arm, output_dir: Path, steps: int, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:

