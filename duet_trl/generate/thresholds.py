@@ -143,8 +143,9 @@ class LengthThresholds:
         answered = self._answered_at >= 0
         if answered.sum() < self.min_samples:
             return self.abort_threshold  # too few answers to say when they come
-        (late,) = weighted_quantile(self._answered_at[answered], weights[answered], (self.answer_quantile,))
-        return math.ceil(self.answer_slack * late - 1e-9)
+        return after_the_answers(
+            self._answered_at[answered], weights[answered], self.answer_quantile, self.answer_slack
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Thresholds and window: JSON types only."""
@@ -181,6 +182,19 @@ class LengthThresholds:
         """Keep 1 <= K1 <= K2 <= max_length whatever the quantiles say."""
         self.abort_threshold = min(max(abort, 1), self.max_length)
         self.poll_threshold = min(max(poll, 1), self.abort_threshold)
+
+
+def after_the_answers(answered_at: np.ndarray, weights: np.ndarray, quantile: float, slack: float) -> int:
+    """K2 that late answers stay clear of: `slack` times a quantile of the answer times, rounded up, in tokens.
+
+    Args:
+        answered_at (np.ndarray): Tokens after which a poll saw each answer, shape (K,), K >= 1.
+        weights (np.ndarray): Shape (K,), > 0.
+        quantile (float): In [0, 1].
+        slack (float): >= 1.
+    """
+    (late,) = weighted_quantile(answered_at, weights, (quantile,))
+    return math.ceil(slack * late - 1e-9)
 
 
 def weighted_quantile(values: np.ndarray, weights: np.ndarray, quantiles: tuple[float, ...]) -> np.ndarray:

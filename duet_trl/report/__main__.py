@@ -101,7 +101,9 @@ def _parser() -> argparse.ArgumentParser:
         ("poll_interval", _positive_count, default.poll_interval, "tokens between two marker checks"),
         ("keep_probability", _positive_share, default.keep_probability, "eps of the coin at the abort gate"),
         ("poll_quantile", _share, default.quantiles[0], "length quantile of K1"),
-        ("abort_quantile", _share, default.quantiles[1], "length quantile of K2"),
+        ("abort_answer_quantile", _proper_share, default.answer_quantile, "K2: quantile of answer times; 0: lengths"),
+        ("abort_answer_slack", _factor, default.answer_slack, "K2: factor on that quantile"),
+        ("abort_quantile", _share, default.quantiles[1], "K2 where abort_answer_quantile is 0: length quantile"),
     ):
         gate.add_argument(f"--{name}", type=kind, default=value, metavar="X", help=f"{meaning} (default: {value})")
     add = gate.add_argument
@@ -151,6 +153,8 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         markers=tuple(dict.fromkeys([*MARKERS, *options.marker])),
         budgets=tuple(options.budgets),
         quantiles=(options.poll_quantile, options.abort_quantile),
+        answer_quantile=options.abort_answer_quantile,
+        answer_slack=options.abort_answer_slack,
         grace_window=options.grace_window,
         poll_interval=options.poll_interval,
         keep_probability=options.keep_probability,
@@ -266,7 +270,7 @@ def _notes(
     if any(log.is_gated for log in logs):
         notes.append("DUETGRPOTrainer made this run: its completions were gated already, and so this understates.")
     if len(completions.texts) < FEW_COMPLETIONS:
-        notes.append(f"{len(completions.texts)} completions are few: K1 and K2 are quantiles of their lengths.")
+        notes.append(f"{len(completions.texts)} completions are few: K1 and K2 are quantiles of what is there.")
     if (settings.trim or settings.abort) and not any(m.trim_saves or m.abort_saves for m in markers):
         notes.append(
             f"The gate stops nothing: no completion reaches K2 + G without a marker, or runs {settings.grace_window} "
@@ -298,15 +302,24 @@ def _marker(name: str) -> str:
     return name
 
 
-def _number(text: str, low: float, high: float, *, open_low: bool = False) -> float:
+def _number(text: str, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
     value = float(text)  # argparse words its ValueError
-    if not low <= value <= high or (open_low and value == low):
-        raise argparse.ArgumentTypeError(f"must be in {'(' if open_low else '['}{low:g}, {high:g}], got {text}")
+    if not low <= value <= high or (open_low and value == low) or (open_high and value == high):
+        left, right = "(" if open_low else "[", ")" if open_high else "]"
+        raise argparse.ArgumentTypeError(f"must be in {left}{low:g}, {high:g}{right}, got {text}")
     return value
 
 
 def _share(text: str) -> float:
     return _number(text, 0.0, 1.0)
+
+
+def _proper_share(text: str) -> float:
+    return _number(text, 0.0, 1.0, open_high=True)
+
+
+def _factor(text: str) -> float:
+    return _number(text, 1.0, 1e9)
 
 
 def _positive_share(text: str) -> float:

@@ -6,19 +6,23 @@ beyond the abort gate, how rewards spread within the groups. Projected, by arith
 rollouts at the mean length that the gate leaves. Nothing is trained or sampled, so nothing is said about accuracy.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..generate.gate import NEVER, GateSpec
 from ..generate.markers import MARKERS, extract_answer, get_marker
-from ..generate.thresholds import weighted_quantile
+from ..generate.thresholds import after_the_answers, weighted_quantile
 from .completions import Completions, UnreadableRun
 from .tokens import TokenCounts
 
 STD_QUANTILES = (0.1, 0.5, 0.9)
 """Quantiles over groups that are reported."""
+
+COLD_ABORT = 0.7
+"""K2 before anything is known, as a share of the length limit (`abort_cold_fraction`)."""
 
 _NOISE = 1e-6
 """Relative spread up to which rewards of a group count as equal: they are float32 sums."""
@@ -26,12 +30,15 @@ _NOISE = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """What the estimate assumes about the gate and the clock. Defaults: the paper's values.
+    """What the estimate assumes about the gate and the clock. Defaults: those of `DUETGRPOConfig`, preset duet.
 
     Attributes:
         markers (tuple[str, ...]): Names for `get_marker`.
         budgets (tuple[float, ...]): b, each in (0, 1].
-        quantiles (tuple[float, float]): Length quantiles of K1 and K2.
+        quantiles (tuple[float, float]): Length quantiles of K1, and of K2 by the paper's rule.
+        answer_quantile (float): K2 is `answer_slack` times this quantile of the times of a marker's answers; 0: the
+            length quantile, as in the paper.
+        answer_slack (float): >= 1.
         grace_window (int): G, tokens.
         poll_interval (int): Tokens between two polls.
         keep_probability (float): eps_abort, in (0, 1].
@@ -44,6 +51,8 @@ class Settings:
     markers: tuple[str, ...] = tuple(MARKERS)
     budgets: tuple[float, ...] = (1.0, 0.5, 0.25)
     quantiles: tuple[float, float] = (0.3, 0.8)
+    answer_quantile: float = 0.95
+    answer_slack: float = 1.25
     grace_window: int = 150
     poll_interval: int = 8
     keep_probability: float = 0.05
@@ -61,14 +70,16 @@ class Lengths:
         mean (float): Per completion.
         first_batch (float): Mean of the first batch.
         last_batch (float): Mean of the last batch.
+        longest (int): Stands for the limit of the run.
         poll_threshold (int): K1, the lower length quantile.
-        abort_threshold (int): K2, the upper one.
+        abort_threshold (int): The upper one: K2 by the paper's rule.
     """
 
     total: int
     mean: float
     first_batch: float
     last_batch: float
+    longest: int
     poll_threshold: int
     abort_threshold: int
 
@@ -102,6 +113,7 @@ class MarkerEstimate:
 
     Attributes:
         marker (str): Name.
+        abort_threshold (int): K2, tokens.
         shown (float): Completions in which it completes.
         tokens_after_answer (float): Tokens after its first completion.
         trim_saves (float): Tokens beyond tau + G of answered completions.
@@ -115,6 +127,7 @@ class MarkerEstimate:
     """
 
     marker: str
+    abort_threshold: int
     shown: float
     tokens_after_answer: float
     trim_saves: float
@@ -150,7 +163,7 @@ class Projection:
 
 
 def measure_lengths(completions: Completions, counts: TokenCounts, settings: Settings) -> Lengths:
-    """Total, mean and the two quantiles; one K1 and K2 for everything that was logged.
+    """Total, mean and the two quantiles of everything that was logged.
 
     Raises:
         UnreadableRun: If every completion is empty.
@@ -165,6 +178,7 @@ def measure_lengths(completions: Completions, counts: TokenCounts, settings: Set
         mean=float(lengths.mean()),
         first_batch=float(means[0]),
         last_batch=float(means[-1]),
+        longest=int(lengths.max()),
         poll_threshold=max(int(poll), 1),
         abort_threshold=max(int(abort), 1),
     )
@@ -238,29 +252,31 @@ def measure_marker(
     settings: Settings,
     reward: np.ndarray,
 ) -> MarkerEstimate:
-    """Run the gate of Eq. 5 over finished completions, with the expectation over its coins.
+    """Run the gate of Eq. 5 over finished completions, with the expectation over its coins; one K2 for all of them.
 
     Args:
         name (str): Marker.
         completions (Completions): N completions, generated without a gate.
         counts (TokenCounts): Their tokens.
-        lengths (Lengths): K1 and K2.
+        lengths (Lengths): K1, and K2 by the paper's rule.
         settings (Settings): The rest of the gate.
         reward (np.ndarray): Reward of each, shape (N,), nan where unknown.
 
     Returns:
         MarkerEstimate: Shares and the mean length under the gate.
     """
+    length, total = counts.lengths, lengths.total
+    answer_at = counts.answered_at(get_marker(name))
     spec = GateSpec(
         poll_threshold=lengths.poll_threshold,
-        abort_threshold=lengths.abort_threshold,
+        abort_threshold=lengths.longest,
         grace_window=settings.grace_window,
         poll_interval=settings.poll_interval,
         trim=settings.trim,
-        abort=settings.abort,
+        abort=False,
     )
-    length, total = counts.lengths, lengths.total
-    answer_at = counts.answered_at(get_marker(name))
+    abort_threshold = _abort_threshold(spec, answer_at, length, lengths, settings)
+    spec = replace(spec, abort_threshold=abort_threshold, abort=settings.abort)
     shown = answer_at < NEVER
     tau = np.full(len(length), NEVER)
     tau[shown] = spec.seen_at(answer_at[shown])
@@ -279,6 +295,7 @@ def measure_marker(
     ]
     return MarkerEstimate(
         marker=name,
+        abort_threshold=abort_threshold,
         shown=float(shown.mean()),
         tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
         trim_saves=trim_tokens / total,
@@ -323,6 +340,25 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
                 )
             )
     return projections
+
+
+def _abort_threshold(
+    ungated: GateSpec, answer_at: np.ndarray, length: np.ndarray, lengths: Lengths, settings: Settings
+) -> int:
+    """K2 as the trainer would set it after these completions.
+
+    Where no poll sees an answer it keeps the threshold that it began with, a share of the length limit.
+    """
+    if not settings.answer_quantile:
+        return lengths.abort_threshold
+    shown = answer_at < NEVER
+    seen = ungated.seen_at(answer_at[shown])
+    seen = seen[seen < length[shown]]
+    if len(seen):
+        abort = after_the_answers(seen, np.ones(len(seen)), settings.answer_quantile, settings.answer_slack)
+    else:
+        abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
+    return min(max(abort, lengths.poll_threshold), lengths.longest)
 
 
 def _equal(values: np.ndarray) -> bool:

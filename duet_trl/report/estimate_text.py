@@ -82,14 +82,19 @@ def _measured(estimate: Estimate) -> str:
         ),
         (
             "thresholds",
-            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g}), "
-            f"K2 = {lengths.abort_threshold} (quantile {settings.quantiles[1]:g}), "
-            f"abort gate at K2 + G = {lengths.abort_threshold + settings.grace_window} tokens",
+            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g} of the lengths), K2 per marker "
+            f"({_rule(settings)}), abort gate at K2 + G",
         ),
         *_group_rows(groups, estimate.reward_columns),
         ("seconds", _seconds_text(estimate)),
     ]
     return "\n".join(f"  {name:<14} {text}" for name, text in rows)
+
+
+def _rule(settings: Settings) -> str:
+    if settings.answer_quantile:
+        return f"{settings.answer_slack:g} x quantile {settings.answer_quantile:g} of the answer times"
+    return f"quantile {settings.quantiles[1]:g} of the lengths"
 
 
 def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> list[tuple[str, str]]:
@@ -127,7 +132,7 @@ def _seconds_text(estimate: Estimate) -> str:
 
 
 def _marker_table(markers: Sequence[MarkerEstimate]) -> str:
-    columns = {
+    shares = {
         "shown in": [marker.shown for marker in markers],
         "tokens after answer": [marker.tokens_after_answer for marker in markers],
         "trim saves": [marker.trim_saves for marker in markers],
@@ -137,14 +142,18 @@ def _marker_table(markers: Sequence[MarkerEstimate]) -> str:
         "tail above mean": [marker.tail_above_mean for marker in markers],
         "answer changes": [marker.answer_changes for marker in markers],
     }
-    cells = [[marker.marker for marker in markers], *([_rounded(x) for x in column] for column in columns.values())]
+    cells = [
+        [marker.marker for marker in markers],
+        [marker.abort_threshold for marker in markers],
+        *([_rounded(x) for x in column] for column in shares.values()),
+    ]
     legend = (
         "shown in: completions with the marker. tokens after answer, trim saves, tail tokens, abort saves: of all "
         "tokens. trim saves: those beyond tau + G. tail: completions without a marker at K2 + G. tail tokens: theirs "
         "beyond K2 + G. abort saves: 1 - eps of these. tail above mean: of the tail, completions better than their "
         "group. answer changes: of the trimmed, completions whose last answer is another one after the cut."
     )
-    table = text_table(["marker", *columns], [list(row) for row in zip(*cells, strict=True)])
+    table = text_table(["marker", "K2", *shares], [list(row) for row in zip(*cells, strict=True)])
     return f"{_indented(table)}\n{_wrapped(legend)}"
 
 
@@ -169,7 +178,7 @@ def _assumptions(estimate: Estimate) -> list[str]:
         "Tokens at budget b = b x logged completions x mean length under the gate (eps "
         f"{settings.keep_probability:g}, poll every {settings.poll_interval}, trim {_switch(settings.trim)}, abort "
         f"{_switch(settings.abort)}). K1 and K2 are those of all logged completions; in training they follow the "
-        "lengths.",
+        "lengths and the answers.",
         "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
         "rollouts before tau + G; a policy trained with the gate writes other lengths.",
         f"Time: generation is taken as proportional to tokens and as {share}% of a step (--generation_share). The "

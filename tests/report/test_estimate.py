@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duet_trl import DUETGRPOConfig
 from duet_trl.generate.markers import MARKERS, extract_answer, first_marker_end, get_marker
 from duet_trl.report import estimate
 from duet_trl.report.__main__ import main
@@ -87,8 +88,9 @@ EIGHT = [  # prompt, completion, reward; one character is one token
     ("q", "x" * 60, 0.0),
 ]
 EIGHT_FLAGS = (
-    "--chars_per_token 1 --grace_window 10 --poll_interval 4 --keep_probability 0.1 --abort_quantile 0.5".split()
-)
+    "--chars_per_token 1 --grace_window 10 --poll_interval 4 --keep_probability 0.1 --abort_quantile 0.5"
+    " --abort_answer_quantile 0"
+).split()
 
 
 def test_small_table_by_hand(tmp_path, capsys):
@@ -99,6 +101,7 @@ def test_small_table_by_hand(tmp_path, capsys):
     lengths = result["measured"]["lengths"]
     assert (lengths["total"], lengths["poll_threshold"], lengths["abort_threshold"]) == (450, 30, 40)
     math_marker = by_marker(result)
+    assert math_marker["abort_threshold"] == 40
     assert math_marker["shown"] == pytest.approx(3 / 8)
     assert math_marker["tokens_after_answer"] == pytest.approx(60 / 450)
     assert math_marker["trim_saves"] == pytest.approx(38 / 450)
@@ -108,6 +111,40 @@ def test_small_table_by_hand(tmp_path, capsys):
     assert math_marker["tail_above_mean"] == pytest.approx(1 / 3)  # row 3; rows 4 and 7 are as good as their group
     assert math_marker["answer_changes"] == 0.0
     assert math_marker["gated_mean"] == pytest.approx((450 - 38 - 99) / 8)
+
+
+def test_the_gate_is_by_default_that_of_the_trainer(tmp_path):
+    config, assumed = DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True), estimate.Settings()
+    assert assumed.quantiles == (config.poll_quantile, config.abort_quantile)
+    for name, field in {"answer_quantile": "abort_answer_quantile", "answer_slack": "abort_answer_slack"}.items():
+        assert getattr(assumed, name) == getattr(config, field)
+    for name in ("grace_window", "poll_interval", "keep_probability", "trim", "abort"):
+        assert getattr(assumed, name) == getattr(config, name)
+    assert config.abort_cold_fraction == estimate.COLD_ABORT
+
+
+@pytest.mark.parametrize(
+    ("flags", "abort_threshold", "tail_tokens"),
+    [
+        # K1 = 30. Of three answers polls see one, at 32: the other two end with their completions, at 20 and 100.
+        (["--abort_answer_slack", "1.5"], 48, 2 + 42 + 42),  # gate at 58: rows 7 (60 tokens), 3 and 4 (100) are beyond
+        (["--abort_answer_slack", "1"], 32, 18 + 58 + 58),
+        (["--abort_answer_slack", "9"], 100, 0),  # no later than the longest
+        (["--poll_quantile", "0.7", "--abort_quantile", "0.7"], 80, 10 + 10),  # nor below K1: nothing seen, 70 wanted
+    ],
+)
+def test_the_abort_threshold_lies_behind_the_answers(tmp_path, capsys, flags, abort_threshold, tail_tokens):
+    write(tmp_path / "run", 1, EIGHT)
+    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.95, *flags)
+    marker = by_marker(result)
+    assert marker["abort_threshold"] == abort_threshold
+    assert marker["tail_tokens"] == pytest.approx(tail_tokens / 450)
+
+
+def test_without_answers_the_abort_threshold_is_the_one_training_begins_with(tmp_path, capsys):
+    write(tmp_path / "run", 1, EIGHT)
+    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.95)
+    assert by_marker(result, "code")["abort_threshold"] == 70
 
 
 def test_rewards_by_hand(tmp_path, capsys):
@@ -173,7 +210,7 @@ def test_a_custom_marker_is_measured_beside_the_others(tmp_path, capsys):
 
 
 def test_an_answer_that_the_cut_replaces_is_counted(tmp_path, capsys):
-    # K1 = K2 = 109, so the first poll at or after it comes at 112; G = 8 cuts the second box off.
+    # K1 = 109, so the first poll at or after it comes at 112; G = 8 cuts the second box off.
     revised = "x" * 91 + BOX + "y" * 30 + r"\boxed{2}" + "z" * 61
     write(tmp_path / "run", 1, [("p", revised, 1.0), ("p", "x" * 91 + BOX + "y" * 9, 0.0)])
     flags = "--chars_per_token 1 --grace_window 8 --poll_quantile 0.3 --abort_quantile 0.5".split()
@@ -209,19 +246,28 @@ TEXTS = st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_siz
     texts=TEXTS,
     marker=st.sampled_from(sorted(MARKERS)),
     quantiles=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
+    answer_quantile=st.sampled_from([0.0, 0.5, 0.95]),
     grace_window=st.integers(0, 12),
     poll_interval=st.integers(1, 5),
     eps=st.floats(0.01, 1.0),
 )
-def test_mean_under_the_gate_is_that_of_algorithm_1(texts, marker, quantiles, grace_window, poll_interval, eps):
+def test_mean_under_the_gate_is_that_of_algorithm_1(
+    texts, marker, quantiles, answer_quantile, grace_window, poll_interval, eps
+):
     assumed = estimate.Settings(
-        quantiles=tuple(quantiles), grace_window=grace_window, poll_interval=poll_interval, keep_probability=eps
+        quantiles=tuple(quantiles),
+        answer_quantile=answer_quantile,
+        grace_window=grace_window,
+        poll_interval=poll_interval,
+        keep_probability=eps,
     )
     completions = of_texts(texts)
     counts = CharacterCounts(texts, 1.0)
     lengths = estimate.measure_lengths(completions, counts, assumed)
     found = estimate.measure_marker(marker, completions, counts, lengths, assumed, np.full(len(texts), np.nan))
-    spec = (lengths.poll_threshold, lengths.abort_threshold, grace_window, poll_interval)
+    if not answer_quantile:
+        assert found.abort_threshold == lengths.abort_threshold
+    spec = (lengths.poll_threshold, found.abort_threshold, grace_window, poll_interval)
     kept = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=True) for text in texts]
     dropped = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=False) for text in texts]
     assert found.gated_mean == pytest.approx(eps * np.mean(kept) + (1 - eps) * np.mean(dropped), rel=1e-9)
@@ -510,6 +556,8 @@ def test_unknown_reward_column_names_those_there_are(tmp_path, capsys):
         ["--poll_interval", "0"],
         ["--chars_per_token", "0"],
         ["--poll_quantile", "0.9"],
+        ["--abort_answer_quantile", "1"],
+        ["--abort_answer_slack", "0.9"],
         ["--marker", "regex:("],
         ["--marker", "maths"],
         ["--generation_share", "nan"],
