@@ -56,7 +56,8 @@ def summarise(cells: Cells) -> dict[str, Any]:
     Returns:
         dict[str, Any]: Seeds, mean accuracy with its interval and the sd of one run, accuracy by the last box, mean
         tokens, median seconds, `DIAGNOSTICS`, the figures of each run, and the curve: at each measurement the step and
-        the means over seeds of tokens, seconds and accuracy, with the interval of the latter.
+        the means over seeds of tokens, seconds and accuracy, with the latter's interval over seeds alone: the problems
+        are the same for all arms.
     """
     records = list(cells.values())
     table = np.array([accuracy(record) for record in records])
@@ -93,13 +94,13 @@ def _run(record: Record) -> dict[str, float]:
 
 
 def _curve(records: Sequence[Record]) -> dict[str, list[float]]:
-    tables = np.array([curve(record) for record in records]).swapaxes(0, 1)  # (measurements, seeds, problems)
-    ends = [interval(table) for table in tables]
+    means = np.array([curve(record).mean(axis=1) for record in records])  # (seeds, measurements)
+    ends = [interval(values[:, None]) for values in means.T]
     return {
         "step": [point["step"] for point in records[0]["evaluations"]],
         "generated_tokens": np.mean([spent(record, "generated_tokens") for record in records], axis=0).tolist(),
         "seconds": np.mean([spent(record, "processor_seconds") for record in records], axis=0).tolist(),
-        "accuracy": tables.mean(axis=(1, 2)).tolist(),
+        "accuracy": means.mean(axis=0).tolist(),
         "low": [low for low, _ in ends],
         "high": [high for _, high in ends],
     }
@@ -184,10 +185,10 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     for name in FIGURE:
         if name in summaries:
             drawn = {key: values for key, values in summaries[name]["curve"].items() if key != "step"}
-            curves.append(AccuracyCurve(name, **drawn))
+            curves.append(AccuracyCurve(_label(name), **drawn))
     if curves:
         png = path.with_suffix(".png")
-        print(accuracy_figure(curves, png, clock="processor time", band="seeds and problems"))
+        print(accuracy_figure(curves, png, clock="processor time", band="seeds"))
     return missed
 
 
@@ -220,6 +221,11 @@ def _print_comparisons(draw: Callable[..., str], comparisons: Sequence[dict[str,
     rows = [[f"{c['first']} - {c['second']}", c["seeds"], *(_text(c[name]) for name in names)] for c in comparisons]
     print("\n" + draw(headers, rows))
     print("difference [95% interval] (difference that this many seeds resolve)")
+
+
+def _label(name: str) -> str:
+    method, _, budget = name.partition("_")
+    return f"{method.upper()}, {budget}%"
 
 
 def _print_diagnostics(draw: Callable[..., str], summaries: dict[str, dict]) -> None:
