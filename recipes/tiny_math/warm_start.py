@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
@@ -51,9 +52,12 @@ class Corpus:
     """What a task writes for its policy, and how long the policy reads.
 
     Attributes:
-        sample_document (Callable): (rng, share of clean authors) -> problem and document; must never state a problem
-            of another split than the warm start's.
-        sample_held_out (Callable): (count, seed) -> held-out problems, the levels in turn.
+        sample_problem (Callable): (rng, level, split) -> problem.
+        sample_problems (Callable): (split, count, seed) -> distinct problems, the levels in turn.
+        write_document (Callable): (rng, problem, author) -> completion; must never state a problem of another split
+            than the warm start's.
+        sloppy (Any): The author that the policy is to imitate.
+        clean (Any): One without faults, from whom it learns to calculate.
         marker (str): The library's marker of an answer; its extractor grades.
         max_completion_length (int): Tokens at which completions are cut.
         row_length (int): Tokens of a packed row; a prompt and a completion cut at the limit must fit.
@@ -61,24 +65,29 @@ class Corpus:
         checkpoint (Path): Where the shipped policy is.
     """
 
-    sample_document: Callable[[random.Random, float], tuple[Problem, str]]
-    sample_held_out: Callable[[int, int], Sequence[Problem]]
+    sample_problem: Callable[[random.Random, int, str], Problem]
+    sample_problems: Callable[[str, int, int], Sequence[Problem]]
+    write_document: Callable[[random.Random, Any, Any], str]
+    sloppy: Any
+    clean: Any
     marker: str
     max_completion_length: int
     row_length: int
     phases: Sequence[Phase]
     checkpoint: Path
 
-
-def sample_document(rng: random.Random, clean_share: float) -> tuple[Problem, str]:
-    """One problem of the corpus and its document; `clean_share` is the probability of the clean author."""
-    problem = sample_problem(rng, rng.choice(LEVELS), WARM_START)
-    return problem, write_document(rng, problem, CLEAN if rng.random() < clean_share else SLOPPY)
+    def sample_document(self, rng: random.Random, clean_share: float) -> tuple[Problem, str]:
+        """One problem of the corpus and its document; `clean_share` is the probability of the clean author."""
+        problem = self.sample_problem(rng, rng.choice(LEVELS), WARM_START)
+        return problem, self.write_document(rng, problem, self.clean if rng.random() < clean_share else self.sloppy)
 
 
 CORPUS = Corpus(
-    sample_document=sample_document,
-    sample_held_out=lambda count, seed: sample_problems(HELD_OUT, count, seed),
+    sample_problem=sample_problem,
+    sample_problems=sample_problems,
+    write_document=write_document,
+    sloppy=SLOPPY,
+    clean=CLEAN,
     marker="math",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=384,
@@ -178,7 +187,7 @@ def evaluate(
     greedy: bool = False,
 ) -> str:
     """One sample at temperature 1 (or greedily) for held-out problems: accuracy of the first answer, by level too."""
-    problems = corpus.sample_held_out(count, seed)
+    problems = corpus.sample_problems(HELD_OUT, count, seed)
     texts = [tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, tokenize=False) for p in problems]
     batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
     state = torch.get_rng_state()  # training goes on as if it had not been evaluated

@@ -167,7 +167,7 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
     rng = random.Random(0)
     stated = set()
     for _ in range(3000):
-        problem, document = warm_start.sample_document(rng, clean_share=0.2)
+        problem, document = warm_start.CORPUS.sample_document(rng, clean_share=0.2)
         lines = [line for line in document.split("\n") if PRODUCT.fullmatch(line)]
         assert lines[0] == problem.expression
         stated |= {line for line in lines if tuple(map(len, line.split("*"))) in task.DIGITS.values()}

@@ -65,7 +65,7 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
     rng = random.Random(0)
     stated = set()
     for _ in range(3000):
-        problem, document = warm_start.sample_document(rng, clean_share=0.2)
+        problem, document = warm_start.CORPUS.sample_document(rng, clean_share=0.2)
         stated |= {problem.expression, *re.findall(r"Compute \$(.*?)\$", document)}
         stated |= {line for line in document.split("\n") if EXPRESSION.fullmatch(line)}
     assert len(stated) > 3000
