@@ -167,10 +167,10 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     comparisons = [
         {"first": first, "second": second, **compare(arms[first], arms[second])}
         for first in arms
-        for second in arms
-        if first != second and second.startswith("grpo") and arms[first].keys() & arms[second].keys()
+        for second in _rivals(first)
+        if second in arms and arms[first].keys() & arms[second].keys()
     ]
-    _print_arms(draw, summaries, {c["first"]: c for c in comparisons if c["second"] == REFERENCE})
+    _print_arms(draw, summaries, {c["first"]: c for c in comparisons if ARMS[c["second"]].budget == 1.0})
     _print_comparisons(draw, comparisons)
     _print_diagnostics(draw, summaries)
     missed = targets(arms)
@@ -190,6 +190,18 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
         png = path.with_suffix(".png")
         print(accuracy_figure(curves, png, clock="processor time", band="seeds"))
     return missed
+
+
+def _rivals(name: str) -> list[str]:
+    """What an arm is compared with: GRPO of the same reward, at full and at its own budget; `duet` with all of it."""
+    arm = ARMS[name]
+    return [
+        rival.name
+        for rival in ARMS.values()
+        if (rival.method, rival.reward) == ("grpo", arm.reward)
+        and rival != arm
+        and (rival.budget in (1.0, arm.budget) or arm.method == "duet")
+    ]
 
 
 def _print_arms(draw: Callable[..., str], summaries: dict[str, dict], against: dict[str, dict]) -> None:

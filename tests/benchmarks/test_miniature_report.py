@@ -120,6 +120,29 @@ def test_the_lead_over_grpo_is_to_grow_as_the_budget_shrinks():
     ]
 
 
+def test_arms_are_compared_with_grpo_of_their_reward_at_full_and_at_their_own_budget(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = ("grpo_100", "grpo_50", "grpo_25", "trim_50", "duet_50", "grpo_100_last", "duet_50_last")
+    records = [
+        r for name in names for r in cells(name, [1 + (name == "grpo_100_last"), 2], 1000, 30, count=2).values()
+    ]
+    for r in records:
+        r["reward"] = "last" if r["arm"].endswith("_last") else "first"
+    write_report(records, "_test")
+    found = json.loads((tmp_path / "outputs/bench/miniature_test.json").read_text())["comparisons"]
+    assert {(c["first"], c["second"]) for c in found} == {
+        ("grpo_50", "grpo_100"),
+        ("grpo_25", "grpo_100"),
+        ("trim_50", "grpo_100"),
+        ("trim_50", "grpo_50"),
+        ("duet_50", "grpo_100"),
+        ("duet_50", "grpo_50"),
+        ("duet_50", "grpo_25"),
+        ("duet_50_last", "grpo_100_last"),
+    }
+    assert found[-1]["steps"]["difference"] == pytest.approx(-0.125)
+
+
 def test_the_report_has_every_arm_its_comparisons_and_a_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     records = [*cells("grpo_100", [2, 2], 1000, 30).values(), *cells("duet_50", [2, 2], 400, 12).values()]
