@@ -192,6 +192,11 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     return missed
 
 
+def _label(name: str) -> str:
+    method, _, budget = name.partition("_")
+    return f"{method.upper()}, {budget}%"
+
+
 def _rivals(name: str) -> list[str]:
     """What an arm is compared with: GRPO of the same reward, at full and at its own budget; `duet` with all of it."""
     arm = ARMS[name]
@@ -233,11 +238,6 @@ def _print_comparisons(draw: Callable[..., str], comparisons: Sequence[dict[str,
     rows = [[f"{c['first']} - {c['second']}", c["seeds"], *(_text(c[name]) for name in names)] for c in comparisons]
     print("\n" + draw(headers, rows))
     print("difference [95% interval] (difference that this many seeds resolve)")
-
-
-def _label(name: str) -> str:
-    method, _, budget = name.partition("_")
-    return f"{method.upper()}, {budget}%"
 
 
 def _print_diagnostics(draw: Callable[..., str], summaries: dict[str, dict]) -> None:

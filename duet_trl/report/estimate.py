@@ -267,16 +267,7 @@ def measure_marker(
     """
     length, total = counts.lengths, lengths.total
     answer_at = counts.answered_at(get_marker(name))
-    spec = GateSpec(
-        poll_threshold=lengths.poll_threshold,
-        abort_threshold=lengths.longest,
-        grace_window=settings.grace_window,
-        poll_interval=settings.poll_interval,
-        trim=settings.trim,
-        abort=False,
-    )
-    abort_threshold = _abort_threshold(spec, answer_at, length, lengths, settings)
-    spec = replace(spec, abort_threshold=abort_threshold, abort=settings.abort)
+    spec = _gate(answer_at, length, lengths, settings)
     shown = answer_at < NEVER
     tau = np.full(len(length), NEVER)
     tau[shown] = spec.seen_at(answer_at[shown])
@@ -284,18 +275,12 @@ def measure_marker(
     answered = tau <= last_decision
     tail = ~answered & (last_decision >= spec.abort_at)
     stop = np.where(answered & spec.trim, np.minimum(length, tau + spec.grace_window), length)
-    trimmed = np.flatnonzero(stop < length)
     tail_tokens = int((length[tail] - spec.abort_at).sum())
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
     above = _above_group_mean(completions, reward)[tail]
-    changed = [
-        extract_answer(name, counts.prefix(row, stop[row]), "last")
-        != extract_answer(name, completions.texts[row], "last")
-        for row in trimmed
-    ]
     return MarkerEstimate(
         marker=name,
-        abort_threshold=abort_threshold,
+        abort_threshold=spec.abort_threshold,
         shown=float(shown.mean()),
         tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
         trim_saves=trim_tokens / total,
@@ -303,7 +288,7 @@ def measure_marker(
         tail_tokens=tail_tokens / total,
         abort_saves=abort_tokens / total,
         tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
-        answer_changes=float(np.mean(changed)) if changed else None,
+        answer_changes=_answer_changes(name, completions, counts, stop),
         gated_mean=(total - trim_tokens - abort_tokens) / len(length),
     )
 
@@ -342,23 +327,40 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
     return projections
 
 
-def _abort_threshold(
-    ungated: GateSpec, answer_at: np.ndarray, length: np.ndarray, lengths: Lengths, settings: Settings
-) -> int:
-    """K2 as the trainer would set it after these completions.
+def _gate(answer_at: np.ndarray, length: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:
+    """The gate as the trainer would set it after these completions, with one K2 for all of them.
 
-    Where no poll sees an answer it keeps the threshold that it began with, a share of the length limit.
+    Where no poll sees an answer K2 stays what the trainer begins with, a share of the length limit.
     """
-    if not settings.answer_quantile:
-        return lengths.abort_threshold
-    shown = answer_at < NEVER
-    seen = ungated.seen_at(answer_at[shown])
-    seen = seen[seen < length[shown]]
-    if len(seen):
-        abort = after_the_answers(seen, np.ones(len(seen)), settings.answer_quantile, settings.answer_slack)
-    else:
-        abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
-    return min(max(abort, lengths.poll_threshold), lengths.longest)
+    spec = GateSpec(
+        poll_threshold=lengths.poll_threshold,
+        abort_threshold=lengths.longest,
+        grace_window=settings.grace_window,
+        poll_interval=settings.poll_interval,
+        trim=settings.trim,
+        abort=False,
+    )
+    abort = lengths.abort_threshold
+    if settings.answer_quantile:
+        shown = answer_at < NEVER
+        seen = spec.seen_at(answer_at[shown])
+        seen = seen[seen < length[shown]]
+        if len(seen):
+            abort = after_the_answers(seen, np.ones(len(seen)), settings.answer_quantile, settings.answer_slack)
+        else:
+            abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
+        abort = min(max(abort, lengths.poll_threshold), lengths.longest)
+    return replace(spec, abort_threshold=abort, abort=settings.abort)
+
+
+def _answer_changes(name: str, completions: Completions, counts: TokenCounts, stop: np.ndarray) -> float | None:
+    """Of the completions that stop early, the share whose last answer is another one after the cut."""
+    changed = [
+        extract_answer(name, counts.prefix(row, stop[row]), "last")
+        != extract_answer(name, completions.texts[row], "last")
+        for row in np.flatnonzero(stop < counts.lengths)
+    ]
+    return float(np.mean(changed)) if changed else None
 
 
 def _equal(values: np.ndarray) -> bool:
