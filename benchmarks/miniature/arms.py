@@ -86,12 +86,14 @@ ARMS: dict[str, Arm] = {
 }
 """All arms by name."""
 HEADLINE = ("grpo_100", "duet_50")
+TARGETED = ("duet_100", "duet_25")
+"""Arms that are compared with full GRPO beside the headline."""
 SECOND_TASK = ("grpo_100", "grpo_50", "grpo_25", "trim_50", "paper_50", "duet_100", "duet_50", "duet_25")
 """Arms that are run on the other task."""
 
 
 def seeds_of(arm: str, main_task: bool) -> range:
-    """Seeds of an arm in the whole benchmark: twenty for the headline pair on the main task, otherwise three.
+    """Seeds of an arm in the whole benchmark: three, on the main task twenty for `HEADLINE` and ten for `TARGETED`.
 
     Args:
         arm (str): Key of `ARMS`.
@@ -101,7 +103,7 @@ def seeds_of(arm: str, main_task: bool) -> range:
         range: Empty if the arm is not run on this task.
     """
     if main_task:
-        return range(20 if arm in HEADLINE else 3)
+        return range(20 if arm in HEADLINE else 10 if arm in TARGETED else 3)
     return range(3 if arm in SECOND_TASK else 0)
 
 

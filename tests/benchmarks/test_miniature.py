@@ -146,9 +146,10 @@ def cells_of(*options: str) -> list[tuple[str, int]]:
         return arguments().cells
 
 
-def test_the_benchmark_has_twenty_seeds_of_the_headline_and_three_of_every_other_arm_seed_by_seed():
+def test_the_benchmark_has_more_seeds_where_a_target_is_at_stake_and_goes_seed_by_seed():
     cells = cells_of()
-    assert Counter(arm for arm, _ in cells) == dict.fromkeys(ARMS, 3) | dict.fromkeys(("grpo_100", "duet_50"), 20)
+    more = dict.fromkeys(("grpo_100", "duet_50"), 20) | dict.fromkeys(("duet_100", "duet_25"), 10)
+    assert Counter(arm for arm, _ in cells) == dict.fromkeys(ARMS, 3) | more
     assert [seed for _, seed in cells] == sorted(seed for _, seed in cells)
     assert set(cells_of("--task", "products")) <= set(cells)
     assert Counter(arm for arm, _ in cells_of("--task", "products"))["duet_50"] == 3
