@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python -m benchmarks.miniature                   GRPO at 100% and DUET at 50% at 20 seeds, all others at 3 (hours)
+# python -m benchmarks.miniature                   everything: 20 seeds of GRPO at 100% and DUET at 50% (5 hours)
 # python -m benchmarks.miniature --task products   on a task of another shape, at 3 seeds
 # python -m benchmarks.miniature --arms grpo_100,duet_50 --seeds 100-101 --profile fast            (quarter of an hour)
 # python -m benchmarks.miniature --arms duet_50 --seeds 100-104 --name wide --overrides '{"num_rollouts_max": 32}'
