@@ -12,7 +12,7 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.figures import AccuracyCurve, accuracy_figure
 from duet_trl.report.tables import markdown_table, text_table
 
-from .arms import ARMS
+from .arms import ARMS, BUDGETS
 from .comparison import COSTS, Record, accuracy, compare, curve, interval, seconds, spent, total
 
 REFERENCE = "grpo_100"
@@ -54,10 +54,10 @@ def summarise(cells: Cells) -> dict[str, Any]:
         cells (Cells): Its finished cells.
 
     Returns:
-        dict[str, Any]: Seeds, mean accuracy with its interval and the sd of one run, accuracy by the last box, mean
-        tokens, median seconds, `DIAGNOSTICS`, the figures of each run, and the curve: at each measurement the step and
-        the means over seeds of tokens, seconds and accuracy, with the latter's interval over seeds alone: the problems
-        are the same for all arms.
+        dict[str, Any]: Seeds, mean accuracy by the box of the reward, with its interval and the sd of one run, by the
+        first and by the last box, mean tokens, median seconds, `DIAGNOSTICS`, the figures of each run, and the curve:
+        at each measurement the step and the means over seeds of tokens, seconds and accuracy, with the latter's
+        interval over seeds alone: the problems are the same for all arms.
     """
     records = list(cells.values())
     table = np.array([accuracy(record) for record in records])
@@ -68,6 +68,7 @@ def summarise(cells: Cells) -> dict[str, Any]:
         "low": low,
         "high": high,
         "sd_of_a_run": float(table.mean(axis=1).std(ddof=1)) if len(records) > 1 else None,
+        "first_box": float(np.mean([accuracy(record, "first").mean() for record in records])),
         "last_box": float(np.mean([accuracy(record, "last").mean() for record in records])),
         "generated_tokens": float(np.mean([total(record, "generated_tokens") for record in records])),
         "trained_tokens": float(np.mean([total(record, "trained_tokens") for record in records])),
@@ -170,7 +171,8 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
         for second in _rivals(first)
         if second in arms and arms[first].keys() & arms[second].keys()
     ]
-    _print_arms(draw, summaries, {c["first"]: c for c in comparisons if ARMS[c["second"]].budget == 1.0})
+    full = [arm.name for arm in ARMS.values() if (arm.method, arm.budget) == ("grpo", 1.0)]
+    _print_arms(draw, summaries, {c["first"]: c for c in comparisons if c["second"] in full})
     _print_comparisons(draw, comparisons)
     _print_diagnostics(draw, summaries)
     missed = targets(arms)
@@ -198,19 +200,23 @@ def _label(name: str) -> str:
 
 
 def _rivals(name: str) -> list[str]:
-    """What an arm is compared with: GRPO of the same reward, at full and at its own budget; `duet` with all of it."""
+    """What an arm is compared with, arms of the same reward only.
+
+    GRPO at full and at its own budget; `duet` with GRPO at every budget, and with the trim alone at its own.
+    """
     arm = ARMS[name]
+    budgets = {"grpo": BUDGETS if arm.method == "duet" else (1.0, arm.budget)}
+    if arm.method == "duet":
+        budgets["trim"] = (arm.budget,)
     return [
         rival.name
         for rival in ARMS.values()
-        if (rival.method, rival.reward) == ("grpo", arm.reward)
-        and rival != arm
-        and (rival.budget in (1.0, arm.budget) or arm.method == "duet")
+        if rival != arm and rival.reward == arm.reward and rival.budget in budgets.get(rival.method, ())
     ]
 
 
 def _print_arms(draw: Callable[..., str], summaries: dict[str, dict], against: dict[str, dict]) -> None:
-    headers = ["arm", "seeds", "held-out mean@k", "last box", "generated", "trained", "seconds", "CPU s"]
+    headers = ["arm", "seeds", "held-out mean@k", "first", "last", "generated", "trained", "seconds", "CPU s"]
     rows = []
     for name, s in summaries.items():
         ratio = against.get(name)
@@ -219,6 +225,7 @@ def _print_arms(draw: Callable[..., str], summaries: dict[str, dict], against: d
                 name,
                 len(s["seeds"]),
                 f"{s['accuracy']:.3f} [{s['low']:.3f}, {s['high']:.3f}]",
+                f"{s['first_box']:.3f}",
                 f"{s['last_box']:.3f}",
                 f"{s['generated_tokens'] / 1000:.0f}k",
                 f"{s['trained_tokens'] / 1000:.0f}k",

@@ -120,7 +120,9 @@ def test_the_lead_over_grpo_is_to_grow_as_the_budget_shrinks():
     ]
 
 
-def test_arms_are_compared_with_grpo_of_their_reward_at_full_and_at_their_own_budget(tmp_path, monkeypatch, capsys):
+def test_arms_are_compared_with_grpo_of_their_reward_and_duet_with_the_trim_at_its_budget(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     names = ("grpo_100", "grpo_50", "grpo_25", "trim_50", "duet_50", "grpo_100_last", "duet_50_last")
     records = [
@@ -138,6 +140,7 @@ def test_arms_are_compared_with_grpo_of_their_reward_at_full_and_at_their_own_bu
         ("duet_50", "grpo_100"),
         ("duet_50", "grpo_50"),
         ("duet_50", "grpo_25"),
+        ("duet_50", "trim_50"),
         ("duet_50_last", "grpo_100_last"),
     }
     assert found[-1]["steps"]["difference"] == pytest.approx(-0.125)
