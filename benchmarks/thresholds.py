@@ -21,15 +21,17 @@ from recipes.tiny_math.cpu import ENVIRONMENT  # noqa: E402
 if __name__ == "__main__":  # torch and vLLM read it when they are imported
     os.environ.update(ENVIRONMENT | os.environ)
 
-from collections.abc import Callable, Sequence  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
-from benchmarks.common import RESULTS, argument_parser, write_result  # noqa: E402
+from benchmarks.common import argument_parser, write_result  # noqa: E402
+from benchmarks.gradient import CACHE, DUET  # noqa: E402
 from benchmarks.gradient_parts.estimators import estimators  # noqa: E402
+from benchmarks.gradient_parts.figures import interval  # noqa: E402
 from benchmarks.gradient_parts.policies import POLICIES, PromptRollouts, Size, checkpoint, sample  # noqa: E402
 from benchmarks.miniature.grading import is_right  # noqa: E402
 from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
@@ -149,11 +151,11 @@ def halves(rollouts: Rollouts) -> list[tuple[Rollouts, Rollouts]]:
     return [(first, second), (second, first)]
 
 
-def compare(rollouts: Rollouts, rule: Callable[[Rollouts], float]) -> dict[str, dict[str, float]]:
-    """Figures of each rule, at the savings of one threshold for all that `rule` derives from the earlier visit."""
+def compare(rollouts: Rollouts, quantile: float, slack: float) -> dict[str, dict[str, float]]:
+    """Figures of each rule, at the savings of the recommended threshold."""
     found: dict[str, list[tuple[float, ...]]] = {}
     for earlier, now in halves(rollouts):
-        saved = cut(now, np.full(len(now.length), rule(earlier))).saved
+        saved = cut(now, np.full(len(now.length), recommended(earlier, quantile, slack))).saved
         unsolved = ~earlier.right.any(axis=1)
         for name, shape in shapes(earlier).items():
             one = at_equal_savings(now, shape, saved)
@@ -167,20 +169,15 @@ def measure(
     rollouts: Rollouts, quantile: float, slack: float, seed: int, resamples: int = RESAMPLES
 ) -> dict[str, dict[str, Any]]:
     """`compare`, with the 95% interval of the right answers lost beyond those of one threshold for all."""
-
-    def rule(earlier: Rollouts) -> float:
-        return recommended(earlier, quantile, slack)
-
-    found = compare(rollouts, rule)
+    found = compare(rollouts, quantile, slack)
     rng, draws = np.random.default_rng(seed), []
     for _ in range(resamples):
         prompts = rng.integers(0, len(rollouts.length), len(rollouts.length))
-        again = compare(rollouts.take(prompts, slice(None)), rule)
+        again = compare(rollouts.take(prompts, slice(None)), quantile, slack)
         draws.append([again[name]["right_lost"] - again[ONE]["right_lost"] for name in found])
-    ends = np.quantile(draws, (0.025, 0.975), axis=0).T.tolist()
     return {
-        name: {**figures, "more_lost": figures["right_lost"] - found[ONE]["right_lost"], "interval": interval}
-        for (name, figures), interval in zip(found.items(), ends, strict=True)
+        name: {**figures, "more_lost": figures["right_lost"] - found[ONE]["right_lost"], "interval": interval(own)}
+        for (name, figures), own in zip(found.items(), np.transpose(draws), strict=True)
     }
 
 
@@ -210,10 +207,10 @@ def show(policy: str, figures: dict[str, dict[str, Any]]) -> None:
 
 def rollouts_of(policy: str, task: Task, size: Size, seed: int, config: Any) -> Rollouts:
     """The recorded rollouts of a policy; sampled where `benchmarks/gradient.py` has not done so."""
-    path = checkpoint(policy, task, size, RESULTS / "gradient")
+    path = checkpoint(policy, task, size, CACHE)
     tokenizer = AutoTokenizer.from_pretrained(path)
     setup = prepare_gate(str(path), tokenizer, config)
-    found = sample(path, task, size, seed, setup.sentinel, RESULTS / "gradient" / f"{task.name}_{policy}.json")
+    found = sample(path, task, size, seed, setup.sentinel, CACHE / f"{task.name}_{policy}.json")
     return read(found["pool"], setup.automaton, tokenizer, task.marker)
 
 
@@ -223,7 +220,7 @@ def main() -> int:
     parser.add_argument("--task", choices=TASKS, default=MATH.name)
     arguments = parser.parse_args()
     task, size, seed = TASKS[arguments.task], Size(), arguments.seed
-    config = estimators(task, size.rollouts, seed)["duet, 4"].config
+    config = estimators(task, size.rollouts, seed)[DUET[4]].config
     figures = {}
     for policy in POLICIES:
         rollouts = rollouts_of(policy, task, size, seed, config)
