@@ -55,9 +55,9 @@ def summarise(cells: Cells) -> dict[str, Any]:
 
     Returns:
         dict[str, Any]: Seeds, mean accuracy by the box of the reward, with its interval and the sd of one run, by the
-        first and by the last box, mean tokens, median seconds, `DIAGNOSTICS`, the figures of each run, and the curve:
-        at each measurement the step and the means over seeds of tokens, seconds and accuracy, with the latter's
-        interval over seeds alone: the problems are the same for all arms.
+        first and by the last box, tokens of a held-out solution, mean tokens, median seconds, `DIAGNOSTICS`, the
+        figures of each run, and the curve: at each measurement the step and the means over seeds of tokens, seconds
+        and accuracy, with the latter's interval over seeds alone: the problems are the same for all arms.
     """
     records = list(cells.values())
     table = np.array([accuracy(record) for record in records])
@@ -70,6 +70,7 @@ def summarise(cells: Cells) -> dict[str, Any]:
         "sd_of_a_run": float(table.mean(axis=1).std(ddof=1)) if len(records) > 1 else None,
         "first_box": float(np.mean([accuracy(record, "first").mean() for record in records])),
         "last_box": float(np.mean([accuracy(record, "last").mean() for record in records])),
+        "mean_length": float(np.mean([record["evaluations"][-1]["mean_length"] for record in records])),
         "generated_tokens": float(np.mean([total(record, "generated_tokens") for record in records])),
         "trained_tokens": float(np.mean([total(record, "trained_tokens") for record in records])),
         "seconds": float(np.median([seconds(record) for record in records])),
@@ -202,11 +203,12 @@ def _label(name: str) -> str:
 def _rivals(name: str) -> list[str]:
     """What an arm is compared with, arms of the same reward only.
 
-    GRPO at full and at its own budget; `duet` with GRPO at every budget, and with the trim alone at its own.
+    GRPO at full and at its own budget, `duet` with GRPO at every budget; what is no GRPO also with the trim alone at
+    its own budget.
     """
     arm = ARMS[name]
     budgets = {"grpo": BUDGETS if arm.method == "duet" else (1.0, arm.budget)}
-    if arm.method == "duet":
+    if arm.method != "grpo":
         budgets["trim"] = (arm.budget,)
     return [
         rival.name

@@ -19,6 +19,7 @@ def record(arm: str, seed: int, right: list[int], tokens: float, seconds: float,
     ]
     for point in points:
         point["right_last"] = point["right_first"]
+        point["mean_length"] = 90.0
     return {
         "arm": arm,
         "seed": seed,
