@@ -115,8 +115,7 @@ class DUETGRPOConfig(GRPOConfig):
         default=None,
     )
     surrogate_unseen: str | None = _knob(
-        "Sigma of a prompt without an observation: 'floor' (paper, release) or the 'median' of the observed ones "
-        "(duet).",
+        "Sigma of a prompt without an observation: 'floor' (paper, release), or 'median' of the others (duet).",
         default=None,
     )
     surrogate_shrinkage: float | None = _knob(
@@ -163,12 +162,8 @@ class DUETGRPOConfig(GRPOConfig):
         "Weight of a length in the window: 'propensity' (1/p, duet) or 'none' (paper, release; K2 ratchets down).",
         default=None,
     )
-    poll_threshold_min: int | None = _knob(
-        "Least K1 after a refit, tokens. paper, duet: 1. release: 32.", default=None
-    )
-    abort_gap_min: int | None = _knob(
-        "Least K2 - K1 after a refit, tokens. paper, duet: 0. release: 50.", default=None
-    )
+    poll_threshold_min: int | None = _knob("Least K1 of a refit, tokens. paper, duet: 1. release: 32.", default=None)
+    abort_gap_min: int | None = _knob("Least K2 - K1 of a refit, tokens. paper, duet: 0. release: 50.", default=None)
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
     abort_answer_quantile: float | None = _knob(
@@ -189,6 +184,9 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control the update (paper, section 3.3)
+    ending_reward_weight: float = _knob(
+        "Weight of a reward of 1 for ending with an EOS, beside the reward functions. 0: none (paper).", default=0.0
+    )
     aborted_rollouts: str | None = _knob(
         "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper, release). 'failure': they are "
         "trained as truncated failures and every propensity is 1 (duet; the gradient of a policy cut at K2 + G).",
@@ -298,6 +296,7 @@ class DUETGRPOConfig(GRPOConfig):
             "reward_decay": (lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once"),
             "abort_answer_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths"),
             "abort_answer_slack": (lambda x: 1 <= x < finite, "at least 1"),
+            "ending_reward_weight": (lambda x: 0 <= x < finite, "at least 0; 0 adds no reward"),
             "advantage_cutoff": (lambda x: 0 <= x < finite, "at least 0; 0 drops nothing but zeros"),
             "surrogate_ddof": (lambda x: x in (0, 1), "0 or 1"),
             "max_weight": (lambda x: x is None or x >= 1, "at least 1, or None for no cap"),

@@ -27,6 +27,7 @@ from .training import logs, metrics, rows
 from .training.advantages import step_advantages
 from .training.audit import AuditLog
 from .training.checkpoint import read_state, write_state
+from .training.ending import add_ending_reward, forget_unscored_endings
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
 from .training.hub import PAPER, extend_card, push
@@ -84,6 +85,8 @@ class DUETGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
+        if args.ending_reward_weight:
+            add_ending_reward(self, args.ending_reward_weight)
         self.exchange = Exchange(self.accelerator)
         self.engine.attach(self)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
@@ -203,6 +206,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         rewards = step.placement.from_processes(rewards)  # (N, F)
         infinite = nonfinite_rewards(rewards)
         rewards[infinite] = torch.nan
+        if self.args.ending_reward_weight:
+            forget_unscored_endings(rewards)
         step.rewards_per_func = rewards
         step.nonfinite = unscored(rewards).cpu().numpy()
         step.extra_logs = logs.share_extra_logs(step, self._pending_extra_logs, self.exchange)

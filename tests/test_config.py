@@ -127,6 +127,7 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         ({"method": "ppo"}, "method must be one of"),
         ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
         ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
+        ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
         ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
         ({"budget_reading": "seconds"}, "budget_reading must be one of"),
         ({"budget_reading": "tokens"}, "needs finite budget_tokens"),

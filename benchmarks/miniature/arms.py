@@ -31,19 +31,17 @@ class Arm:
         budget (float): Share of the full budget.
         settings (dict[str, Any]): Fields of `DUETGRPOConfig` in which it differs from the others.
         reward (str): "first" or "last": the box that is graded while training.
-        ending_bonus (float): Added to the reward of a rollout that the policy ended itself, with an EOS.
     """
 
     method: str
     budget: float
     settings: dict[str, Any] = field(default_factory=dict)
     reward: str = "first"
-    ending_bonus: float = 0.0
 
     @property
     def name(self) -> str:
         """Identifies the arm in records, e.g. duet_50 or grpo_100_last."""
-        suffix = ("" if self.reward == "first" else f"_{self.reward}") + ("_ending" if self.ending_bonus else "")
+        suffix = "" if self.reward == "first" else f"_{self.reward}"
         return f"{self.method}_{round(100 * self.budget)}{suffix}"
 
 
@@ -52,8 +50,8 @@ def _grpo(budget: float, reward: str = "first") -> Arm:
     return Arm("grpo", budget, settings, reward)
 
 
-def _duet(method: str, budget: float, reward: str = "first", ending_bonus: float = 0.0, **settings: Any) -> Arm:
-    return Arm(method, budget, {"budget_fraction": budget, **settings}, reward, ending_bonus)
+def _duet(method: str, budget: float, reward: str = "first", **settings: Any) -> Arm:
+    return Arm(method, budget, {"budget_fraction": budget, **settings}, reward)
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -84,7 +82,7 @@ ARMS: dict[str, Arm] = {
         _grpo(0.5, "last"),
         _duet("trim", 0.5, "last", **METHODS["trim"]),
         _duet("duet", 0.5, "last"),
-        _duet("duet", 0.5, "last", ending_bonus=0.1),
+        _duet("ending", 0.5, "last", ending_reward_weight=0.1),
         _duet("untrimmed", 0.5, "last", trim=False),
     )
 }

@@ -82,13 +82,13 @@ def run(task_name: str, arm_name: str, seed: int, profile_name: str, overrides: 
         dict[str, Any]: JSON types; `evaluations` with, for each problem, how many samples were right.
     """
     from datasets import Dataset
-    from transformers import AutoTokenizer, PrinterCallback
+    from transformers import PrinterCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
     from recipes.tiny_math.problems import HELD_OUT
 
     from .arms import ARMS, configuration
-    from .grading import AnswerReward, EndingReward
+    from .grading import AnswerReward
     from .measuring import Measurement
     from .pool import load_pool
     from .tasks import TASKS
@@ -99,13 +99,9 @@ def run(task_name: str, arm_name: str, seed: int, profile_name: str, overrides: 
     with tempfile.TemporaryDirectory() as folder:
         # the task's fields win over the arm's, an experiment's over both
         config = DUETGRPOConfig(**configuration(arm, Path(folder), profile.steps, seed, task.fields | overrides))
-        rewards = [AnswerReward(arm.reward, task.marker)]
-        if arm.ending_bonus:
-            rewards.append(EndingReward(AutoTokenizer.from_pretrained(task.checkpoint).eos_token_id))
-            config.reward_weights = [1.0, arm.ending_bonus]
         trainer = DUETGRPOTrainer(
             model=str(task.checkpoint),
-            reward_funcs=rewards,
+            reward_funcs=AnswerReward(arm.reward, task.marker),
             args=config,
             train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in pool]),
         )

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which answer of a completion counts, read by the extractor that the gate's marker belongs to."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from duet_trl.generate.markers import extract_answer
@@ -29,15 +28,3 @@ class AnswerReward:
         return [
             float(is_right(text, right, self.which, self.marker)) for text, right in zip(texts, answer, strict=True)
         ]
-
-
-class EndingReward:
-    """Reward function in TRL's form: 1 for a completion that the policy ended itself, else 0."""
-
-    __name__ = "ending_reward"
-
-    def __init__(self, eos_token_id: int) -> None:
-        self.eos_token_id = eos_token_id
-
-    def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-        return [float(len(ids) > 0 and ids[-1] == self.eos_token_id) for ids in completion_ids]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A reward for ending, which teaches a policy to stop where the trim would stop it.
+
+The trim stops a rollout behind its answer, so no reward ever sees what the policy would have written next, and nothing
+keeps it from going on. Where it later generates without the gate, and its last answer counts, that costs accuracy.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..update.filters import unscored
+
+
+class EndingReward:
+    """TRL reward function: 1 for a completion that the policy ended itself, with an EOS, else 0.
+
+    What the gate or the length limit stopped earns nothing here.
+
+    Args:
+        eos_token_ids (Iterable[int]): All tokens that end a completion: the tokenizer's and those of the generation
+            configuration.
+    """
+
+    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+        """Rewards, length N.
+
+        Args:
+            completion_ids (Sequence[Sequence[int]]): Tokens of N completions; TRL passes them.
+            **kwargs: What else TRL passes; not used.
+        """
+        return [float(len(ids) > 0 and ids[-1] in self.eos_token_ids) for ids in completion_ids]
+
+
+def add_ending_reward(trainer: Any, weight: float) -> None:
+    """Add an `EndingReward` behind the reward functions of a script, as TRL adds those of environments.
+
+    Args:
+        trainer (GRPOTrainer): A trainer with `eos_token_ids`, after its construction.
+        weight (float): Its weight in the sum, > 0.
+    """
+    trainer.reward_funcs.append(EndingReward(trainer.eos_token_ids))
+    trainer.reward_func_names.append("ending_reward")
+    trainer.reward_processing_classes.append(None)
+    trainer.reward_weights = torch.cat([trainer.reward_weights, torch.tensor([weight])])
+
+
+def forget_unscored_endings(rewards_per_func: torch.Tensor) -> None:
+    """No reward for the ending of a rollout that no reward function of the script scored: it stays unscored.
+
+    Args:
+        rewards_per_func (torch.Tensor): Rewards, shape (N, F), the last column an `EndingReward`'s; changed in place.
+    """
+    rewards_per_func[unscored(rewards_per_func[:, :-1]), -1] = torch.nan
