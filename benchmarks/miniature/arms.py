@@ -117,15 +117,15 @@ def configuration(arm: Arm, output_dir: Path, steps: int, seed: int, overrides: 
         output_dir (Path): Folder of the run.
         steps (int): Optimizer steps.
         seed (int): Order of the prompts, and of the rollouts' random numbers.
-        overrides (dict[str, Any]): Fields of the task and those that an experiment changes; the arm's own do not win
-            over them.
+        overrides (dict[str, Any]): Fields of the task and those that an experiment changes, and `prompts_per_step`;
+            the arm's own do not win over them.
 
     Returns:
         dict[str, Any]: Keyword arguments. Micro-batches hold 32 rollouts in every arm.
     """
     shared = yaml.safe_load(SETTINGS.read_text())
     fields = shared | {"drop_zero_advantage": True} | arm.settings | overrides
-    rollouts = PROMPTS_PER_STEP * fields["num_generations"]
+    rollouts = fields.pop("prompts_per_step", PROMPTS_PER_STEP) * fields["num_generations"]
     micro_batch = min(fields["per_device_train_batch_size"], rollouts)
     return fields | {
         "output_dir": str(output_dir),

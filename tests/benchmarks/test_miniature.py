@@ -50,6 +50,8 @@ def _base(folder: Path) -> dict:
 def test_an_experiment_has_the_last_word(tmp_path):
     fields = configuration(ARMS["duet_50"], tmp_path, 4, 0, {"aborted_rollouts": "failure", "budget_fraction": 0.7})
     assert (fields["aborted_rollouts"], fields["budget_fraction"]) == ("failure", 0.7)
+    fields = configuration(ARMS["duet_25"], tmp_path, 4, 0, {"prompts_per_step": 32, "num_generations": 4})
+    assert DUETGRPOConfig(**fields | {"use_cpu": True, "use_vllm": False}).num_prompts == 32
 
 
 @EACH_TASK
