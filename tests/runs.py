@@ -10,6 +10,7 @@ from datasets import Dataset
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
 NUM_PROMPTS = 32
+PARTS_OFF = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
 
 
 def prompts(num: int = NUM_PROMPTS, conversational: bool = False) -> Dataset:

@@ -13,9 +13,7 @@ from transformers import AutoTokenizer, GenerationConfig
 from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from tests.runs import count_fours, duet_trainer, logged, prompts, settings, weights
-
-PARTS_OFF = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged, prompts, settings, weights
 
 
 def check_grpo_loss_for_loss(tiny_path, tmp_path, switches, options):

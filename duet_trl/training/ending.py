@@ -43,9 +43,10 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
         trainer (GRPOTrainer): A trainer with `eos_token_ids`, after its construction.
         weight (float): Its weight in the sum, > 0.
     """
-    trainer.reward_funcs.append(EndingReward(trainer.eos_token_ids))
-    trainer.reward_func_names.append("ending_reward")
-    trainer.reward_processing_classes.append(None)
+    # New lists: TRL keeps those of the script, which may give them to another trainer.
+    trainer.reward_funcs = [*trainer.reward_funcs, EndingReward(trainer.eos_token_ids)]
+    trainer.reward_func_names = [*trainer.reward_func_names, "ending_reward"]
+    trainer.reward_processing_classes = [*trainer.reward_processing_classes, None]
     trainer.reward_weights = torch.cat([trainer.reward_weights, torch.tensor([weight])])
 
 

@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from duet_trl.training.ending import EndingReward, forget_unscored_endings
-from tests.runs import count_fours, duet_trainer, logged
-
-UNGATED = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged
 
 
 def test_only_a_final_eos_is_an_ending() -> None:
@@ -23,7 +21,7 @@ def test_what_no_verifier_scored_has_no_ending() -> None:
     assert torch.equal(rewards.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
 
 
-@pytest.mark.parametrize("parts", [UNGATED, {"trim": True, "abort": True}], ids=["no gate", "gate"])
+@pytest.mark.parametrize("parts", [PARTS_OFF, {"trim": True, "abort": True}], ids=["no gate", "gate"])
 def test_endings_are_what_neither_the_length_limit_nor_the_gate_stopped(tiny_path, tmp_path, parts) -> None:
     trainer = duet_trainer(tiny_path, tmp_path, ending_reward_weight=0.1, max_steps=4, **parts)
     trainer.train()
@@ -41,6 +39,8 @@ def test_a_rollout_that_a_verifier_skips_stays_out_of_the_gradient(tiny_path, tm
     def skip_half(completions: list, **kwargs: object) -> list[float | None]:
         return [x if row % 2 else None for row, x in enumerate(count_fours(completions))]
 
-    trainer = duet_trainer(tiny_path, tmp_path, rewards=skip_half, ending_reward_weight=0.1, max_steps=1, **UNGATED)
+    rewards = [skip_half]
+    trainer = duet_trainer(tiny_path, tmp_path, rewards=rewards, ending_reward_weight=0.1, max_steps=1, **PARTS_OFF)
+    assert rewards == [skip_half]  # the script's own list, which another trainer may get
     trainer.train()
     assert logged(trainer, "duet/nonfinite_rollouts") == [16.0]
