@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from arguments import RecipeArguments, RecipeConfig, accumulation_steps
-from cell_text import print_cell, start_line
+from cell_text import notes, print_cell, start_line
 from memory import DTYPE_BYTES, MODELS, Memory, Run, Shape, estimate, remedies, shape_of
 from rows import Rows, check_file, count_rows
 from transformers import AutoConfig
@@ -18,7 +18,7 @@ from trl import ModelConfig
 
 from duet_trl.evaluation.suites import SUITES
 
-__all__ = ["Cell", "build_cell", "measured_steps", "optimizer_steps", "print_cell", "start_line"]
+__all__ = ["Cell", "build_cell", "measured_steps", "notes", "optimizer_steps", "print_cell", "start_line"]
 
 MEAN_LENGTHS = {
     False: (660, "GRPO, Qwen3-1.7B, 676k per 1,024 rollouts"),

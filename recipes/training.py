@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import RecipeArguments, RecipeConfig, parse
-from cell import build_cell, print_cell, start_line
+from cell import build_cell, notes, print_cell, start_line
 from data import prompt_length
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -121,6 +121,8 @@ def train(
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
         Path(config.output_dir, "recipe.yaml").write_text(trainer.card_configuration)
         logger.info(start_line(cell))
+        for note in notes(cell):
+            logger.info(note)
     resume = config.resume_from_checkpoint
     trainer.train(resume_from_checkpoint={"true": True, "false": False}.get(str(resume).lower(), resume))
     _save(trainer, arguments.dataset_name, push)

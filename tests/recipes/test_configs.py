@@ -39,7 +39,7 @@ CELLS |= {f"{HALF}_allocator_only", f"{HALF}_abort_only"}
 # Beside the paper's: other tasks, other machines, and the tiny ones.
 OTHERS = {f"{task}_qwen3_1.7b_{cell}" for task in ("code", "qa") for cell in ("grpo_100", "duet_50")}
 OTHERS |= {f"{HALF}_8xh100_server", "math_qwen3_1.7b_lora_24gb", "math_qwen3_0.6b_lora_t4", "math_tiny"}
-OTHERS |= {"math_tiny_smoke"}
+OTHERS |= {"math_tiny_smoke"} | {f"{model}_duet_50_recommended" for model in MODELS}
 
 VARIES = {
     "num_generations": {cell for cell in CELLS if re.search(r"grpo_(50|25)$", cell)},
@@ -223,6 +223,28 @@ def test_sweeps_and_ablations_change_one_thing(name: str, base: str, changed: di
     values, reference = read_yaml(CONFIGS / f"{HALF}_{name}.yaml"), read_yaml(CONFIGS / f"{base}.yaml")
     differing = {key: values[key] for key in values if values[key] != reference.get(key)}
     assert differing == changed | {"output_dir": f"outputs/{HALF}_{name}"}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_recommended_cells_differ_from_the_papers_in_what_the_dry_run_notes(model: str, capsys) -> None:
+    paper, recommended = (f"{model}_duet_50{ending}" for ending in ("", "_recommended"))
+    values, reference = (read_yaml(CONFIGS / f"{name}.yaml") for name in (recommended, paper))
+    differing = {key: values[key] for key in values if values[key] != reference.get(key)}
+    assert differing == {"beta": 0, "ending_reward_weight": 0.1, "output_dir": f"outputs/{recommended}"}
+    assert resolved(recommended)[1].drop_zero_advantage and not resolved(paper)[1].drop_zero_advantage
+    print_cell(build_cell(*resolved(recommended)))
+    assert "  notes" not in capsys.readouterr().out
+    print_cell(build_cell(*resolved(paper)))
+    notes = capsys.readouterr().out.split("  notes")[1]
+    assert "ending_reward_weight is 0, as in the paper" in notes and "advantage_cutoff are off" in notes
+
+
+def test_what_grades_the_last_answer_and_is_no_cell_of_the_paper_rewards_the_ending() -> None:
+    for path in FILES:
+        arguments, config, _ = resolved(path.stem)
+        literal = path.stem in CELLS or path.stem.endswith("server") or "tiny" in path.stem
+        rewarded = config.method == "duet" and arguments.recipe != "code_qwen3" and not literal
+        assert config.ending_reward_weight == (0.1 if rewarded else 0.0), path.stem
 
 
 def test_llamas_prompts_do_not_change_with_the_day_and_base_models_end_their_turn() -> None:
