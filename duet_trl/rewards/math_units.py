@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Units behind an answer: `5\text{ cm}` and `5 cm` are 5, but `5s`, `3m` and `2\mathbf{v}` are products.
+
+In LaTeX a blank between letters means nothing, so that a bare letter is a variable, and a unit is a unit by its font
+(`\text{}`, `\mathrm{}` and the like) or by being a word that no product spells. Math-Verify's own option takes every
+letter on its list for a unit, and everything behind the first `\text{` that a brace ends. Time is at most quadratic.
+"""
+
+import re
+
+_FONT = r"\\(?:text|textrm|textnormal|mbox|mathrm|rm)\s?"
+_INSIDE = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
+_POWER = r"\s?\^\s?(?:-?\d|\{-?\d\})"
+_UNIT = re.compile(rf"{_FONT}{_INSIDE}(?:{_POWER})?\Z")
+_UNIT_FRACTION = re.compile(rf"\\[dt]?frac\s?\{{{_FONT}{_INSIDE}\}}\{{{_FONT}{_INSIDE}(?:{_POWER})?\}}\Z")
+_WORDS_WITHIN = re.compile(rf"{_FONT}{_INSIDE}(?:_\w|_\{{[^{{}}]*\}})?")
+_LONG_WORDS = (
+    "digit point foot feet inch mile yard meter metre centimeter centimetre millimeter millimetre kilometer kilometre "
+    "liter litre gallon acre hectare degree hour minute second week month year pound ounce gram kilogram dollar cent "
+    "euro rupee unit student ticket apple coin meal edge tile mark round woman women soldier number multiple"
+)
+_SHORT_WORDS = "cm mm km kg ft lb hr yr min sec mph kmph kmh deg gal day man men way toy"
+"""Behind numbers only, where they cannot be the product of variables."""
+_WORD = re.compile(
+    rf"(?<![a-zA-Z\\])(?:(?:per|sq\.?|square|cubic)\s+)?"
+    rf"(?:({'|'.join(_LONG_WORDS.split())})(?:e?s)?|(?:{'|'.join(_SHORT_WORDS.split())})s?)(?:{_POWER})?\Z"
+)
+_SPACE = re.compile(r"(?:\s|\\[,;:!> ])+\Z")
+_JOINT = re.compile(r"(?:/|\\cdot|\\times)\s*\Z")
+_LAST_COMMAND = re.compile(r"\\[a-zA-Z]+\Z")
+_NUMBERS = ("\\pi", "\\infty", "\\circ", "\\theta", "\\alpha", "\\beta", "\\lambda", "\\mu", "\\phi", "\\omega")
+"""Commands that a value may end with; behind others, `\\angle` or `\\sin`, text is no unit."""
+_NO_UNIT = re.compile(r"\b(?:or|and|not)\b|(?<![a-zA-Z^{])\d|[=<>]|\\(?:le|ge|ne|in)")
+_ORDINALS = (
+    (re.compile(rf"(?<=\d)\s?\^?\s?\{{?\s*{_FONT}\{{\s*(st|nd|rd|th)\s*\}}\s*\}}?"), r"\\text{\1}"),
+    (re.compile(r"(?<=\d)(?:\^\{th\}|\^?th(?![a-zA-Z]))"), r"\\text{th}"),
+)
+_NUMBER_IN_TEXT = re.compile(rf"{_FONT}\{{\s*(-?\d[\d,.]*)\s*([a-zA-Z][a-zA-Z .]*)\}}")
+_SAME = (
+    "mm millimeter millimetre;cm centimeter centimetre;m meter metre;km kilometer kilometre;inch inches in;"
+    "ft foot feet;yd yard;mi mile;s sec second;min minute;h hr hour;day;week;month;yr year;g gram;kg kilogram;"
+    "lb pound;cent;dollar;am;pm"
+)
+_KIND = {word: kind for kind, words in enumerate(_SAME.split(";")) for word in words.split()}
+_MOST_UNITS, _LONGEST_UNIT = 8, 40
+
+
+def without_units(answer: str, gold: str) -> tuple[str | None, str]:
+    r"""Answer and gold without the units behind them.
+
+    A bare unit (`5 m`, `12th`) goes where the other side writes the same as text.
+
+    Args:
+        answer (str): An answer, after `readable`.
+        gold (str): A gold answer, likewise.
+
+    Returns:
+        tuple[str | None, str]: Both without units; None in place of an answer in another unit than the gold's.
+
+    Example:
+        >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
+        (('5', '5'), ('5s', '5'), ('5', '5'))
+    """
+    (answer, unit), (gold, gold_unit) = _split(_plain_ordinals(answer)), _split(_plain_ordinals(gold))
+    if gold_unit and not unit:
+        answer = _without_bare(answer, gold_unit)
+    elif unit and not gold_unit:
+        gold = _without_bare(gold, unit)
+    kinds = [_KIND.get(one, _KIND.get(one.removesuffix("s"))) for one in (_letters(unit), _letters(gold_unit))]
+    return (None if None not in kinds and kinds[0] != kinds[1] else answer), gold
+
+
+def _plain_ordinals(text: str) -> str:
+    r"""`12^{\text{th}}` as `12\text{th}`, and `\text{12th grade}` as `12\text{ th grade}`."""
+    for pattern, plain in _ORDINALS:
+        text = pattern.sub(plain, text)
+    return f"{match[1]}\\text{{{match[2]}}}" if (match := _NUMBER_IN_TEXT.fullmatch(text)) else text
+
+
+def _split(text: str) -> tuple[str, str]:
+    """The value and the units behind it, without blanks, fonts and braces; no unit where nothing is before it."""
+    unit = ""
+    for _ in range(_MOST_UNITS):
+        match = _UNIT.search(text) or _UNIT_FRACTION.search(text)
+        if match is not None and any(_NO_UNIT.search(part) for part in match.groups() if part):
+            break
+        is_word = match is None
+        match = match or _WORD.search(text)
+        if match is None:
+            break
+        value = _SPACE.sub("", text[: match.start()])
+        if (joint := _JOINT.search(value)) and _UNIT.search(value[: joint.start()].rstrip()):
+            value = value[: joint.start()].rstrip()
+        if not _is_value(value) or is_word and match[1] is None and not _is_number(value):
+            break
+        text, unit = value, _bare(match[0]) + unit
+    return text, unit
+
+
+def _is_value(text: str) -> bool:
+    if match := _LAST_COMMAND.search(text):
+        return match[0] in _NUMBERS
+    return re.search(r"[\w)\]}%!|']\Z", text) is not None and re.search(r"[^\W_]", _WORDS_WITHIN.sub("", text)) is not None
+
+
+def _is_number(text: str) -> bool:
+    return re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", _WORDS_WITHIN.sub("", text))) is None
+
+
+def _bare(unit: str) -> str:
+    return re.sub(r"[\s{}]", "", re.sub(_FONT, "", unit))
+
+
+def _letters(unit: str) -> str:
+    return re.sub(r"[^a-z^\d/]", "", unit.lower())
+
+
+def _without_bare(text: str, unit: str) -> str:
+    """The text without the unit at its end, if a value is before it."""
+    letters = r"\s*".join(rf"\{{?{re.escape(letter)}\}}?" for letter in unit[:_LONGEST_UNIT])
+    match = re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text)
+    value = "" if match is None else _SPACE.sub("", text[: match.start()])
+    return value if _is_value(value) else text
