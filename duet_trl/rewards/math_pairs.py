@@ -10,6 +10,7 @@ from .choice import choice_letter
 from .math_units import without_units
 
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|normal)?|mbox|math(?:rm|bf|it)|boldsymbol)\s?\{((?:[^{}]|\{[^{}]*\})*)\}")
+_LONG_TEXT = re.compile(r"\\(?:text|mbox|textrm|mathrm)\s?\{[^{}]{2,}\}")
 _LETTER_IN_TEXT = re.compile(r"\\(?:text(?:bf|rm)?|mbox|mathrm)\s?\{\s*[A-Za-z]\s*\}[.,]?")
 _CHOICE = re.compile(r"(\(\s*[A-Za-z]\s*\)|[A-Za-z](?=[.,:]?\Z))[.,:]?(?:(?:\s|\\ |~)*([A-Za-z0-9$\\][^+*/=^_]*))?")
 _BLANK = re.compile(r"(?<!\d)\s+|\s+(?!\d)")  # one between digits separates numbers
@@ -44,7 +45,9 @@ def comparable(answer: str, gold: str) -> tuple[str | None, str]:
             contradicted = letter != wanted or words and own_words and words != own_words
             return (None if contradicted else gold), gold
     answer, gold = without_units(answer, gold)
-    return (None if answer is None or contradicts(answer, gold) else answer), gold
+    if answer is None or contradicts(answer, gold):
+        return None, gold
+    return _LONG_TEXT.sub(_lower, answer), _LONG_TEXT.sub(_lower, gold)
 
 
 def contradicts(answer: str, gold: str) -> bool:
@@ -77,6 +80,10 @@ def _written(text: str) -> str:
     return _BLANK.sub("", plain.lower() if _WORDS.fullmatch(plain) else plain)
 
 
+def _lower(match: re.Match[str]) -> str:
+    return match[0].lower()
+
+
 def _is_choice(text: str) -> bool:
     """Whether it is a letter in parentheses or in text font, or in parentheses before words."""
     plain = _TEXT.sub(r"\1", text).strip()
@@ -97,5 +104,5 @@ def _choice(text: str) -> tuple[str | None, str]:
 
 def _letters(text: str) -> set[str]:
     """Letters that stand for something, those of words and commands left out."""
-    found = _LETTER.findall(_TEXT.sub("", text))
+    found = _LETTER.findall(_LONG_TEXT.sub("", text))
     return {one for one in found if one[0] != "\\" or one.lower() in _GREEK}

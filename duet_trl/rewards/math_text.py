@@ -42,7 +42,7 @@ _SHORT_SUBSCRIPT = re.compile(r"_\s?\{\s?(\w)\s?\}")
 _BASE_IN_WORDS = re.compile(rf"[ (]{{0,4}}{_TEXT}\{{[ (]{{0,4}}(?:in )?base[ -]?(\w*)[) ]{{0,4}}\}} ?(\w*)\)?\Z")
 _NUMBER_NAMES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
 _BASE_BY_NAME = re.compile(rf"(?<=\w)_\{{?({'|'.join(_NUMBER_NAMES)})\}}?(?![a-z])")
-_CAPITALS = re.compile(r"(\\(?:text|mbox|math)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+)|(?<!\*)I|E(?=\s?_)")
+_CAPITALS = re.compile(r"(\\(?:text|mbox|math)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+)|(\*I)|I|E(?=\s?_)")
 _MOST_WRAPPERS = 8
 
 
@@ -74,13 +74,13 @@ def readable(answer: str) -> str:
 def _plain_letters(text: str) -> str:
     r"""The text with each base and subscript written in one way, and capitals that the parser knows as letters only.
 
-    It takes `I` for the imaginary unit, as SymPy writes it (`2*I`, which stays), and cannot read `E_1`.
+    It takes `I` for the imaginary unit, as SymPy writes it (`2*I`), and cannot read `E_1`.
     """
     text = _BASE_IN_WORDS.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
     text = _TEXT_SUBSCRIPT.sub(lambda match: f"_{{{(match[1] or match[2] or '').strip()}}}", text)
     text = _BASE_BY_NAME.sub(lambda match: f"_{{{_NUMBER_NAMES.index(match[1]) + 2}}}", text)
     text = _SHORT_SUBSCRIPT.sub(r"_\1", text)
-    return _CAPITALS.sub(lambda match: match[1] or rf"\text{{{match[0]}}}", text)
+    return _CAPITALS.sub(lambda match: match[1] or ("*i" if match[2] else rf"\mathit{{{match[0]}}}"), text)
 
 
 def _without_wrappers(text: str) -> str:

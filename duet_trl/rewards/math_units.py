@@ -28,9 +28,10 @@ _WORD = re.compile(
 _SPACE = re.compile(r"(?:\s|\\[,;:!> ])+\Z")
 _JOINT = re.compile(r"(?:/|\\cdot|\\times)\s*\Z")
 _LAST_COMMAND = re.compile(r"\\[a-zA-Z]+\Z")
+_VALUE_END = re.compile(r"[\w)\]}%!|']\Z")
 _NUMBERS = ("\\pi", "\\infty", "\\circ", "\\theta", "\\alpha", "\\beta", "\\lambda", "\\mu", "\\phi", "\\omega")
 """Commands that a value may end with; behind others, `\\angle` or `\\sin`, text is no unit."""
-_NO_UNIT = re.compile(r"\b(?:or|and|not)\b|(?<![a-zA-Z^{])\d|[=<>]|\\(?:le|ge|ne|in)")
+_NO_UNIT = re.compile(r"\b(?:or|and|not)\b|(?<![a-zA-Z^{-])\d|[=<>]|\\(?:le|ge|ne|in)")
 _ORDINALS = (
     (re.compile(rf"(?<=\d)\s?\^?\s?\{{?\s*{_FONT}\{{\s*(st|nd|rd|th)\s*\}}\s*\}}?"), r"\\text{\1}"),
     (re.compile(r"(?<=\d)(?:\^\{th\}|\^?th(?![a-zA-Z]))"), r"\\text{th}"),
@@ -61,20 +62,22 @@ def without_units(answer: str, gold: str) -> tuple[str | None, str]:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
         (('5', '5'), ('5s', '5'), ('5', '5'))
     """
-    (answer, unit), (gold, gold_unit) = _split(_plain_ordinals(answer)), _split(_plain_ordinals(gold))
+    (value, unit), (gold_value, gold_unit) = _split(_plain_ordinals(answer)), _split(_plain_ordinals(gold))
     if gold_unit and not unit:
-        answer = _without_bare(answer, gold_unit)
+        value, gold_value = _with_bare(answer, gold, gold_value, gold_unit)
     elif unit and not gold_unit:
-        gold = _without_bare(gold, unit)
+        gold_value, value = _with_bare(gold, answer, value, unit)
     kinds = [_KIND.get(one, _KIND.get(one.removesuffix("s"))) for one in (_letters(unit), _letters(gold_unit))]
-    return (None if None not in kinds and kinds[0] != kinds[1] else answer), gold
+    return (None if None not in kinds and kinds[0] != kinds[1] else value), gold_value
 
 
 def _plain_ordinals(text: str) -> str:
     r"""`12^{\text{th}}` as `12\text{th}`, and `\text{12th grade}` as `12\text{ th grade}`."""
+    if match := _NUMBER_IN_TEXT.fullmatch(text):
+        return f"{match[1]}\\text{{{match[2]}}}"
     for pattern, plain in _ORDINALS:
         text = pattern.sub(plain, text)
-    return f"{match[1]}\\text{{{match[2]}}}" if (match := _NUMBER_IN_TEXT.fullmatch(text)) else text
+    return text
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -100,7 +103,10 @@ def _split(text: str) -> tuple[str, str]:
 def _is_value(text: str) -> bool:
     if match := _LAST_COMMAND.search(text):
         return match[0] in _NUMBERS
-    return re.search(r"[\w)\]}%!|']\Z", text) is not None and re.search(r"[^\W_]", _WORDS_WITHIN.sub("", text)) is not None
+    return (
+        re.search(r"[\w)\]}%!|']\Z", text) is not None
+        and re.search(r"[^\W_]", _WORDS_WITHIN.sub("", text)) is not None
+    )
 
 
 def _is_number(text: str) -> bool:
@@ -115,9 +121,15 @@ def _letters(unit: str) -> str:
     return re.sub(r"[^a-z^\d/]", "", unit.lower())
 
 
-def _without_bare(text: str, unit: str) -> str:
-    """The text without the unit at its end, if a value is before it."""
+def _with_bare(text: str, other: str, value: str, unit: str) -> tuple[str, str]:
+    """A text without a unit in text font, and the value of the other, which has one.
+
+    The text may write the same unit as letters, at its end (`5 m`) or as a factor (`\\frac{37m}{4}`).
+    """
     letters = r"\s*".join(rf"\{{?{re.escape(letter)}\}}?" for letter in unit[:_LONGEST_UNIT])
-    match = re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text)
-    value = "" if match is None else _SPACE.sub("", text[: match.start()])
-    return value if _is_value(value) else text
+    if (match := re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text)) and _is_value(
+        before := text[: match.start()].rstrip()
+    ):
+        return before, value
+    is_factor = len(unit) == 1 and unit in re.sub(r"\\[a-zA-Z]+", "", _WORDS_WITHIN.sub("", text))
+    return _split(_plain_ordinals(text))[0], other if is_factor else value

@@ -43,6 +43,8 @@ LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
 E_NOTATION = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)e(?=[+-]?\d{1,4}(?![\w.^]))")
 """`1e-5`, which the parser reads as a product with Euler's number, but not `1E-5`."""
+EITHER_NOTATION = re.compile(r"(?<![\w.\\}])(?!1e)\d+e[+-]\d(?![\w.^])")
+"""`2e-1`, which may be both."""
 SMALL, SAME_DIGITS = 1e-3, 1e-3
 """Math-Verify rounds to six decimals. Below SMALL, where that leaves few digits, the relative difference counts."""
 BRACKETS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
@@ -108,7 +110,9 @@ def _same_scale(gold: Basic | MatrixBase | str, answer: Basic | MatrixBase | str
 
 def _same_repeats(golds: list[str], answers: list[str]) -> bool:
     """Whether two lists that are equal as sets, which they are to the parser, repeat the same entries."""
-    if not any(_any_equal(_parse(one), _parse(other)) for part in (golds, answers) for one, other in combinations(part, 2)):
+    if not any(
+        _any_equal(_parse(one), _parse(other)) for part in (golds, answers) for one, other in combinations(part, 2)
+    ):
         return True
     left = list(answers)
     for gold in golds:
@@ -212,10 +216,8 @@ def _resident_bytes() -> int:
 
 @lru_cache(PARSE_CACHE_SIZE)
 def _parse(answer: str) -> list:
-    parsed = parse(rf"\boxed{{{answer}}}", EXTRACTION, parsing_timeout=None)
-    if E_NOTATION.search(answer):
-        other = E_NOTATION.sub(r"\1E", answer)
-        parsed += parse(rf"\boxed{{{other}}}", EXTRACTION, parsing_timeout=None)
+    readings = {E_NOTATION.sub(r"\1E", answer), answer if EITHER_NOTATION.search(answer) else None} - {None}
+    parsed = [one for text in readings for one in parse(rf"\boxed{{{text}}}", EXTRACTION, parsing_timeout=None)]
     if "i" in LATEX_COMMAND.sub("", answer) and not WORD.search(answer):
         return [one if isinstance(one, str) else _with_imaginary_unit(one) for one in parsed]
     return parsed

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
 from duet_trl.rewards import ChoiceVerifier, MathVerifier
-from duet_trl.rewards.math_pairs import comparable, contradicts
+from duet_trl.rewards.math_pairs import contradicts
 from duet_trl.rewards.math_text import readable
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 from tests.rewards.math_answers import pairs
