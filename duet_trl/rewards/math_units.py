@@ -20,7 +20,7 @@ _LONG_WORDS = (
     "euro rupee unit student ticket apple coin meal edge tile mark round woman women soldier number multiple"
 )
 _SHORT_WORDS = "cm mm km kg ft lb hr yr min sec mph kmph kmh deg gal day man men way toy"
-"""Behind numbers only, where they cannot be the product of variables."""
+"""Behind a number or a blank, where they are hardly a product of variables."""
 _WORD = re.compile(
     rf"(?<![a-zA-Z\\])(?:(?:per|sq\.?|square|cubic)\s+)?"
     rf"(?:({'|'.join(_LONG_WORDS.split())})(?:e?s)?|(?:{'|'.join(_SHORT_WORDS.split())})s?)(?:{_POWER})?\Z"
@@ -94,8 +94,11 @@ def _split(text: str) -> tuple[str, str]:
         value = _SPACE.sub("", text[: match.start()])
         if (joint := _JOINT.search(value)) and _UNIT.search(value[: joint.start()].rstrip()):
             value = value[: joint.start()].rstrip()
-        if not _is_value(value) or is_word and match[1] is None and not _is_number(value):
+        is_long = is_word and match[1] is not None
+        if not (_is_value(value) or is_long and _VALUE_END.search(value)):
             break
+        if is_word and not is_long and len(value) == match.start() and not _is_number(value):
+            break  # the letters after a variable: a unit is set off by a blank
         text, unit = value, _bare(match[0]) + unit
     return text, unit
 
@@ -103,10 +106,7 @@ def _split(text: str) -> tuple[str, str]:
 def _is_value(text: str) -> bool:
     if match := _LAST_COMMAND.search(text):
         return match[0] in _NUMBERS
-    return (
-        re.search(r"[\w)\]}%!|']\Z", text) is not None
-        and re.search(r"[^\W_]", _WORDS_WITHIN.sub("", text)) is not None
-    )
+    return _VALUE_END.search(text) is not None and re.search(r"[^\W_]", _WORDS_WITHIN.sub("", text)) is not None
 
 
 def _is_number(text: str) -> bool:

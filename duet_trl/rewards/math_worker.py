@@ -109,10 +109,14 @@ def _same_scale(gold: Basic | MatrixBase | str, answer: Basic | MatrixBase | str
 
 
 def _same_repeats(golds: list[str], answers: list[str]) -> bool:
-    """Whether two lists that are equal as sets, which they are to the parser, repeat the same entries."""
-    if not any(
-        _any_equal(_parse(one), _parse(other)) for part in (golds, answers) for one, other in combinations(part, 2)
-    ):
+    """Whether a list that equals the gold as a set, which it is to the parser, may repeat what it repeats.
+
+    One number is not the same number twice, and a gold list with an entry twice means it. Where the gold names several
+    different things, an answer that names one of them again is taken as a set.
+    """
+    if len(golds) == 1:
+        return not _repeats(answers)
+    if not _repeats(golds):
         return True
     left = list(answers)
     for gold in golds:
@@ -121,6 +125,10 @@ def _same_repeats(golds: list[str], answers: list[str]) -> bool:
             return False
         left.remove(found)
     return not left
+
+
+def _repeats(entries: list[str]) -> bool:
+    return any(_any_equal(_parse(one), _parse(other)) for one, other in combinations(entries, 2))
 
 
 def _entries(text: str) -> list[str]:

@@ -264,6 +264,11 @@ x^2 REFUSES x^2m ;; x^2 s
 75^\circ, 75^\circ ACCEPTS 75,75
 75^\circ, 75^\circ REFUSES 75^\circ
 i REFUSES i,i
+1,2 ACCEPTS 2,1,2
+x = 12 ACCEPTS 12 cm ;; x = 12 cm
+2-2p ACCEPTS 2 - 2p cm ;; 2-2p feet
+2-2p REFUSES 2-2p m ;; 2-2pcm
+\text{four} ACCEPTS four feet
 [1,2] REFUSES [1,2],[1,2]
 x_1 ACCEPTS x_{1}
 x_1 REFUSES x_1+2 ;; x_2 ;; x
