@@ -32,8 +32,10 @@ _VALUE_END = re.compile(r"[\w)\]}%!|']\Z")
 _NUMBERS = ("\\pi", "\\infty", "\\circ", "\\theta", "\\alpha", "\\beta", "\\lambda", "\\mu", "\\phi", "\\omega")
 """Commands that a value may end with; behind others, `\\angle` or `\\sin`, text is no unit."""
 _NO_UNIT = re.compile(r"\b(?:or|and|not)\b|(?<![a-zA-Z^{-])\d|[=<>]|\\(?:le|ge|ne|in)")
+_SUFFIX = rf"{_FONT}\{{\s*(st|nd|rd|th)\s*\}}"
 _ORDINALS = (
-    (re.compile(rf"(?<=\d)\s?\^?\s?\{{?\s*{_FONT}\{{\s*(st|nd|rd|th)\s*\}}\s*\}}?"), r"\\text{\1}"),
+    (re.compile(rf"(?<=\d)\s?\^\s?\{{\s*{_SUFFIX}\s*\}}"), r"\\text{\1}"),
+    (re.compile(rf"(?<=\d)\s?\^?\s?{_SUFFIX}"), r"\\text{\1}"),
     (re.compile(r"(?<=\d)(?:\^\{th\}|\^?th(?![a-zA-Z]))"), r"\\text{th}"),
 )
 _NUMBER_IN_TEXT = re.compile(rf"{_FONT}\{{\s*(-?\d[\d,.]*)\s*([a-zA-Z][a-zA-Z .]*)\}}")

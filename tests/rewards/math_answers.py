@@ -255,6 +255,7 @@ x^2 REFUSES x^2m ;; x^2 s
 12^{\text{th}}\text{ grade} ACCEPTS 12\text{th grade} ;; \text{12th grade} ;; 12^\text{th}\text{ grade}
 12^{\text{th}}\text{ grade} REFUSES 11^{\text{th}}\text{ grade} ;; 11 ;; 12x
 2^{nd} REFUSES 2
+\frac{3\text{rd}}{2} REFUSES 3 ;; \frac{3}{2}
 -2 ACCEPTS x=-2 ;; \{-2\}
 -2 REFUSES -2,-2 ;; -2, -2.0 ;; -2 \text{ and } -2 ;; x=-2 \text{ or } x=-2 ;; -2;-2 ;; 2,-2
 \{1\} ACCEPTS \{1,1\} ;; 1

@@ -391,6 +391,19 @@ def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
     assert descendants() == before
 
 
+def test_launcher_that_gives_no_answer_is_waited_for_once_and_replaced(monkeypatch):
+    monkeypatch.setattr(sandbox_process, "SECONDS_OF_GRACE", 0.5)
+    before = descendants()
+    with Sandbox(isolation="limits", workers=1, limits=Limits(cpu_seconds=1, wall_seconds=1.0)) as sandbox:
+        assert sandbox.check(task(SOLUTION)).passed
+        (launcher,) = descendants() - before
+        os.kill(launcher, signal.SIGSTOP)
+        verdict = sandbox.check(task(SOLUTION))
+        assert verdict.passed is None and "no answer within 2.5 seconds" in verdict.reason
+        assert sandbox.check(task(SOLUTION)).passed
+    assert descendants() == before
+
+
 def parent(process: int) -> int:
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
