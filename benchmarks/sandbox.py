@@ -5,6 +5,8 @@
 
 * hostile: the programs of tests/rewards/hostile_*.py, one after the other. One is contained if its verdict is
   "failed" within the limits, nothing outside was touched and no process of it is left.
+* batch: as many programs that hang as right ones, under the default limits: seconds against the bound that
+  `Sandbox.longest_seconds` states.
 * right: programs of unusual style (tests/rewards/honest_programs.py), and HumanEval's own solutions, each as a whole
   function and as a continuation of its prompt; the same with empty functions, which must fail.
 * labelled: real model outputs, where the file is there: agreement with their labels, graded by the last fenced block
@@ -30,13 +32,14 @@ from duet_trl.report.tables import text_table
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, probe
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS
-from tests.rewards.hostile_kernel import ALL_PROGRAMS
+from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, task
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 LABELLED = DATA / "model_outputs_code.jsonl"
 HOSTILE_LIMITS = Limits(cpu_seconds=1, wall_seconds=3.0)
 SLACK_SECONDS = 10.0
+BATCH = 64
 SPEED_RUNS = 200
 LEAST_RUNS_PER_SECOND = 10.0
 
@@ -55,7 +58,7 @@ def measure_hostile(isolation: str) -> dict[str, Any]:
     """Run every hostile program; names of those that scored or did harm."""
     escaped = {}
     # the weak isolation does not keep a program from reading, and does not claim to
-    programs = [hostile for hostile in ALL_PROGRAMS if isolation != WEAK_ISOLATION or not hostile.reads]
+    programs = [hostile for hostile in EVERY_PROGRAM if isolation != WEAK_ISOLATION or not hostile.reads]
     with Outside() as outside, Sandbox(isolation=isolation, workers=1, limits=HOSTILE_LIMITS) as sandbox:
         assert sandbox.check(task(SOLUTION)).passed
         before = descendants()
@@ -71,6 +74,27 @@ def measure_hostile(isolation: str) -> dict[str, Any]:
                 escaped[hostile.name] = found
             before = descendants()
     return {"programs": len(programs), "contained": len(programs) - len(escaped), "escaped": escaped}
+
+
+def measure_batch(isolation: str, workers: int) -> dict[str, Any]:
+    """A batch in which every other program hangs."""
+    hanging = [task(HOLDING[number % len(HOLDING)].source) for number in range(BATCH // 2)]
+    right = [task(f"{SOLUTION}# {number}") for number in range(BATCH // 2)]
+    checks = [check for pair in zip(hanging, right, strict=True) for check in pair]
+    with Sandbox(isolation=isolation, workers=workers) as sandbox:
+        sandbox.check_all(right[: 2 * workers])  # starts the workers
+        begin = time.monotonic()
+        verdicts = sandbox.check_all(checks)
+        seconds = time.monotonic() - begin
+        return {
+            "programs": BATCH,
+            "hanging": len(hanging),
+            "wrong_verdicts": sum(v.passed is not (place % 2 == 1) for place, v in enumerate(verdicts)),
+            "seconds": seconds,
+            "longest_program": max(verdict.seconds for verdict in verdicts),
+            "wall_limit": sandbox.limits.wall_seconds,
+            "bound": sandbox.longest_seconds(BATCH),
+        }
 
 
 def measure_honest(isolation: str) -> dict[str, Any]:
@@ -141,6 +165,7 @@ def main() -> int:
     verifier.close()
     hostile = measure_hostile(isolation)
     honest = measure_honest(isolation)
+    batch = measure_batch(isolation, workers)
     labelled = measure_labelled(isolation, tasks) if LABELLED.exists() else None
     defects = {name: probe(name) for name in (*STRONG_ISOLATION, WEAK_ISOLATION)}
     speeds = {name: measure_speed(name, workers) for name, defect in defects.items() if defect is None}
@@ -152,6 +177,10 @@ def main() -> int:
             f"{solutions['passed']} of {solutions['solutions']}",
         ],
         ["empty functions failed", f"{solutions['failed']} of {solutions['stubs']}"],
+        [
+            f"seconds for {batch['programs']} programs of which {batch['hanging']} hang",
+            f"{batch['seconds']:.0f} (bound {batch['bound']:.0f}; longest program {batch['longest_program']:.1f})",
+        ],
     ]
     if labelled:
         for which in ("last", "first"):
@@ -173,6 +202,8 @@ def main() -> int:
         and not honest["failed"]
         and solutions["passed"] == solutions["solutions"]
         and solutions["failed"] == solutions["stubs"]
+        and batch["seconds"] <= batch["bound"]
+        and batch["wrong_verdicts"] == 0
         and speeds[isolation] >= LEAST_RUNS_PER_SECOND
     )
     path = write_result(
@@ -181,6 +212,7 @@ def main() -> int:
             "isolation": isolation,
             "hostile": hostile,
             "honest": honest,
+            "batch": batch,
             "solutions": solutions,
             "labelled": labelled,
             "runs_per_second": speeds,

@@ -5,6 +5,8 @@ r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier 
   answer. Outputs that close with an empty `\boxed{}`, the echo of a prompt, are counted apart: their labels are about
   the empty box, the verifier reads the answer before it.
 * Agreement on (extracted answer, gold, label): the boxes, and the last line of the outputs that have none.
+* TRL's `accuracy_reward` and Math-Verify with its defaults on the same rows, beside ours: share, and rows that differ.
+* Agreement with the right and wrong answers that tests/rewards/math_answers.py lists.
 * Agreement with the answer pairs of public test suites, by convention. No target: they contradict each other.
 * Hostile answers, each beside a right one: graded wrong within the limit, without harm to its neighbour, and no
   process is left behind.
@@ -19,6 +21,7 @@ with code 1 if a target is missed.
 
 import faulthandler
 import json
+import logging
 import os
 import random
 import re
@@ -27,7 +30,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import math_verify
 from common import argument_parser, write_result
+from trl.rewards import accuracy_reward
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -36,6 +41,7 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import MathVerifier
 from duet_trl.rewards.math_worker import WALL_SECONDS_PER_CPU_SECOND
+from tests.rewards import math_answers
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 
 FILES = ("model_outputs_math.jsonl", "answer_pairs_labelled.jsonl", "math_train_clean.jsonl")
@@ -66,14 +72,40 @@ def last_box_holds_an_answer(text: str) -> bool:
     return extract_boxed(text[max(text.rfind(r"\boxed{"), 0) :]) is not None
 
 
-def agreement(verdicts: list[float | None], rows: list[dict[str, Any]], answers: list[str]) -> dict[str, Any]:
-    """Share of verdicts that equal the label, and the rows where they do not."""
+def trl_verdicts(texts: list[str], golds: list[str]) -> list[float | None]:
+    """TRL's verifier as shipped: the gold as the data have it."""
+    return accuracy_reward([[{"role": "assistant", "content": text}] for text in texts], golds)
+
+
+def plain_verdicts(texts: list[str], golds: list[str]) -> list[float | None]:
+    """Math-Verify with its defaults, the gold between dollar signs as its documentation writes it."""
+    pairs = zip(texts, golds, strict=True)
+    return [float(math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text))) for text, gold in pairs]
+
+
+OTHERS = {"TRL accuracy_reward": trl_verdicts, "math-verify": plain_verdicts}
+
+
+def agreement(
+    verdicts: list[float | None], rows: list[dict[str, Any]], answers: list[str], texts: list[str] | None = None
+) -> dict[str, Any]:
+    """Share of verdicts that equal the label, and the rows where they do not; other verifiers on the same rows.
+
+    Those read whole texts, or the answers in a box where there are none.
+    """
+    texts = [rf"\boxed{{{answer}}}" for answer in answers] if texts is None else texts
+    golds = [row["gold"] for row in rows]
+    others = {name: against_labels(verdict(texts, golds), rows, answers) for name, verdict in OTHERS.items()}
+    return {"rows": len(rows)} | against_labels(verdicts, rows, answers) | {"others": others}
+
+
+def against_labels(verdicts: list[float | None], rows: list[dict[str, Any]], answers: list[str]) -> dict[str, Any]:
     against = [
         {"id": row["id"], "answer": answer, "gold": row["gold"], "label": row["label"], "verdict": verdict}
         for row, answer, verdict in zip(rows, answers, verdicts, strict=True)
         if verdict != float(row["label"])
     ]
-    return {"rows": len(rows), "agreement": 1 - len(against) / len(rows), "disagreements": against}
+    return {"agreement": 1 - len(against) / len(rows), "disagreements": against}
 
 
 def measure_outputs(outputs: list[dict[str, Any]], verifier: MathVerifier) -> dict[str, dict[str, Any]]:
@@ -87,6 +119,7 @@ def measure_outputs(outputs: list[dict[str, Any]], verifier: MathVerifier) -> di
             verifier([row["text"] for row in rows], [row["gold"] for row in rows]),
             rows,
             [extract_boxed(row["text"], "last") or "" for row in rows],
+            [row["text"] for row in rows],
         )
         for name, rows in ((ALL_BOXED, boxed), (BOXED, plain), ("  last box is empty", echo))
         if rows
@@ -116,8 +149,26 @@ def measure_suites(pairs: list[dict[str, Any]], verifier: MathVerifier) -> dict[
         answers = [bare(row["pred"]) or "" for row in used]
         if used:
             verdicts = verifier.grade(answers, [bare(row["gold"]) for row in used])
+            used = [row | {"gold": bare(row["gold"])} for row in used]
             result[convention] = {"all": len(own)} | agreement(verdicts, used, answers)
     return result
+
+
+def measure_table(verifier: MathVerifier) -> dict[str, dict[str, Any]]:
+    """Agreement with the answers that the tests list, which were chosen for what verifiers get wrong."""
+    rows = [
+        {"id": f"a{place}", "answer": answer, "gold": gold, "label": bool(verdict)}
+        for place, (answer, gold, verdict) in enumerate(math_answers.pairs())
+    ]
+    found = {}
+    for name, part in (
+        ("right", [row for row in rows if row["label"]]),
+        ("wrong", [row for row in rows if not row["label"]]),
+    ):
+        answers = [row["answer"] for row in part]
+        verdicts = verifier.grade(answers, [row["gold"] for row in part])
+        found[f"{name} answers that the tests list"] = agreement(verdicts, part, answers)
+    return found
 
 
 def measure_hostile() -> dict[str, Any]:
@@ -196,9 +247,10 @@ def report_agreement(parts: dict[str, dict[str, Any]], suites: dict[str, dict[st
     named = parts | {f"test suite: {name} ({s['rows']} of {s['all']})": s for name, s in suites.items()}
     table = [
         [name, f"{p['rows'] - len(p['disagreements']):,} of {p['rows']:,}", f"{p['agreement']:.2%}"]
+        + [f"{p['others'][other]['agreement']:.2%}" for other in OTHERS]
         for name, p in named.items()
     ]
-    print(text_table(["math verifier against labels", "agrees", "share"], table))
+    print(text_table(["math verifier against labels", "agrees", "share", *OTHERS], table))
     for name, part in parts.items():
         for row in part["disagreements"] if name != ALL_BOXED else []:
             print(
@@ -233,6 +285,7 @@ def main() -> int:
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     parser.add_argument("--data", type=Path, default=default, help="folder with the labelled outputs and MATH")
     arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # of the other verifiers, about their time limits
     missing = [name for name in FILES if not (arguments.data / name).is_file()]
     if missing:
         print(
@@ -243,7 +296,7 @@ def main() -> int:
     faulthandler.dump_traceback_later(LONGEST_RUN, exit=True)
 
     verifier = MathVerifier(workers=WORKERS)
-    parts = measure_outputs(read(arguments.data, FILES[0]), verifier)
+    parts = measure_outputs(read(arguments.data, FILES[0]), verifier) | measure_table(verifier)
     suites = measure_suites(read(arguments.data, FILES[1]), verifier)
     verifier.close()
     report_agreement(parts, suites)

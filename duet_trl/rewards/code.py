@@ -68,9 +68,11 @@ class CodeVerifier:
     other package.
 
     Args:
-        timeout (int): Processor seconds that one program, with all its tests, may use. Three times as much wall-clock
-            time is allowed, so that a busy machine does not change rewards.
-        workers (int | None): Programs that run at a time. None: one per core, at most 16.
+        timeout (int): Processor seconds that one program, with all its tests, may use. Twice as much wall-clock time
+            is allowed, so that a busy machine does not change rewards. What a batch takes at most, programs that hang
+            included, is this time and a second, times programs by workers (`Sandbox.longest_seconds`).
+        workers (int | None): Programs that run at a time. None: one per core, the cores of a machine shared between
+            its ranks.
         which (str): "first" closed block of a completion (at which the gate stops a rollout), or the "last".
         fenced (bool): False also takes a completion without a closed block, as it stands: for base models that
             continue a `code_prompt`.
@@ -87,7 +89,7 @@ class CodeVerifier:
     def __init__(
         self,
         *,
-        timeout: int = 5,
+        timeout: int = 3,
         workers: int | None = None,
         which: Which = "first",
         fenced: bool = True,
@@ -98,7 +100,7 @@ class CodeVerifier:
             raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
         self._which: Which = which
         self._fenced = fenced
-        limits = limits or Limits(cpu_seconds=timeout, wall_seconds=3.0 * timeout)
+        limits = limits or Limits(cpu_seconds=timeout, wall_seconds=2.0 * timeout)
         self._sandbox = Sandbox(isolation=isolation, limits=limits, workers=workers)
         self._cache: dict[Check, Verdict] = {}
         self._lock = threading.Lock()

@@ -24,7 +24,8 @@ from typing import Any
 
 from ..generate.markers import extract_boxed
 from .completions import Completion, completion_text
-from .math_text import contradicts, readable
+from .math_pairs import comparable
+from .math_text import readable
 
 logger = logging.getLogger(__name__)
 
@@ -157,8 +158,7 @@ class MathVerifier:
         if answer is not None and len(answer) > MAX_ANSWER_LENGTH:
             self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, gold))
             return None, gold
-        answer = None if answer is None else readable(answer)
-        return None if answer is None or contradicts(answer, gold) else answer, gold
+        return (None, gold) if answer is None else comparable(readable(answer), gold)
 
     def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
         if message not in self._warned:

@@ -36,8 +36,13 @@ _FULL_STOP = re.compile(r"(?<!\.)(?<!\\right)\.\Z")
 """The end of a sentence that was put into the box; neither an ellipsis nor an invisible delimiter."""
 _WRAPPER = re.compile(r"(?:\\(?:mathbf|boldsymbol|bm|boxed|fbox|ensuremath)\s?)?\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_BASE = re.compile(r"[0-9A-Z]+_\{?(\d+)\}?")
-_WORD = re.compile(r"(?:\\(?:text|textbf|mathrm)\{)?\(?([A-Z]{2,})\)?\}?")
+_TEXT = r"\\(?:text|mbox|textrm|mathrm)\s?"
+_TEXT_SUBSCRIPT = re.compile(rf"_\s?(?:\{{\s?{_TEXT}\{{([\w, ]*)\}}\s?\}}|{_TEXT}\{{([\w, ]*)\}})")
+_SHORT_SUBSCRIPT = re.compile(r"_\s?\{\s?(\w)\s?\}")
+_BASE_IN_WORDS = re.compile(rf"[ (]{{0,4}}{_TEXT}\{{[ (]{{0,4}}(?:in )?base[ -]?(\w*)[) ]{{0,4}}\}} ?(\w*)\)?\Z")
+_NUMBER_NAMES = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
+_BASE_BY_NAME = re.compile(rf"(?<=\w)_\{{?({'|'.join(_NUMBER_NAMES)})\}}?(?![a-z])")
+_CAPITALS = re.compile(r"(\\(?:text|mbox|math)[a-z]*\s?\{[^{}]*\}|\\[a-zA-Z]+)|(\*I)|I|E(?=\s?_)")
 _MOST_WRAPPERS = 8
 
 
@@ -58,7 +63,7 @@ def readable(answer: str) -> str:
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     for pattern, plain in _COMMANDS:
         text = pattern.sub(plain, text)
-    text = _without_wrappers(text)
+    text = _plain_letters(_without_wrappers(text))
     text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
     if "," in text and not _BRACKETS.search(text):
         joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
@@ -66,20 +71,16 @@ def readable(answer: str) -> str:
     return _REPEATING.sub(_fraction, text) if _REPEATING.fullmatch(text) else text
 
 
-def contradicts(answer: str, gold: str) -> bool:
-    r"""Whether the two differ in what Math-Verify does not look at: the base of a number, the order of letters.
+def _plain_letters(text: str) -> str:
+    r"""The text with each base and subscript written in one way, and capitals that the parser knows as letters only.
 
-    Args:
-        answer (str): An answer, after `readable`.
-        gold (str): A gold answer, likewise.
-
-    Returns:
-        bool: True for `12_5` and `12_6`, or for the words `AB` and `BA`, which it takes for products.
+    It takes `I` for the imaginary unit, as SymPy writes it (`2*I`), and cannot read `E_1`.
     """
-    return any(
-        (ours := pattern.fullmatch(answer)) and (theirs := pattern.fullmatch(gold)) and ours[1] != theirs[1]
-        for pattern in (_BASE, _WORD)
-    )
+    text = _BASE_IN_WORDS.sub(lambda match: f"_{{{match[1] or match[2]}}}", text)
+    text = _TEXT_SUBSCRIPT.sub(lambda match: f"_{{{(match[1] or match[2] or '').strip()}}}", text)
+    text = _BASE_BY_NAME.sub(lambda match: f"_{{{_NUMBER_NAMES.index(match[1]) + 2}}}", text)
+    text = _SHORT_SUBSCRIPT.sub(r"_\1", text)
+    return _CAPITALS.sub(lambda match: match[1] or ("*i" if match[2] else rf"\mathit{{{match[0]}}}"), text)
 
 
 def _without_wrappers(text: str) -> str:

@@ -15,12 +15,19 @@ import re
 import resource
 import signal
 import sys
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import combinations
 from typing import BinaryIO
 
-from latex2sympy2_extended import NormalizationConfig
+import math_verify.parser
+from latex2sympy2_extended import NormalizationConfig, latex2sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, I, MatrixBase, Symbol
+from sympy import Basic, Expr, I, MatrixBase, Set, Symbol, Tuple
+from sympy.core.relational import Relational
+
+# The parser can tell R from r, but Math-Verify has no argument for it.
+math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
 
 MEMORY_BYTES = 4 << 30
 """Address space of a grading process: towers of powers eat memory faster than time."""
@@ -34,13 +41,20 @@ INTEGER = re.compile(r"-?[0-9]{1,12}")
 """Answers that need no parser: most golds of MATH, and most wrong answers to them."""
 LATEX_COMMAND = re.compile(r"\\[a-zA-Z]+")
 WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{3,}")
+E_NOTATION = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)e(?=[+-]?\d{1,4}(?![\w.^]))")
+"""`1e-5`, which the parser reads as a product with Euler's number, but not `1E-5`."""
+EITHER_NOTATION = re.compile(r"(?<![\w.\\}])(?!1e)\d+e[+-]\d(?![\w.^])")
+"""`2e-1`, which may be both."""
+SMALL, SAME_DIGITS = 1e-3, 1e-3
+"""Math-Verify rounds to six decimals. Below SMALL, where that leaves few digits, the relative difference counts."""
+BRACKETS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
 RETIRED = 3
 """Exit code of a fork that makes room."""
 EXTRACTION = (
     LatexExtractionConfig(
         try_extract_without_anchor=False,
         boxed_match_priority=0,
-        normalization_config=NormalizationConfig(units=True, malformed_operators=True, nits=True, boxed="last"),
+        normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
     ),
 )
 WARM_UP = (
@@ -69,7 +83,64 @@ def grade(answer: str | None, gold: str) -> bytes:
         return b"n"
     if answer is None:
         return b"0"
-    return b"1" if verify(gold_parsed, _parse(answer), timeout_seconds=None) else b"0"
+    is_equal = _any_equal(gold_parsed, _parse(answer)) and _same_repeats(_entries(gold), _entries(answer))
+    return b"1" if is_equal else b"0"
+
+
+def _any_equal(golds: list, answers: list) -> bool:
+    """Whether some reading of the answer equals one of the gold."""
+    pairs = ((gold, answer) for gold in golds for answer in answers)
+    return any(verify(*pair, timeout_seconds=None) and _same_scale(*pair) for pair in pairs)
+
+
+def _same_scale(gold: Basic | MatrixBase | str, answer: Basic | MatrixBase | str) -> bool:
+    """Whether what is equal to six decimals is so to three digits: 1e-7 is not 2e-7."""
+    if isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number:
+        try:
+            values = complex(gold), complex(answer)
+        except (ArithmeticError, TypeError, ValueError):  # not finite, or no value at all
+            return True
+        largest = max(map(abs, values))
+        return not largest < SMALL or abs(values[0] - values[1]) <= SAME_DIGITS * largest
+    containers = Set | Tuple | Relational
+    if isinstance(gold, containers) and isinstance(answer, containers) and len(gold.args) == len(answer.args):
+        return all(map(_same_scale, gold.args, answer.args))
+    return True
+
+
+def _same_repeats(golds: list[str], answers: list[str]) -> bool:
+    """Whether a list that equals the gold as a set, which it is to the parser, may repeat what it repeats.
+
+    One number is not the same number twice, and a gold list with an entry twice means it. Where the gold names several
+    different things, an answer that names one of them again is taken as a set.
+    """
+    if len(golds) == 1:
+        return not _repeats(answers)
+    if not _repeats(golds):
+        return True
+    left = list(answers)
+    for gold in golds:
+        found = next((one for one in left if _any_equal(_parse(gold), _parse(one))), None)
+        if found is None:
+            return False
+        left.remove(found)
+    return not left
+
+
+def _repeats(entries: list[str]) -> bool:
+    return any(_any_equal(_parse(one), _parse(other)) for one, other in combinations(entries, 2))
+
+
+def _entries(text: str) -> list[str]:
+    """What stands between the commas and semicolons of a list that no brackets are around."""
+    entries, depth = [""], 0
+    for letter in text:
+        depth += BRACKETS.get(letter, 0)
+        if letter in ",;" and depth == 0:
+            entries.append("")
+        else:
+            entries[-1] += letter
+    return [entry for entry in entries if entry.strip()]
 
 
 class Grader:
@@ -153,7 +224,8 @@ def _resident_bytes() -> int:
 
 @lru_cache(PARSE_CACHE_SIZE)
 def _parse(answer: str) -> list:
-    parsed = parse(rf"\boxed{{{answer}}}", EXTRACTION, parsing_timeout=None)
+    readings = {E_NOTATION.sub(r"\1E", answer), answer if EITHER_NOTATION.search(answer) else None} - {None}
+    parsed = [one for text in readings for one in parse(rf"\boxed{{{text}}}", EXTRACTION, parsing_timeout=None)]
     if "i" in LATEX_COMMAND.sub("", answer) and not WORD.search(answer):
         return [one if isinstance(one, str) else _with_imaginary_unit(one) for one in parsed]
     return parsed

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from .sandbox_launcher import SECONDS_TO_END
 from .sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation
 from .sandbox_process import Check, LauncherProcess, Limits, SandboxError
 
@@ -47,7 +48,8 @@ class Sandbox:
             hold on this machine. "limits" has the same resource limits and system-call filter, but lets programs read
             the files of the user. docs/operations.md describes them.
         limits (Limits): Of each check.
-        workers (int | None): Checks that run at a time. None: one per core, at most 16.
+        workers (int | None): Checks that run at a time. None: one per core of this process, the cores of a machine
+            shared between its ranks.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -59,7 +61,7 @@ class Sandbox:
             raise ValueError(f"workers must be at least 1, got {workers}. Use None for one per core.")
         self.isolation = find_isolation(isolation)
         self.limits = limits or Limits()
-        count = workers or min(16, os.cpu_count() or 1)
+        count = workers or default_workers()
         self._launchers = [LauncherProcess(self.isolation, self.limits) for _ in range(count)]
         self._idle: queue.SimpleQueue[LauncherProcess] = queue.SimpleQueue()
         for launcher in self._launchers:
@@ -81,6 +83,20 @@ class Sandbox:
         with ThreadPoolExecutor(len(self._launchers)) as pool:
             return list(pool.map(self.check, checks))
 
+    def longest_seconds(self, num_checks: int) -> float:
+        """Wall-clock time within which that many checks end, whatever the programs do.
+
+        A worker has a check for its wall-clock limit and the second in which it is killed, and the last of a batch
+        begins at the latest when the others, shared out evenly, have ended: (limit + 1 s) x (checks / workers + 1).
+
+        Args:
+            num_checks (int): Checks of one batch.
+
+        Returns:
+            float: Seconds, without those in which the workers start.
+        """
+        return (self.limits.wall_seconds + SECONDS_TO_END) * (num_checks / len(self._launchers) + 1)
+
     def close(self) -> None:
         """End the workers; they start again with the next check."""
         _close_all(self._launchers, os.getpid())
@@ -90,6 +106,12 @@ class Sandbox:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def default_workers() -> int:
+    """One for each core that this process may use, shared with the other ranks that a launcher started here."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun and accelerate set it
+    return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
 def _close_all(launchers: list[LauncherProcess], owner: int) -> None:

@@ -34,6 +34,8 @@ PRELOADED = (
     "encodings.idna encodings.latin_1"
 ).split()
 """Standard library that programs use most; loaded once, inherited by every fork."""
+SECONDS_TO_END = 1.0
+"""Longest wait for killed processes; the kernel may take longer over their memory, and then nobody waits."""
 BOOTSTRAP = (
     "import sys, types; sandbox = types.ModuleType('sandbox'); sandbox.__path__ = [sys.argv[1]]; "
     "sys.modules['sandbox'] = sandbox; from sandbox.sandbox_launcher import {entry}; {entry}()"
@@ -83,6 +85,7 @@ class Launcher:
         self._bubblewrap: str = config["bubblewrap"]
         self._folder = os.path.dirname(os.path.abspath(__file__))
         self._namespace = None
+        self._leaving: list[int] = []
         if self._isolation != "bubblewrap":
             for name in PRELOADED:
                 importlib.import_module(name)
@@ -104,35 +107,41 @@ class Launcher:
         gc.freeze()
 
     def run(self, wall_seconds: float, channel: int, judge_link: int, program_link: int) -> dict[str, Any]:
-        """Run one check to its end or to its deadline, and leave no process of it behind.
+        """Run one check to its end or to its deadline, and kill what is left of it; takes SECONDS_TO_END more at most.
 
         Returns:
             dict: timed_out, and how judge and program ended: [exit status, negative for a signal; processor seconds].
         """
         deadline = time.monotonic() + wall_seconds
+        self._leaving = [process for process in self._leaving if os.waitpid(process, os.WNOHANG)[0] == 0]
         judge_process = self._start("judge", judge_link, channel)
         program_process = self._start("program", program_link, None)
         for descriptor in (channel, judge_link, program_link):
             os.close(descriptor)
-        watch = os.pidfd_open(judge_process)
-        poll = select.poll()
-        poll.register(watch, select.POLLIN)
-        finished = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
-        os.close(watch)
-        ended = {"program": self._end(program_process), "judge": self._end(judge_process)}
+        finished = _has_ended(judge_process, deadline)
+        for process in (program_process, judge_process):
+            _kill(process)
+        until = time.monotonic() + SECONDS_TO_END
+        ended = {"program": self._end(program_process, until), "judge": self._end(judge_process, until)}
         if self._isolation == "bubblewrap":
-            _end_orphans()
+            self._end_orphans(until)
         return {"timed_out": not finished, **ended}
 
-    def _end(self, process: int) -> tuple[int, float]:
-        """Kill what may be left of a process and its group; how it ended, and its processor seconds."""
-        for kill in (os.kill, os.killpg):
-            try:
-                kill(process, signal.SIGKILL)
-            except (ProcessLookupError, PermissionError):
-                pass
+    def _end(self, process: int, until: float) -> tuple[int, float]:
+        """How a killed process ended, and its processor seconds; unknown where it takes longer than `until`."""
+        if not _has_ended(process, until):
+            self._leaving.append(process)
+            return -signal.SIGKILL, 0.0
         _, status, usage = os.wait4(process, 0)
         return os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+
+    def _end_orphans(self, until: float) -> None:
+        """End what a killed bubblewrap leaves: its own child, the first process of the namespace it made."""
+        children = Path(f"/proc/self/task/{os.getpid()}/children")
+        while orphans := set(map(int, children.read_text().split())) - set(self._leaving):
+            for orphan in orphans:
+                os.kill(orphan, signal.SIGKILL)
+                self._end(orphan, until)
 
     def _start(self, role: str, link: int, channel: int | None) -> int:
         parent = 0 if self._isolation == "namespaces" else os.getpid()
@@ -183,12 +192,21 @@ def _place_descriptors(link: int, channel: int | None) -> None:
     os.closerange(jail.CHANNEL + (channel is not None), 1 << 20)
 
 
-def _end_orphans() -> None:
-    """End what a killed bubblewrap leaves: its own child, the first process of the namespace it made."""
-    while children := Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-        for child in map(int, children):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+def _has_ended(process: int, deadline: float) -> bool:
+    """Whether a child ends before the deadline; it is not reaped."""
+    watch = os.pidfd_open(process)
+    poll = select.poll()
+    poll.register(watch, select.POLLIN)
+    ended = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+    os.close(watch)
+    return bool(ended)
+
+
+def _kill(process: int) -> None:
+    """Kill a process and its group."""
+    for kill in (os.kill, os.killpg):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(process, signal.SIGKILL)
 
 
 def _run_role(role: str, isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:

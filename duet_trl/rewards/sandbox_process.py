@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The outer end of the sandbox: what a check is, and the launcher process that takes checks one at a time."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,12 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .sandbox_codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame, write
-from .sandbox_launcher import BOOTSTRAP
+from .sandbox_codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame
+from .sandbox_launcher import BOOTSTRAP, SECONDS_TO_END
 
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
-"""What a launcher may take beyond the limits that it enforces before it is taken for lost."""
+"""What a launcher may take beyond the time that it enforces before it is taken for lost."""
 
 
 class SandboxError(RuntimeError):
@@ -30,15 +31,15 @@ class Limits:
 
     Attributes:
         cpu_seconds (int): Processor time of the process with its threads.
-        wall_seconds (float): Time from start to verdict; for programs that wait.
+        wall_seconds (float): Time from start to verdict; for programs that wait. Killing takes a second at most.
         memory_bytes (int): Address space.
         folder_bytes (int): Size of the private folder, and of each file.
         open_files (int): Open descriptors.
         threads (int): Threads. Other processes cannot be started.
     """
 
-    cpu_seconds: int = 5
-    wall_seconds: float = 15.0
+    cpu_seconds: int = 3
+    wall_seconds: float = 6.0
     memory_bytes: int = 1 << 30
     folder_bytes: int = 16 << 20
     open_files: int = 64
@@ -96,17 +97,21 @@ class LauncherProcess:
     def __init__(self, isolation: str, limits: Limits) -> None:
         self._config = {"isolation": isolation, "limits": asdict(limits), "bubblewrap": shutil.which("bwrap") or ""}
         self._limits = limits
+        self._seconds_to_answer = limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
 
     def check(self, check: Check) -> tuple[bool | None, str]:
-        """Verdict and reason; the verdict is None if the launcher was lost twice."""
+        """Verdict and reason; the verdict is None if the launcher was lost twice, or gave no answer in time."""
         reason = ""
         for _ in range(2):
             try:
                 if self._process is None:
                     self.start()
                 return self._exchange(check)
+            except TimeoutError:
+                self.close()
+                return None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
             except (OSError, EndOfData, SandboxError) as error:
                 reason = f"the sandbox failed twice, {type(error).__name__}: {error}"
                 self.close()
@@ -138,7 +143,7 @@ class LauncherProcess:
         if "error" in reply:
             self.close()
             raise SandboxError(reply["error"])
-        ours.settimeout(self._limits.wall_seconds + SECONDS_OF_GRACE)
+        ours.settimeout(self._seconds_to_answer)
 
     def _exchange(self, check: Check) -> tuple[bool | None, str]:
         try:
@@ -152,10 +157,9 @@ class LauncherProcess:
                 request = json.dumps({"wall_seconds": self._limits.wall_seconds}).encode()
                 ends = [end.fileno() for end in (channel, judge_link, program_link)]
                 socket.send_fds(self._control, [request], ends)
-            try:
-                write(ours.fileno(), message)
-            except EndOfData:
-                pass  # the judge ended early; what became of it is in the launcher's reply
+            ours.settimeout(self._seconds_to_answer)
+            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
+                ours.sendall(message)
             status = self._receive()
             ending = self._ending(*status["program"])
             if status["timed_out"]:

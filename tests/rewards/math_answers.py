@@ -199,6 +199,99 @@ a/b ACCEPTS \frac{a}{b}
 1,2 ACCEPTS k \in \{1,2\}
 2000 ACCEPTS 2.0\times10^{3}
 6.25 ACCEPTS 6 \frac{1}{4}
+R-r ACCEPTS R - r ;; -r+R
+R-r REFUSES r-R ;; r - r ;; R-R
+\pi r^2 ACCEPTS \pi\,r^2 ;; r^2\pi
+\pi r^2 REFUSES \pi R^2 ;; \Pi r^2
+\sqrt{R^2-r^2} REFUSES \sqrt{r^2-R^2}
+\frac{R}{r} REFUSES \frac{r}{R}
+(R,r) REFUSES (r,R)
+\{A,b\} REFUSES \{a,B\}
+\binom{N}{k} REFUSES \binom{n}{k}
+R_1 REFUSES r_1 ;; R_2
+\vec{A} REFUSES \vec{a}
+\Delta REFUSES \delta
+\Gamma REFUSES \gamma
+I^2R ACCEPTS RI^2
+I^2R REFUSES -R ;; i^2R
+2i ACCEPTS 2*I
+2i REFUSES 2I
+e REFUSES E
+C ACCEPTS \text{(c)} ;; (c) ;; \text{c} ;; \text{(C) Plane} ;; (C) ;; \textbf{(C)}\ 5
+C REFUSES c ;; D ;; \text{(D)} ;; \text{(C) or (D)}
+\text{(C)} ACCEPTS \text{(C) Plane} ;; \text{(c)} ;; c ;; \textbf{(C) Plane}
+\text{(C)} ACCEPTS (C)\text{ Plane} ;; (C) Plane ;; \mathrm{(C)}
+\text{(C)} REFUSES \text{(D) Plane} ;; \text{(C) Plane or (D) Line} ;; (C)+1
+\text{(C)} REFUSES (C)^2 ;; \text{(A), (C)} ;; \text{Plane}
+\text{(C) Plane} ACCEPTS \text{(C)} ;; C ;; \text{(C) plane.}
+\text{(C) Plane} REFUSES \text{(D)} ;; \text{(C) Sphere}
+\text{(A), (C)} REFUSES \text{(A)}
+\text{even} ACCEPTS \text{Even} ;; Even ;; EVEN
+even ACCEPTS Even ;; \text{Even}
+\text{No} ACCEPTS no ;; No
+(\text{yes}, 5) ACCEPTS (\text{Yes}, 5)
+\text{even}, \text{Odd} ACCEPTS \text{odd}, \text{Even}
+5 ACCEPTS 5\text{ s} ;; 5\text{s} ;; 5\,\text{s} ;; 5~\text{s}
+5 ACCEPTS 5 \mathrm{m} ;; 5\,\mathrm{m/s} ;; 5\,\mathrm{m}\,\mathrm{s}^{-1}
+5 ACCEPTS 5 \frac{\text{m}}{\text{s}} ;; 5 cm ;; 5cm ;; 5 cm^2
+5 ACCEPTS 5 miles per hour ;; 5 square feet ;; 5 degrees ;; \text{5 cm}
+5 REFUSES 5s ;; 5 m ;; 5t ;; 5ab
+5 REFUSES 5\text{ or 6} ;; 5\text{ apples and 2 pears} ;; 5\text{ cm} + 3 ;; 5\text{m}_{1} + \frac{1}{2}
+3m ACCEPTS m \cdot 3 ;; 3\text{ m} ;; 3 m
+3m REFUSES 3 ;; 3n ;; 3M
+5s REFUSES 5t ;; 5
+\frac{37}{4}m ACCEPTS \frac{37m}{4} ;; 9.25m ;; \frac{37}{4}\text{m}
+\frac{37m}{4} ACCEPTS \frac{37}{4}m ;; \frac{37}{4}\text{ m}
+\frac{37m}{4} REFUSES \frac{37}{4} ;; \frac{37}{4}n
+x^2 REFUSES x^2m ;; x^2 s
+3\text{ m} ACCEPTS 3 ;; 3m ;; 3 m ;; 3\text{ meters}
+3\text{ m} REFUSES 3\text{ cm} ;; 3\text{ hours} ;; 3n
+5\text{ eggs} ACCEPTS 5 eggs ;; 5
+8:34 \text{ p.m.} REFUSES 8:34 \text{ a.m.}
+2\mathbf{v} REFUSES 2\mathbf{w} ;; 2
+2\mathbf{i}+3\mathbf{j} REFUSES 2\mathbf{i}-3\mathbf{j} ;; 2\mathbf{i}
+\angle\text{A} REFUSES \angle\text{B}
+12^{\text{th}}\text{ grade} ACCEPTS 12 ;; 12th grade ;; 12^{th}
+12^{\text{th}}\text{ grade} ACCEPTS 12\text{th grade} ;; \text{12th grade} ;; 12^\text{th}\text{ grade}
+12^{\text{th}}\text{ grade} REFUSES 11^{\text{th}}\text{ grade} ;; 11 ;; 12x
+2^{nd} REFUSES 2
+\frac{3\text{rd}}{2} REFUSES 3 ;; \frac{3}{2}
+-2 ACCEPTS x=-2 ;; \{-2\}
+-2 REFUSES -2,-2 ;; -2, -2.0 ;; -2 \text{ and } -2 ;; x=-2 \text{ or } x=-2 ;; -2;-2 ;; 2,-2
+\{1\} ACCEPTS \{1,1\} ;; 1
+\{1\} REFUSES 1,1
+1,1,2 ACCEPTS 2,1,1 ;; 1,2,1.0
+1,1,2 REFUSES 1,2 ;; 1,2,2
+75^\circ, 75^\circ ACCEPTS 75,75
+75^\circ, 75^\circ REFUSES 75^\circ
+i REFUSES i,i
+1,2 ACCEPTS 2,1,2
+x = 12 ACCEPTS 12 cm ;; x = 12 cm
+2-2p ACCEPTS 2 - 2p cm ;; 2-2p feet
+2-2p REFUSES 2-2p m ;; 2-2pcm
+\text{four} ACCEPTS four feet
+[1,2] REFUSES [1,2],[1,2]
+x_1 ACCEPTS x_{1}
+x_1 REFUSES x_1+2 ;; x_2 ;; x
+E_1 ACCEPTS E_{1} ;; \text{E}_1
+E_1 REFUSES E_2 ;; e_1 ;; E
+E_1+2 ACCEPTS 2+E_{1}
+x_{max} ACCEPTS x_{\text{max}} ;; x_\text{max}
+\text{H}_2 REFUSES \text{H}_2\text{O} ;; \text{H}
+3 REFUSES 3\text{P}_{1}+\frac{3}{4}
+10101_2 ACCEPTS 10101_{2} ;; 10101_{\text{two}} ;; 10101\text{ base }2 ;; 10101\text{ (base 2)}
+10101_2 REFUSES 10101_3 ;; 10101\text{ base }3
+12_5, 13_6 REFUSES 12_6, 13_5
+\text{A5}_{11} ACCEPTS A5_{11}
+\text{A5}_{11} REFUSES A5_{12}
+4.5e33 ACCEPTS 4.5e33 ;; 4.5e+33 ;; 4.5E33 ;; 4.5 \times 10^{33} ;; 4.5\cdot10^{33} ;; 45\times 10^{32} ;; 4.50e33
+4.5e33 REFUSES 4.5e32 ;; 4.6e33 ;; 4.5
+1e-5 ACCEPTS 1e-5 ;; 10^{-5} ;; 0.00001 ;; 1.0\times10^{-5} ;; 1E-5 ;; 1e-5\text{ m}
+1e-5 REFUSES 1e-6 ;; 2e-5 ;; e-5 ;; 1e5
+2e-1 ACCEPTS -1+2e ;; 0.2
+1.6\times10^{-19} ACCEPTS 1.6e-19 ;; 16\times10^{-20}
+1.6\times10^{-19} REFUSES 9.1\times10^{-31} ;; 1.7e-19 ;; 0
+(1e-7, 2) REFUSES (2e-7, 2)
 """
 
 

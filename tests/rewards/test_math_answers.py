@@ -4,6 +4,7 @@
 import json
 import random
 import re
+import string
 import time
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
 from duet_trl.rewards import ChoiceVerifier, MathVerifier
-from duet_trl.rewards.math_text import contradicts, readable
+from duet_trl.rewards.math_pairs import comparable, contradicts
+from duet_trl.rewards.math_text import readable
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 from tests.rewards.math_answers import pairs
 
@@ -43,6 +45,20 @@ def test_answers_of_every_kind_are_graded_as_a_person_would(verifier):
     wrong = [pair for pair, verdict in zip(pairs(), verdicts, strict=True) if verdict != pair[2]]
     assert wrong == []
     assert len(expected) > 300 and 40 < expected.count(0.0)
+
+
+def test_no_letter_is_its_other_case_or_a_unit(verifier):
+    lower = string.ascii_lowercase
+    pairs = [(f"1+2{one.upper()}", f"1+2{one}") for one in lower] + [(one, one.upper()) for one in lower]
+    pairs += [(f"x_{one}", f"x_{one.upper()}") for one in lower] + [(f"5{one}", "5") for one in lower]
+    pairs += [("5", f"5 {one}") for one in lower] + [
+        (f"5{one}", f"5{lower[place - 1]}") for place, one in enumerate(lower)
+    ]
+    verdicts = verifier.grade(*zip(*pairs, strict=True))
+    assert [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != 0.0] == []
+    same = [(f"2{one} + 1", f"1+2{one}") for one in lower + lower.upper()]
+    verdicts = verifier.grade(*zip(*same, strict=True))
+    assert [pair for pair, verdict in zip(same, verdicts, strict=True) if verdict != 1.0] == []
 
 
 WRITINGS = {
@@ -82,18 +98,28 @@ def test_gold_answers_of_math_with_another_digit_are_wrong(verifier, golds):
     assert len(changed) > 50 and right == []
 
 
-@given(st.text(st.sampled_from("0123456789,.{}[]()\\$^_ \n~!abtxi°∞\u200b√²\ud800\x00")) | st.text(st.characters()))
+LATEX = st.lists(
+    st.sampled_from(
+        ["\\text{", "\\mathrm{", "\\frac", "}", "{", "_", "^", "cm", "th", "m", "E", "I", "(C)", " or ", "1e-5"]
+    )
+    | st.sampled_from("0123456789,.{}[]()\\$^_ \n~!abtxi°∞\u200b√²\ud800\x00")
+).map("".join) | st.text(st.characters())
+
+
+@given(LATEX, LATEX)
 @settings(max_examples=300, deadline=None)
-def test_rewriting_never_raises_and_settles(text):
+def test_rewriting_never_raises_and_settles(text, other):
     once = readable(text)
     assert contradicts(once, once) is False
+    assert comparable(once, once) == (once, once)
+    comparable(once, readable(other))
     assert len(once) <= 20 * len(text) + 100
 
 
 @pytest.mark.parametrize("name", [n for n, answer in HOSTILE_ANSWERS.items() if len(answer) <= 2_000])
 def test_rewriting_a_hostile_answer_takes_no_time(name):
     begin = time.process_time()
-    readable(HOSTILE_ANSWERS[name])
+    comparable(readable(HOSTILE_ANSWERS[name]), readable(HOSTILE_ANSWERS[name] + r"\text{ cm}"))
     assert time.process_time() - begin < 0.5
 
 
