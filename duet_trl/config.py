@@ -167,10 +167,11 @@ class DUETGRPOConfig(GRPOConfig):
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
     abort_answer_quantile: float | None = _knob(
-        "K2 follows this quantile of the answer times, not one of lengths. duet: 0.95. 0: lengths (paper, release).",
+        "K2 follows this quantile of the answer times, or the 0.995 quantile of rewarded ones if that is later. duet: "
+        "0.95. 0: a quantile of lengths (paper, release).",
         default=None,
     )
-    abort_answer_slack: float = _knob("Factor on that quantile, at least 1.", default=1.25)
+    abort_answer_slack: float = _knob("Factor on both quantiles, at least 1.", default=1.25)
     poll_cold_fraction: float = _knob("K1 before the first refit, share of the maximum. Paper: 0.3.", default=0.3)
     abort_cold_fraction: float = _knob("K2 before the first refit, share of the maximum. Paper: 0.7.", default=0.7)
     extra_eos_tokens: list[str] | None = _knob(

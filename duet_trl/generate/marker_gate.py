@@ -116,16 +116,24 @@ class MarkerGate:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
         return propensity(outcome, self.keep_probability)
 
-    def observe(self, lengths: np.ndarray, kept_propensity: np.ndarray, answered_at: np.ndarray, step: int) -> None:
+    def observe(
+        self,
+        lengths: np.ndarray,
+        kept_propensity: np.ndarray,
+        answered_at: np.ndarray,
+        rewards: np.ndarray,
+        step: int,
+    ) -> None:
         """Add the kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
 
         Args:
             lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,).
             kept_propensity (np.ndarray): Their propensity, shape (K,).
-            answered_at (np.ndarray): Their marker times, shape (K,), tokens; -1 for none.
+            answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
+            rewards (np.ndarray): Their summed rewards, shape (K,), finite.
             step (int): Generation step, from 1.
         """
-        self.thresholds.observe(lengths, kept_propensity, answered_at)
+        self.thresholds.observe(lengths, kept_propensity, answered_at, rewards)
         self.thresholds.step(step)
 
     def state_dict(self) -> dict:
