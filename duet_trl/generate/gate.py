@@ -104,6 +104,16 @@ class GateSpec:
         return self.trim and (self.entropy_threshold > 0 or self.margin_threshold > 0)
 
     @property
+    def first_poll(self) -> int:
+        """The first poll of a rollout: the first multiple of the poll interval from K1 on, K2 + G at the latest."""
+        return min(-(-self.poll_threshold // self.poll_interval) * self.poll_interval, self.abort_at)
+
+    @property
+    def trim_at(self) -> int:
+        """Where trim stops a rollout at the earliest: at the first poll, or G behind it; `NEVER` with trim off."""
+        return self.first_poll + (0 if self.trims_early else self.grace_window) if self.trim else NEVER
+
+    @property
     def abort_at(self) -> int:
         """K2 + G: where a marker-less rollout meets its coin; `NEVER` with abort off."""
         return self.abort_threshold + self.grace_window if self.abort else NEVER

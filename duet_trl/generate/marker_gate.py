@@ -91,7 +91,13 @@ class MarkerGate:
         Returns:
             GatePlan: Spec and coins, shape (N,).
         """
-        spec = GateSpec(
+        row_keys = [keys[q] for q in group]
+        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
+        return GatePlan(self.spec(active), keep)
+
+    def spec(self, active: bool = True) -> GateSpec:
+        """The gate with its present thresholds; switched off where `active` is false."""
+        return GateSpec(
             poll_threshold=self.thresholds.poll_threshold,
             abort_threshold=self.thresholds.abort_threshold,
             grace_window=self.grace_window,
@@ -102,9 +108,6 @@ class MarkerGate:
             margin_threshold=self.margin_threshold,
             window=self.window,
         )
-        row_keys = [keys[q] for q in group]
-        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
-        return GatePlan(spec, keep)
 
     def replay(
         self, spec: GateSpec, keep: np.ndarray, completion_ids: Sequence[Sequence[int]], gate_stopped: np.ndarray

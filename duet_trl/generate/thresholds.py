@@ -215,6 +215,19 @@ class LengthThresholds:
         self.poll_threshold = min(max(poll, 1), self.abort_threshold)
 
 
+def scaled_grace_window(max_length: int) -> int:
+    """G for a length limit in the paper's proportion, 150 to 3,072, rounded to a token; at least 8, a poll interval.
+
+    Args:
+        max_length (int): Length limit, tokens, >= 1.
+
+    Example:
+        >>> [scaled_grace_window(limit) for limit in (3072, 512, 256, 100)]
+        [150, 25, 12, 8]
+    """
+    return max(8, round(150 * max_length / 3072))
+
+
 def rewarded(rewards: np.ndarray, weights: np.ndarray) -> np.ndarray:
     """Which rollouts earned what tells success from failure, for rewards in any unit.
 
