@@ -10,7 +10,7 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.generate.gate import GateSpec
 from duet_trl.presets import mean_rollouts
 from duet_trl.training.start import batch_line, batch_warnings, gate_line, gate_warnings
-from tests.runs import duet_trainer, logged
+from tests.runs import duet_trainer
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
@@ -146,12 +146,3 @@ def test_one_epoch_is_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path,
     with caplog.at_level(logging.INFO, logger="duet_trl"):
         duet_trainer(tiny_path, tmp_path, max_steps=1, method="grpo", budget_fraction=1.0).train()
     assert said(caplog) == []
-
-
-def test_a_lone_rollout_moves_nothing_in_step_1_and_something_in_step_2(tiny_path, tmp_path, caplog):
-    # What the warning says: two generations at half the budget are one rollout per prompt.
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=2, num_generations=2, budget_fraction=0.5)
-    trainer.train()
-    assert any("16 or more of 16 prompts have a single rollout" in text for _, text in said(caplog))
-    norms = logged(trainer, "grad_norm")
-    assert norms[0] == 0.0 < norms[1]
