@@ -50,6 +50,7 @@ from benchmarks.gradient_parts.recording import (  # noqa: E402
     record,
     settle_thresholds,
 )
+from benchmarks.miniature.grading import is_right  # noqa: E402
 from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
 from duet_trl.generate.automaton import TokenAutomaton  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
@@ -82,7 +83,14 @@ def record_policy(
     setup = prepare_gate(str(path), tokenizer, config)
     found = sample(path, task, size, seed, setup.sentinel, CACHE / f"{task.name}_{policy}.json")
     rollouts = certainty(model, found["pool"], setup, config.entropy_threshold, config.margin_threshold)
-    thresholds = settle_thresholds(rows[DUET[4]].controller(setup.automaton, None), setup, rollouts, seed)
+    right = np.array(
+        [
+            float(is_right(tokenizer.decode(ids), entry.answer, "first", task.marker))
+            for entry in found["pool"]
+            for ids in entry.ids
+        ]
+    )
+    thresholds = settle_thresholds(rows[DUET[4]].controller(setup.automaton, None), setup, rollouts, right, seed)
     controllers = [row.controller(setup.automaton, thresholds) for row in rows.values()]
     specs = dict.fromkeys(c.gate.plan(1, [], np.zeros(0, dtype=np.int64)).spec for c in controllers)
     replays = {spec: gate_replays(spec, setup, rollouts) for spec in specs}

@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every knob of DUET with its paper symbol, unit, preset values and check."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from trl import GRPOConfig
 
 from .generate.markers import get_marker
+from .generate.thresholds import scaled_grace_window
 from .methods import METHODS
-from .presets import PRESETS, resolve, zero_advantage_is_inert
-
-logger = logging.getLogger(__name__)
-
-_FEW_PROMPTS = 4
+from .presets import PRESETS, refuse_lone_rollouts, resolve, zero_advantage_is_inert
 
 # Fields that count something, and the least each can be.
 _COUNTS = {
@@ -141,7 +137,11 @@ class DUETGRPOConfig(GRPOConfig):
         "256.",
         default=None,
     )
-    grace_window: int = _knob("G: tokens a rollout may run on after its marker. Paper: 150.", default=150)
+    grace_window: int | None = _knob(
+        "G: tokens a rollout may run on after its marker. Paper: 150 of 3,072. None: that share of "
+        "max_completion_length, at least 8.",
+        default=None,
+    )
     poll_interval: int = _knob("delta_poll: tokens between two marker checks. Paper: 8.", default=8)
     keep_probability: float = _knob(
         "eps_abort: probability that a marker-less rollout is kept and weighted 1/eps. Paper: 0.05.", default=0.05
@@ -167,10 +167,11 @@ class DUETGRPOConfig(GRPOConfig):
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
     abort_answer_quantile: float | None = _knob(
-        "K2 follows this quantile of the answer times, not one of lengths. duet: 0.95. 0: lengths (paper, release).",
+        "K2 follows this quantile of the answer times, or the 0.995 quantile of rewarded ones if that is later. duet: "
+        "0.95. 0: a quantile of lengths (paper, release).",
         default=None,
     )
-    abort_answer_slack: float = _knob("Factor on that quantile, at least 1.", default=1.25)
+    abort_answer_slack: float = _knob("Factor on both quantiles, at least 1.", default=1.25)
     poll_cold_fraction: float = _knob("K1 before the first refit, share of the maximum. Paper: 0.3.", default=0.3)
     abort_cold_fraction: float = _knob("K2 before the first refit, share of the maximum. Paper: 0.7.", default=0.7)
     extra_eos_tokens: list[str] | None = _knob(
@@ -247,16 +248,13 @@ class DUETGRPOConfig(GRPOConfig):
         for name, value in METHODS[self.method].items():
             setattr(self, name, value)
         resolve(self)
+        if self.grace_window is None and isinstance(self.max_completion_length, int):  # else refused in _check_ranges
+            self.grace_window = scaled_grace_window(self.max_completion_length)
         self._check_choices()
         self._check_ranges()
         self._check_relations()
+        refuse_lone_rollouts(self)
         self._check_upstream()
-        if self.allocate and self.num_prompts < _FEW_PROMPTS:
-            logger.warning(
-                "Only %d prompt(s) share the budget of a generation step, so there is little to allocate. Raise "
-                "gradient_accumulation_steps or per_device_train_batch_size.",
-                self.num_prompts,
-            )
 
     def _check_choices(self) -> None:
         choices = {

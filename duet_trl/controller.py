@@ -205,7 +205,11 @@ class Controller:
         survived = use & (replay.outcome != Outcome.ABORTED)
         self.allocator.observe_lengths(plan.keys, plan.group, replay.length, replay.length, survived)
         self.gate.observe(
-            replay.length[survived], judgement.propensity[survived], replay.marker_at[survived], plan.step
+            replay.length[survived],
+            judgement.propensity[survived],
+            replay.answered_at[survived],
+            rewards[survived],
+            plan.step,
         )
         self.allocator.observe_rewards(plan.keys, plan.group, rewards, use)
         self.step = plan.step

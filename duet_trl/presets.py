@@ -110,6 +110,26 @@ def resolve(config: Any) -> None:
         config.drop_zero_advantage = config.preset == "duet" and zero_advantage_is_inert(config)
 
 
+def mean_rollouts(config: Any) -> float:
+    """Rollouts per prompt that budget and caps allow on average; a budget in tokens is no limit."""
+    bought = float("inf") if config.budget_reading == "tokens" else config.budget_fraction * config.num_generations
+    return min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
+
+
+def refuse_lone_rollouts(config: Any) -> None:
+    """Raise ValueError if every prompt has one rollout at most and nothing to compare it with, in every step.
+
+    A reference budget is frozen in tokens and may buy more once rollouts are shorter.
+    """
+    compares = config.advantage_baseline == "group" and config.singleton_advantage == "zero"
+    if compares and mean_rollouts(config) <= 1 and config.budget_reading != "reference":
+        raise ValueError(
+            f"advantage_baseline='group' compares the rollouts of a prompt, and there is {mean_rollouts(config):g} of "
+            "each (the least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so "
+            "no step has a gradient. Raise it, or set advantage_baseline='history'."
+        )
+
+
 def zero_advantage_is_inert(config: Any) -> bool:
     """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t."""
     return (

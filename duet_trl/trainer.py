@@ -34,6 +34,7 @@ from .training.hub import PAPER, extend_card, push
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
+from .training.start import StartNotice
 from .training.step import ReplayBatch, Step
 from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
 
@@ -94,6 +95,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
+        self.add_callback(StartNotice(self))
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint."""

@@ -49,6 +49,48 @@ def test_two_rollouts_are_the_minimum_where_the_budget_averages_more(tmp_path, f
     assert config(tmp_path, budget_fraction=fraction, preset=preset).num_rollouts_min == expected
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(3072, 150), (8192, 400), (512, 25), (256, 12), (64, 8)])
+def test_the_grace_window_keeps_the_papers_proportion_to_the_limit_unless_it_is_set(tmp_path, limit, expected):
+    # 150 / 3,072 = 0.0488 of the limit, to the nearest token, 8 at least.
+    assert config(tmp_path, max_completion_length=limit).grace_window == expected
+    assert config(tmp_path, max_completion_length=limit, grace_window=150).grace_window == 150
+    assert config(tmp_path, max_completion_length=limit, preset="paper").grace_window == expected
+
+
+LONE = [
+    {"num_generations": 4, "budget_fraction": 0.25, "preset": "paper"},
+    {"num_generations": 2, "budget_fraction": 0.5, "preset": "release"},
+    {"num_generations": 4, "budget_fraction": 0.25, "allocate": False},
+    {"num_generations": 4, "budget_fraction": 0.25, "multi_objective_aggregation": "normalize_then_sum"},
+    {"preset": "paper", "num_rollouts_max": 1},
+    {"preset": "paper", "max_rollouts": 8},
+    {"method": "grpo", "num_rollouts_max": 1, "num_rollouts_min": 1},
+]
+
+
+@pytest.mark.parametrize("overrides", LONE)
+def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_path, overrides):
+    with pytest.raises(
+        ValueError, match="there is 1 of each .* no step has a gradient.* advantage_baseline='history'"
+    ):
+        config(tmp_path, **overrides)
+
+
+@pytest.mark.parametrize(
+    "way_out",
+    [
+        {"advantage_baseline": "history"},
+        {"singleton_advantage": "reward"},
+        {"budget_fraction": 0.5},
+        {"num_generations": 8},
+        {"budget_reading": "reference"},  # frozen in tokens: shorter rollouts are more of them
+        {"budget_reading": "tokens", "budget_tokens": 1e6},
+    ],
+)
+def test_one_rollout_per_prompt_is_let_through_where_some_step_can_have_a_gradient(tmp_path, way_out):
+    assert config(tmp_path, **{**LONE[0], **way_out}).preset == "paper"
+
+
 def test_the_row_cap_defaults_to_the_generation_batch(tmp_path):
     assert config(tmp_path).max_rollouts == 64
 
@@ -134,6 +176,7 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),
         ({"budget_reading": "tokens", "budget_tokens": float("inf")}, "needs finite budget_tokens"),
         ({"grace_window": 1.5}, "grace_window must be an integer"),
+        ({"max_completion_length": None}, "max_completion_length must be an integer of at least 1, got None"),
         ({"poll_interval": True}, "poll_interval must be an integer"),
         ({"max_completion_length": -5}, "max_completion_length must be an integer of at least 1, got -5"),
         ({"budget_tokens": 1000.0}, "budget_tokens=1000.0 is ignored"),

@@ -50,7 +50,7 @@ def run_step(unit, step: int, rng: np.random.Generator):
     plan = unit.plan(keys, epoch=step * 8 // len(KEYS))
     seen = observations(len(plan.group), rng)
     marker_at = np.where(seen["outcome"] == Outcome.ANSWERED, seen["length"], -1)
-    replay = Replay(seen["outcome"], marker_at, seen["outcome"] == Outcome.ANSWERED, seen["length"])
+    replay = Replay(seen["outcome"], marker_at, seen["outcome"] == Outcome.ANSWERED, seen["length"], marker_at)
     judgement = unit.weigh(plan, seen["outcome"], seen["advantages"])
     unit.observe_rollouts(plan, replay, judgement, seen["rewards"], np.ones(len(plan.group), dtype=bool))
     unit.observe_sigma(plan, seen["advantages"], seen["sum_logps"], judgement.kept)
@@ -146,21 +146,19 @@ def test_aborted_rollouts_stay_out_of_the_length_window(tmp_path):
     outcome = np.where(np.arange(num) < 4, Outcome.ABORTED, Outcome.NATURAL)
     length = np.where(outcome == Outcome.ABORTED, 190, 50)
     # 28 kept rollouts are fewer than a refit needs, so look at the window itself through its state.
-    replay = Replay(outcome, np.full(num, -1), np.zeros(num, dtype=bool), length)
+    never = np.full(num, -1)
+    replay = Replay(outcome, never, np.zeros(num, dtype=bool), length, never)
     judgement = unit.weigh(plan, outcome, np.ones(num))
     unit.observe_rollouts(plan, replay, judgement, np.ones(num), np.ones(num, dtype=bool))
     assert "190" not in json.dumps(unit.state_dict()["gate"])
 
 
 def replay_of(outcome: np.ndarray, length: int, answered_at: np.ndarray | None = None) -> Replay:
-    """Rollouts of one length that were not trimmed."""
+    """Rollouts of one length that were not trimmed; aborted ones show no answer."""
     never = np.full(len(outcome), -1)
-    return Replay(
-        outcome,
-        never if answered_at is None else np.where(outcome == Outcome.ANSWERED, answered_at, -1),
-        np.zeros(len(outcome), dtype=bool),
-        np.full(len(outcome), length),
-    )
+    shown = never if answered_at is None else np.where(outcome == Outcome.ABORTED, -1, answered_at)
+    polled = np.where(outcome == Outcome.ANSWERED, shown, -1)
+    return Replay(outcome, polled, np.zeros(len(outcome), dtype=bool), np.full(len(outcome), length), shown)
 
 
 def test_rewards_of_aborted_rollouts_are_remembered_and_missing_ones_are_not(tmp_path):
@@ -186,6 +184,20 @@ def test_k2_follows_the_answers_of_rollouts_that_were_not_aborted(tmp_path, quan
         judgement = unit.weigh(plan, outcome, np.ones(32))
         everyone = np.ones(32, dtype=bool)
         unit.observe_rollouts(plan, replay_of(outcome, 90, np.full(32, 80)), judgement, np.ones(32), everyone)
+    assert unit.plan(KEYS[:8], 0).gate.spec.abort_threshold == expected
+
+
+@pytest.mark.parametrize(("reward", "expected"), [(1.0, 188), (0.0, 140)])
+def test_a_late_answer_that_the_coin_kept_raises_k2_at_once_if_it_was_rewarded(tmp_path, reward, expected):
+    # K2 begins at 0.7 * 200 = 140. The kept rollout answered after 150 tokens: 1.25 * 150 = 187.5. No refit is due.
+    unit = controller(tmp_path, threshold_interval=1000)
+    plan = unit.plan(KEYS[:8], 0)
+    outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
+    outcome[3] = Outcome.KEPT
+    found = replay_of(outcome, 160, np.where(outcome == Outcome.KEPT, 150, 80))
+    rewards = np.where(outcome == Outcome.KEPT, reward, np.tile([1.0, 1.0, 0.0, 0.0], 8))
+    judgement = unit.weigh(plan, outcome, np.ones(32))
+    unit.observe_rollouts(plan, found, judgement, rewards, np.ones(32, dtype=bool))
     assert unit.plan(KEYS[:8], 0).gate.spec.abort_threshold == expected
 
 

@@ -80,20 +80,9 @@ def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny
 
 
 def test_a_lone_rollout_moves_the_policy_once_something_is_remembered(tiny_path, tmp_path):
-    # One rollout per prompt: with the mean of the group no advantage at all, with a history one from the second step.
-    moved = {}
-    for baseline in ("group", "history"):
-        trainer = duet_trainer(
-            tiny_path,
-            tmp_path / baseline,
-            budget_fraction=0.25,
-            num_rollouts_max=1,
-            advantage_baseline=baseline,
-            max_steps=2,
-        )
-        start = weights(trainer).clone()
-        trainer.train()
-        assert logged(trainer, "duet/singleton_prompts") == [8.0, 8.0]
-        moved[baseline] = (weights(trainer) - start).abs().max()
-    assert moved["group"] == 0.0
-    assert moved["history"] > 1e-5
+    # One rollout per prompt: nothing to compare it with in the first step, the mean of the pool in the second.
+    trainer = duet_trainer(tiny_path, tmp_path, num_generations=2, budget_fraction=0.5, max_steps=2)
+    trainer.train()
+    assert logged(trainer, "duet/singleton_prompts") == [16.0, 16.0]
+    before, after = logged(trainer, "grad_norm")
+    assert before == 0.0 < after

@@ -201,6 +201,7 @@ def simulate(
         controller = estimator.controller(automaton, thresholds)
         if estimator.remembers:
             visit(controller, estimator.config, recording, draw.order[:, -HISTORY:])
+            controller.gate.load_state_dict(thresholds)  # a late answer raised K2; what is recorded is one gate
         controller.step = number + 1  # the coins of different steps differ
         plan = controller.plan([recording.keys[q] for q in draw.prompts], epoch=1)
         of_prompt = zip(draw.prompts, plan.num_rollouts, strict=True)

@@ -108,8 +108,13 @@ def gate_replays(spec: GateSpec, setup: GateSetup, rollouts: Sequence[Rollout]) 
     return tuple(found)
 
 
-def settle_thresholds(controller: Controller, setup: GateSetup, rollouts: Sequence[Rollout], seed: int) -> dict:
-    """State of a gate whose K1 and K2 were refitted to the rollouts that it left over, until they stand still."""
+def settle_thresholds(
+    controller: Controller, setup: GateSetup, rollouts: Sequence[Rollout], right: np.ndarray, seed: int
+) -> dict:
+    """State of a gate whose K1 and K2 were refitted to the rollouts that it left over, until they stand still.
+
+    `right` (N,) is the reward of each rollout, which is known from its first answer and so from a trimmed one too.
+    """
     gate, rng = controller.gate, np.random.default_rng(seed)
     interval = gate.thresholds.refit_every
     for refit in range(1, REFITS + 1):
@@ -119,7 +124,9 @@ def settle_thresholds(controller: Controller, setup: GateSetup, rollouts: Sequen
         found = {name: np.where(plan.keep, keeping.__dict__[name], x) for name, x in aborting.__dict__.items()}
         left = found["outcome"] != Outcome.ABORTED
         propensity = gate.propensity(found["outcome"])
-        gate.observe(found["length"][left], propensity[left], found["marker_at"][left], refit * interval)
+        gate.observe(
+            found["length"][left], propensity[left], found["answered_at"][left], right[order][left], refit * interval
+        )
     return gate.state_dict()
 
 

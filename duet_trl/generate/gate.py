@@ -16,7 +16,7 @@ decoding. The trainer runs `replay` on every batch, so an engine that ran anothe
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
@@ -104,6 +104,16 @@ class GateSpec:
         return self.trim and (self.entropy_threshold > 0 or self.margin_threshold > 0)
 
     @property
+    def first_poll(self) -> int:
+        """The first poll of a rollout: the first multiple of the poll interval from K1 on, K2 + G at the latest."""
+        return min(-(-self.poll_threshold // self.poll_interval) * self.poll_interval, self.abort_at)
+
+    @property
+    def trim_at(self) -> int:
+        """Where trim stops a rollout at the earliest: at the first poll, or G behind it; `NEVER` with trim off."""
+        return self.first_poll + (0 if self.trims_early else self.grace_window) if self.trim else NEVER
+
+    @property
     def abort_at(self) -> int:
         """K2 + G: where a marker-less rollout meets its coin; `NEVER` with abort off."""
         return self.abort_threshold + self.grace_window if self.abort else NEVER
@@ -135,12 +145,16 @@ class Replay:
         marker_at (np.ndarray): tau, shape (N,), int64; -1 where no poll saw a marker.
         trimmed (np.ndarray): Stopped in the grace window, shape (N,), bool.
         length (np.ndarray): Policy tokens, shape (N,), int64; the forced stop is none.
+        answered_at (np.ndarray): The first poll time at or after a marker completed, wherever the rollout shows one:
+            the tau of a rollout that ended before it was polled, or that a gate far behind it would have polled, shape
+            (N,), int64; -1 without a marker.
     """
 
     outcome: np.ndarray
     marker_at: np.ndarray
     trimmed: np.ndarray
     length: np.ndarray
+    answered_at: np.ndarray
 
 
 def replay(
@@ -165,7 +179,7 @@ def replay(
         keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
 
     Returns:
-        Replay: Outcome, tau, trimmed flag and length of each.
+        Replay: Outcome, tau, trimmed flag, length and answer time of each.
 
     Raises:
         GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
@@ -179,10 +193,11 @@ def replay(
             f"{len(length)} rollouts."
         )
     last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
-    tau = np.full(length.shape, NEVER)
+    tau, answered_at = np.full(length.shape, NEVER), np.full(length.shape, NEVER)
     if automaton is not None:
         rows, completed_at = automaton.completions(completion_ids)
         np.minimum.at(tau, rows, spec.seen_at(completed_at))
+        np.minimum.at(answered_at, rows, replace(spec, abort=False).seen_at(completed_at))
     elif spec.trim or spec.abort:
         raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
     answered = tau <= last_decision
@@ -198,6 +213,7 @@ def replay(
         marker_at=np.where(answered, tau, -1),
         trimmed=gate_stopped & answered,
         length=length,
+        answered_at=np.where(answered_at < NEVER, answered_at, -1),
     )
 
 

@@ -91,7 +91,13 @@ class MarkerGate:
         Returns:
             GatePlan: Spec and coins, shape (N,).
         """
-        spec = GateSpec(
+        row_keys = [keys[q] for q in group]
+        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
+        return GatePlan(self.spec(active), keep)
+
+    def spec(self, active: bool = True) -> GateSpec:
+        """The gate with its present thresholds; switched off where `active` is false."""
+        return GateSpec(
             poll_threshold=self.thresholds.poll_threshold,
             abort_threshold=self.thresholds.abort_threshold,
             grace_window=self.grace_window,
@@ -102,9 +108,6 @@ class MarkerGate:
             margin_threshold=self.margin_threshold,
             window=self.window,
         )
-        row_keys = [keys[q] for q in group]
-        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
-        return GatePlan(spec, keep)
 
     def replay(
         self, spec: GateSpec, keep: np.ndarray, completion_ids: Sequence[Sequence[int]], gate_stopped: np.ndarray
@@ -116,16 +119,24 @@ class MarkerGate:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
         return propensity(outcome, self.keep_probability)
 
-    def observe(self, lengths: np.ndarray, kept_propensity: np.ndarray, answered_at: np.ndarray, step: int) -> None:
+    def observe(
+        self,
+        lengths: np.ndarray,
+        kept_propensity: np.ndarray,
+        answered_at: np.ndarray,
+        rewards: np.ndarray,
+        step: int,
+    ) -> None:
         """Add the kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
 
         Args:
             lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,).
             kept_propensity (np.ndarray): Their propensity, shape (K,).
-            answered_at (np.ndarray): Their marker times, shape (K,), tokens; -1 for none.
+            answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
+            rewards (np.ndarray): Their summed rewards, shape (K,), finite.
             step (int): Generation step, from 1.
         """
-        self.thresholds.observe(lengths, kept_propensity, answered_at)
+        self.thresholds.observe(lengths, kept_propensity, answered_at, rewards)
         self.thresholds.step(step)
 
     def state_dict(self) -> dict:

@@ -22,16 +22,9 @@ from .completions import (
     read_completions,
     read_run_log,
 )
-from .estimate import (
-    MarkerEstimate,
-    Settings,
-    measure_groups,
-    measure_lengths,
-    measure_marker,
-    project,
-    total_reward,
-)
-from .estimate_text import Estimate, as_json, percent, report_text
+from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
+from .estimate_text import RARE, Estimate, as_json, percent, report_text
+from .spread import measure_groups, total_reward
 from .tokens import (
     CHARS_PER_TOKEN,
     CharacterCounts,
@@ -44,9 +37,6 @@ from .tokens import (
 
 FEW_COMPLETIONS = 32
 """Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""
-
-RARE = 0.1
-"""A marker shown in a smaller share of completions is probably not the run's."""
 
 DISAGREEMENT = 0.1
 """Relative difference from the mean length in the run's log that is reported."""
@@ -97,7 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     known = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
     gate.add_argument("--marker", type=_marker, action="append", default=[], metavar="NAME", help=known)
     for name, kind, value, meaning in (
-        ("grace_window", _count, default.grace_window, "G, tokens after the answer and past K2"),
         ("poll_interval", _positive_count, default.poll_interval, "tokens between two marker checks"),
         ("keep_probability", _positive_share, default.keep_probability, "eps of the coin at the abort gate"),
         ("poll_quantile", _share, default.quantiles[0], "length quantile of K1"),
@@ -107,6 +96,8 @@ def _parser() -> argparse.ArgumentParser:
     ):
         gate.add_argument(f"--{name}", type=kind, default=value, metavar="X", help=f"{meaning} (default: {value})")
     add = gate.add_argument
+    help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
+    add("--grace_window", type=_count, metavar="X", help=help_text)
     add("--no_trim", action="store_true", help="let answered rollouts run to their end")
     add("--no_abort", action="store_true", help="let marker-less rollouts run to their end")
     shares = " ".join(f"{budget:g}" for budget in default.budgets)
@@ -164,6 +155,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     )
     counts, source, ratio, disagreement = _counts(completions, logs, options)
     lengths = measure_lengths(completions, counts, settings)
+    settings = settings.with_limit(lengths.longest)
     columns, guessed = _reward_columns(completions, logs.values(), options.reward_columns)
     reward = total_reward(completions, columns, options.reward_weights)
     unweighted = len(columns) > 1 and options.reward_weights is None
@@ -274,7 +266,7 @@ def _notes(
     if (settings.trim or settings.abort) and not any(m.trim_saves or m.abort_saves for m in markers):
         notes.append(
             f"The gate stops nothing: no completion reaches K2 + G without a marker, or runs {settings.grace_window} "
-            "tokens past one. For short completions, lower --grace_window."
+            "tokens past one. Where it cannot act, lower --grace_window."
         )
     if not any(marker.shown for marker in markers):
         notes.append(

@@ -14,18 +14,13 @@ import numpy as np
 
 from ..generate.gate import NEVER, GateSpec
 from ..generate.markers import MARKERS, extract_answer, get_marker
-from ..generate.thresholds import after_the_answers, weighted_quantile
+from ..generate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
 from .completions import Completions, UnreadableRun
+from .spread import above_group_mean
 from .tokens import TokenCounts
-
-STD_QUANTILES = (0.1, 0.5, 0.9)
-"""Quantiles over groups that are reported."""
 
 COLD_ABORT = 0.7
 """K2 before anything is known, as a share of the length limit (`abort_cold_fraction`)."""
-
-_NOISE = 1e-6
-"""Relative spread up to which rewards of a group count as equal: they are float32 sums."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +31,10 @@ class Settings:
         markers (tuple[str, ...]): Names for `get_marker`.
         budgets (tuple[float, ...]): b, each in (0, 1].
         quantiles (tuple[float, float]): Length quantiles of K1, and of K2 by the paper's rule.
-        answer_quantile (float): K2 is `answer_slack` times this quantile of the times of a marker's answers; 0: the
-            length quantile, as in the paper.
+        answer_quantile (float): K2 is `answer_slack` times this quantile of the times of a marker's answers, or the
+            0.995 quantile of the rewarded ones if that is later; 0: the length quantile, as in the paper.
         answer_slack (float): >= 1.
-        grace_window (int): G, tokens.
+        grace_window (int | None): G, tokens; None: in the paper's proportion to the longest completion.
         poll_interval (int): Tokens between two polls.
         keep_probability (float): eps_abort, in (0, 1].
         trim (bool): Stop answered rollouts at tau + G.
@@ -53,12 +48,16 @@ class Settings:
     quantiles: tuple[float, float] = (0.3, 0.8)
     answer_quantile: float = 0.95
     answer_slack: float = 1.25
-    grace_window: int = 150
+    grace_window: int | None = None
     poll_interval: int = 8
     keep_probability: float = 0.05
     trim: bool = True
     abort: bool = True
     generation_share: float = 0.7
+
+    def with_limit(self, limit: int) -> "Settings":
+        """The settings with a grace window for this length limit, tokens, where none is given."""
+        return self if self.grace_window is not None else replace(self, grace_window=scaled_grace_window(limit))
 
 
 @dataclass(frozen=True)
@@ -85,35 +84,14 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class GroupSpread:
-    """Measured spread of rewards within groups.
-
-    Attributes:
-        num_groups (int): Groups by run, step and prompt.
-        num_scored (int): Of those, groups with two scored completions or more; the rest of the table is about them.
-        zero_variance (float | None): Share without any difference in reward: they teach nothing.
-        mean_std (float | None): Mean within-group standard deviation of the reward (n - 1).
-        std_quantiles (dict[str, float]): Its quantiles over groups.
-        neyman_variance (float | None): Variance of Theorem 1's optimum, relative to equal counts at equal tokens, if
-            every group's reward spread were known beforehand: Eqs. 1 and 2 without rounding and least counts. 1 means
-            that allocation has nothing to gain.
-    """
-
-    num_groups: int
-    num_scored: int
-    zero_variance: float | None
-    mean_std: float | None
-    std_quantiles: dict[str, float]
-    neyman_variance: float | None
-
-
-@dataclass(frozen=True)
 class MarkerEstimate:
     """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions.
 
     Attributes:
         marker (str): Name.
         abort_threshold (int): K2, tokens.
+        trim_can_act (bool): Whether trim is on and could have stopped the longest completion.
+        abort_can_act (bool): The same for abort.
         shown (float): Completions in which it completes.
         tokens_after_answer (float): Tokens after its first completion.
         trim_saves (float): Tokens beyond tau + G of answered completions.
@@ -128,6 +106,8 @@ class MarkerEstimate:
 
     marker: str
     abort_threshold: int
+    trim_can_act: bool
+    abort_can_act: bool
     shown: float
     tokens_after_answer: float
     trim_saves: float
@@ -184,66 +164,6 @@ def measure_lengths(completions: Completions, counts: TokenCounts, settings: Set
     )
 
 
-def total_reward(completions: Completions, columns: Sequence[str], weights: Sequence[float] | None) -> np.ndarray:
-    """Weighted sum of the reward columns, as TRL adds them up.
-
-    Args:
-        completions (Completions): Logged completions.
-        columns (Sequence[str]): Reward columns.
-        weights (Sequence[float] | None): One per column; None: 1 each, TRL's default.
-
-    Returns:
-        np.ndarray: Shape (N,); nan where no reward function gave a number.
-
-    Raises:
-        UnreadableRun: If a column does not exist, is not numeric or holds an infinite number, or if the weights do not
-            fit.
-    """
-    unknown = [name for name in columns if name not in completions.numbers]
-    if unknown:
-        known = ", ".join(completions.numbers) or "none"
-        raise UnreadableRun(f"no numeric column {', '.join(unknown)} in the files. Numeric columns: {known}.")
-    if weights is not None and len(weights) != len(columns):
-        raise UnreadableRun(f"{len(weights)} reward weights for {len(columns)} reward columns ({', '.join(columns)}).")
-    if not columns:
-        return np.full(len(completions.texts), np.nan)
-    rewards = np.stack([completions.numbers[name] for name in columns])  # (columns, N)
-    infinite = [name for name, column in zip(columns, rewards, strict=True) if np.isinf(column).any()]
-    if infinite:
-        raise UnreadableRun(
-            f"infinite rewards in {', '.join(infinite)}. Name the other columns with --reward_columns."
-        )
-    weighted = rewards * np.asarray([1.0] * len(columns) if weights is None else weights)[:, None]
-    return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
-
-
-def measure_groups(
-    completions: Completions, lengths: np.ndarray, columns: Sequence[str], reward: np.ndarray
-) -> GroupSpread:
-    """Zero-variance groups, spread of the within-group standard deviation, and Theorem 1's bound (Eqs. 1 and 2).
-
-    A group has zero variance if all of its rewards are equal, or all of its advantages: these know the weights that
-    the run gave to its reward functions.
-    """
-    advantage = _informative(completions.advantage) if columns else completions.advantage
-    scored = ~np.isnan(reward) if columns else ~np.isnan(advantage)
-    rows_of_group = np.split(np.argsort(completions.group, kind="stable"), np.cumsum(np.bincount(completions.group)))
-    groups = [rows[scored[rows]] for rows in rows_of_group[:-1]]
-    usable = [rows for rows in groups if len(rows) > 1]
-    flat = [_equal(advantage[rows]) or _equal(reward[rows]) for rows in usable]
-    std = np.array([0.0 if _equal(reward[rows]) else reward[rows].std(ddof=1) for rows in usable])
-    known = bool(columns) and len(std) > 0
-    batch = np.array([completions.batch[rows[0]] for rows in usable], dtype=np.int64)
-    return GroupSpread(
-        num_groups=len(groups),
-        num_scored=len(usable),
-        zero_variance=float(np.mean(flat)) if usable else None,
-        mean_std=float(std.mean()) if known else None,
-        std_quantiles={f"p{100 * q:g}": float(np.quantile(std, q)) for q in STD_QUANTILES} if known else {},
-        neyman_variance=_neyman_variance(batch, std, [lengths[rows].mean() for rows in usable]) if known else None,
-    )
-
-
 def measure_marker(
     name: str,
     completions: Completions,
@@ -259,7 +179,7 @@ def measure_marker(
         completions (Completions): N completions, generated without a gate.
         counts (TokenCounts): Their tokens.
         lengths (Lengths): K1, and K2 by the paper's rule.
-        settings (Settings): The rest of the gate.
+        settings (Settings): The rest of the gate; its grace window is known (`Settings.with_limit`).
         reward (np.ndarray): Reward of each, shape (N,), nan where unknown.
 
     Returns:
@@ -267,7 +187,7 @@ def measure_marker(
     """
     length, total = counts.lengths, lengths.total
     answer_at = counts.answered_at(get_marker(name))
-    spec = _gate(answer_at, length, lengths, settings)
+    spec = _gate(answer_at, reward, lengths, settings)
     shown = answer_at < NEVER
     tau = np.full(len(length), NEVER)
     tau[shown] = spec.seen_at(answer_at[shown])
@@ -277,10 +197,12 @@ def measure_marker(
     stop = np.where(answered & spec.trim, np.minimum(length, tau + spec.grace_window), length)
     tail_tokens = int((length[tail] - spec.abort_at).sum())
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
-    above = _above_group_mean(completions, reward)[tail]
+    above = above_group_mean(completions, reward)[tail]
     return MarkerEstimate(
         marker=name,
         abort_threshold=spec.abort_threshold,
+        trim_can_act=spec.trim_at < lengths.longest,
+        abort_can_act=spec.abort_at < lengths.longest,
         shown=float(shown.mean()),
         tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
         trim_saves=trim_tokens / total,
@@ -327,10 +249,11 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
     return projections
 
 
-def _gate(answer_at: np.ndarray, length: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:
+def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:
     """The gate as the trainer would set it after these completions, with one K2 for all of them.
 
-    Where no poll sees an answer K2 stays what the trainer begins with, a share of the length limit.
+    An answer time is the first poll that sees the answer, also where the completion ends before it; a completion
+    without a reward counts as rewarded. Without any answer K2 is what the trainer begins with, a share of the limit.
     """
     spec = GateSpec(
         poll_threshold=lengths.poll_threshold,
@@ -342,11 +265,17 @@ def _gate(answer_at: np.ndarray, length: np.ndarray, lengths: Lengths, settings:
     )
     abort = lengths.abort_threshold
     if settings.answer_quantile:
-        shown = answer_at < NEVER
-        seen = spec.seen_at(answer_at[shown])
-        seen = seen[seen < length[shown]]
-        if len(seen):
-            abort = after_the_answers(seen, np.ones(len(seen)), settings.answer_quantile, settings.answer_slack)
+        shown, known = answer_at < NEVER, ~np.isnan(reward)
+        if shown.any():
+            paid, ones = ~known, np.ones(len(reward))
+            paid[known] = rewarded(reward[known], ones[known])
+            abort = after_the_answers(
+                spec.seen_at(answer_at[shown]),
+                ones[shown],
+                paid[shown],
+                settings.answer_quantile,
+                settings.answer_slack,
+            )
         else:
             abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
         abort = min(max(abort, lengths.poll_threshold), lengths.longest)
@@ -361,37 +290,3 @@ def _answer_changes(name: str, completions: Completions, counts: TokenCounts, st
         for row in np.flatnonzero(stop < counts.lengths)
     ]
     return float(np.mean(changed)) if changed else None
-
-
-def _equal(values: np.ndarray) -> bool:
-    """Whether all values are one number up to the rounding of float32; nan is none."""
-    if np.isnan(values).any():
-        return False
-    return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))
-
-
-def _informative(advantage: np.ndarray) -> np.ndarray:
-    """The advantages, or nan throughout if all are one number: then nothing was trained on them."""
-    known = advantage[~np.isnan(advantage)]
-    return np.full_like(advantage, np.nan) if len(known) == 0 or _equal(known) else advantage
-
-
-def _above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
-    """1.0, 0.0 or nan (unknown) for each completion, shape (N,)."""
-    advantage = _informative(completions.advantage)
-    num_scored = np.bincount(completions.group, weights=~np.isnan(reward))
-    total = np.bincount(completions.group, weights=np.nan_to_num(reward))
-    mean = np.divide(total, num_scored, out=np.full(len(total), np.nan), where=num_scored > 0)[completions.group]
-    by_reward = np.where(np.isnan(reward), np.nan, reward > mean + _NOISE * np.maximum(1.0, np.abs(mean)))
-    return np.where(np.isnan(advantage), by_reward, advantage > _NOISE)
-
-
-def _neyman_variance(batch: np.ndarray, std: np.ndarray, mean_length: Sequence[float]) -> float | None:
-    """sum over batches of (sum s sqrt(L))^2 / sum L, relative to that of sum s^2; None without any spread."""
-    best = equal = 0.0
-    for index in np.unique(batch):
-        rows = batch == index
-        length = np.maximum(np.asarray(mean_length)[rows], 1.0)
-        best += float((std[rows] * np.sqrt(length)).sum() ** 2 / length.sum())
-        equal += float((std[rows] ** 2).sum())
-    return best / equal if equal > 0 else None

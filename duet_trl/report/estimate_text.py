@@ -6,12 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..generate.thresholds import REWARDED_QUANTILE
 from .completions import Completions, counted
-from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
+from .estimate import Lengths, MarkerEstimate, Projection, Settings
+from .spread import GroupSpread
 from .tables import text_table
 
 WIDTH = 119
 """Characters of a line of prose."""
+
+RARE = 0.1
+"""A marker shown in a smaller share of completions is probably not the run's."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ def report_text(estimate: Estimate) -> str:
     parts = [
         "What would DUET save on this run?",
         "MEASURED on the logged completions\n" + _measured(estimate),
-        f"MEASURED per marker, in % (G = {estimate.settings.grace_window})\n" + _marker_table(estimate.markers),
+        f"MEASURED per marker, in % (G = {estimate.settings.grace_window})\n"
+        + _marker_table(estimate.markers, estimate.settings),
         "PROJECTED for the logged batches\n" + _projection_table(estimate),
         "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
     ]
@@ -82,8 +88,8 @@ def _measured(estimate: Estimate) -> str:
         ),
         (
             "thresholds",
-            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g} of the lengths), K2 per marker "
-            f"({_rule(settings)}), abort gate at K2 + G",
+            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g} of the lengths), K2 per marker, "
+            "abort gate at K2 + G",
         ),
         *_group_rows(groups, estimate.reward_columns),
         ("seconds", _seconds_text(estimate)),
@@ -93,7 +99,11 @@ def _measured(estimate: Estimate) -> str:
 
 def _rule(settings: Settings) -> str:
     if settings.answer_quantile:
-        return f"{settings.answer_slack:g} x quantile {settings.answer_quantile:g} of the answer times"
+        return (
+            f"{settings.answer_slack:g} x quantile {settings.answer_quantile:g} of the marker's answer times, or "
+            f"quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the first poll "
+            "that would see the answer, also behind the end"
+        )
     return f"quantile {settings.quantiles[1]:g} of the lengths"
 
 
@@ -131,14 +141,24 @@ def _seconds_text(estimate: Estimate) -> str:
     return f"{text}; {estimate.seconds_per_step * estimate.num_steps:,.4g} in {counted(estimate.num_steps, 'step')}"
 
 
-def _marker_table(markers: Sequence[MarkerEstimate]) -> str:
+def remark(marker: MarkerEstimate, settings: Settings) -> str:
+    """Why the row of a marker should not be believed, or saves nothing; empty if there is nothing to say."""
+    if marker.shown == 0:
+        return "not shown: wrong marker?"
+    parts = ["rare: wrong marker?"] if marker.shown < RARE else []
+    parts += ["trim cannot act"] if settings.trim and not marker.trim_can_act else []
+    parts += ["abort cannot act"] if settings.abort and not marker.abort_can_act else []
+    return "; ".join(parts)
+
+
+def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings) -> str:
     shares = {
         "shown in": [marker.shown for marker in markers],
         "tokens after answer": [marker.tokens_after_answer for marker in markers],
-        "trim saves": [marker.trim_saves for marker in markers],
+        "trim saves": [marker.trim_saves if marker.trim_can_act else None for marker in markers],
         "tail": [marker.tail for marker in markers],
         "tail tokens": [marker.tail_tokens for marker in markers],
-        "abort saves": [marker.abort_saves for marker in markers],
+        "abort saves": [marker.abort_saves if marker.abort_can_act else None for marker in markers],
         "tail above mean": [marker.tail_above_mean for marker in markers],
         "answer changes": [marker.answer_changes for marker in markers],
     }
@@ -146,14 +166,16 @@ def _marker_table(markers: Sequence[MarkerEstimate]) -> str:
         [marker.marker for marker in markers],
         [marker.abort_threshold for marker in markers],
         *([_rounded(x) for x in column] for column in shares.values()),
+        [remark(marker, settings) for marker in markers],
     ]
     legend = (
-        "shown in: completions with the marker. tokens after answer, trim saves, tail tokens, abort saves: of all "
-        "tokens. trim saves: those beyond tau + G. tail: completions without a marker at K2 + G. tail tokens: theirs "
-        "beyond K2 + G. abort saves: 1 - eps of these. tail above mean: of the tail, completions better than their "
-        "group. answer changes: of the trimmed, completions whose last answer is another one after the cut."
+        f"K2: {_rule(settings)}. shown in: completions with the marker. tokens after answer, trim saves, tail tokens, "
+        "abort saves: of all tokens. trim saves: those beyond tau + G. tail: completions without a marker at K2 + G. "
+        "tail tokens: theirs beyond K2 + G. abort saves: 1 - eps of these. tail above mean: of the tail, completions "
+        "better than their group. answer changes: of the trimmed, completions whose last answer is another one after "
+        "the cut. cannot act: comes behind the end of the longest completion."
     )
-    table = text_table(["marker", "K2", *shares], [list(row) for row in zip(*cells, strict=True)])
+    table = text_table(["marker", "K2", *shares, "remark"], [list(row) for row in zip(*cells, strict=True)])
     return f"{_indented(table)}\n{_wrapped(legend)}"
 
 
@@ -161,14 +183,15 @@ def _projection_table(estimate: Estimate) -> str:
     seconds = estimate.seconds_per_step
     headers = ["gate", "budget %", "rollouts", "tokens", "tokens %", "time % (rest stays)"]
     headers += ["s/step (rest stays)", "s/step (rest shrinks)"] if seconds is not None else []
+    remarks = {marker.marker: remark(marker, estimate.settings) for marker in estimate.markers}
     rows = []
     for item in estimate.projections:
         row = ["none" if item.marker is None else item.marker, _rounded(item.budget), round(item.rollouts)]
         row += [round(item.tokens), _rounded(item.token_share), _rounded(item.time_share_high)]
         if seconds is not None:
             row += [seconds * item.time_share_high, seconds * item.time_share_low]
-        rows.append(row)
-    return _indented(text_table(headers, rows))
+        rows.append([*row, remarks.get(item.marker, "")])
+    return _indented(text_table([*headers, "remark"], rows))
 
 
 def _assumptions(estimate: Estimate) -> list[str]:

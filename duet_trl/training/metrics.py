@@ -29,7 +29,7 @@ def step_metrics(
     return {
         **_tokens(plan, replay, judgement, num_generations),
         **_counts(plan),
-        **_gate(plan, replay),
+        **_gate(plan, replay, judgement, advantages),
         **_weights(plan, replay, judgement, advantages),
     }
 
@@ -67,8 +67,10 @@ def _counts(plan: StepPlan) -> dict[str, float]:
     return metrics
 
 
-def _gate(plan: StepPlan, replay: Replay) -> dict[str, float]:
+def _gate(plan: StepPlan, replay: Replay, judgement: Judgement, advantages: np.ndarray) -> dict[str, float]:
     outcome = replay.outcome
+    # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
+    late = (outcome == Outcome.KEPT) & (replay.answered_at >= 0) & (advantages > 0)
     return {
         "poll_threshold": float(plan.gate.spec.poll_threshold),
         "abort_threshold": float(plan.gate.spec.abort_threshold),
@@ -78,6 +80,7 @@ def _gate(plan: StepPlan, replay: Replay) -> dict[str, float]:
         "abort_rate": float((outcome == Outcome.ABORTED).mean()),
         "keep_rate": float((outcome == Outcome.KEPT).mean()),
         "trim_rate": float(replay.trimmed.mean()),
+        "late_answers_lost": float((1.0 / judgement.propensity[late] - 1.0).sum()),
     }
 
 

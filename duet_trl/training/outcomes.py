@@ -31,12 +31,16 @@ def share_outcomes(step: Step, controller: Controller, exchange: Exchange, final
         lambda: controller.replay(step.plan, step.rows, local_ids, step.gate_stopped), GateMismatch
     )
     terminated = np.array([bool(ids) and ids[-1] in final_ids for ids in local_ids], dtype=bool) & ~step.gate_stopped
-    columns = np.stack([local.outcome, local.marker_at, local.trimmed, local.length, terminated], axis=1)
-    table = exchange.numbers(step.placement, columns)
+    columns = [local.outcome, local.marker_at, local.trimmed, local.length, local.answered_at, terminated]
+    table = exchange.numbers(step.placement, np.stack(columns, axis=1))
     step.replay = Replay(
-        outcome=table[:, 0], marker_at=table[:, 1], trimmed=table[:, 2].astype(bool), length=table[:, 3]
+        outcome=table[:, 0],
+        marker_at=table[:, 1],
+        trimmed=table[:, 2].astype(bool),
+        length=table[:, 3],
+        answered_at=table[:, 4],
     )
-    step.terminated = table[:, 4].astype(bool)
+    step.terminated = table[:, 5].astype(bool)
 
 
 def surcharge_factor(step: Step, advantages: np.ndarray, keep_probability: float) -> float:

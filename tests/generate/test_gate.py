@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,6 +113,10 @@ def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_
     assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
     assert replayed.length.tolist() == [len(rollout.ids) for rollout in expected]
     assert replayed.trimmed.tolist() == [r.stopped and r.outcome == Outcome.ANSWERED for r in expected]
+    # The answer time is the tau of what was generated, had it run on with nothing but polls.
+    free, on = replace(gate_spec, trim=False, abort=False), [C] * 40
+    polled = [algorithm_1(free, r.ids + on, True, [], toy_ends(r.ids)).marker_at for r in expected]
+    assert replayed.answered_at.tolist() == polled
 
 
 @settings(max_examples=200, deadline=None)

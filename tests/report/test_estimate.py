@@ -118,27 +118,74 @@ def test_the_gate_is_by_default_that_of_the_trainer(tmp_path):
     assert assumed.quantiles == (config.poll_quantile, config.abort_quantile)
     for name, field in {"answer_quantile": "abort_answer_quantile", "answer_slack": "abort_answer_slack"}.items():
         assert getattr(assumed, name) == getattr(config, field)
-    for name in ("grace_window", "poll_interval", "keep_probability", "trim", "abort"):
+    for name in ("poll_interval", "keep_probability", "trim", "abort"):
         assert getattr(assumed, name) == getattr(config, name)
+    assert assumed.with_limit(config.max_completion_length).grace_window == config.grace_window
     assert config.abort_cold_fraction == estimate.COLD_ABORT
 
 
 @pytest.mark.parametrize(
     ("flags", "abort_threshold", "tail_tokens"),
     [
-        # K1 = 30. Of three answers polls see one, at 32: the other two end with their completions, at 20 and 100.
+        # K1 = 30. Polls would see the answers of rows 0 and 1 at 32, that of row 4 at 100: the 0.5-quantile is 32, and
+        # of the rewarded ones there is only row 0.
         (["--abort_answer_slack", "1.5"], 48, 2 + 42 + 42),  # gate at 58: rows 7 (60 tokens), 3 and 4 (100) are beyond
         (["--abort_answer_slack", "1"], 32, 18 + 58 + 58),
         (["--abort_answer_slack", "9"], 100, 0),  # no later than the longest
-        (["--poll_quantile", "0.7", "--abort_quantile", "0.7"], 80, 10 + 10),  # nor below K1: nothing seen, 70 wanted
+        (["--abort_answer_quantile", "0.95", "--abort_answer_slack", "1"], 100, 0),
+        (["--poll_quantile", "0.7", "--abort_quantile", "0.7", "--abort_answer_slack", "1"], 80, 10 + 10),  # K1
     ],
 )
 def test_the_abort_threshold_lies_behind_the_answers(tmp_path, capsys, flags, abort_threshold, tail_tokens):
     write(tmp_path / "run", 1, EIGHT)
-    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.95, *flags)
+    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.5, *flags)
     marker = by_marker(result)
     assert marker["abort_threshold"] == abort_threshold
     assert marker["tail_tokens"] == pytest.approx(tail_tokens / 450)
+
+
+@pytest.mark.parametrize(("reward", "abort_threshold"), [(1.0, 100), (0.0, 32)])
+def test_a_late_answer_holds_the_abort_threshold_up_only_if_it_was_rewarded(tmp_path, capsys, reward, abort_threshold):
+    # Row 4 answers at 100, as in the table above; no other answer comes after the poll at 32.
+    rows = [(*row[:2], reward if number == 4 else row[2]) for number, row in enumerate(EIGHT)]
+    write(tmp_path / "run", 1, rows)
+    flags = ["--abort_answer_quantile", 0.5, "--abort_answer_slack", 1]
+    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, *flags)
+    assert by_marker(result)["abort_threshold"] == abort_threshold
+
+
+def table_row(out, table, marker):
+    """The row of a marker in one of the two tables of the text."""
+    section = out.split(table)[1].split("\n\n")[0]
+    return next(line for line in section.splitlines() if line.split()[:1] == [marker])
+
+
+def test_a_marker_that_hardly_any_completion_shows_is_marked_in_its_row(tmp_path, capsys):
+    # One of 125 shows <answer>: 0.8%, early, so that its K2 of 1.25 x 104 = 130 would abort half of the others.
+    rows = [("p", "x" * 91 + BOX, 1.0)] * 62 + [("p", "x" * 991 + BOX, 1.0)] * 62
+    write(tmp_path / "run", 1, [*rows, ("p", "<answer>4</answer>" + "y" * 300, 0.0)])
+    found = figures(capsys, tmp_path, tmp_path / "run", "--chars_per_token", 1)
+    assert by_marker(found, "qa")["abort_saves"] > 0.7 > by_marker(found, "math")["abort_saves"] == 0.0
+    out = run(capsys, tmp_path / "run", "--chars_per_token", 1)[1]
+    for table in ("MEASURED per marker", "PROJECTED"):
+        assert table_row(out, table, "qa").endswith("rare: wrong marker?")
+        assert "wrong" not in table_row(out, table, "math")
+    assert table_row(out, "MEASURED per marker", "code").endswith("not shown: wrong marker?")
+
+
+def test_a_gate_that_cannot_act_is_said_in_the_row_instead_of_a_saving_of_zero(tmp_path, capsys):
+    # Of at most 256 tokens; answers at 109. K1 = 109, first poll 112; K2 = 1.25 x 112 = 140.
+    write(tmp_path / "run", 1, [("p", "x" * 100 + BOX, 1.0)] * 9 + [("p", "x" * 256, 0.0)])
+    absolute = run(capsys, tmp_path / "run", "--chars_per_token", 1, "--grace_window", 150)[1]
+    row = table_row(absolute, "MEASURED per marker", "math")
+    assert row.endswith("trim cannot act; abort cannot act")
+    marker, k2, shown, after, trim, tail, tail_tokens, abort, *_ = row.split()
+    assert (k2, trim, abort) == ("140", "-", "-")
+    # In proportion G is 12: the gate comes at 152 and saves 0.95 of the last 104 tokens of the long one.
+    scaled = figures(capsys, tmp_path, tmp_path / "run", "--chars_per_token", 1)
+    assert scaled["settings"]["grace_window"] == 12
+    assert by_marker(scaled)["abort_saves"] == pytest.approx(0.95 * 104 / (9 * 109 + 256))
+    assert "cannot act;" not in run(capsys, tmp_path / "run", "--chars_per_token", 1)[1]
 
 
 def test_without_answers_the_abort_threshold_is_the_one_training_begins_with(tmp_path, capsys):

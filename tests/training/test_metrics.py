@@ -23,7 +23,11 @@ def example() -> dict[str, float]:
     )
     outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
     replay = Replay(
-        outcome, np.array([-1, 12, -1, -1]), np.array([False, True, False, False]), np.array([8, 17, 60, 35])
+        outcome,
+        marker_at=np.array([-1, 12, -1, -1]),
+        trimmed=np.array([False, True, False, False]),
+        length=np.array([8, 17, 60, 35]),
+        answered_at=np.array([-1, 12, 48, -1]),
     )
     judgement = Judgement(
         propensity=np.array([1.0, 1.0, 0.5, 0.5]),
@@ -31,7 +35,7 @@ def example() -> dict[str, float]:
         kept=np.array([True, True, True, False]),
         trained=np.array([False, True, True, False]),
     )
-    return step_metrics(plan, replay, judgement, np.array([0.0, 1.0, -0.5, -0.5]), num_generations=4)
+    return step_metrics(plan, replay, judgement, np.array([0.0, 1.0, 0.5, -0.5]), num_generations=4)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,7 @@ def example() -> dict[str, float]:
         ("share_marker_less", 0.5),
         ("abort_rate", 0.25),
         ("keep_rate", 0.25),
+        ("late_answers_lost", 1 / 0.5 - 1),  # the kept rollout answered, better than its baseline
         ("trim_rate", 0.25),
         ("weight_mean", 5 / 3),
         ("weight_max", 2),
