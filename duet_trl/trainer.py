@@ -26,7 +26,7 @@ from .methods import build_controller
 from .training import logs, metrics, rows
 from .training.advantages import step_advantages
 from .training.audit import AuditLog
-from .training.checkpoint import read_state, write_state
+from .training.checkpoint import leave_checkpoint, read_state, write_state
 from .training.ending import add_ending_reward, forget_unscored_endings
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
@@ -96,9 +96,19 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.add_callback(self._interrupt)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint."""
+        """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT, once the checkpoint is written.
+            SystemExit: After SIGTERM, likewise, with status 143.
+        """
         with self._interrupt:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            stopped_in_time = bool(self._interrupt.agreed)
+            # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
+            if self._interrupt.agree():
+                leave_checkpoint(self, self._checkpoint_folder(None), saved=stopped_in_time)
+            return output
 
     # ---- Seams: generation --------------------------------------------------------------------------------------
 
@@ -295,10 +305,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         """
         captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
         step.captured, started = [], time.perf_counter()
-        rows.fill_sum_logps(step, captured)
-        trained = np.flatnonzero(step.judgement.trained)
-        broken = trained[nonfinite_logps(step.sum_logps[trained])]
-        if len(trained) and len(broken) == len(trained):
+        seen = rows.fill_sum_logps(step, captured)
+        broken = seen[nonfinite_logps(step.sum_logps[seen])]
+        if len(seen) and len(broken) == len(seen):
             self._stop_with_checkpoint(
                 f"no rollout of generation step {step.plan.step} has a finite log-probability under the policy. Lower "
                 "the learning rate, or check the model's weights"

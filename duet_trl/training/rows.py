@@ -152,18 +152,23 @@ def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
         raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
 
 
-def fill_sum_logps(step: Step, captured: np.ndarray) -> None:
+def fill_sum_logps(step: Step, captured: np.ndarray) -> np.ndarray:
     """Spread the captured sums over all rollouts and check that each trained token was seen once.
 
     Args:
         step (Step): Current step.
         captured (np.ndarray): Row number (-1: padding), sum of log pi, policy tokens; shape (R, 3).
+
+    Returns:
+        np.ndarray: Rollouts whose sum was captured, ascending. A trained rollout that TRL masks as truncated has none.
     """
     captured = captured[captured[:, 0] >= 0]
     check_token_count(step, int(captured[:, 2].sum()))
     step.sum_logps = np.full(step.placement.num_rollouts, np.nan)
-    seen = captured[captured[:, 2] > 0]  # masked truncated rows have no sum
-    step.sum_logps[seen[:, 0].astype(np.int64)] = seen[:, 1]
+    seen = captured[captured[:, 2] > 0]
+    numbers = seen[:, 0].astype(np.int64)
+    step.sum_logps[numbers] = seen[:, 1]
+    return np.sort(numbers)
 
 
 _COMPLETION_COLUMNS = (
