@@ -62,7 +62,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     preset: str = _knob("'duet' (recommended), 'paper' (Algorithm 1) or 'release' (published code).", default="duet")
     method: str = _knob("'duet', or 'grpo': uniform counts, full budget, no gate.", default="duet")
-    allocate: bool = _knob("Allocate rollouts by Theorem 1. False: the same number for every prompt.", default=True)
+    allocate: bool = _knob("Allocate rollouts by allocation_objective. False: as many for every prompt.", default=True)
     trim: bool = _knob("Stop a rollout shortly after its answer marker.", default=True)
     abort: bool = _knob("Abort rollouts without a marker at abort_threshold + grace_window.", default=True)
 
@@ -214,7 +214,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     drop_zero_advantage: bool | None = _knob(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus. duet: True there. paper, release: False.",
+        "move the loss: beta=0, no entropy bonus, no router loss. duet: True there. paper, release: False.",
         default=None,
     )
 
@@ -392,6 +392,6 @@ class DUETGRPOConfig(GRPOConfig):
             )
         if self.drop_zero_advantage and not zero_advantage_is_inert(self):
             raise ValueError(
-                "drop_zero_advantage=True needs beta=0, no entropy bonus and top_entropy_quantile=1: otherwise "
-                "rollouts with advantage 0 still move the loss. Set drop_zero_advantage=False."
+                "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
+                "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
             )

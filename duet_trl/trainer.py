@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -23,6 +22,7 @@ from trl.trainer.utils import split_tensor_dict
 from .config import DUETGRPOConfig
 from .generate.engines.server import ServerError
 from .methods import build_controller
+from .presets import settle_router_loss
 from .training import logs, metrics, rows
 from .training.advantages import step_advantages
 from .training.audit import AuditLog
@@ -30,12 +30,13 @@ from .training.checkpoint import leave_checkpoint, read_state, write_state
 from .training.ending import add_ending_reward, forget_unscored_endings
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
+from .training.finish import finish
 from .training.hub import PAPER, extend_card, push
 from .training.interrupt import StopAfterStep
-from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
+from .training.outcomes import RunWatch, share_outcomes
 from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
-from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
+from .update.filters import nonfinite_rewards, unscored
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -85,8 +86,11 @@ class DUETGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
+        if self.aux_loss_enabled:
+            settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
+        self._keeps_order = rows.keeps_order(args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine.attach(self)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
@@ -240,7 +244,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
         started = time.perf_counter()
-        rows.place(step, self.args, self.accelerator.num_processes)
+        rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
         rows.count_tokens(step, self.mask_truncated_completions)
         process = self.accelerator.process_index
         inputs, self._replay = rows.replay_batch(
@@ -253,12 +257,14 @@ class DUETGRPOTrainer(GRPOTrainer):
         finally:
             self._replay = None
         rows.weigh(step, output, process)
+        if self.aux_loss_enabled:
+            rows.hide_padding(output, self.args.steps_per_generation)
         step.train_rows = output
         logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self.reward_weights)
         logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
         if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
             step.capture(output, output["old_per_token_logps"])
-            self._finish(step)
+            finish(self, step)
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
@@ -268,7 +274,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         inputs = super()._prepare_inputs(generation_batch)
         if self._current is not before:
             chunks = self._buffered_inputs
-            if not rows.keeps_order(self.args):
+            if not self._keeps_order:
                 # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
                 chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
             self._buffered_inputs = [rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
@@ -288,44 +294,20 @@ class DUETGRPOTrainer(GRPOTrainer):
             return super()._compute_loss(model, inputs)
         step, spg = self._current, self.args.steps_per_generation
         rows.check_divisor(step, inputs)
+        coefficient = self.router_aux_loss_coef
+        if self.aux_loss_enabled and rows.only_padding(inputs):
+            self.router_aux_loss_coef = 0.0
         loss = super()._compute_loss(model, inputs)
+        self.router_aux_loss_coef = coefficient
+        if not self._keeps_order and rows.is_empty(step, self._step % spg, spg):
+            logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
-                self._finish(step)
+                finish(self, step)
         self._captured_logps = None
         return loss
-
-    def _finish(self, step: Step) -> None:
-        """Phase 4: the surrogate's observation, once every trained rollout has been through the policy.
-
-        With a separate pass for old log-probabilities that is before the first update, else within it: always before
-        the optimizer moves.
-        """
-        captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
-        step.captured, started = [], time.perf_counter()
-        seen = rows.fill_sum_logps(step, captured)
-        broken = seen[nonfinite_logps(step.sum_logps[seen])]
-        if len(seen) and len(broken) == len(seen):
-            self._stop_with_checkpoint(
-                f"no rollout of generation step {step.plan.step} has a finite log-probability under the policy. Lower "
-                "the learning rate, or check the model's weights"
-            )
-        step.nonfinite[broken] = True
-        self.watch.values(step.nonfinite)
-        raw = step.raw_advantages
-        self.controller.observe_sigma(step.plan, raw, step.sum_logps, step.judgement.kept & ~step.nonfinite)
-        self._report(
-            {
-                "surcharge": surcharge_factor(step, raw, self.args.keep_probability),
-                "nonfinite_rollouts": float(step.nonfinite.sum()),
-            }
-            | self.controller.metrics()
-        )
-        if self.audit is not None and self.accelerator.is_main_process:
-            self.audit.write(step.plan.step, logs.audit_columns(step, raw), step.examples, step.plan.group.tolist())
-        step.seconds["overhead"] += time.perf_counter() - started
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""

@@ -10,40 +10,19 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
-from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged, prompts, settings, weights
-
-
-def check_grpo_loss_for_loss(tiny_path, tmp_path, switches, options):
-    """The same run by GRPOTrainer and by DUET with these switches: same losses, weights and rewards.
-
-    SGD, so that small differences stay small.
-    """
-    options = {"optim": "sgd", "learning_rate": 0.02, "max_grad_norm": 0.0, **options}
-    pair = []
-    for trainer_class, config_class, extra in (
-        (GRPOTrainer, GRPOConfig, {}),
-        (DUETGRPOTrainer, DUETGRPOConfig, switches),
-    ):
-        args = config_class(**settings(tmp_path / trainer_class.__name__, **options), **extra)
-        rewards = [count_fours, abstains_on_short]
-        trainer = trainer_class(str(tiny_path), rewards, args=args, train_dataset=prompts())
-        trainer.train()
-        pair.append(trainer)
-    grpo, duet = pair
-    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(tiny_path).parameters()])
-    assert (weights(grpo) - start).abs().max() > 1e-3  # the runs moved
-    # The embedding holds weights of 20, whose float32 neighbours lie 2e-6 apart.
-    torch.testing.assert_close(weights(duet), weights(grpo), atol=1e-6, rtol=2e-7)
-    np.testing.assert_allclose(logged(grpo, "loss"), logged(duet, "loss"), atol=1e-6)
-    for name in ("reward", "reward_std", "frac_reward_zero_std", "num_tokens", "completions/clipped_ratio"):
-        np.testing.assert_allclose(logged(grpo, name), logged(duet, name), atol=1e-6, err_msg=name)
-
-
-def abstains_on_short(completions, **kwargs):
-    return [None if len(text) < 20 else len(text) / 100 for text in completions]
+from tests.runs import (
+    PARTS_OFF,
+    abstains_on_short,
+    check_grpo_loss_for_loss,
+    count_fours,
+    duet_trainer,
+    logged,
+    prompts,
+    settings,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
