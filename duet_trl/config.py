@@ -7,9 +7,10 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from .field_types import check_types
 from .generate.markers import get_marker
 from .methods import METHODS
-from .presets import PRESETS, resolve, zero_advantage_is_inert
+from .presets import PRESETS, resolve
 
 logger = logging.getLogger(__name__)
 
@@ -238,6 +239,7 @@ class DUETGRPOConfig(GRPOConfig):
     audit_columns: list[str] | None = _knob("Data-set columns copied to the audit log.", default=None)
 
     def __post_init__(self) -> None:
+        check_types(self, DUETGRPOConfig)
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {self.preset!r}.")
         if self.method not in METHODS:
@@ -389,9 +391,4 @@ class DUETGRPOConfig(GRPOConfig):
                 f"{self.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the "
                 "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
                 "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
-            )
-        if self.drop_zero_advantage and not zero_advantage_is_inert(self):
-            raise ValueError(
-                "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
-                "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
             )

@@ -85,6 +85,9 @@ def resolve(config: Any) -> None:
 
     Args:
         config (DUETGRPOConfig): Configuration whose `preset` is valid and whose batch sizes are resolved.
+
+    Raises:
+        ValueError: If `drop_zero_advantage` is asked for where such rollouts move the loss.
     """
     for name, value in PRESETS[config.preset].items():
         if config.__dict__[name] is None:
@@ -108,8 +111,14 @@ def resolve(config: Any) -> None:
         config.max_rollouts = config.generation_batch_size
     # No field: a model with an auxiliary loss may take this choice back, but not that of the user.
     config.drops_by_preset = config.drop_zero_advantage is None
+    inert = zero_advantage_is_inert(config)
     if config.drops_by_preset:
-        config.drop_zero_advantage = config.preset == "duet" and zero_advantage_is_inert(config)
+        config.drop_zero_advantage = config.preset == "duet" and inert
+    elif config.drop_zero_advantage and not inert:
+        raise ValueError(
+            "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
+            "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
+        )
 
 
 def settle_router_loss(config: Any, coefficient: float) -> None:

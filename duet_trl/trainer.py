@@ -25,16 +25,17 @@ from .methods import build_controller
 from .presets import settle_router_loss
 from .training import logs, metrics, rows
 from .training.advantages import step_advantages
+from .training.arguments import ends_by_own_rules, own_config
 from .training.audit import AuditLog
 from .training.checkpoint import leave_checkpoint, read_state, write_state
 from .training.ending import add_ending_reward, forget_unscored_endings
-from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
+from .training.engine import Engine, load_tokenizer, prepare_gate
 from .training.exchange import Exchange, Placement
 from .training.finish import finish
 from .training.hub import PAPER, extend_card, push
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes
-from .training.prompts import check_columns, prompt_keys
+from .training.prompts import check_data, check_text, prompt_keys
 from .training.step import ReplayBatch, Step
 from .update.filters import nonfinite_rewards, unscored
 
@@ -45,8 +46,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
 
     Raises:
-        ValueError: For anything that gate or weights cannot be right with (tools, environments, `rollout_func`,
-            images, an EOS outside the vocabulary, no free sentinel, ...), before a model is loaded.
+        TypeError: If `args` or the data set is of another class.
+        ValueError: For anything that gate or weights cannot be right with (images, an EOS outside the vocabulary, no
+            free sentinel, ...), before a model is loaded. Tools, environments and `rollout_func` need
+            `method="grpo"`, which is then `GRPOTrainer` without DUET's metrics.
     """
 
     _tag_names = ["trl", "grpo", "duet"]
@@ -64,11 +67,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
-        refuse_own_rules(kwargs)
-        check_columns(train_dataset, args)
+        args = own_config(args, model)
+        self._own_rules = ends_by_own_rules(kwargs, args)
+        check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
         self.engine = Engine(args, setup)
@@ -121,8 +122,13 @@ class DUETGRPOTrainer(GRPOTrainer):
         wanted = [self.args.prompt_id_column, *(self.args.audit_columns or [])]
         self._signature_columns += [c for c in wanted if c is not None and c not in self._signature_columns]
 
+    @property
+    def _is_stock(self) -> bool:
+        """GRPOTrainer works alone: in evaluation, and where rollouts end by rules of their own."""
+        return self._own_rules or not self.model.training
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self.model.training:
+        if self._is_stock:
             return super()._generate_and_score_completions(inputs)
         step = self._plan(inputs)
         self._roll_out(step)
@@ -138,7 +144,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.args.ending_reward_weight:
+            forget_unscored_endings(rewards)
+        return rewards
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any
@@ -173,6 +182,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
         examples = self.exchange.objects(local)
+        check_text(example["prompt"] for example in examples)
         keys = prompt_keys(examples, self.args.prompt_id_column)
         # A step of the last epoch may end at 0.99999 of it.
         epoch = int((self.state.epoch or 0.0) + 1e-6)
@@ -216,12 +226,10 @@ class DUETGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         inputs = [step.examples[q] for q in step.plan.group[step.padded_rows]]
         prompts = [x["prompt"] for x in inputs]
-        rewards = super()._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
+        rewards = self._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
         rewards = step.placement.from_processes(rewards)  # (N, F)
         infinite = nonfinite_rewards(rewards)
         rewards[infinite] = torch.nan
-        if self.args.ending_reward_weight:
-            forget_unscored_endings(rewards)
         step.rewards_per_func = rewards
         step.nonfinite = unscored(rewards).cpu().numpy()
         step.extra_logs = logs.share_extra_logs(step, self._pending_extra_logs, self.exchange)
@@ -268,7 +276,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if not self.model.training:
+        if self._is_stock:
             return super()._prepare_inputs(generation_batch)
         before = self._current
         inputs = super()._prepare_inputs(generation_batch)
@@ -290,7 +298,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         return output
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if not self.model.training:
+        if self._is_stock:
             return super()._compute_loss(model, inputs)
         step, spg = self._current, self.args.steps_per_generation
         rows.check_divisor(step, inputs)
@@ -311,6 +319,8 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
+        if self._own_rules:
+            return super().training_step(model, inputs, num_items_in_batch)
         before, started = self._current, time.perf_counter()
         booked = 0.0 if before is None else sum(before.seconds.values())
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -318,9 +328,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
         step.seconds["update"] += time.perf_counter() - started - booked
         if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            overhead = step.seconds["plan"] + step.seconds["overhead"]
-            self._report({f"seconds_{name}": step.seconds[name] for name in ("plan", "generate", "score", "update")})
-            self._report({"overhead_share": overhead / sum(step.seconds.values())})
+            self._report(metrics.time_metrics(step.seconds))
         return loss
 
     def _report(self, values: dict[str, float]) -> None:

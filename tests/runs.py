@@ -70,7 +70,9 @@ def duet_trainer(
     model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any
 ) -> DUETGRPOTrainer:
     """A trainer over `prompts()`."""
-    trainer_kwargs = {k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks") if k in overrides}
+    trainer_kwargs = {
+        k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func") if k in overrides
+    }
     return DUETGRPOTrainer(
         str(model),
         rewards,
@@ -91,7 +93,13 @@ def weights(trainer: Any) -> torch.Tensor:
 
 
 def check_grpo_loss_for_loss(
-    model: Path, output_dir: Path, switches: dict, options: dict, rewards: Any = (count_fours, abstains_on_short)
+    model: Path,
+    output_dir: Path,
+    switches: dict,
+    options: dict,
+    rewards: Any = (count_fours, abstains_on_short),
+    data: Any = None,
+    **arguments: Any,
 ) -> tuple[GRPOTrainer, DUETGRPOTrainer]:
     """The same run by GRPOTrainer and by DUET with these switches: same losses, weights and rewards.
 
@@ -104,7 +112,8 @@ def check_grpo_loss_for_loss(
         (DUETGRPOTrainer, DUETGRPOConfig, switches),
     ):
         args = config_class(**settings(output_dir / trainer_class.__name__, **options), **extra)
-        trainer = trainer_class(str(model), list(rewards), args=args, train_dataset=prompts())
+        data = prompts() if data is None else data
+        trainer = trainer_class(str(model), list(rewards), args=args, train_dataset=data, **arguments)
         trainer.train()
         pair.append(trainer)
     grpo, duet = pair

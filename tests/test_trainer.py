@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
 
@@ -318,32 +317,6 @@ def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
         trainer.train()
     assert trainer.state.global_step == 0
     assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"tools": [len]}, "tools ends rollouts by its own rules"),
-        ({"rollout_func": lambda prompts, trainer: {}}, "rollout_func ends rollouts by its own rules"),
-        ({"environment_factory": object}, "environment_factory ends rollouts by its own rules"),
-    ],
-)
-def test_what_ends_rollouts_itself_is_refused_before_a_model_is_loaded(tmp_path, kwargs, message):
-    args = DUETGRPOConfig(**settings(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts(), **kwargs)
-
-
-def test_images_are_refused_before_a_model_is_loaded(tmp_path):
-    data = Dataset.from_dict({"prompt": ["a"], "image": ["b"]})
-    with pytest.raises(ValueError, match="DUET trains on text"):
-        DUETGRPOTrainer("no/such-model", count_fours, args=DUETGRPOConfig(**settings(tmp_path)), train_dataset=data)
-
-
-def test_a_missing_column_is_refused_before_a_model_is_loaded(tmp_path):
-    args = DUETGRPOConfig(**settings(tmp_path, prompt_id_column="task_id"))
-    with pytest.raises(ValueError, match="no column 'task_id'"):
-        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts())
 
 
 def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
