@@ -345,7 +345,7 @@ CONTROLLER = {
     ("rows.py", "place"),
     ("rows.py", "count_tokens"),
     ("rows.py", "replay_batch"),
-    ("trainer.py", "_finish"),
+    ("finish.py", "finish"),
 }
 """The functions whose time `duet/overhead_share` counts."""
 

@@ -14,10 +14,36 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+TRL_RANGE = ((1, 16), (1, 17))
+"""Versions of TRL from the first to before the second, as in setup.cfg: others have other seams."""
+
 __all__ = ["DUETGRPOConfig", "DUETGRPOTrainer", "__version__"]
 
 
+def _check_trl() -> None:
+    """Refuse another TRL before its import fails, or later a call, with an error that names neither.
+
+    Raises:
+        ImportError: If TRL is missing or of a version outside `TRL_RANGE`; names both and the command.
+    """
+    from importlib.metadata import PackageNotFoundError, version
+
+    low, high = (".".join(map(str, bound)) for bound in TRL_RANGE)
+    try:
+        found = version("trl")
+    except PackageNotFoundError:
+        found = "none"
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if not TRL_RANGE[0] <= numbers < TRL_RANGE[1]:
+        raise ImportError(
+            f"duet_trl {__version__} needs trl>={low},<{high} and found {found}. Install it with: "
+            f"pip install 'trl>={low},<{high}'"
+        )
+
+
 def __getattr__(name: str) -> type:
+    if name in ("DUETGRPOConfig", "DUETGRPOTrainer"):
+        _check_trl()
     if name == "DUETGRPOConfig":
         from duet_trl.config import DUETGRPOConfig
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from trl import GRPOConfig
 
+from .field_types import check_types
 from .generate.markers import get_marker
 from .generate.thresholds import scaled_grace_window
 from .methods import METHODS
-from .presets import PRESETS, refuse_lone_rollouts, resolve, zero_advantage_is_inert
+from .presets import PRESETS, refuse_lone_rollouts, resolve
 
 # Fields that count something, and the least each can be.
 _COUNTS = {
@@ -58,7 +59,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     preset: str = _knob("'duet' (recommended), 'paper' (Algorithm 1) or 'release' (published code).", default="duet")
     method: str = _knob("'duet', or 'grpo': uniform counts, full budget, no gate.", default="duet")
-    allocate: bool = _knob("Allocate rollouts by Theorem 1. False: the same number for every prompt.", default=True)
+    allocate: bool = _knob("Allocate rollouts by allocation_objective. False: as many for every prompt.", default=True)
     trim: bool = _knob("Stop a rollout shortly after its answer marker.", default=True)
     abort: bool = _knob("Abort rollouts without a marker at abort_threshold + grace_window.", default=True)
 
@@ -215,7 +216,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     drop_zero_advantage: bool | None = _knob(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus. duet: True there. paper, release: False.",
+        "move the loss: beta=0, no entropy bonus, no router loss. duet: True there. paper, release: False.",
         default=None,
     )
 
@@ -239,6 +240,7 @@ class DUETGRPOConfig(GRPOConfig):
     audit_columns: list[str] | None = _knob("Data-set columns copied to the audit log.", default=None)
 
     def __post_init__(self) -> None:
+        check_types(self, DUETGRPOConfig)
         if self.preset not in PRESETS:
             raise ValueError(f"preset must be one of {sorted(PRESETS)}, got {self.preset!r}.")
         if self.method not in METHODS:
@@ -387,9 +389,4 @@ class DUETGRPOConfig(GRPOConfig):
                 f"{self.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the "
                 "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
                 "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
-            )
-        if self.drop_zero_advantage and not zero_advantage_is_inert(self):
-            raise ValueError(
-                "drop_zero_advantage=True needs beta=0, no entropy bonus and top_entropy_quantile=1: otherwise "
-                "rollouts with advantage 0 still move the loss. Set drop_zero_advantage=False."
             )

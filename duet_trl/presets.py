@@ -85,6 +85,9 @@ def resolve(config: Any) -> None:
 
     Args:
         config (DUETGRPOConfig): Configuration whose `preset` is valid and whose batch sizes are resolved.
+
+    Raises:
+        ValueError: If `drop_zero_advantage` is asked for where such rollouts move the loss.
     """
     for name, value in PRESETS[config.preset].items():
         if config.__dict__[name] is None:
@@ -106,8 +109,37 @@ def resolve(config: Any) -> None:
         config.num_rollouts_min = 2 if config.preset == "duet" and mean_rollouts > 2 else 1
     if config.max_rollouts is None:
         config.max_rollouts = config.generation_batch_size
-    if config.drop_zero_advantage is None:
-        config.drop_zero_advantage = config.preset == "duet" and zero_advantage_is_inert(config)
+    # No field: a model with an auxiliary loss may take this choice back, but not that of the user.
+    config.drops_by_preset = config.drop_zero_advantage is None
+    inert = zero_advantage_is_inert(config)
+    if config.drops_by_preset:
+        config.drop_zero_advantage = config.preset == "duet" and inert
+    elif config.drop_zero_advantage and not inert:
+        raise ValueError(
+            "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
+            "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
+        )
+
+
+def settle_router_loss(config: Any, coefficient: float) -> None:
+    """Keep rollouts with advantage 0 for a model with an auxiliary loss of its router, which sees all their tokens.
+
+    `router_aux_loss_coef=None` is the model's own coefficient, so this waits for the model.
+
+    Args:
+        config (DUETGRPOConfig): Resolved; its `drop_zero_advantage` may become False.
+        coefficient (float): Coefficient of that loss, not 0.
+
+    Raises:
+        ValueError: If the user asked for `drop_zero_advantage`.
+    """
+    if config.drop_zero_advantage and not config.drops_by_preset:
+        raise ValueError(
+            "drop_zero_advantage=True, but this model has an auxiliary loss of its router (coefficient "
+            f"{coefficient}), to which rollouts with advantage 0 contribute. Set drop_zero_advantage=False, or "
+            "router_aux_loss_coef=0."
+        )
+    config.drop_zero_advantage = False
 
 
 def mean_rollouts(config: Any) -> float:
@@ -131,7 +163,7 @@ def refuse_lone_rollouts(config: Any) -> None:
 
 
 def zero_advantage_is_inert(config: Any) -> bool:
-    """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t."""
+    """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t, as far as the fields tell."""
     return (
         config.beta == 0
         and config.entropy_coef == 0

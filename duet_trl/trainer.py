@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
@@ -23,20 +22,23 @@ from trl.trainer.utils import split_tensor_dict
 from .config import DUETGRPOConfig
 from .generate.engines.server import ServerError
 from .methods import build_controller
+from .presets import settle_router_loss
 from .training import logs, metrics, rows
 from .training.advantages import step_advantages
+from .training.arguments import ends_by_own_rules, own_config
 from .training.audit import AuditLog
-from .training.checkpoint import read_state, write_state
+from .training.checkpoint import leave_checkpoint, read_state, write_state
 from .training.ending import add_ending_reward, forget_unscored_endings
-from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
+from .training.engine import Engine, load_tokenizer, prepare_gate
 from .training.exchange import Exchange, Placement
+from .training.finish import finish
 from .training.hub import PAPER, extend_card, push
 from .training.interrupt import StopAfterStep
-from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
-from .training.prompts import check_columns, prompt_keys
+from .training.outcomes import RunWatch, share_outcomes
+from .training.prompts import check_data, check_text, prompt_keys
 from .training.start import StartNotice
 from .training.step import ReplayBatch, Step
-from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
+from .update.filters import nonfinite_rewards, unscored
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -45,8 +47,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
 
     Raises:
-        ValueError: For anything that gate or weights cannot be right with (tools, environments, `rollout_func`,
-            images, an EOS outside the vocabulary, no free sentinel, ...), before a model is loaded.
+        TypeError: If `args` or the data set is of another class.
+        ValueError: For anything that gate or weights cannot be right with (images, an EOS outside the vocabulary, no
+            free sentinel, ...), before a model is loaded. Tools, environments and `rollout_func` need
+            `method="grpo"`, which is then `GRPOTrainer` without DUET's metrics.
     """
 
     _tag_names = ["trl", "grpo", "duet"]
@@ -64,11 +68,9 @@ class DUETGRPOTrainer(GRPOTrainer):
         processing_class: PreTrainedTokenizerBase | None = None,
         **kwargs: Any,
     ) -> None:
-        if args is None:
-            name = model if isinstance(model, str) else model.config._name_or_path
-            args = DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
-        refuse_own_rules(kwargs)
-        check_columns(train_dataset, args)
+        args = own_config(args, model)
+        self._own_rules = ends_by_own_rules(kwargs, args)
+        check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
         self.engine = Engine(args, setup)
@@ -86,8 +88,11 @@ class DUETGRPOTrainer(GRPOTrainer):
                 processing_class=processing_class,
                 **kwargs,
             )
+        if self.aux_loss_enabled:
+            settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
+        self._keeps_order = rows.keeps_order(args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine.attach(self)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
@@ -98,9 +103,19 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.add_callback(StartNotice(self))
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
-        """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint."""
+        """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT, once the checkpoint is written.
+            SystemExit: After SIGTERM, likewise, with status 143.
+        """
         with self._interrupt:
-            return super().train(*args, **kwargs)
+            output = super().train(*args, **kwargs)
+            stopped_in_time = bool(self._interrupt.agreed)
+            # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
+            if self._interrupt.agree():
+                leave_checkpoint(self, self._checkpoint_folder(None), saved=stopped_in_time)
+            return output
 
     # ---- Seams: generation --------------------------------------------------------------------------------------
 
@@ -109,8 +124,13 @@ class DUETGRPOTrainer(GRPOTrainer):
         wanted = [self.args.prompt_id_column, *(self.args.audit_columns or [])]
         self._signature_columns += [c for c in wanted if c is not None and c not in self._signature_columns]
 
+    @property
+    def _is_stock(self) -> bool:
+        """GRPOTrainer works alone: in evaluation, and where rollouts end by rules of their own."""
+        return self._own_rules or not self.model.training
+
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if not self.model.training:
+        if self._is_stock:
             return super()._generate_and_score_completions(inputs)
         step = self._plan(inputs)
         self._roll_out(step)
@@ -126,7 +146,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
-        return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.args.ending_reward_weight:
+            forget_unscored_endings(rewards)
+        return rewards
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any
@@ -161,6 +184,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
         examples = self.exchange.objects(local)
+        check_text(example["prompt"] for example in examples)
         keys = prompt_keys(examples, self.args.prompt_id_column)
         # A step of the last epoch may end at 0.99999 of it.
         epoch = int((self.state.epoch or 0.0) + 1e-6)
@@ -204,12 +228,10 @@ class DUETGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         inputs = [step.examples[q] for q in step.plan.group[step.padded_rows]]
         prompts = [x["prompt"] for x in inputs]
-        rewards = super()._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
+        rewards = self._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
         rewards = step.placement.from_processes(rewards)  # (N, F)
         infinite = nonfinite_rewards(rewards)
         rewards[infinite] = torch.nan
-        if self.args.ending_reward_weight:
-            forget_unscored_endings(rewards)
         step.rewards_per_func = rewards
         step.nonfinite = unscored(rewards).cpu().numpy()
         step.extra_logs = logs.share_extra_logs(step, self._pending_extra_logs, self.exchange)
@@ -232,7 +254,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
         started = time.perf_counter()
-        rows.place(step, self.args, self.accelerator.num_processes)
+        rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
         rows.count_tokens(step, self.mask_truncated_completions)
         process = self.accelerator.process_index
         inputs, self._replay = rows.replay_batch(
@@ -245,22 +267,24 @@ class DUETGRPOTrainer(GRPOTrainer):
         finally:
             self._replay = None
         rows.weigh(step, output, process)
+        if self.aux_loss_enabled:
+            rows.hide_padding(output, self.args.steps_per_generation)
         step.train_rows = output
         logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self.reward_weights)
         logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
         if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
             step.capture(output, output["old_per_token_logps"])
-            self._finish(step)
+            finish(self, step)
         return output
 
     def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if not self.model.training:
+        if self._is_stock:
             return super()._prepare_inputs(generation_batch)
         before = self._current
         inputs = super()._prepare_inputs(generation_batch)
         if self._current is not before:
             chunks = self._buffered_inputs
-            if not rows.keeps_order(self.args):
+            if not self._keeps_order:
                 # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
                 chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
             self._buffered_inputs = [rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
@@ -276,52 +300,29 @@ class DUETGRPOTrainer(GRPOTrainer):
         return output
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if not self.model.training:
+        if self._is_stock:
             return super()._compute_loss(model, inputs)
         step, spg = self._current, self.args.steps_per_generation
         rows.check_divisor(step, inputs)
+        coefficient = self.router_aux_loss_coef
+        if self.aux_loss_enabled and rows.only_padding(inputs):
+            self.router_aux_loss_coef = 0.0
         loss = super()._compute_loss(model, inputs)
+        self.router_aux_loss_coef = coefficient
+        if not self._keeps_order and rows.is_empty(step, self._step % spg, spg):
+            logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
-                self._finish(step)
+                finish(self, step)
         self._captured_logps = None
         return loss
 
-    def _finish(self, step: Step) -> None:
-        """Phase 4: the surrogate's observation, once every trained rollout has been through the policy.
-
-        With a separate pass for old log-probabilities that is before the first update, else within it: always before
-        the optimizer moves.
-        """
-        captured = self.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
-        step.captured, started = [], time.perf_counter()
-        rows.fill_sum_logps(step, captured)
-        trained = np.flatnonzero(step.judgement.trained)
-        broken = trained[nonfinite_logps(step.sum_logps[trained])]
-        if len(trained) and len(broken) == len(trained):
-            self._stop_with_checkpoint(
-                f"no rollout of generation step {step.plan.step} has a finite log-probability under the policy. Lower "
-                "the learning rate, or check the model's weights"
-            )
-        step.nonfinite[broken] = True
-        self.watch.values(step.nonfinite)
-        raw = step.raw_advantages
-        self.controller.observe_sigma(step.plan, raw, step.sum_logps, step.judgement.kept & ~step.nonfinite)
-        self._report(
-            {
-                "surcharge": surcharge_factor(step, raw, self.args.keep_probability),
-                "nonfinite_rollouts": float(step.nonfinite.sum()),
-            }
-            | self.controller.metrics()
-        )
-        if self.audit is not None and self.accelerator.is_main_process:
-            self.audit.write(step.plan.step, logs.audit_columns(step, raw), step.examples, step.plan.group.tolist())
-        step.seconds["overhead"] += time.perf_counter() - started
-
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
+        if self._own_rules:
+            return super().training_step(model, inputs, num_items_in_batch)
         before, started = self._current, time.perf_counter()
         booked = 0.0 if before is None else sum(before.seconds.values())
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -329,9 +330,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
         step.seconds["update"] += time.perf_counter() - started - booked
         if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            overhead = step.seconds["plan"] + step.seconds["overhead"]
-            self._report({f"seconds_{name}": step.seconds[name] for name in ("plan", "generate", "score", "update")})
-            self._report({"overhead_share": overhead / sum(step.seconds.values())})
+            self._report(metrics.time_metrics(step.seconds))
         return loss
 
     def _report(self, values: dict[str, float]) -> None:

@@ -52,6 +52,14 @@ def tiny_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def moe_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny mixture of experts with a coefficient for the auxiliary loss of its router."""
+    from tests.tiny import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("moe"), experts=True)
+
+
+@pytest.fixture(scope="session")
 def server(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator["ServerProcess"]:
     """The one guarded vLLM server of the run. Whoever changes its weights takes `server_weights`."""
     from tests.server_process import GATE, GUARD, SMALL, ServerProcess

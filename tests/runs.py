@@ -4,8 +4,10 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
+from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
@@ -24,6 +26,11 @@ def count_fours(completions: list, **kwargs: Any) -> list[float]:
     """A reward that differs between rollouts and does not depend on how they end."""
     texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
     return [text.count("4") - 0.05 * len(text) for text in texts]
+
+
+def abstains_on_short(completions: list, **kwargs: Any) -> list[float | None]:
+    """A reward function that scores some rollouts only."""
+    return [None if len(text) < 20 else len(text) / 100 for text in completions]
 
 
 def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
@@ -63,7 +70,9 @@ def duet_trainer(
     model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any
 ) -> DUETGRPOTrainer:
     """A trainer over `prompts()`."""
-    trainer_kwargs = {k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks") if k in overrides}
+    trainer_kwargs = {
+        k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func") if k in overrides
+    }
     return DUETGRPOTrainer(
         str(model),
         rewards,
@@ -81,3 +90,38 @@ def logged(trainer: Any, name: str) -> list[float]:
 def weights(trainer: Any) -> torch.Tensor:
     """All parameters in one vector."""
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def check_grpo_loss_for_loss(
+    model: Path,
+    output_dir: Path,
+    switches: dict,
+    options: dict,
+    rewards: Any = (count_fours, abstains_on_short),
+    data: Any = None,
+    **arguments: Any,
+) -> tuple[GRPOTrainer, DUETGRPOTrainer]:
+    """The same run by GRPOTrainer and by DUET with these switches: same losses, weights and rewards.
+
+    SGD, so that small differences stay small.
+    """
+    options = {"optim": "sgd", "learning_rate": 0.02, "max_grad_norm": 0.0, **options}
+    pair = []
+    for trainer_class, config_class, extra in (
+        (GRPOTrainer, GRPOConfig, {}),
+        (DUETGRPOTrainer, DUETGRPOConfig, switches),
+    ):
+        args = config_class(**settings(output_dir / trainer_class.__name__, **options), **extra)
+        data = prompts() if data is None else data
+        trainer = trainer_class(str(model), list(rewards), args=args, train_dataset=data, **arguments)
+        trainer.train()
+        pair.append(trainer)
+    grpo, duet = pair
+    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(model).parameters()])
+    assert (weights(grpo) - start).abs().max() > 1e-3  # the runs moved
+    # The embedding holds weights of 20, whose float32 neighbours lie 2e-6 apart.
+    torch.testing.assert_close(weights(duet), weights(grpo), atol=1e-6, rtol=2e-7)
+    np.testing.assert_allclose(logged(grpo, "loss"), logged(duet, "loss"), atol=1e-6)
+    for name in ("reward", "reward_std", "frac_reward_zero_std", "num_tokens", "completions/clipped_ratio"):
+        np.testing.assert_allclose(logged(grpo, name), logged(duet, name), atol=1e-6, err_msg=name)
+    return grpo, duet

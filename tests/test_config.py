@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration: presets, methods, and an error for every value and relation that cannot work."""
 
+from dataclasses import fields
+from typing import get_args
+
 import pytest
 
 from duet_trl import DUETGRPOConfig
@@ -223,6 +226,18 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         ({"use_vllm": True, "top_p": 0.95}, "vllm_importance_sampling_correction=False"),
         ({"use_vllm": True, "top_k": 20}, "vllm_importance_sampling_correction=False"),
         ({"drop_zero_advantage": True, "beta": 0.01}, "drop_zero_advantage=False"),
+        ({"drop_zero_advantage": True, "router_aux_loss_coef": 0.01}, "drop_zero_advantage=False"),
+        (
+            {"budget_fraction": "0.5"},
+            r"budget_fraction must be a number, got '0.5'. Remove the quotes; YAML reads 1e-3",
+        ),
+        ({"poll_interval": "8"}, "poll_interval must be an integer, got '8'. Remove the quotes"),
+        ({"max_weight": "none"}, "max_weight must be a number, got 'none'"),
+        ({"keep_probability": True}, "keep_probability must be a number, got True"),
+        ({"trim": "false"}, "trim must be True or False, got 'false'"),
+        ({"marker": 5}, "marker must be a string, got 5"),
+        ({"audit_columns": "target"}, r"audit_columns must be a list of strings, got 'target'. Write \['target'\]"),
+        ({"extra_eos_tokens": [1]}, r"extra_eos_tokens must be a list of strings, got \[1\]"),
     ],
 )
 def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, message):
@@ -234,3 +249,17 @@ def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path
     assert config(tmp_path, use_vllm=True, top_p=0.95, vllm_importance_sampling_correction=False).top_p == 0.95
     assert config(tmp_path, use_vllm=True, top_p=0.95, vllm_importance_sampling_mode="token_truncate").top_p == 0.95
     assert config(tmp_path, top_p=0.95).top_p == 0.95
+
+
+def test_every_numeric_field_refuses_text(tmp_path):
+    numeric = [
+        f.name for f in fields(DUETGRPOConfig) if f.name in DUETGRPOConfig.__annotations__ and _is_number(f.type)
+    ]
+    assert {"budget_fraction", "num_rollouts_min", "max_weight", "sentinel_token_id"} < set(numeric)
+    for name in numeric:
+        with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):
+            config(tmp_path, **{name: "1"})
+
+
+def _is_number(annotation):
+    return bool({int, float} & {annotation, *get_args(annotation)})

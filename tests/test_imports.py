@@ -40,7 +40,8 @@ TABLE = {
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"generate"})),
     "presets": Room(frozenset(), frozenset()),
     "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config"}),
-    "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets"}),
+    "field_types": Room(frozenset(), frozenset()),
+    "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets", "field_types"}),
     "trainer": Room(None, None),
     "training": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"generate"})),
@@ -215,3 +216,25 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         duet_trl.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["DUETGRPOConfig", "DUETGRPOTrainer"])
+@pytest.mark.parametrize("found", ["1.0.0", "1.10.0", "1.15.2", "1.17.0.dev0", "2.0.0"])
+def test_another_trl_is_named_before_its_import_fails(
+    name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import duet_trl
+
+    information = tmp_path / f"trl-{found}.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {found}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=f"needs trl>=1.16,<1.17 and found {found}.*pip install 'trl>=1.16,<1.17'"):
+        getattr(duet_trl, name)
+
+
+def test_trl_range_is_that_of_setup_cfg() -> None:
+    from duet_trl import TRL_RANGE
+
+    low, high = (".".join(map(str, bound)) for bound in TRL_RANGE)
+    assert f"\n    trl>={low},<{high}\n" in (ROOT / "setup.cfg").read_text()

@@ -4,10 +4,12 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
-from transformers import TrainerCallback
 
+from tests.interrupted_run import Interrupt
 from tests.runs import duet_trainer, logged
 
 STATE = "duet_controller.json"
@@ -52,25 +54,66 @@ def test_resuming_with_another_marker_is_an_error(tiny_path, tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-class Interrupt(TrainerCallback):
-    """Signals its own process in the middle of a step."""
+def interrupted(model, folder, number, at, *launcher):
+    """A script whose training is signalled, run to its end."""
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "tests.interrupted_run", str(model), str(folder), str(int(number)), at],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+    )
+    assert not (folder / "saved").exists(), done.stderr[-3000:]  # the line behind train() did not run
+    return done
 
-    def __init__(self, number: int, at: int) -> None:
-        self.number, self.at = number, at
 
-    def on_step_begin(self, args, state, control, **kwargs):
-        if state.global_step == self.at:
-            os.kill(os.getpid(), self.number)
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+def test_an_interrupted_script_ends_as_interrupted_with_a_checkpoint(tiny_path, tmp_path, number, status):
+    done = interrupted(tiny_path, tmp_path, number, at="1")
+    assert done.returncode == status, done.stderr[-3000:]  # a shell shows 130 and 143 for these
+    # The step that was running when the signal came was finished.
+    checkpoint = tmp_path / "run" / "checkpoint-2"
+    assert f"Interrupted after step 2 of 4. The checkpoint is {checkpoint};" in done.stderr
+    resumed = duet_trainer(tiny_path, tmp_path / "run", max_steps=3)
+    resumed.train(resume_from_checkpoint=True)
+    before = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
+    assert (resumed.state.global_step, resumed.controller.step) == (3, 3)
+    assert resumed.state.log_history[: len(before)] == before
 
 
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_an_interrupt_of_one_process_ends_all_with_a_whole_checkpoint(tiny_path, tmp_path):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    done = interrupted(tiny_path, tmp_path, signal.SIGTERM, "1", *torchrun)
+    assert done.returncode == 1  # torchrun's own, for processes that failed
+    assert done.stderr.count("Interrupted after step 2 of 4.") == 1
+    assert "exitcode  : 143" in done.stderr
+    # The last file that transformers writes.
+    assert json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2
+
+
+@pytest.mark.parametrize(("at", "step"), [("1", 2), ("end", 3)])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_after_the_step_with_a_checkpoint(tiny_path, tmp_path, number):
+def test_an_interrupt_is_raised_once_the_handlers_are_back(tiny_path, tmp_path, number, at, step):
     before = signal.getsignal(number)
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=5, callbacks=[Interrupt(number, at=1)])
-    trainer.train()
-    assert trainer.state.global_step == 2  # the step that was running when the signal came was finished
-    assert (tmp_path / "checkpoint-2" / STATE).exists()
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=3, callbacks=[Interrupt(number, at)])
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as raised:
+        trainer.train()
+    assert raised.type is (KeyboardInterrupt if number == signal.SIGINT else SystemExit)
     assert signal.getsignal(number) == before
+    assert (tmp_path / f"checkpoint-{step}" / STATE).exists()
+
+
+def test_a_handler_of_the_script_decides_what_its_signal_does(tiny_path, tmp_path):
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        duet_trainer(tiny_path, tmp_path, callbacks=[Interrupt(signal.SIGTERM, at="1")]).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
+    assert (tmp_path / "checkpoint-2" / STATE).exists()
 
 
 def test_a_failed_run_leaves_the_signal_handlers_as_they_were(tiny_path, tmp_path):

@@ -7,43 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
-from trl import GRPOConfig, GRPOTrainer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged, prompts, settings, weights
-
-
-def check_grpo_loss_for_loss(tiny_path, tmp_path, switches, options):
-    """The same run by GRPOTrainer and by DUET with these switches: same losses, weights and rewards.
-
-    SGD, so that small differences stay small.
-    """
-    options = {"optim": "sgd", "learning_rate": 0.02, "max_grad_norm": 0.0, **options}
-    pair = []
-    for trainer_class, config_class, extra in (
-        (GRPOTrainer, GRPOConfig, {}),
-        (DUETGRPOTrainer, DUETGRPOConfig, switches),
-    ):
-        args = config_class(**settings(tmp_path / trainer_class.__name__, **options), **extra)
-        rewards = [count_fours, abstains_on_short]
-        trainer = trainer_class(str(tiny_path), rewards, args=args, train_dataset=prompts())
-        trainer.train()
-        pair.append(trainer)
-    grpo, duet = pair
-    start = torch.cat([p.flatten() for p in type(grpo.model).from_pretrained(tiny_path).parameters()])
-    assert (weights(grpo) - start).abs().max() > 1e-3  # the runs moved
-    # The embedding holds weights of 20, whose float32 neighbours lie 2e-6 apart.
-    torch.testing.assert_close(weights(duet), weights(grpo), atol=1e-6, rtol=2e-7)
-    np.testing.assert_allclose(logged(grpo, "loss"), logged(duet, "loss"), atol=1e-6)
-    for name in ("reward", "reward_std", "frac_reward_zero_std", "num_tokens", "completions/clipped_ratio"):
-        np.testing.assert_allclose(logged(grpo, name), logged(duet, name), atol=1e-6, err_msg=name)
-
-
-def abstains_on_short(completions, **kwargs):
-    return [None if len(text) < 20 else len(text) / 100 for text in completions]
+from tests.runs import (
+    PARTS_OFF,
+    abstains_on_short,
+    check_grpo_loss_for_loss,
+    count_fours,
+    duet_trainer,
+    logged,
+    prompts,
+    settings,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -339,32 +317,6 @@ def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
         trainer.train()
     assert trainer.state.global_step == 0
     assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"tools": [len]}, "tools ends rollouts by its own rules"),
-        ({"rollout_func": lambda prompts, trainer: {}}, "rollout_func ends rollouts by its own rules"),
-        ({"environment_factory": object}, "environment_factory ends rollouts by its own rules"),
-    ],
-)
-def test_what_ends_rollouts_itself_is_refused_before_a_model_is_loaded(tmp_path, kwargs, message):
-    args = DUETGRPOConfig(**settings(tmp_path))
-    with pytest.raises(ValueError, match=message):
-        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts(), **kwargs)
-
-
-def test_images_are_refused_before_a_model_is_loaded(tmp_path):
-    data = Dataset.from_dict({"prompt": ["a"], "image": ["b"]})
-    with pytest.raises(ValueError, match="DUET trains on text"):
-        DUETGRPOTrainer("no/such-model", count_fours, args=DUETGRPOConfig(**settings(tmp_path)), train_dataset=data)
-
-
-def test_a_missing_column_is_refused_before_a_model_is_loaded(tmp_path):
-    args = DUETGRPOConfig(**settings(tmp_path, prompt_id_column="task_id"))
-    with pytest.raises(ValueError, match="no column 'task_id'"):
-        DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=prompts())
 
 
 def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):

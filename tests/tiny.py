@@ -10,7 +10,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 EOS = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
@@ -63,9 +69,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_embeddings: bool = True):
-    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`."""
-    config = Qwen3Config(
+def tiny_model(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_embeddings: bool = True, experts: bool = False
+):
+    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`; with 4 experts a layer or none."""
+    config_class, model_class = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
+    routing = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.1}
+    config = config_class(
         vocab_size=MODEL_VOCAB,
         hidden_size=64,
         intermediate_size=96,
@@ -79,12 +89,13 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_em
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
+        **(routing if experts else {}),
     )
     generator = torch.Generator().manual_seed(seed)
-    model = Qwen3ForCausalLM(config).to(torch.float32)
+    model = model_class(config).to(torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim >= 2:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.08)
         _set_unigram(model, tokenizer, generator)
     model.generation_config.eos_token_id = [
@@ -95,10 +106,10 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_em
     return model.eval()
 
 
-def save_tiny(path: Path, *, seed: int = 0, tie_word_embeddings: bool = True) -> Path:
+def save_tiny(path: Path, *, seed: int = 0, tie_word_embeddings: bool = True, experts: bool = False) -> Path:
     """Write model and tokenizer to a folder that `from_pretrained` and vLLM load."""
     tokenizer = tiny_tokenizer()
-    tiny_model(tokenizer, seed=seed, tie_word_embeddings=tie_word_embeddings).save_pretrained(path)
+    tiny_model(tokenizer, seed=seed, tie_word_embeddings=tie_word_embeddings, experts=experts).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 

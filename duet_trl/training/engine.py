@@ -28,17 +28,6 @@ if TYPE_CHECKING:
     from .server import ServerGeneration
 
 
-def refuse_own_rules(arguments: dict[str, Any]) -> None:
-    """Refuse trainer arguments under which rollouts end by other rules than the gate's.
-
-    Raises:
-        ValueError: If one is given.
-    """
-    for name in ("tools", "environment_factory", "rollout_func"):
-        if arguments.get(name):
-            raise ValueError(f"{name} ends rollouts by its own rules, as DUET's gate does. Use GRPOTrainer for it.")
-
-
 @dataclass(frozen=True)
 class GateSetup:
     """The marker on the vocabulary of one tokenizer.
@@ -65,15 +54,8 @@ def load_tokenizer(
         ValueError: If a multimodal processor is given, or `extra_eos_tokens` names what is no token of it.
     """
     if tokenizer is None:
-        kwargs = args.model_init_kwargs or {}
         name = model if isinstance(model, str) else model.config._name_or_path
-        tokenizer = AutoTokenizer.from_pretrained(
-            name,
-            revision=kwargs.get("revision"),
-            trust_remote_code=args.trust_remote_code,
-            truncation_side="left",
-            padding_side="left",
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, **_source(args), truncation_side="left", padding_side="left")
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             f"{type(tokenizer).__name__} is a multimodal processor; DUET trains on text. Pass the tokenizer as "
@@ -117,10 +99,7 @@ def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int
     if not isinstance(model, str):
         config, declared = model.config, model.generation_config.eos_token_id
     else:
-        source = {
-            "revision": (args.model_init_kwargs or {}).get("revision"),
-            "trust_remote_code": args.trust_remote_code,
-        }
+        source = _source(args)
         config = AutoConfig.from_pretrained(model, **source)
         try:
             declared = GenerationConfig.from_pretrained(model, **source).eos_token_id
@@ -128,6 +107,15 @@ def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int
             declared = config.eos_token_id
     text_config = config.get_text_config()
     return text_config.vocab_size, [declared] if isinstance(declared, int) else list(declared or [])
+
+
+def _source(args: DUETGRPOConfig) -> dict[str, Any]:
+    """Revision and trust of the model, which GRPOTrainer takes from `model_init_kwargs` first."""
+    kwargs = args.model_init_kwargs or {}
+    return {
+        "revision": kwargs.get("revision"),
+        "trust_remote_code": kwargs.get("trust_remote_code", args.trust_remote_code),
+    }
 
 
 def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size: int) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An interrupt ends the run after the current optimizer step, with a checkpoint."""
+"""An interrupt ends the run after the current optimizer step, with a checkpoint, and is then raised again."""
 
 import logging
 import signal
@@ -16,44 +16,70 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopAfterStep(TrainerCallback):
-    """Turns the first SIGINT or SIGTERM into "save and stop after this step"; the second acts as usual.
+    """Turns the first SIGINT or SIGTERM into "save and stop after this step"; the second acts at once.
 
-    A callback of the trainer, and a context manager around its training.
+    A callback of the trainer, and a context manager around its training that ends as the signal would have ended it:
+    what follows in a script (`save_model`, `push_to_hub`) is for runs that are complete.
 
     Args:
         accelerator (Accelerator): Of the trainer: every process stops at the same step, whichever was signalled.
+
+    Attributes:
+        agreed (int): The signal for which all processes stop; 0 if there was none.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
-        self.requested = False
+        self.agreed = 0
+        self._requested = 0
         self._previous: dict[int, Any] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __enter__(self) -> "StopAfterStep":
         """Install the handlers."""
-        self.requested = False
+        self.agreed = self._requested = 0
         try:
             self._previous = {number: signal.signal(number, self._request) for number in _SIGNALS}
         except ValueError:
             logger.info("Training outside the main thread: an interrupt will not wait for the end of the step.")
+        self._handlers = dict(self._previous)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Put the previous handlers back, however training ended."""
+        """Put the previous handlers back, however training ended; one that ended for a signal raises it again.
+
+        Raises:
+            KeyboardInterrupt: After SIGINT.
+            SystemExit: After SIGTERM, with the status 143 that a shell shows for a process that SIGTERM ended. Its
+                own end by the signal would leave no time to flush output and to end the inference engine.
+        """
         self._restore()
+        if not self.agreed or exception[0] is not None:
+            return
+        if callable(self._handlers.get(self.agreed)):  # Python's own for SIGINT, or one of the script
+            signal.raise_signal(self.agreed)
+        elif self.agreed == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            raise SystemExit(128 + self.agreed)
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save and stop if any process was asked to."""
-        flag = torch.tensor([int(self.requested)], device=self.accelerator.device)
-        if self.accelerator.gather(flag).any().item():
+        if self.agree():
             control.should_save = True
             control.should_training_stop = True
 
+    def agree(self) -> int:
+        """The signal that any process got, on all of them; 0: none. Returns when all processes have called it."""
+        number = torch.tensor([self._requested], device=self.accelerator.device)
+        self.agreed = int(self.accelerator.gather(number).max())
+        return self.agreed
+
     def _request(self, number: int, frame: FrameType | None) -> None:
         logger.warning("%s: stopping after this step with a checkpoint.", signal.Signals(number).name)
-        self.requested = True
+        self._requested = number
         self._restore()
 
     def _restore(self) -> None:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """TRL's metrics and completion table over all rollouts, and the columns of the audit log."""
 
+import math
 from collections import deque
 from typing import Any
 
@@ -54,6 +55,25 @@ def correct_trl_metrics(
         for statistic, value in (("mean", values.mean()), ("min", values.min()), ("max", values.max())):
             metrics[f"completions/{statistic}_{name}length"][-1] = float(value)
     metrics["completions/clipped_ratio"][-1] = float((~ended).mean())
+
+
+# TRL's means over the policy tokens of a micro-batch, which it reports as 0 where there are none.
+_TOKEN_MEANS = (
+    "entropy",
+    "kl",
+    "clip_ratio/low_mean",
+    "clip_ratio/high_mean",
+    "clip_ratio/region_mean",
+    "cispo_clip_ratio",
+    "vespo/phi_seq_mean",
+)
+
+
+def forget_token_means(metrics: dict[str, list]) -> None:
+    """Take back what TRL reported of a micro-batch without policy tokens; it averages over what is not nan."""
+    for name in _TOKEN_MEANS:
+        if name in metrics:
+            metrics[name][-1] = math.nan
 
 
 def log_all_rollouts(

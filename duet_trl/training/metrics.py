@@ -34,6 +34,18 @@ def step_metrics(
     }
 
 
+def time_metrics(seconds: dict[str, float]) -> dict[str, float]:
+    """Where the time of a step went, without the prefix `duet/`; `seconds` is that of a `Step`."""
+    overhead = seconds["plan"] + seconds["overhead"]
+    return {
+        "seconds_plan": seconds["plan"],
+        "seconds_generate": seconds["generate"],
+        "seconds_score": seconds["score"],
+        "seconds_update": seconds["update"],
+        "overhead_share": overhead / sum(seconds.values()),
+    }
+
+
 def _tokens(plan: StepPlan, replay: Replay, judgement: Judgement, num_generations: int) -> dict[str, float]:
     length, aborted = replay.length, replay.outcome == Outcome.ABORTED
     # Lengths of the rollouts that were not aborted, weighted to stand for those that were. Trimmed ones are cut

@@ -5,6 +5,7 @@ import logging
 
 import numpy as np
 
+from ..config import DUETGRPOConfig
 from ..controller import Controller
 from ..generate.gate import GateMismatch, Outcome, Replay
 from ..update.weights import surcharge
@@ -43,14 +44,16 @@ def share_outcomes(step: Step, controller: Controller, exchange: Exchange, final
     step.terminated = table[:, 5].astype(bool)
 
 
-def surcharge_factor(step: Step, advantages: np.ndarray, keep_probability: float) -> float:
+def surcharge_factor(step: Step, advantages: np.ndarray, args: DUETGRPOConfig) -> float:
     """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free.
 
     Args:
         step (Step): Step with its sums of log pi.
         advantages (np.ndarray): Unweighted, shape (N,).
-        keep_probability (float): eps_abort.
+        args (DUETGRPOConfig): What becomes of aborted rollouts, and eps_abort.
     """
+    if args.aborted_rollouts == "failure":
+        return 1.0  # none is masked, so none is weighted for those that are
     known = np.isfinite(step.sum_logps)
     return surcharge(
         np.where(known, advantages, 0.0),
@@ -60,7 +63,7 @@ def surcharge_factor(step: Step, advantages: np.ndarray, keep_probability: float
         step.judgement.propensity,
         step.replay.outcome == Outcome.ABORTED,
         num_prompts=len(step.plan.keys),
-        keep_probability=keep_probability,
+        keep_probability=args.keep_probability,
     ).factor
 
 

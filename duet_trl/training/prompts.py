@@ -3,26 +3,75 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from typing import Any
+
+from datasets import Dataset, IterableDataset
 
 from ..config import DUETGRPOConfig
 
 
-def check_columns(dataset: Any, args: DUETGRPOConfig) -> None:
+def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> None:
     """Refuse images and missing columns before a model is loaded.
 
+    Args:
+        dataset (Any): Training data, or None.
+        args (DUETGRPOConfig): Names columns.
+        needs_prompt (bool): False where an environment gives the prompts.
+
     Raises:
-        ValueError: If the data set has images, or lacks a column that the configuration names.
+        TypeError: If it is no data set of `datasets`.
+        ValueError: If it has images, or lacks a column that the trainer or the configuration names.
     """
-    columns = None if dataset is None else dataset.column_names
-    if columns is None:  # an iterable data set may not know
+    if dataset is None:  # GRPOTrainer knows when it can do without
         return
+    if not isinstance(dataset, Dataset | IterableDataset):
+        raise TypeError(
+            f"train_dataset must be a Dataset or IterableDataset of `datasets`, got {type(dataset).__name__}. "
+            "Dataset.from_list makes one of a list of dictionaries."
+        )
+    columns = dataset.column_names or [name for row in dataset.take(1) for name in row]  # a stream may not know yet
     for name in ("image", "images"):
         if name in columns:
             raise ValueError(f"The data set has a column {name!r}; DUET trains on text. Use GRPOTrainer for images.")
+    if needs_prompt and "prompt" not in columns:
+        raise ValueError(
+            f"The data set has no column 'prompt', only {sorted(columns)}. Rename the column that holds text or "
+            "messages: dataset.rename_column(name, 'prompt')."
+        )
     for name in [args.prompt_id_column, *(args.audit_columns or [])]:
         if name is not None and name not in columns:
             raise ValueError(f"The data set has no column {name!r}, only {sorted(columns)}.")
+    if "prompt" in columns:
+        _check_column(dataset)
+
+
+def _check_column(dataset: Dataset | IterableDataset) -> None:
+    first = [row["prompt"] for row in dataset.take(1)]
+    check_text(first)
+    # Content is a string in all rows of a table or a list in all; a stream is read as it is trained on.
+    if isinstance(dataset, Dataset) and any(not isinstance(prompt, str) for prompt in first):
+        if any(isinstance(message["content"], list) for prompt in first for message in prompt):
+            check_text(dataset["prompt"])
+
+
+def check_text(prompts: Iterable[Any]) -> None:
+    """Refuse messages whose content is more than text.
+
+    Args:
+        prompts (Iterable[Any]): Prompts, text or messages.
+
+    Raises:
+        ValueError: If a message holds an image, a video or a sound.
+    """
+    for prompt in prompts:
+        for message in [] if isinstance(prompt, str) else prompt:
+            parts = message["content"]
+            foreign = {part["type"] for part in parts} - {"text"} if isinstance(parts, list) else set()
+            if foreign:
+                raise ValueError(
+                    f"A prompt holds a message with {sorted(foreign)}; DUET trains on text. Use GRPOTrainer for it."
+                )
 
 
 def prompt_keys(examples: list[dict], column: str | None) -> list[str]:

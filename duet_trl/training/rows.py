@@ -10,18 +10,23 @@ from .exchange import Exchange
 from .step import ReplayBatch, Rollout, Step
 
 
-def keeps_order(args: DUETGRPOConfig) -> bool:
+def keeps_order(args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 
     It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
-    loss for loss. Within one optimizer step the order is moot.
+    loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router,
+    which is not linear in the rows of a micro-batch.
+
+    Args:
+        args (DUETGRPOConfig): Checked configuration.
+        router_loss (bool): Whether TRL adds that loss.
     """
-    return not args.duet_active and args.steps_per_generation > args.gradient_accumulation_steps
+    return not args.duet_active and (router_loss or args.steps_per_generation > args.gradient_accumulation_steps)
 
 
-def place(step: Step, args: DUETGRPOConfig, num_processes: int) -> None:
+def place(step: Step, args: DUETGRPOConfig, num_processes: int, keep_order: bool) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
-    if keeps_order(args):
+    if keep_order:
         step.packed_rows = np.arange(step.placement.num_rollouts).reshape(num_processes, -1)
         return
     num_windows, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
@@ -41,9 +46,15 @@ def count_tokens(step: Step, mask_truncated: bool) -> None:
         step (Step): Judged step.
         mask_truncated (bool): TRL leaves rollouts that ran into the length limit out of the loss.
     """
-    counted = ~step.truncated if mask_truncated else np.ones_like(step.truncated)
-    step.num_train_tokens = int(step.replay.length[counted & step.judgement.trained].sum())
-    step.num_kept_tokens = int(step.replay.length[counted & step.judgement.kept].sum())
+    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.replay.length)
+    step.num_train_tokens = int(step.loss_tokens[step.judgement.trained].sum())
+    step.num_kept_tokens = int(step.loss_tokens[step.judgement.kept].sum())
+
+
+def is_empty(step: Step, chunk: int, num_chunks: int) -> bool:
+    """Whether a micro-batch of packed rows holds no policy token on any process."""
+    rows = step.packed_rows.reshape(len(step.packed_rows), num_chunks, -1)[:, chunk]
+    return not step.loss_tokens[rows[rows != PADDING_ROW]].any()
 
 
 def replay_batch(
@@ -129,6 +140,8 @@ def check_token_count(step: Step, counted: int) -> None:
 def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
     """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
 
+    What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding.
+
     Raises:
         RuntimeError: If TRL counts other tokens than were kept.
     """
@@ -139,6 +152,23 @@ def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
     output["advantages"] = torch.where(numbers >= 0, weighted[numbers.clamp(min=0)], 0.0)
     output["num_items_in_batch"] = torch.full_like(output["num_items_in_batch"], step.num_kept_tokens)
     output["duet_row"] = numbers
+    if "tool_mask" in output:
+        output["completion_mask"] = output["completion_mask"] * output.pop("tool_mask")
+
+
+def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
+    """Keep padding rows out of the auxiliary loss of a router, a mean over all attended tokens, in place.
+
+    A micro-batch of nothing but padding stays: a model cannot run on no token. `only_padding` tells.
+    """
+    real = (output["duet_row"] >= 0).view(num_chunks, -1)
+    attended = real | ~real.any(dim=1, keepdim=True)
+    output["prompt_mask"] = output["prompt_mask"] * attended.view(-1, 1)
+
+
+def only_padding(batch: dict[str, torch.Tensor]) -> bool:
+    """Whether a micro-batch holds no rollout on this process."""
+    return bool((batch["duet_row"] == PADDING_ROW).all())
 
 
 def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
@@ -152,24 +182,28 @@ def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
         raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
 
 
-def fill_sum_logps(step: Step, captured: np.ndarray) -> None:
+def fill_sum_logps(step: Step, captured: np.ndarray) -> np.ndarray:
     """Spread the captured sums over all rollouts and check that each trained token was seen once.
 
     Args:
         step (Step): Current step.
         captured (np.ndarray): Row number (-1: padding), sum of log pi, policy tokens; shape (R, 3).
+
+    Returns:
+        np.ndarray: Rollouts whose sum was captured, ascending. A trained rollout that TRL masks as truncated has none.
     """
     captured = captured[captured[:, 0] >= 0]
     check_token_count(step, int(captured[:, 2].sum()))
     step.sum_logps = np.full(step.placement.num_rollouts, np.nan)
-    seen = captured[captured[:, 2] > 0]  # masked truncated rows have no sum
-    step.sum_logps[seen[:, 0].astype(np.int64)] = seen[:, 1]
+    seen = captured[captured[:, 2] > 0]
+    numbers = seen[:, 0].astype(np.int64)
+    step.sum_logps[numbers] = seen[:, 1]
+    return np.sort(numbers)
 
 
 _COMPLETION_COLUMNS = (
     "completion_ids",
     "completion_mask",
-    "tool_mask",
     "old_per_token_logps",
     "ref_per_token_logps",
     "sampling_per_token_logps",

@@ -34,6 +34,7 @@ class Step:
             padding, shape (W, rows).
         extra_logs (dict[str, list]): Columns logged by reward functions, all N rollouts.
         train_rows (dict[str, torch.Tensor]): TRL's batch of this process in micro-batch order.
+        loss_tokens (np.ndarray): Policy tokens of each rollout that TRL leaves in the loss, shape (N,).
         num_train_tokens (int): Policy tokens that get a forward pass, over all processes.
         num_kept_tokens (int): N_t of Eq. 6, over all processes.
         captured (list[torch.Tensor]): Per micro-batch: row number, sum of log pi, policy tokens, shape (B, 3).
@@ -59,6 +60,7 @@ class Step:
     packed_rows: np.ndarray | None = None
     extra_logs: dict[str, list] = field(default_factory=dict)
     train_rows: dict[str, torch.Tensor] = field(default_factory=dict)
+    loss_tokens: np.ndarray | None = None
     num_train_tokens: int = 0
     num_kept_tokens: int = 0
     captured: list[torch.Tensor] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Step:
 
     def capture(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
         """Note number, sum log pi and policy tokens of each row of a batch; `logps` has shape (B, C), nats."""
-        mask = batch["completion_mask"] * batch.get("tool_mask", 1)
+        mask = batch["completion_mask"]
         columns = (batch["duet_row"], (logps * mask).sum(dim=1), mask.sum(dim=1))
         self.captured.append(torch.stack([column.double() for column in columns], dim=1))
 

@@ -50,8 +50,9 @@ if os.path.exists(folder + "/died"):
 server.serve_forever()
 """
 
-# A step that an interrupt lets end, as in the trainer: the first one is taken note of, the second is not caught. The
-# step takes until something comes through the fifo. The worker beside it has the same command line.
+# A step that an interrupt lets end, as in the trainer: the first one is taken note of, the second is not caught, and
+# the exit status says that there was one. The step takes until something comes through the fifo. The worker beside it
+# has the same command line.
 STEP = """
 rank = sys.argv[1] if len(sys.argv) > 1 else ""
 if os.fork() == 0:
@@ -64,6 +65,7 @@ signal.sigwait({signal.SIGTERM})
 print(f"noted by rank {rank}\\n", end="", flush=True)  # one write: the ranks share a pipe
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 print("checkpoint" if open(folder + "/fifo" + rank).read() else "nothing", flush=True)
+sys.exit(143)
 """
 
 # Like torchrun: two ranks in sessions of their own, and a signal that would be passed on to them.
@@ -224,7 +226,7 @@ def test_first_signal_lets_the_step_end(number: int, tmp_path: Path) -> None:
         launched.wait_for("noted")
         (tmp_path / "fifo").write_text("on")
         status, output = launched.finish()
-        assert (status, "checkpoint" in output) == (0, True), output
+        assert (status, "checkpoint" in output) == (128 + signal.SIGTERM, True), output
         launched.assert_nothing_is_left()
 
 
@@ -251,7 +253,7 @@ def test_signal_reaches_the_ranks_once_and_neither_launchers_nor_workers(tmp_pat
             (tmp_path / f"fifo{rank}").write_text("on")
         output += launched.wait_for("checkpoint", "checkpoint")
         status, rest = launched.finish()
-        assert (status, "was signalled" in output + rest) == (0, False), output + rest
+        assert (status, "was signalled" in output + rest) == (128 + signal.SIGTERM, False), output + rest
         launched.assert_nothing_is_left()
 
 

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is checked before a model is loaded, and how a forced stop is told from sampled tokens."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
-from transformers import AutoTokenizer, GenerationConfig
+from transformers import AutoTokenizer, GenerationConfig, dynamic_module_utils
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.marker_gate import GatePlan
 from duet_trl.training.engine import Engine, prepare_gate
-from tests.runs import duet_settings
+from tests.runs import duet_settings, duet_trainer
 from tests.tiny import END_OF_TURN, MODEL_VOCAB
 
 
@@ -36,6 +39,34 @@ def test_an_eos_that_the_model_declares_outside_its_vocabulary_is_refused(tiny_p
     GenerationConfig(eos_token_id=[3, 99_999]).save_pretrained(folder)
     with pytest.raises(ValueError, match=r"eos_token_id \[99999\] is outside the vocabulary of 384"):
         prepare_gate(str(folder), AutoTokenizer.from_pretrained(tiny_path), config(tmp_path))
+
+
+def test_code_of_a_model_is_trusted_as_in_trl(tiny_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder = shutil.copytree(tiny_path, tmp_path / "model")
+    (folder / "configuration_own.py").write_text(
+        "from transformers import Qwen3Config\n\nclass OwnConfig(Qwen3Config):\n    model_type = 'own'\n"
+    )
+    (folder / "modeling_own.py").write_text(
+        "from transformers import Qwen3ForCausalLM\nfrom .configuration_own import OwnConfig\n\n"
+        "class OwnForCausalLM(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    own = {
+        "model_type": "own",
+        "architectures": ["OwnForCausalLM"],
+        "auto_map": {
+            "AutoConfig": "configuration_own.OwnConfig",
+            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
+        },
+    }
+    (folder / "config.json").write_text(json.dumps(json.loads((tiny_path / "config.json").read_text()) | own))
+    trainer = duet_trainer(folder, tmp_path / "run", max_steps=1, model_init_kwargs={"trust_remote_code": True})
+    assert type(trainer.model).__name__ == "OwnForCausalLM"
+    trainer.train()
+    # The field of TRL's configuration does for both, too; without either it is the user's decision.
+    assert duet_trainer(folder, tmp_path / "run", trust_remote_code=True).engine.setup is not None
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+        duet_trainer(folder, tmp_path / "run")
 
 
 def test_a_full_vocabulary_without_a_reserved_token_is_refused(tiny_path, tmp_path):

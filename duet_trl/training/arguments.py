@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the trainer's arguments must be, before a tokenizer or a model is loaded."""
+
+from typing import Any
+
+import torch
+
+from ..config import DUETGRPOConfig
+
+
+def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
+    """The configuration that was given; without one the default, named after the model.
+
+    Raises:
+        TypeError: If it is of another class.
+    """
+    if args is None:
+        name = model if isinstance(model, str) else model.config._name_or_path
+        return DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
+    if not isinstance(args, DUETGRPOConfig):
+        raise TypeError(
+            f"args must be a DUETGRPOConfig, got {type(args).__name__}. It takes all that GRPOConfig takes, and with "
+            "method='grpo' it is plain GRPO."
+        )
+    return args
+
+
+def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
+    """Whether trainer arguments end rollouts by other rules than the gate's.
+
+    Raises:
+        ValueError: If one does, and the method is not plain GRPO or keeps records of rollouts.
+    """
+    given = [name for name in ("tools", "environment_factory", "rollout_func") if arguments.get(name)]
+    if given and args.method != "grpo":
+        raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
+    if given and args.audit_log:
+        raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
+    return bool(given)
