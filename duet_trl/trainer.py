@@ -21,7 +21,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
-from .generate.engines.server import ServerError
+from .generate.engines.errors import ServerError
 from .methods import build_controller
 from .training import logs, metrics, rows
 from .training.advantages import step_advantages
@@ -30,7 +30,7 @@ from .training.checkpoint import read_state, write_state
 from .training.ending import add_ending_reward, forget_unscored_endings
 from .training.engine import Engine, load_tokenizer, prepare_gate, refuse_own_rules
 from .training.exchange import Exchange, Placement
-from .training.hub import PAPER, extend_card, push
+from .training.hub import PAPER, Publishing
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
 from .training.prompts import check_columns, prompt_keys
@@ -38,7 +38,7 @@ from .training.step import ReplayBatch, Step
 from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
 
 
-class DUETGRPOTrainer(GRPOTrainer):
+class DUETGRPOTrainer(Publishing, GRPOTrainer):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -51,7 +51,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "duet"]
     _name = "DUET"
     _paper = PAPER
-    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
         self,
@@ -346,15 +345,6 @@ class DUETGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             write_state(self._checkpoint_folder(trial), self.controller)
         super()._save_checkpoint(model, trial)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
-        super().create_model_card(*args, **kwargs)
-        extend_card(self)
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`."""
-        return push(self, lambda: super(DUETGRPOTrainer, self).push_to_hub(*args, **kwargs))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

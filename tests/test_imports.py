@@ -195,14 +195,15 @@ except ModuleNotFoundError:
 else:
     raise SystemExit("vllm is still importable: the test proves nothing")
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-print(DUETGRPOConfig.__mro__[1].__name__, DUETGRPOTrainer.__mro__[1].__name__)
+import trl
+print(issubclass(DUETGRPOConfig, trl.GRPOConfig), issubclass(DUETGRPOTrainer, trl.GRPOTrainer))
 """
 
 
 def test_public_names_import_without_vllm() -> None:
     result = run_python(WITHOUT_VLLM)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.split() == ["GRPOConfig", "GRPOTrainer"]
+    assert result.stdout.split() == ["True", "True"]
 
 
 def test_package_itself_loads_nothing_until_a_name_is_used() -> None:

@@ -19,6 +19,7 @@ import aiohttp
 
 from ..gate import GateSpec
 from ..parameters import gate_parameters
+from .errors import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _PROMPTS_PER_REQUEST = 8
@@ -37,14 +38,6 @@ _START = (
 )
 
 T = TypeVar("T")
-
-
-class ServerError(RuntimeError):
-    """The server cannot serve this run; the text says what to change."""
-
-
-class ServerLost(ServerError):
-    """The server does not answer or has dropped requests. It may come back, but with the weights it started with."""
 
 
 @dataclass(frozen=True)

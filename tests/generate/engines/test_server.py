@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from duet_trl.generate.automaton import compile_automaton
-from duet_trl.generate.engines.server import Completion, GateServer, ServerError, ServerLost
+from duet_trl.generate.engines.errors import ServerError, ServerLost
+from duet_trl.generate.engines.server import Completion, GateServer
 from duet_trl.generate.gate import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.generate.markers import get_marker
 from duet_trl.generate.parameters import gate_parameters
