@@ -224,7 +224,8 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
         self.controller.observe_rollouts(step.plan, step.replay, step.judgement, step.summed_rewards, ~step.nonfinite)
         self.watch.outcomes(step.replay.outcome)
-        self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations))
+        ended = step.truncated & (step.replay.length < self.max_completion_length)
+        self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations, ended))
         step.seconds["overhead"] += time.perf_counter() - started
 
     def _train_rows(self, step: Step) -> dict[str, Any]:

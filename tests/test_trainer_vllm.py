@@ -22,6 +22,10 @@ if overrides.pop("lora", False):
     from peft import LoraConfig
 
     overrides["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+if overrides.pop("repetition", False):
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    overrides["generation_kwargs"] = {"repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)}
 rollouts = []
 
 def rewards(completions, completion_ids, **kwargs):
@@ -33,7 +37,7 @@ trainer = duet_trainer(
 )
 trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
-names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
+names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens", "duet/engine_end_rate",
          "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
          "sampling/importance_sampling_ratio/max")
 report = {name: logged(trainer, name) for name in names}
@@ -82,8 +86,9 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
         {"extra_eos_tokens": ["\u0120the"]},
         {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
+        {"repetition": True},
     ],
-    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos"],
+    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos", "repetition"],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)
@@ -94,3 +99,4 @@ def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     assert (report["end_at_the"] == report["with_the"]) == ("extra_eos_tokens" in overrides)
     gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
     assert gated == (overrides.get("method") != "grpo")
+    assert (max(report["duet/engine_end_rate"]) > 0) == ("repetition" in overrides)
