@@ -33,6 +33,7 @@ from .training.exchange import Exchange, Placement
 from .training.hub import PAPER, Publishing
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes, surcharge_factor
+from .training.progress import show_few_figures
 from .training.prompts import check_columns, prompt_keys
 from .training.step import ReplayBatch, Step
 from .update.filters import nonfinite_logps, nonfinite_rewards, unscored
@@ -93,6 +94,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
+        show_few_figures(self)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint."""

@@ -67,10 +67,8 @@ def train(args: argparse.Namespace) -> None:
     from tiny_math.comparison import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
-    from tiny_math.progress import ProgressBar
     from tiny_math.reward import first_box_reward, is_correct
     from tiny_math.task import sample_problems
-    from transformers import ProgressCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
     from duet_trl.evaluation.callback import HeldOutEvaluation
@@ -100,8 +98,6 @@ def train(args: argparse.Namespace) -> None:
         lambda index, ids: is_correct(trainer.processing_class.decode(ids), held_out[index].answer),
         every=args.eval_every,
     )
-    trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(ProgressBar())
     trainer.add_callback(evaluation)
     trainer.train()
     asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
