@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make install-check`: what a user gets who installs the wheel without extras, with new packages and with old ones.
 
-Builds the sdist, and the wheel out of the sdist, so that a file that the sdist lacks is found. Installs the wheel into
-two empty environments, one with the newest versions that setup.cfg allows and one with the lowest, and runs
-`tests/install_run.py` there, in a folder from which the repository cannot be imported.
+Installs the wheel of `make build` into two empty environments, one with the newest versions that setup.cfg allows and
+one with the lowest, and runs `tests/install_run.py` there, in a folder from which the repository cannot be imported.
 
 PyTorch is the same in both, that of `make install`: which of its builds is the one for CPUs depends on the package
 index that it comes from, and every other version would bring gigabytes of CUDA.
@@ -11,8 +10,6 @@ index that it comes from, and every other version would bring gigabytes of CUDA.
 
 import argparse
 import configparser
-import contextlib
-import io
 import json
 import os
 import shutil
@@ -24,7 +21,6 @@ import venv
 from pathlib import Path
 
 from packaging.requirements import Requirement
-from setuptools import build_meta
 
 from tests.test_imports import NEEDS_EXTRA
 
@@ -42,17 +38,6 @@ def lowest() -> list[str]:
         if requirement.name != "torch":
             pins.append(f"{requirement.name}=={bound}")
     return pins
-
-
-def build(folder: Path) -> Path:
-    """Sdist and wheel in a folder; the path of the wheel."""
-    os.chdir(ROOT)  # the build backend works on the current folder
-    with contextlib.redirect_stdout(io.StringIO()):  # a line for every file
-        sdist = folder / build_meta.build_sdist(str(folder))
-    pip("wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(sdist))
-    (wheel,) = folder.glob("*.whl")
-    print(f"==> {sdist.name} {sdist.stat().st_size:,} bytes, {wheel.name} {wheel.stat().st_size:,} bytes", flush=True)
-    return wheel
 
 
 def pip(command: str, *arguments: str, python: Path | None = None) -> None:
@@ -83,18 +68,18 @@ def check(name: str, folder: Path, wheel: Path, pins: list[str], torch: str, tor
 
 
 def main() -> None:
-    """Build once, check both environments."""
+    """Check both environments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path)
     parser.add_argument("--torch", default="torch", help="requirement of PyTorch")
     parser.add_argument("--torch_index", default="", help="package index of PyTorch's CPU builds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="install_check_") as name:
         folder = Path(name)
-        wheel = build(folder)
         for script in ("install_run.py", "tiny.py"):
             shutil.copy(ROOT / "tests" / script, folder)
-        check("newest", folder, wheel, [], args.torch, args.torch_index)
-        check("lowest", folder, wheel, lowest(), args.torch, args.torch_index)
+        check("newest", folder, args.wheel.resolve(), [], args.torch, args.torch_index)
+        check("lowest", folder, args.wheel.resolve(), lowest(), args.torch, args.torch_index)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ if overrides.pop("lora", False):
 if overrides.pop("repetition", False):
     from vllm.sampling_params import RepetitionDetectionParams
 
-    overrides["generation_kwargs"] = {"repetition_detection": RepetitionDetectionParams(max_pattern_size=4, min_count=3)}
+    repetition = RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    overrides["generation_kwargs"] = {"repetition_detection": repetition}
 rollouts = []
 
 def rewards(completions, completion_ids, **kwargs):
@@ -37,8 +38,8 @@ trainer = duet_trainer(
 )
 trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
-names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens", "duet/engine_end_rate",
-         "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
+names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
+         "duet/engine_end_rate", "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
          "sampling/importance_sampling_ratio/max")
 report = {name: logged(trainer, name) for name in names}
 report["samples"] = samples

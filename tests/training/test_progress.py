@@ -54,8 +54,10 @@ class Own(ProgressCallback):
 
 def test_other_callbacks_stay_and_ours_go_by_the_names_that_scripts_use(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, disable_tqdm=False, callbacks=[Own(), NotebookProgressCallback()])
-    kinds = [type(callback) for callback in trainer.callback_handler.callbacks]
-    assert Own in kinds and NotebookProgressCallback in kinds and ProgressBar in kinds and ProgressCallback not in kinds
+    kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
+    assert (
+        Own in kinds and NotebookProgressCallback in kinds and ProgressBar in kinds and ProgressCallback not in kinds
+    )
     trainer.remove_callback(Own)
     trainer.remove_callback(ProgressCallback)
     assert ProgressBar not in [type(callback) for callback in trainer.callback_handler.callbacks]

@@ -33,7 +33,7 @@ _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
 _FINISHED = ("stop", "length", "repetition")
-"""Ends of a whole rollout among vLLM's `FinishReason`. Of the others "abort" is none, and "error" comes as status 500."""
+"""What ends a whole rollout, of vLLM's `FinishReason`. Of the others "abort" ends none, "error" comes as status 500."""
 
 _START = (
     "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.generate.engines.vllm:DUETLogitsProcessor "
