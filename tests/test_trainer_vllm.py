@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # TRL builds its engine for the life of the process, so the run gets a process of its own.
 SCRIPT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
+import torch
 from tests.runs import count_fours, duet_trainer, logged, prompts
 
 model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -43,6 +44,7 @@ names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/ge
          "sampling/importance_sampling_ratio/max")
 report = {name: logged(trainer, name) for name in names}
 report["samples"] = samples
+report["cores"] = [torch.get_num_threads(), os.environ.get("VLLM_CPU_OMP_THREADS_BIND")]
 the = trainer.processing_class.convert_tokens_to_ids("\\u0120the")
 free = [ids for row in trainer.sample(["Say 1 ", "Say 2 "], 8, temperature=1.0) for ids in row]
 report["with_the"], report["end_at_the"] = (
@@ -56,7 +58,9 @@ report["with_the"], report["end_at_the"] = (
 def run(model: Path, output_dir: Path, **overrides) -> dict:
     output_dir.mkdir(exist_ok=True)
     command = [sys.executable, "-c", SCRIPT, str(model), str(output_dir), json.dumps(overrides)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Without what a user would not have set: the trainer does.
+    unset = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=output_dir)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((output_dir / "report.json").read_text())
@@ -69,6 +73,7 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
     assert max(report["sampling/sampling_logp_difference/max"]) < 1e-3
     assert min(report["sampling/importance_sampling_ratio/min"]) > 0.99
     assert max(report["sampling/importance_sampling_ratio/max"]) < 1.01
+    assert report["cores"] == [1, "nobind"]  # threads that wait for each other would take several times as long
     for name in ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate"):
         assert max(report[name]) > 0, name
     assert [len(row) for row in report["samples"]] == [3, 3]

@@ -2,6 +2,8 @@
 """What is checked before a model is loaded, and how a forced stop is told import importlib.util
 from sampled tokens."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 from transformers import AutoTokenizer, GenerationConfig
@@ -61,8 +63,8 @@ def test_the_sentinel_marks_a_forced_stop_only_where_there_is_a_gate(tiny_path, 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_without_its_libraries_vllm_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch, mode):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     engine = Engine(config(tmp_path, use_vllm=True, vllm_mode=mode), None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=rf"vllm_mode='{mode}' needs vllm.*pip install 'duet-trl\[vllm\]'"):
         with engine.construction(None):
             pass

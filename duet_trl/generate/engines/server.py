@@ -33,7 +33,7 @@ _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
 _FINISHED = ("stop", "length", "repetition")
-"""What ends a whole rollout, of vLLM's `FinishReason`. Of the others "abort" ends none, "error" comes as status 500."""
+"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
 _START = (
     "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.generate.engines.vllm:DUETLogitsProcessor "
