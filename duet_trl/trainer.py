@@ -20,7 +20,7 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
-from .generate.engines.server import ServerError
+from .generate.engines.errors import ServerError
 from .methods import build_controller
 from .presets import settle_router_loss
 from .training import logs, metrics, rows
@@ -32,16 +32,17 @@ from .training.ending import add_ending_reward, forget_unscored_endings
 from .training.engine import Engine, load_tokenizer, prepare_gate
 from .training.exchange import Exchange, Placement
 from .training.finish import finish
-from .training.hub import PAPER, extend_card, push
+from .training.hub import PAPER, Publishing
 from .training.interrupt import StopAfterStep
 from .training.outcomes import RunWatch, share_outcomes
+from .training.progress import show_few_figures
 from .training.prompts import check_data, check_text, prompt_keys
 from .training.start import StartNotice
 from .training.step import ReplayBatch, Step
 from .update.filters import nonfinite_rewards, unscored
 
 
-class DUETGRPOTrainer(GRPOTrainer):
+class DUETGRPOTrainer(Publishing, GRPOTrainer):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -56,7 +57,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _tag_names = ["trl", "grpo", "duet"]
     _name = "DUET"
     _paper = PAPER
-    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
         self,
@@ -101,6 +101,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
         self.add_callback(StartNotice(self))
+        show_few_figures(self)
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
@@ -249,7 +250,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         step.judgement = self.controller.weigh(step.plan, step.replay.outcome, raw)
         self.controller.observe_rollouts(step.plan, step.replay, step.judgement, step.summed_rewards, ~step.nonfinite)
         self.watch.outcomes(step.replay.outcome)
-        self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations))
+        ended = step.truncated & (step.replay.length < self.max_completion_length)
+        self._report(metrics.step_metrics(step.plan, step.replay, step.judgement, raw, self.num_generations, ended))
         step.seconds["overhead"] += time.perf_counter() - started
 
     def _train_rows(self, step: Step) -> dict[str, Any]:
@@ -347,15 +349,6 @@ class DUETGRPOTrainer(GRPOTrainer):
         if self.args.should_save:
             write_state(self._checkpoint_folder(trial), self.controller)
         super()._save_checkpoint(model, trial)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
-        super().create_model_card(*args, **kwargs)
-        extend_card(self)
-
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`."""
-        return push(self, lambda: super(DUETGRPOTrainer, self).push_to_hub(*args, **kwargs))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

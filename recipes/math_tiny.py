@@ -32,12 +32,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=28, help="optimizer steps of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
-    parser.add_argument("--output_dir", type=Path, default=Path("outputs/demo"))
+    parser.add_argument("--output_dir", type=Path, help="default: outputs/demo, or outputs/demo_<engine>")
     parser.add_argument("--engine", choices=("vllm", "server", "transformers"), default="vllm", help=ENGINE_HELP)
     parser.add_argument("--eval_problems", type=int, default=100, help="held-out problems, four samples each")
     parser.add_argument("--eval_every", type=int, default=7, help="optimizer steps between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
+    if args.output_dir is None:  # a try of another engine leaves the demo's results alone
+        args.output_dir = Path("outputs", "demo" if args.engine == "vllm" else f"demo_{args.engine}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     if args.arm is None:
         compare(args)
@@ -67,10 +69,8 @@ def train(args: argparse.Namespace) -> None:
     from tiny_math.comparison import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
-    from tiny_math.progress import ProgressBar
     from tiny_math.reward import first_box_reward, is_correct
     from tiny_math.task import sample_problems
-    from transformers import ProgressCallback
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
     from duet_trl.evaluation.callback import HeldOutEvaluation
@@ -100,8 +100,6 @@ def train(args: argparse.Namespace) -> None:
         lambda index, ids: is_correct(trainer.processing_class.decode(ids), held_out[index].answer),
         every=args.eval_every,
     )
-    trainer.remove_callback(ProgressCallback)
-    trainer.add_callback(ProgressBar())
     trainer.add_callback(evaluation)
     trainer.train()
     asked = {key: value for key, value in vars(args).items() if key != "output_dir"}

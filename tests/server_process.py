@@ -18,7 +18,8 @@ import requests
 import torch
 
 from duet_trl.generate.engines.colocated import PROCESSOR
-from duet_trl.generate.engines.server import GateServer, ServerLost
+from duet_trl.generate.engines.errors import ServerLost
+from duet_trl.generate.engines.server import GateServer
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 240.0

@@ -5,6 +5,10 @@ import ast
 import configparser
 import os
 import re
+import runpy
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -174,4 +178,30 @@ def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
 
 def test_continuous_integration_entry_point_is_executable() -> None:
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert "make lint test test-slow" in (ROOT / ".ci" / "run").read_text()
+    assert "make lint test test-slow install-check" in (ROOT / ".ci" / "run").read_text()
+
+
+def links(markdown: str) -> list[str]:
+    return re.findall(r"]\(([^)]+)\)", markdown)
+
+
+def test_description_of_the_package_has_no_link_into_the_repository() -> None:
+    readme = (ROOT / "README.md").read_text()
+    text = runpy.run_path(str(ROOT / "setup.py"))["description"](readme)
+    assert links(text) == [link for link in links(readme) if link.startswith("https://")] != []
+    assert "![" not in text and "docs/fidelity.md" in text  # a link's words stay
+    assert text.count("\n```") == readme.count("\n```")
+
+
+def test_sdist_holds_what_its_readme_links_to_and_no_part_of_the_tests(tmp_path: Path) -> None:
+    code = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, timeout=120)
+    (path,) = tmp_path.iterdir()
+    with tarfile.open(path) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+        metadata = sdist.extractfile(f"{path.name.removesuffix('.tar.gz')}/PKG-INFO").read().decode()
+    relative_links = [link for link in links((ROOT / "README.md").read_text()) if not link.startswith("https://")]
+    assert {link.partition("#")[0] for link in relative_links} <= names
+    assert not [name for name in names if name.startswith("tests")]
+    assert "Project-URL: Paper, https://arxiv.org/abs/2605.08441" in metadata
+    assert all(link.startswith("https://") for link in links(metadata))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from duet_trl.generate.engines.server import ServerError
+from duet_trl.generate.engines.errors import ServerError
 from duet_trl.training.server import DUETClient
 from tests.runs import duet_settings, duet_trainer, logged, prompts
 from tests.server_process import ServerProcess

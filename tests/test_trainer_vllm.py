@@ -13,8 +13,9 @@ ROOT = Path(__file__).parents[1]
 
 # TRL builds its engine for the life of the process, so the run gets a process of its own.
 SCRIPT = """
-import json, sys
+import json, os, sys
 from pathlib import Path
+import torch
 from tests.runs import count_fours, duet_trainer, logged, prompts
 
 model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
@@ -22,6 +23,11 @@ if overrides.pop("lora", False):
     from peft import LoraConfig
 
     overrides["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
+if overrides.pop("repetition", False):
+    from vllm.sampling_params import RepetitionDetectionParams
+
+    repetition = RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    overrides["generation_kwargs"] = {"repetition_detection": repetition}
 rollouts = []
 
 def rewards(completions, completion_ids, **kwargs):
@@ -34,10 +40,11 @@ trainer = duet_trainer(
 trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
 names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
-         "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
+         "duet/engine_end_rate", "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
          "sampling/importance_sampling_ratio/max")
 report = {name: logged(trainer, name) for name in names}
 report["samples"] = samples
+report["cores"] = [torch.get_num_threads(), os.environ.get("VLLM_CPU_OMP_THREADS_BIND")]
 the = trainer.processing_class.convert_tokens_to_ids("\\u0120the")
 free = [ids for row in trainer.sample(["Say 1 ", "Say 2 "], 8, temperature=1.0) for ids in row]
 report["with_the"], report["end_at_the"] = (
@@ -51,7 +58,9 @@ report["with_the"], report["end_at_the"] = (
 def run(model: Path, output_dir: Path, **overrides) -> dict:
     output_dir.mkdir(exist_ok=True)
     command = [sys.executable, "-c", SCRIPT, str(model), str(output_dir), json.dumps(overrides)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Without what a user would not have set: the trainer does.
+    unset = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING"}
+    environment = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=output_dir)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((output_dir / "report.json").read_text())
@@ -64,6 +73,7 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
     assert max(report["sampling/sampling_logp_difference/max"]) < 1e-3
     assert min(report["sampling/importance_sampling_ratio/min"]) > 0.99
     assert max(report["sampling/importance_sampling_ratio/max"]) < 1.01
+    assert report["cores"] == [1, "nobind"]  # threads that wait for each other would take several times as long
     for name in ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate"):
         assert max(report[name]) > 0, name
     assert [len(row) for row in report["samples"]] == [3, 3]
@@ -82,8 +92,9 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
         {"extra_eos_tokens": ["\u0120the"]},
         {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
+        {"repetition": True},
     ],
-    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos"],
+    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos", "repetition"],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)
@@ -94,3 +105,4 @@ def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     assert (report["end_at_the"] == report["with_the"]) == ("extra_eos_tokens" in overrides)
     gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
     assert gated == (overrides.get("method") != "grpo")
+    assert (max(report["duet/engine_end_rate"]) > 0) == ("repetition" in overrides)

@@ -68,6 +68,16 @@ def card_section(
     return "\n\n".join(parts) + "\n"
 
 
+def without_none(card: str) -> str:
+    """TRL's card of a model that started from a local folder or is not on the Hub, without links to "None".
+
+    Args:
+        card (str): As TRL's template filled it in.
+    """
+    card = card.replace("[None](https://huggingface.co/None)", "a local model")
+    return card.replace('model="None"', 'model="path/to/this/folder"')
+
+
 def _course(history: History) -> list[str]:
     """First and last value of what a run is followed by."""
     rows = []

@@ -2,6 +2,8 @@
 """Puts the gate into the engine that TRL generates with, and checks beforehand that it can work."""
 
 import copy
+import importlib.util
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -26,6 +28,8 @@ from .lockstep import in_lockstep
 if TYPE_CHECKING:
     from ..trainer import DUETGRPOTrainer
     from .server import ServerGeneration
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -148,6 +152,30 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+def _share_cores() -> None:
+    """Let vLLM and training use the same CPU cores: what docs/engines.md#on-a-cpu asks for and nobody has set.
+
+    vLLM binds its threads to cores that training uses as well, and threads that wait for each other crawl.
+    """
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if "OMP_NUM_THREADS" not in os.environ:  # read when torch was imported: too late to set
+        torch.set_num_threads(1)
+        logger.info("vLLM and training share the CPU, one thread each. Set OMP_NUM_THREADS for another number.")
+
+
+def _check_installed(mode: str) -> None:
+    """Refuse `use_vllm=True` where the libraries of the extra `vllm` are missing."""
+    wanted = ("vllm", "aiohttp", "requests") if mode == "server" else ("vllm",)
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"use_vllm=True with vllm_mode={mode!r} needs {', '.join(missing)}, which a plain installation does not "
+            "have. Install the extra: pip install 'duet-trl[vllm]', on a CPU as docs/operations.md says; or set "
+            "use_vllm=False."
+        )
+
+
 class Engine:
     """The engine TRL generates with, gated on demand.
 
@@ -167,6 +195,7 @@ class Engine:
         if not self.args.use_vllm:
             yield
             return
+        _check_installed(self.args.vllm_mode)
         from trl.generation import vllm_generation
 
         if self.args.vllm_mode == "server":
@@ -187,6 +216,8 @@ class Engine:
 
         def build(*args: Any, **kwargs: Any) -> Any:
             on_cpu = trainer.accelerator.device.type == "cpu"
+            if on_cpu:
+                _share_cores()
             if trainer.accelerator.num_processes == 1:
                 # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
                 os.environ["MASTER_PORT"] = str(_free_port())

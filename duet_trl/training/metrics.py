@@ -12,7 +12,12 @@ HISTOGRAM = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
 
 
 def step_metrics(
-    plan: StepPlan, replay: Replay, judgement: Judgement, advantages: np.ndarray, num_generations: int
+    plan: StepPlan,
+    replay: Replay,
+    judgement: Judgement,
+    advantages: np.ndarray,
+    num_generations: int,
+    engine_ended: np.ndarray,
 ) -> dict[str, float]:
     """Metrics of one step without their `duet/` prefix.
 
@@ -22,6 +27,7 @@ def step_metrics(
         judgement (Judgement): Weights and masks, shape (N,) each.
         advantages (np.ndarray): Unweighted, shape (N,).
         num_generations (int): Rollouts per prompt of full-budget GRPO.
+        engine_ended (np.ndarray): Ended by neither EOS, gate nor length limit, shape (N,), bool.
 
     Returns:
         dict[str, float]: Tokens, counts, shares, rates, weights.
@@ -31,6 +37,7 @@ def step_metrics(
         **_counts(plan),
         **_gate(plan, replay, judgement, advantages),
         **_weights(plan, replay, judgement, advantages),
+        "engine_end_rate": float(engine_ended.mean()),
     }
 
 

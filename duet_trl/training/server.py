@@ -15,8 +15,9 @@ from safetensors import SafetensorError
 from trl.generation.vllm_client import VLLMClient
 
 from ..config import DUETGRPOConfig
+from ..generate.engines.errors import ServerError, ServerLost
 from ..generate.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
-from ..generate.engines.server import Completion, GateServer, ServerError, ServerLost
+from ..generate.engines.server import Completion, GateServer
 from .exchange import Exchange
 from .weights import WeightFolder
 

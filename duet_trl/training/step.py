@@ -97,7 +97,7 @@ class Step:
 
     @property
     def truncated(self) -> np.ndarray:
-        """Rollouts that ran into the length limit, shape (N,), bool."""
+        """Rollouts that neither an EOS nor the gate ended, at the length limit as a rule, shape (N,), bool."""
         return ~self.terminated & ~self.stopped
 
     @property

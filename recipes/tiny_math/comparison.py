@@ -81,7 +81,7 @@ def write_report(runs: list[dict], output: Path) -> str:
     notes = [_difference(run, runs[0]) for run in runs[1:]]
     (output / "table.md").write_text("\n\n".join([markdown_table(HEADERS, rows), *notes]) + "\n")
     summary = {"hardware": hardware(), "versions": versions(*PACKAGES), "differences": notes, "runs": runs}
-    (output / "summary.json").write_text(json.dumps(summary))
+    (output / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
     return "\n\n".join([text_table(HEADERS, rows), *notes])
 
 

@@ -91,6 +91,16 @@ def test_the_reward_compares_the_first_boxed_integer(text, answer, right):
     assert first_box_reward([[{"role": "assistant", "content": text}]], [answer]) == [float(right)]
 
 
+def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_path):
+    run = run_record("GRPO", history(1000.0), [evaluation(0, 0.0, 3), evaluation(3, 30.0, 5)], {"seed": 0})
+    write_report([run, run], tmp_path)
+    assert len((tmp_path / "summary.json").read_text().splitlines()) > 50
+    script = f"import sys; sys.argv += ['--engine', 'server', '--steps', '1']; sys.path.insert(0, '{ROOT}/recipes')"
+    script += "\nimport math_tiny; math_tiny.compare = lambda args: print(args.output_dir); math_tiny.main()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "outputs/demo_server", done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_the_demo_trains_both_arms_and_reports(tmp_path):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked before a model is loaded, and how a forced stop is told from sampled tokens."""
+"""What is checked before a model is loaded, and how a forced stop is told import importlib.util
+from sampled tokens."""
 
+import importlib.util
 import json
 import shutil
 
@@ -87,3 +89,12 @@ def test_the_sentinel_marks_a_forced_stop_only_where_there_is_a_gate(tiny_path, 
     ids, logprobs, stopped = Engine(args, setup).split(gate, sampled, [[-1.0] * 5, [-2.0] * 3])
     assert stopped.tolist() == [active, False]
     assert [len(row) for row in ids] == [len(row) for row in logprobs] == ([2, 3] if active else [5, 3])
+
+
+@pytest.mark.parametrize("mode", ["colocate", "server"])
+def test_without_its_libraries_vllm_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch, mode):
+    engine = Engine(config(tmp_path, use_vllm=True, vllm_mode=mode), None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=rf"vllm_mode='{mode}' needs vllm.*pip install 'duet-trl\[vllm\]'"):
+        with engine.construction(None):
+            pass

@@ -138,6 +138,30 @@ def test_model_tokenizer_card_and_controller_reach_the_hub_and_load_again(tiny_p
     assert TOKEN not in card and str(tmp_path) not in card
 
 
+def test_a_run_that_is_to_be_pushed_says_without_a_hub_what_to_do_before_it_trains(tiny_path, tmp_path, hub):
+    hub.shutdown()
+    hub.server_close()  # nothing listens: the HTTP library's own error, which is no OSError
+    with pytest.raises(ConnectionError, match=r"'me/tiny'.*hf auth login.*HF_HUB_OFFLINE.*push_to_hub=False"):
+        duet_trainer(tiny_path, tmp_path, push_to_hub=True, hub_model_id="me/tiny", hub_token=TOKEN)
+
+
+def test_without_a_network_a_push_says_where_the_model_is(tiny_path, tmp_path, hub):
+    trainer = trained(tiny_path, tmp_path)
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: ConnectError: .*hf auth login"):
+        trainer.push_to_hub()
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_the_card_of_a_local_model_names_no_model_called_none(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path / "sums", max_steps=1)
+    trainer.create_model_card()
+    card = (tmp_path / "sums" / "README.md").read_text()
+    assert "# Model Card for sums\n" in card and "fine-tuned version of a local model" in card
+    assert "None" not in card.split("## Training under a token budget")[0]
+
+
 def test_without_a_hub_the_model_is_saved_and_the_error_says_where_and_what_to_do(tiny_path, tmp_path):
     trainer = trained(tiny_path, tmp_path)
     with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: .*hf auth login"):

@@ -35,7 +35,8 @@ def example() -> dict[str, float]:
         kept=np.array([True, True, True, False]),
         trained=np.array([False, True, True, False]),
     )
-    return step_metrics(plan, replay, judgement, np.array([0.0, 1.0, 0.5, -0.5]), num_generations=4)
+    engine_ended = np.array([True, False, False, False])
+    return step_metrics(plan, replay, judgement, np.array([0.0, 1.0, 0.5, -0.5]), 4, engine_ended)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +57,7 @@ def example() -> dict[str, float]:
         ("poll_threshold", 10),
         ("abort_threshold", 30),
         ("share_ended_before_gate", 0.25),
+        ("engine_end_rate", 0.25),
         ("share_marker_seen", 0.25),
         ("share_marker_less", 0.5),
         ("abort_rate", 0.25),

@@ -19,6 +19,7 @@ import aiohttp
 
 from ..gate import GateSpec
 from ..parameters import gate_parameters
+from .errors import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _PROMPTS_PER_REQUEST = 8
@@ -31,20 +32,15 @@ _MOST_REQUESTS = 256
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
+_FINISHED = ("stop", "length", "repetition")
+"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
+
 _START = (
     "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.generate.engines.vllm:DUETLogitsProcessor "
     "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
 )
 
 T = TypeVar("T")
-
-
-class ServerError(RuntimeError):
-    """The server cannot serve this run; the text says what to change."""
-
-
-class ServerLost(ServerError):
-    """The server does not answer or has dropped requests. It may come back, but with the weights it started with."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +50,7 @@ class Completion:
     Attributes:
         token_ids (list[int]): Sampled ids, stop token included, shape (L,).
         logprobs (list[float]): Log-probability of each under the sampling distribution, nats, shape (L,).
-        finish_reason (str): "stop" or "length".
+        finish_reason (str): "stop", "length" or "repetition" (vLLM's `repetition_detection` ended it).
         stop_reason (int | str | None): Stop token that ended it; None for the model's own EOS or the length limit.
     """
 
@@ -311,12 +307,17 @@ def _body(
 
 
 def _completion(choice: Mapping[str, Any]) -> Completion:
-    if choice["finish_reason"] not in ("stop", "length"):
-        raise ServerLost(
-            f"the server ended a request with {choice['finish_reason']!r}, as it does when it shuts down."
+    reason = choice["finish_reason"]
+    if reason == "abort":
+        raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
+    if reason not in _FINISHED:
+        raise ServerError(
+            f"the server ended a request with {reason!r} (stop_reason {choice['stop_reason']!r}). Known are "
+            f"{', '.join(_FINISHED)} and abort: serve with a version of vLLM that setup.cfg names, and leave out of "
+            "generation_kwargs what ends rollouts in this way."
         )
     logprobs = choice["logprobs"]["token_logprobs"]
-    return Completion(choice["token_ids"], logprobs, choice["finish_reason"], choice["stop_reason"])
+    return Completion(choice["token_ids"], logprobs, reason, choice["stop_reason"])
 
 
 async def _call(

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from duet_trl.generate.automaton import compile_automaton
-from duet_trl.generate.engines.server import Completion, GateServer, ServerError, ServerLost
+from duet_trl.generate.engines.errors import ServerError, ServerLost
+from duet_trl.generate.engines.server import Completion, GateServer
 from duet_trl.generate.gate import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.generate.markers import get_marker
 from duet_trl.generate.parameters import gate_parameters
@@ -66,6 +67,17 @@ def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(s
             assert (rollout.finish_reason, len(rollout.token_ids)) == ("length", CAP)
     assert {rollout.finish_reason for rollout in rollouts} == {"stop", "length"}
     assert any(rollout.token_ids[-1] in tiny_gate.eos_ids for rollout in rollouts)
+
+
+def test_rollouts_that_repeat_themselves_are_ended_by_the_engine_and_still_replay(server, tiny_gate):
+    detection = {"repetition_detection": {"max_pattern_size": 4, "min_count": 3}}
+    parameters = [tiny_gate.parameters(spec, coin) for spec, coin in zip(SPEC_OF_ROW, KEEP, strict=True)][:200]
+    rollouts = server.client.complete(random_prompts(200, seed=2), SAMPLING | detection, parameters, tiny_gate.eos_ids)
+    repeated = [rollout.token_ids for rollout in rollouts if rollout.finish_reason == "repetition"]
+    assert len(repeated) > 10 and all(len(ids) < CAP for ids in repeated)
+    for ids in repeated:
+        assert any(ids[-3 * size :] == ids[-size:] * 3 for size in range(1, 5))
+    replay_all(tiny_gate, token_ids(rollouts), SPEC_OF_ROW[:200], KEEP[:200])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
