@@ -2,7 +2,6 @@
 """Whether the fields of a configuration hold what they are declared to hold, before anything is computed with them."""
 
 import numbers
-from dataclasses import fields
 from types import UnionType
 from typing import Any, get_args, get_origin
 
@@ -19,14 +18,13 @@ def check_types(config: Any, owner: type) -> None:
     Raises:
         ValueError: If a field holds something else; names the field, the value and what to write.
     """
-    for field in fields(owner):
-        if field.name not in owner.__annotations__:
-            continue
-        kinds = get_args(field.type) if isinstance(field.type, UnionType) else (field.type,)
-        value = config.__dict__[field.name]
+    # Not the types of its `fields`, which transformers' parser rewrites.
+    for name, annotation in owner.__annotations__.items():
+        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+        value = config.__dict__[name]
         if not any(_fits(value, get_origin(kind) or kind) for kind in kinds):
             wanted = _NAMES[get_origin(kinds[0]) or kinds[0]]
-            raise ValueError(f"{field.name} must be {wanted}, got {value!r}.{_remedy(value, wanted)}")
+            raise ValueError(f"{name} must be {wanted}, got {value!r}.{_remedy(value, wanted)}")
 
 
 def _fits(value: Any, kind: type) -> bool:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration: presets, methods, and an error for every value and relation that cannot work."""
 
-from dataclasses import fields
 from typing import get_args
 
 import pytest
+from transformers import HfArgumentParser
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.presets import PRESETS
@@ -252,14 +252,11 @@ def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path
 
 
 def test_every_numeric_field_refuses_text(tmp_path):
-    numeric = [
-        f.name for f in fields(DUETGRPOConfig) if f.name in DUETGRPOConfig.__annotations__ and _is_number(f.type)
-    ]
+    HfArgumentParser(DUETGRPOConfig)  # rewrites the types of the fields
+    annotations = DUETGRPOConfig.__annotations__
+    numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
     assert {"budget_fraction", "num_rollouts_min", "max_weight", "sentinel_token_id"} < set(numeric)
+    config(tmp_path)
     for name in numeric:
         with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):
             config(tmp_path, **{name: "1"})
-
-
-def _is_number(annotation):
-    return bool({int, float} & {annotation, *get_args(annotation)})
