@@ -33,7 +33,7 @@ from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, probe
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
-from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, task
+from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, left_behind, task
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 LABELLED = DATA / "model_outputs_code.jsonl"
@@ -65,10 +65,11 @@ def measure_hostile(isolation: str) -> dict[str, Any]:
         for hostile in programs:
             begin = time.monotonic()
             verdict = sandbox.check(outside.check(hostile))
-            found = outside.damage() + [f"process {process} left" for process in descendants() - before]
+            seconds = time.monotonic() - begin
+            found = outside.damage() + [f"process {process} left" for process in left_behind(before)]
             if verdict.passed is not False:
                 found.append(f"verdict {verdict.passed}: {verdict.reason}")
-            if time.monotonic() - begin > HOSTILE_LIMITS.wall_seconds + SLACK_SECONDS:
+            if seconds > HOSTILE_LIMITS.wall_seconds + SLACK_SECONDS:
                 found.append("took too long")
             if found:
                 escaped[hostile.name] = found

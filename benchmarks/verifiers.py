@@ -73,12 +73,14 @@ def last_box_holds_an_answer(text: str) -> bool:
 
 
 def trl_verdicts(texts: list[str], golds: list[str]) -> list[float | None]:
-    """TRL's verifier as shipped: the gold as the data have it."""
-    return accuracy_reward([[{"role": "assistant", "content": text}] for text in texts], golds)
+    """TRL's verifier; the gold between dollar signs, without which it reads less of it."""
+    return accuracy_reward(
+        [[{"role": "assistant", "content": text}] for text in texts], [f"${gold}$" for gold in golds]
+    )
 
 
 def plain_verdicts(texts: list[str], golds: list[str]) -> list[float | None]:
-    """Math-Verify with its defaults, the gold between dollar signs as its documentation writes it."""
+    """Math-Verify with its defaults; the gold as its documentation writes it."""
     pairs = zip(texts, golds, strict=True)
     return [float(math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text))) for text, gold in pairs]
 

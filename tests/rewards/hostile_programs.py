@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -561,3 +562,11 @@ def descendants(root: int | None = None) -> set[int]:
     while new := {child for child, parent in parents.items() if parent in found} - found:
         found |= new
     return found - {root or os.getpid()}
+
+
+def left_behind(before: set[int], seconds: float = 30.0) -> set[int]:
+    """Processes that were not there before and stay for that time: the kernel may take long over a killed one."""
+    deadline = time.monotonic() + seconds
+    while (left := descendants() - before) and time.monotonic() < deadline:
+        pass
+    return left

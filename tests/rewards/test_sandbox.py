@@ -27,7 +27,7 @@ from duet_trl.rewards.sandbox_kernel import landlock_version
 from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_kernel import ALL_PROGRAMS
-from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, task
+from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=2.0)
 SLACK_SECONDS = 10.0  # a busy machine
@@ -92,7 +92,7 @@ def assert_contained(sandbox: Sandbox, outside: Outside, hostile) -> None:
     assert verdict.passed is False, verdict
     assert verdict.isolation == sandbox.isolation
     assert outside.damage() == []
-    assert descendants() == before  # none left behind, and the launcher is the same one
+    assert left_behind(before) == set() and before <= descendants()  # the launcher is the same one
 
 
 @pytest.mark.parametrize("hostile", ALL_PROGRAMS, ids=lambda hostile: hostile.name)
@@ -368,7 +368,7 @@ def test_batch_of_programs_that_hang_ends_within_its_bound(strong):
     assert [verdict.passed for verdict in verdicts[::2]] == [False] * len(HOLDING)
     in_time = [verdict.passed for verdict in verdicts[1::2] if verdict.seconds < limits.wall_seconds]
     assert in_time == [True] * len(in_time) and len(in_time) > len(HOLDING) // 2  # the machine may be busy
-    assert descendants() == before
+    assert left_behind(before) == set()
 
 
 def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
@@ -385,10 +385,7 @@ def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
         (launcher,) = (process for process in descendants() - before if parent(process) == os.getpid())
         waiting = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
         assert len(waiting) <= 4  # two of the last check, and two of the one before if they take long
-    deadline = time.monotonic() + 30
-    while descendants() != before and time.monotonic() < deadline:
-        pass  # killed already, but the kernel may still be at it
-    assert descendants() == before
+    assert left_behind(before) == set()
 
 
 def test_launcher_that_gives_no_answer_is_waited_for_once_and_replaced(monkeypatch):
