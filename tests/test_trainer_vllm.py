@@ -26,7 +26,7 @@ if overrides.pop("lora", False):
 if overrides.pop("repetition", False):
     from vllm.sampling_params import RepetitionDetectionParams
 
-    repetition = RepetitionDetectionParams(max_pattern_size=4, min_count=3)
+    repetition = RepetitionDetectionParams(max_pattern_size=1, min_count=4)
     overrides["generation_kwargs"] = {"repetition_detection": repetition}
 rollouts = []
 

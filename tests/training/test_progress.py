@@ -5,7 +5,6 @@ import re
 
 import pytest
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
-from transformers.utils.notebook import NotebookProgressCallback
 
 from duet_trl.training.progress import ProgressBar, ProgressLine, shown
 from tests.runs import duet_trainer, logged, prompts
@@ -53,6 +52,9 @@ class Own(ProgressCallback):
 
 
 def test_other_callbacks_stay_and_ours_go_by_the_names_that_scripts_use(tiny_path, tmp_path):
+    pytest.importorskip("IPython", reason="transformers' callback for notebooks needs it")
+    from transformers.utils.notebook import NotebookProgressCallback
+
     trainer = duet_trainer(tiny_path, tmp_path, disable_tqdm=False, callbacks=[Own(), NotebookProgressCallback()])
     kinds = {type(callback) for callback in trainer.callback_handler.callbacks}
     assert (
