@@ -149,6 +149,7 @@ def replay(
     completion_ids: Sequence[Sequence[int]],
     gate_stopped: np.ndarray,
     keep: np.ndarray,
+    in_thought: np.ndarray | None = None,
 ) -> Replay:
     """Recover from the tokens alone what the gate did while they were generated (Eq. 5, Algorithm 1, phase 2).
 
@@ -163,6 +164,7 @@ def replay(
             the forced stop removed (`split_sentinel`).
         gate_stopped (np.ndarray): Whether the gate stopped it, shape (N,), bool.
         keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
+        in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (N,), bool; None: nowhere.
 
     Returns:
         Replay: Outcome, tau, trimmed flag and length of each.
@@ -181,7 +183,7 @@ def replay(
     last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
     tau = np.full(length.shape, NEVER)
     if automaton is not None:
-        rows, completed_at = automaton.completions(completion_ids)
+        rows, completed_at = automaton.completions(completion_ids, in_thought)
         np.minimum.at(tau, rows, spec.seen_at(completed_at))
     elif spec.trim or spec.abort:
         raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")

@@ -13,6 +13,7 @@ from duet_trl.generate.engines.slots import FORCED, SlotGates
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.markers import pattern_marker
 from duet_trl.generate.parameters import GateRequest
+from duet_trl.generate.thoughts import Delimiters
 from tests.generate.oracle import EOS, A, B, C, algorithm_1
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
@@ -46,7 +47,7 @@ LOGITS = {
 }
 
 
-def automaton(name: str) -> TokenAutomaton:
+def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
     return compile_automaton(pattern_marker(name, AUTOMATA[name]), VOCABULARY)
 
 
@@ -316,7 +317,7 @@ def test_asking_again_without_a_new_token_decides_the_same():
 def test_each_marker_is_compiled_once_and_another_vocabulary_is_an_error():
     compiled = []
 
-    def compile_named(name: str) -> TokenAutomaton:
+    def compile_named(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
         compiled.append(name)
         return automaton(name) if name in AUTOMATA else compile_automaton(pattern_marker(name, "ab"), [b"a", b"b"])
 

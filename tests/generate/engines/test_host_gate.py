@@ -17,7 +17,7 @@ CERTAIN = torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0, 0.0])
 ABOUT_TO_END = torch.tensor([0.0, 0.0, 0.0, 9.0, 0.0, 0.0])
 
 
-def toy(_: str):
+def toy(*_: object):
     return toy_automaton()
 
 
