@@ -8,6 +8,7 @@ from typing import Any
 from trl import GRPOConfig
 
 from .generate.markers import get_marker
+from .generate.thoughts import parse_delimiters
 from .methods import METHODS
 from .presets import PRESETS, resolve, zero_advantage_is_inert
 
@@ -135,6 +136,9 @@ class DUETGRPOConfig(GRPOConfig):
         "'math', 'math_paragraph', 'code', 'qa' or 'regex:<pattern>'. duet, release: 'math'. paper: "
         "'math_paragraph', its literal form.",
         default=None,
+    )
+    thought_delimiters: list[str] | None = _knob(
+        "What opens and closes a thought, where no answer counts. None: as in the tokenizer. []: none.", default=None
     )
     marker_window: int | None = _knob(
         "Tokens back from a poll in which a marker must have completed. 0: the whole prefix (duet). paper, release: "
@@ -274,7 +278,7 @@ class DUETGRPOConfig(GRPOConfig):
         for name, allowed in choices.items():
             if self.__dict__[name] not in allowed:
                 raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
-        get_marker(self.marker)  # an unknown or uncompilable marker is an error here
+        get_marker(self.marker, parse_delimiters(self.thought_delimiters or []))  # what cannot be compiled is an error
 
     def _check_ranges(self) -> None:
         for name, least in _COUNTS.items():

@@ -70,7 +70,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         check_columns(train_dataset, args)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
-        self.engine = Engine(args, setup)
+        self.engine = Engine(args, setup, processing_class)
         self._replay: ReplayBatch | None = None
         self._current: Step | None = None
         self._rolling_out = False
@@ -124,6 +124,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
+        inputs = self.engine.thoughts.shown_to_rewards(self, inputs, prompts, completions, completion_ids_list)
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_single_turn(
@@ -134,7 +135,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         step = self._current
         generated = step.generated_rows if self.vllm_tensor_parallel_size == 1 else step.padded_rows
         count = len(generated)
-        with self.engine.gated(self, step.plan.gate, generated):
+        step.in_thought = self.engine.thoughts.open_after(prompt_ids)
+        with self.engine.gated(self, step.plan.gate, generated, step.in_thought[:count]):
             ids, logprobs = super()._generate_single_turn(
                 prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
             )
@@ -202,7 +204,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         inputs = [step.examples[q] for q in step.plan.group[step.padded_rows]]
         prompts = [x["prompt"] for x in inputs]
-        rewards = super()._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
+        rewards = self._calculate_rewards(inputs, prompts, step.completions, step.completion_ids)
         rewards = step.placement.from_processes(rewards)  # (N, F)
         infinite = nonfinite_rewards(rewards)
         rewards[infinite] = torch.nan

@@ -33,8 +33,8 @@ from .patterns import match_end
 from .thoughts import Written
 
 Finder = Callable[[str, str | None], Generator[str, None, int | None]]
-"""Yields the answers of a text up to the opening delimiter of a thought (None: to its end); returns where the delimiter
-ends, or None if there is none."""
+"""Yields the answers of a text up to the opening delimiter of a thought (None: to its end); returns where the
+delimiter ends, or None if there is none."""
 
 Which = Literal["first", "last"]
 
@@ -42,7 +42,8 @@ Which = Literal["first", "last"]
 def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
     r"""Content of the first or last closed, brace-balanced `\boxed{...}` with an answer in it.
 
-    Empty boxes and placeholders such as `\boxed{ANSWER}` (`grammars.PLACEHOLDERS`) hold none. Boxes in boxes are content.
+    Empty boxes and placeholders such as `\boxed{ANSWER}` (`grammars.PLACEHOLDERS`) hold none. A box in a box is
+    content.
 
     Args:
         text (str | Written): A completion or a prefix of one.
@@ -130,6 +131,17 @@ def choose(finder: Finder, text: str | Written, which: Which) -> str | None:
     if which == "last":
         return next(iter(list(answers)[-1:]), None)
     raise ValueError(f'which must be "first" or "last", got {which!r}.')
+
+
+def answer_region(text: str | Written) -> str | None:
+    """The last stretch of a completion outside of thoughts; None where all of it is thought."""
+    return choose(_stretch, text, "last")
+
+
+def _stretch(text: str, opening: str | None) -> Generator[str, None, int | None]:
+    thought = _thought_before(text, opening, 0, len(text))
+    yield text if thought is None else text[: thought - len(opening)]
+    return thought
 
 
 def _outside_thoughts(finder: Finder, written: Written) -> Generator[str, None, None]:

@@ -233,7 +233,9 @@ def _is_outside_block(state: str | Fence) -> bool:
     return not (isinstance(state, Fence) and state.in_block)
 
 
-_BOX_ALPHABET = split_alphabet(b"".join([(BOX_OPEN + "}:" + WHITESPACE).encode(), *_BEGINNINGS, *map(bytes.upper, _BEGINNINGS)]))
+_BOX_ALPHABET = split_alphabet(
+    b"".join([(BOX_OPEN + "}:" + WHITESPACE).encode(), *PLACEHOLDERS, *map(bytes.upper, PLACEHOLDERS)])
+)
 _FENCE_ALPHABET = split_alphabet((FENCE + WHITESPACE).encode())
 _QA_ALPHABET = split_alphabet("".join([TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE]).encode())
 

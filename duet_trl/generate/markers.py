@@ -80,15 +80,15 @@ class Marker:
 def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None) -> Marker:
     """A custom marker from a regular expression.
 
-    It stands for the match that starts first and, of those, the longest: greedy and lazy repetition and the order of
-    alternatives make no difference, unlike in Python's `re`, which takes the first end that it tries. The next match is
-    looked for behind it. The marker completes as soon as the bytes settle that match: at its last byte if nothing can
-    make it longer (`ANSWER: \\d+\\n`), else at the first byte that does not (`ANSWER: \\d+`).
+    It stands for the match that starts first and, of those, the longest. Python's `re` finds the same start; the end
+    is that of greedy repetition, but lazy repetition and the order of alternatives make no difference. The next match
+    is looked for behind it. The marker completes as soon as the bytes settle the match: at its last byte if nothing
+    can make it longer (`ANSWER: \\d+\\n`), else at the first byte that does not (`ANSWER: \\d+`).
 
-    The pattern may use literals, classes, `.`, groups, alternatives, counted repetition, `^`, `\\A` and the flags i, m,
-    s, x. Classes such as `\\d` are ASCII. Text begins where the completion does, and anew behind a thought; a thought
-    that begins ends the match. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more than the
-    bytes read so far and are refused.
+    The pattern may use literals, classes, `.`, groups, alternatives, counted repetition, `^`, `\\A` and the flags i,
+    m, s, x. Classes such as `\\d` are ASCII. Text begins where the completion does, and anew behind a thought; a
+    thought that begins ends the match. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more
+    than the bytes read so far and are refused.
 
     Args:
         name (str): Name for messages and requests.

@@ -2,8 +2,8 @@
 """Regular expressions as byte automata, for custom answer markers (Section 3.2).
 
 The standard library parses the pattern, characters become their UTF-8 byte sequences, Thompson's construction gives
-a nondeterministic automaton, and the exploration in `dfa.py` makes it deterministic. A state is a list of attempts at a
-match, the one that starts first in front. The match that is meant is the leftmost one, and of those the longest.
+a nondeterministic automaton, and the exploration in `dfa.py` makes it deterministic. A state is a list of attempts at
+a match, the one that starts first in front. The match that is meant is the leftmost one, and of those the longest.
 """
 
 import re

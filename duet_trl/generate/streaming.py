@@ -109,9 +109,7 @@ class StreamingGate:
             self._resume(slot, spec, compiled, first, prefix)
         self._steps_to_meeting = min(self._steps_to_meeting, int(self._meets_at[slot] - self._length[slot]))
 
-    def _resume(
-        self, slot: int, spec: GateSpec, automaton: TokenAutomaton, first: int, prefix: Sequence[int]
-    ) -> None:
+    def _resume(self, slot: int, spec: GateSpec, automaton: TokenAutomaton, first: int, prefix: Sequence[int]) -> None:
         column = dict(zip(_COLUMNS, self._columns[:, slot].tolist(), strict=True))
         state, completed = _scan(automaton, first, prefix)
         length, interval = len(prefix), spec.poll_interval

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Where a completion of a thinking model may answer: behind its thought (Section 3.2, tau; docs/fidelity.md#thoughts).
+"""Where a completion of a thinking model may answer: behind its thought (Section 3.2; docs/fidelity.md#thoughts).
 
-An answer counts in the answer region only. The region is the whole completion for a model without thoughts. For others
-an opening delimiter ends it and the next closing one starts it anew, as if the text began there; a thought that never
-closes leaves no answer. A completion begins inside a thought where the chat template opens one in the prompt. Inside an
-answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
+An answer counts in the answer region only. The region is the whole completion for a model without thoughts. For
+others an opening delimiter ends it and the next closing one starts it anew, as if the text began there; a thought that
+never closes leaves no answer. A completion begins inside a thought where the chat template opens one in the prompt.
+Inside an answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
 """
 
 import re
@@ -21,6 +21,7 @@ class ThinkingTokenizer(Protocol):
 
     chat_template: Any
     all_special_ids: Sequence[int]
+    all_special_tokens: Sequence[str]
 
     def get_added_vocab(self) -> Mapping[str, int]:
         """Added tokens, special or not, and their ids."""
@@ -51,6 +52,11 @@ class Delimiters:
                 f'{self.closing!r}. Write for example ["<think>", "</think>"], or [] for a model without thoughts.'
             )
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Opening and closing delimiter."""
+        return self.opening, self.closing
+
 
 KNOWN_DELIMITERS = (
     Delimiters("<think>", "</think>"),  # DeepSeek-R1, Qwen3, QwQ, most others
@@ -63,7 +69,9 @@ KNOWN_DELIMITERS = (
 )
 """Delimiters that are looked for in tokenizers, chat templates, and texts of which nothing else is known."""
 
-_ANY_KNOWN = re.compile("|".join(re.escape(text) for pair in KNOWN_DELIMITERS for text in (pair.opening, pair.closing)))
+_ANY_KNOWN = re.compile(
+    "|".join(re.escape(text) for pair in KNOWN_DELIMITERS for text in (pair.opening, pair.closing))
+)
 
 
 @dataclass(frozen=True)
@@ -109,7 +117,7 @@ def find_delimiters(tokenizer: ThinkingTokenizer) -> Delimiters | None:
 
 
 def ends_in_thought(text: str, delimiters: Delimiters) -> bool:
-    """Whether a thought is open at the end of a text: its last opening delimiter stands behind its last closing one."""
+    """Whether a thought is open at the end of a text: the last opening delimiter is behind the last closing one."""
     return text.rfind(delimiters.opening) > text.rfind(delimiters.closing)
 
 
@@ -153,7 +161,7 @@ def recognise(text: str) -> Written:
     match = _ANY_KNOWN.search(text)
     if match is None:
         return Written(text)
-    pair = next(pair for pair in KNOWN_DELIMITERS if match[0] in (pair.opening, pair.closing))
+    pair = next(pair for pair in KNOWN_DELIMITERS if match[0] in pair.parts)
     return Written(text, pair, opened=match[0] == pair.closing)
 
 

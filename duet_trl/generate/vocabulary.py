@@ -37,9 +37,9 @@ def vocabulary_bytes(
         shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
 
     Returns:
-        list[bytes | None]: Length `vocab_size`. None for other special tokens and unused ids. Added tokens that are not
-            special are text like any other, since decoding shows them. The blank that sentencepiece puts before the
-            first word, and that decoding removes, is kept.
+        list[bytes | None]: Length `vocab_size`. None for other special tokens and unused ids. Added tokens that are
+            not special are text like any other, since decoding shows them. The blank that sentencepiece puts before
+            the first word, and that decoding removes, is kept.
 
     Raises:
         ValueError: If the tokenizer is not a fast one, its decoder is not understood, or it has ids beyond

@@ -27,8 +27,8 @@ class GateLogitsProcessor(LogitsProcessor):
 
     Args:
         requests (Sequence[GateRequest | None]): Gate of each row, length B; None runs ungated.
-        automata (Mapping[str, TokenAutomaton]): Markers by name, compiled over at least V tokens and with the delimiters
-            of the requests.
+        automata (Mapping[str, TokenAutomaton]): Markers by name, compiled over at least V tokens and with the thought
+            delimiters of the requests.
 
     Raises:
         ValueError: If a marker is missing or the requests differ in sentinel or EOS ids, which are one per batch here.
