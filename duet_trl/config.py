@@ -235,9 +235,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control identity and records
-    prompt_id_column: str | None = _knob(
-        "Data-set column that identifies a prompt across epochs. None: a hash of the prompt.", default=None
-    )
+    prompt_id_column: str | None = _knob("Column that identifies a prompt. None: a hash of the prompt.", default=None)
     audit_log: bool = _knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = _knob("Data-set columns copied to the audit log.", default=None)
 

@@ -9,8 +9,10 @@ depend on the prefix. Rollouts then end by EOS, contain boxed answers, and run l
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from duet_trl.generate.thoughts import Delimiters
 
 EOS = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
@@ -61,6 +63,13 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return fast
+
+
+def thinking_tokenizer(delimiters: Delimiters, *, special: bool = False) -> PreTrainedTokenizerFast:
+    """The tiny tokenizer with the delimiters of a thought as added tokens, special or not."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(part, special=special, normalized=False) for part in delimiters.parts])
+    return tokenizer
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_embeddings: bool = True):

@@ -163,7 +163,12 @@ def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | N
     """
     data = text.encode("utf-8", "surrogatepass")
     end = next(completion_ends(marker, data, opened), None)
-    return None if end is None else len(data[:end].decode("utf-8", "surrogatepass"))
+    return None if end is None else count_characters(data[:end])
+
+
+def count_characters(data: bytes) -> int:
+    """Characters that some UTF-8 bytes have begun: a match may be settled by the first byte of the one behind it."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:

@@ -118,7 +118,7 @@ def gate_parameters(
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
-        "duet_thoughts": [] if delimiters is None else [delimiters.opening, delimiters.closing],
+        "duet_thoughts": [] if delimiters is None else list(delimiters.parts),
         "duet_begins": "in thought" if in_thought else "in answer",
         "duet_fingerprint": fingerprint,
         "duet_weights": weights,

@@ -69,9 +69,7 @@ KNOWN_DELIMITERS = (
 )
 """Delimiters that are looked for in tokenizers, chat templates, and texts of which nothing else is known."""
 
-_ANY_KNOWN = re.compile(
-    "|".join(re.escape(text) for pair in KNOWN_DELIMITERS for text in (pair.opening, pair.closing))
-)
+_ANY_KNOWN = re.compile("|".join(re.escape(part) for pair in KNOWN_DELIMITERS for part in pair.parts))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..generate.automaton import compile_automaton
 from ..generate.gate import NEVER
-from ..generate.markers import Marker
+from ..generate.markers import Marker, count_characters
 from ..generate.vocabulary import vocabulary_bytes
 from .completions import Completions, RunLog, UnreadableRun
 
@@ -61,7 +61,7 @@ class CharacterCounts:
             data = [text.encode("utf-8", "surrogatepass") for text in self.texts[start : start + _CHUNK]]
             ends = first_completions(marker, _BYTES, [np.frombuffer(text, np.uint8) for text in data])
             for row in np.flatnonzero(ends < NEVER):
-                chars[start + row] = len(data[row][: ends[row]].decode("utf-8", "surrogatepass"))
+                chars[start + row] = count_characters(data[row][: ends[row]])
         shown = chars < NEVER
         return np.where(shown, self._tokens(np.where(shown, chars, 0)), NEVER)
 

@@ -50,7 +50,7 @@ def written_completions(
     """
     if delimiters is None:
         return [Written(completion_text(completion)) for completion in completions]
-    special = {*tokenizer.all_special_tokens} & {delimiters.opening, delimiters.closing}
+    special = {*tokenizer.all_special_tokens} & {*delimiters.parts}
     written = []
     for completion, ids, begins_inside in zip(completions, token_ids, opened, strict=True):
         # the text lacks delimiters that are special tokens, and a template may have cut the thought off

@@ -109,7 +109,7 @@ def prepare_gate(
         return None
     vocab_size, declared = _vocabulary(model, args)
     delimiters = thought_delimiters(tokenizer, args)
-    shown = () if delimiters is None else (delimiters.opening, delimiters.closing)
+    shown = () if delimiters is None else delimiters.parts
     eos_ids = _eos_ids(tokenizer, [*declared, *_extra_eos_ids(tokenizer, args)], vocab_size)
     vocabulary = vocabulary_bytes(tokenizer, vocab_size, shown)
     automaton = compile_automaton(get_marker(args.marker, delimiters), vocabulary)

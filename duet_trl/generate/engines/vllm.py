@@ -11,7 +11,7 @@ come as `additional_config={"duet_markers": {name: pattern}}` or as the marker n
 """
 
 import logging
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -180,17 +180,17 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
 
 class _Markers:
-    """Markers of one engine, compiled for its vocabulary.
-
-    Attributes:
-        delimiters (Delimiters | None): Of the thoughts that its tokenizer was made for: what most requests will name.
-    """
+    """Markers of one engine, compiled for its vocabulary."""
 
     def __init__(self, vllm_config: "VllmConfig") -> None:
         self._model_config = vllm_config.model_config
         self._vocabulary: dict[Delimiters | None, list[bytes | None]] = {}
         self._patterns = vllm_config.additional_config.get("duet_markers", {})
-        self.delimiters = find_delimiters(self._tokenizer())
+
+    @cached_property
+    def delimiters(self) -> Delimiters | None:
+        """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
+        return find_delimiters(self._tokenizer())
 
     @property
     def names(self) -> list[str]:
@@ -204,7 +204,7 @@ class _Markers:
     def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:
         """Token automaton of a marker over every row of the logits, for a model with such thoughts."""
         if delimiters not in self._vocabulary:
-            shown = () if delimiters is None else (delimiters.opening, delimiters.closing)
+            shown = () if delimiters is None else delimiters.parts
             self._vocabulary[delimiters] = vocabulary_bytes(
                 self._tokenizer(), self._model_config.get_vocab_size(), shown
             )

@@ -14,7 +14,7 @@ from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.markers import pattern_marker
 from duet_trl.generate.parameters import GateRequest
 from duet_trl.generate.thoughts import Delimiters
-from tests.generate.oracle import EOS, A, B, C, algorithm_1
+from tests.generate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
 VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
@@ -48,7 +48,7 @@ LOGITS = {
 
 
 def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-    return compile_automaton(pattern_marker(name, AUTOMATA[name]), VOCABULARY)
+    return compile_automaton(pattern_marker(name, AUTOMATA[name], delimiters), VOCABULARY)
 
 
 def device_gates(num_slots: int = NUM_SLOTS) -> DeviceGates:
@@ -76,7 +76,7 @@ class Rollout:
         if self.request is None:
             return self.natural, False
         spec, first, second = self.request.spec, *PAIRS[self.request.marker]
-        ends = [n for n in range(2, len(self.natural) + 1) if self.natural[n - 2 : n] == [first, second]]
+        ends = toy_ends(self.natural, self.request.delimiters, self.request.in_thought, (first, second))
         rules = ["both", *["entropy"] * (spec.entropy_threshold > 0), *["margin"] * (spec.margin_threshold > 0)]
         certain = [spec.trims_early and FIRES[kind] in rules for kind in self.kinds]
         rollout = algorithm_1(
@@ -100,7 +100,11 @@ def requests(draw: st.DrawFn) -> GateRequest:
         window=draw(st.sampled_from([None, 1, 2, 5])),
     )
     eos_ids = draw(st.sampled_from([frozenset({EOS, OTHER_EOS}), frozenset({OTHER_EOS, EOS, 10**9})]))
-    return GateRequest(spec, draw(st.booleans()), draw(st.sampled_from(sorted(PAIRS))), SENTINEL, eos_ids)
+    delimiters, in_thought = draw(st.sampled_from([(None, False), (THOUGHT, False), (THOUGHT, True)]))
+    marker = draw(st.sampled_from(sorted(PAIRS)))
+    return GateRequest(
+        spec, draw(st.booleans()), marker, SENTINEL, eos_ids, delimiters=delimiters, in_thought=in_thought
+    )
 
 
 @st.composite
