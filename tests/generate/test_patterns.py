@@ -79,7 +79,7 @@ def settled_ends(pattern, text, continuations):
 def seen_ends(marker, text):
     """Completions in characters: one that only the first byte of the next character settles is that character's."""
     data = text.encode()
-    return [len(data[:end].decode(errors="replace")) for end in completion_ends(marker, data)]
+    return sorted({len(data[:end].decode(errors="replace")) for end in completion_ends(marker, data)})
 
 
 LETTERS = "ab1\né"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.generate.engines.colocated import gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.generate.automaton import compile_automaton
+from duet_trl.generate.engines.colocated import gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.generate.gate import GateMismatch, GateSpec, Outcome, replay, split_sentinel
 from duet_trl.generate.markers import get_marker
 from duet_trl.generate.parameters import gate_parameters

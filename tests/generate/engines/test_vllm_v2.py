@@ -56,7 +56,9 @@ class Runner:
             additional_config={"duet_markers": {"toy": "ab"}},
             model_config=SimpleNamespace(model=LOADED),
         )
-        monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts))
+        monkeypatch.setattr(
+            "duet_trl.generate.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts)
+        )
         monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.delimiters", None)
         self.processor = processor_class(config, state)
         self.generated: dict[int, list[int]] = {}
