@@ -73,7 +73,7 @@ def thinking_tokenizer(delimiters: Delimiters, *, special: bool = False) -> PreT
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_embeddings: bool = True):
-    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`."""
+    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`; added tokens have 0.03 each."""
     config = Qwen3Config(
         vocab_size=MODEL_VOCAB,
         hidden_size=64,
@@ -112,6 +112,18 @@ def save_tiny(path: Path, *, seed: int = 0, tie_word_embeddings: bool = True) ->
     return path
 
 
+def save_thinking(path: Path, delimiters: Delimiters, *, special: bool, opened: bool) -> Path:
+    """A thinking policy. special: its delimiters are special tokens; opened: its chat template opens a thought."""
+    tokenizer = thinking_tokenizer(delimiters, special=special)
+    if opened:
+        tokenizer.chat_template = tokenizer.chat_template.replace(
+            "assistant\n{% endif", f"assistant\n{delimiters.opening}\n{{% endif"
+        )
+    tiny_model(tokenizer).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
 def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Generator) -> None:
     """Put the log-odds on hidden direction 0, which every embedding shares with a large constant.
 
@@ -123,7 +135,8 @@ def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Gen
     probabilities = torch.full((MODEL_VOCAB,), 1e-9)
     rest = 1.0 - sum(UNIGRAM.values())
     probabilities[: len(tokenizer)] = rest / len(tokenizer)
-    for token, probability in UNIGRAM.items():
+    thoughts = dict.fromkeys(tokenizer.get_added_vocab().keys() - {EOS, END_OF_TURN, START_OF_TURN}, 0.03)
+    for token, probability in (UNIGRAM | thoughts).items():
         probabilities[_token_id(tokenizer, token)] = probability
     log_odds = (probabilities / probabilities.mean()).log().clamp(min=-14.0)
     noise = torch.randn((MODEL_VOCAB, hidden), generator=generator) * 0.15
@@ -137,7 +150,7 @@ def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Gen
 
 
 def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    if token in (EOS, END_OF_TURN, START_OF_TURN):
+    if token in tokenizer.get_added_vocab():
         return tokenizer.convert_tokens_to_ids(token)
     return tokenizer.convert_tokens_to_ids(_byte_symbols(token))
 

@@ -21,7 +21,7 @@ class ThinkingTokenizer(Protocol):
 
     chat_template: Any
     all_special_ids: Sequence[int]
-    all_special_tokens: Sequence[str]
+    added_tokens_decoder: Mapping[int, Any]
 
     def get_added_vocab(self) -> Mapping[str, int]:
         """Added tokens, special or not, and their ids."""
@@ -137,8 +137,7 @@ def prompt_opens_thought(
     """
     if delimiters is None:
         return False
-    added = tokenizer.get_added_vocab()
-    breaks = {*tokenizer.all_special_ids} - {added.get(delimiters.opening), added.get(delimiters.closing)}
+    breaks = _other_special_ids(tokenizer, delimiters)
     ids = [int(token) for token in prompt_ids]
     begin = next((place for place in range(len(ids), 0, -1) if ids[place - 1] in breaks), 0)
     return ends_in_thought(tokenizer.decode(ids[begin:], skip_special_tokens=False), delimiters)
@@ -165,9 +164,23 @@ def recognise(text: str) -> Written:
 
 def shown_text(token_ids: Sequence[int], tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> str:
     """Decoded completion without special tokens other than the delimiters."""
-    added = tokenizer.get_added_vocab()
-    hidden = {*tokenizer.all_special_ids} - {added.get(delimiters.opening), added.get(delimiters.closing)}
+    hidden = _other_special_ids(tokenizer, delimiters)
     return tokenizer.decode([token for token in token_ids if token not in hidden], skip_special_tokens=False)
+
+
+def are_special(delimiters: Delimiters, tokenizer: ThinkingTokenizer) -> bool:
+    """Whether decoding may leave a delimiter out."""
+    return any(token in delimiters.parts for token in _special_tokens(tokenizer).values())
+
+
+def _special_tokens(tokenizer: ThinkingTokenizer) -> dict[int, str]:
+    """Added tokens that decoding leaves out; a tokenizer need not have named them as its special tokens."""
+    return {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _other_special_ids(tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> set[int]:
+    added = tokenizer.get_added_vocab()
+    return {*tokenizer.all_special_ids, *_special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
 
 
 class Thought(NamedTuple):

@@ -32,7 +32,7 @@ from .estimate import (
     total_reward,
 )
 from .estimate_text import Estimate, as_json, percent, report_text
-from .thoughts import find_thoughts, thought_notes
+from .logged_thoughts import find_thoughts, thought_notes
 from .tokens import (
     CHARS_PER_TOKEN,
     CharacterCounts,

@@ -16,7 +16,7 @@ from ..generate.gate import NEVER, GateSpec
 from ..generate.markers import MARKERS
 from ..generate.thresholds import after_the_answers, weighted_quantile
 from .completions import Completions, UnreadableRun
-from .thoughts import LoggedThoughts
+from .logged_thoughts import LoggedThoughts
 from .tokens import TokenCounts
 
 STD_QUANTILES = (0.1, 0.5, 0.9)

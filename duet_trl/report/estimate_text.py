@@ -8,8 +8,8 @@ from typing import Any
 
 from .completions import Completions, counted
 from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
+from .logged_thoughts import LoggedThoughts
 from .tables import text_table
-from .thoughts import LoggedThoughts
 
 WIDTH = 119
 """Characters of a line of prose."""

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..generate.thoughts import Delimiters, ThinkingTokenizer, Written, recognise, shown_text
+from ..generate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
 
 Completion = str | list[dict[str, Any]]
 
@@ -50,7 +50,7 @@ def written_completions(
     """
     if delimiters is None:
         return [Written(completion_text(completion)) for completion in completions]
-    special = {*tokenizer.all_special_tokens} & {*delimiters.parts}
+    special = are_special(delimiters, tokenizer)
     written = []
     for completion, ids, begins_inside in zip(completions, token_ids, opened, strict=True):
         # the text lacks delimiters that are special tokens, and a template may have cut the thought off

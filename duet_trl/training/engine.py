@@ -22,8 +22,8 @@ from ..generate.parameters import gate_parameters
 from ..generate.sentinel import find_sentinel
 from ..generate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..generate.vocabulary import vocabulary_bytes
+from .answer_region import Thoughts
 from .lockstep import in_lockstep
-from .thoughts import Thoughts
 
 if TYPE_CHECKING:
     from ..trainer import DUETGRPOTrainer

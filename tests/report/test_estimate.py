@@ -28,7 +28,7 @@ from duet_trl.report.completions import (
     read_completions,
     read_run_log,
 )
-from duet_trl.report.thoughts import find_thoughts
+from duet_trl.report.logged_thoughts import find_thoughts
 from duet_trl.report.tokens import CharacterCounts, TokenizerCounts, load_tokenizer
 from tests.runs import count_fours, prompts, settings
 from tests.tiny import thinking_tokenizer, tiny_tokenizer
