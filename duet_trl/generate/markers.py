@@ -197,7 +197,8 @@ def _build(name: str, description: str, grammar: Grammar, delimiters: Delimiters
     except ValueError as error:
         if delimiters is None:
             raise
-        raise ValueError(f"marker {name!r} with {delimiters}: {error}") from error
+        opening, closing = delimiters.parts
+        raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
     return Marker(name, description, table, delimiters)
 
 

@@ -145,7 +145,7 @@ def test_every_marker_fits_beside_every_known_pair_of_delimiters(name, delimiter
 
 
 def test_a_pattern_without_room_beside_the_delimiters_is_an_error_that_names_both():
-    with pytest.raises(ValueError, match=r"'regex:x\{120\}' with Delimiters.*<think>.*at most 127 fit"):
+    with pytest.raises(ValueError, match=r"'regex:x\{120\}' with thoughts between '<think>' and .*at most 127 fit"):
         get_marker("regex:x{120}", THINK)
     with pytest.raises(ValueError, match="every match can always grow"):  # although a thought would end it
         get_marker("regex:(?s)a.*b", THINK)
