@@ -135,8 +135,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         step = self._current
         generated = step.generated_rows if self.vllm_tensor_parallel_size == 1 else step.padded_rows
         count = len(generated)
-        step.in_thought = self.engine.thoughts.open_after(prompt_ids)
-        with self.engine.gated(self, step.plan.gate, generated, step.in_thought[:count]):
+        with self.engine.gated(self, step.plan.gate, generated, prompt_ids[:count]):
             ids, logprobs = super()._generate_single_turn(
                 prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
             )
@@ -193,6 +192,7 @@ class DUETGRPOTrainer(GRPOTrainer):
                 "supported. Install the range named in setup.cfg."
             )
         step.prompt_ids, step.completion_ids, _, step.completions, step.logprobs = generated[:5]
+        step.in_thought = self.engine.thoughts.open_after(step.prompt_ids)
         step.seconds["generate"] = time.perf_counter() - started
         started = time.perf_counter()
         share_outcomes(step, self.controller, self.exchange, {*self.eos_token_ids, self._tokenizer.pad_token_id})

@@ -261,7 +261,7 @@ class Engine:
             trainer.vllm_generation.generation_kwargs = kwargs | {"stop_token_ids": [*stops, *extra]}
 
     def gated(
-        self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray, in_thought: np.ndarray
+        self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray, prompt_ids: list[list[int]]
     ) -> AbstractContextManager:
         """While active, generation of these rollouts runs through the gate.
 
@@ -269,7 +269,7 @@ class Engine:
             trainer (DUETGRPOTrainer): Owner of model and engine.
             gate (GatePlan): Gate of the step.
             rows (np.ndarray): Global numbers of the rollouts, in the order of the prompts, shape (R,).
-            in_thought (np.ndarray): Whether the prompt of each opens a thought, shape (R,), bool.
+            prompt_ids (list[list[int]]): Tokens of these, length R.
         """
         if self.setup is None or not gate.active:
             return nullcontext()
@@ -277,7 +277,7 @@ class Engine:
         names = {"fingerprint": self.setup.automaton.fingerprint, "delimiters": self.setup.delimiters}
         parameters = [
             gate_parameters(gate.spec, marker, bool(gate.keep[row]), sentinel, eos_ids, in_thought=thinks, **names)
-            for row, thinks in zip(rows, in_thought.tolist(), strict=True)
+            for row, thinks in zip(rows, self.thoughts.open_after(prompt_ids).tolist(), strict=True)
         ]
         if self._server is not None:
             return self._server.gated(parameters)
