@@ -39,8 +39,9 @@ from duet_trl.generate.engines.device_gate import Column, DeviceGates, Phase, st
 from duet_trl.generate.engines.gate_kernel import launch_step  # noqa: E402
 from duet_trl.generate.engines.slots import next_token_certainty  # noqa: E402
 from duet_trl.generate.gate import GateSpec  # noqa: E402
-from duet_trl.generate.markers import MARKERS  # noqa: E402
+from duet_trl.generate.markers import get_marker  # noqa: E402
 from duet_trl.generate.parameters import GateRequest  # noqa: E402
+from duet_trl.generate.thoughts import Delimiters  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
@@ -71,8 +72,8 @@ def vocabulary(size: int, rng: np.random.Generator) -> list[bytes | None]:
 def gates_for(num_slots: int, vocab: list[bytes | None]) -> DeviceGates:
     """Empty slots on the device."""
 
-    def automaton(name: str) -> TokenAutomaton:
-        return compile_automaton(MARKERS[name], vocab)
+    def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        return compile_automaton(get_marker(name, delimiters), vocab)
 
     return DeviceGates(num_slots, DEVICE, automaton)
 

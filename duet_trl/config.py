@@ -8,6 +8,7 @@ from trl import GRPOConfig
 
 from .field_types import check_types
 from .generate.markers import get_marker
+from .generate.thoughts import parse_delimiters
 from .generate.thresholds import scaled_grace_window
 from .methods import METHODS
 from .presets import PRESETS, refuse_lone_rollouts, resolve
@@ -133,6 +134,9 @@ class DUETGRPOConfig(GRPOConfig):
         "'math_paragraph', its literal form.",
         default=None,
     )
+    thought_delimiters: list[str] | None = _knob(
+        "What opens and closes a thought, where no answer counts. None: as in the tokenizer. []: none.", default=None
+    )
     marker_window: int | None = _knob(
         "Tokens back from a poll in which a marker must have completed. 0: the whole prefix (duet). paper, release: "
         "256.",
@@ -233,9 +237,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control identity and records
-    prompt_id_column: str | None = _knob(
-        "Data-set column that identifies a prompt across epochs. None: a hash of the prompt.", default=None
-    )
+    prompt_id_column: str | None = _knob("Column that identifies a prompt. None: a hash of the prompt.", default=None)
     audit_log: bool = _knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = _knob("Data-set columns copied to the audit log.", default=None)
 
@@ -274,7 +276,7 @@ class DUETGRPOConfig(GRPOConfig):
         for name, allowed in choices.items():
             if self.__dict__[name] not in allowed:
                 raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
-        get_marker(self.marker)  # an unknown or uncompilable marker is an error here
+        get_marker(self.marker, parse_delimiters(self.thought_delimiters or []))  # what cannot be compiled is an error
 
     def _check_ranges(self) -> None:
         for name, least in _COUNTS.items():

@@ -147,7 +147,12 @@ class Controller:
         return StepPlan(step, tuple(keys), allocation, self.allocator.cold, group, gate)
 
     def replay(
-        self, plan: StepPlan, rows: np.ndarray, completion_ids: Sequence[Sequence[int]], gate_stopped: np.ndarray
+        self,
+        plan: StepPlan,
+        rows: np.ndarray,
+        completion_ids: Sequence[Sequence[int]],
+        gate_stopped: np.ndarray,
+        in_thought: np.ndarray | None = None,
     ) -> Replay:
         """Phase 2, lines 9-30, read back from the tokens of some rollouts.
 
@@ -156,6 +161,7 @@ class Controller:
             rows (np.ndarray): Index of each rollout in the plan, shape (R,).
             completion_ids (Sequence[Sequence[int]]): Policy tokens of each, without a forced stop.
             gate_stopped (np.ndarray): Whether the gate stopped it, shape (R,), bool.
+            in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (R,), bool; None: nowhere.
 
         Returns:
             Replay: Outcome, marker time, trimmed flag and length of each.
@@ -163,7 +169,7 @@ class Controller:
         Raises:
             GateMismatch: If the engine cannot have run this gate.
         """
-        return self.gate.replay(plan.gate.spec, plan.gate.keep[rows], completion_ids, gate_stopped)
+        return self.gate.replay(plan.gate.spec, plan.gate.keep[rows], completion_ids, gate_stopped, in_thought)
 
     def reward_history(self, plan: StepPlan) -> RewardHistory:
         """What earlier visits of the prompts of a step say about their rewards, shape (M,) each."""

@@ -73,7 +73,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
-        self.engine = Engine(args, setup)
+        self.engine = Engine(args, setup, processing_class)
         self._replay: ReplayBatch | None = None
         self._current: Step | None = None
         self._rolling_out = False
@@ -147,6 +147,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
+        inputs = self.engine.thoughts.shown_to_rewards(self, inputs, prompts, completions, completion_ids_list)
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
             forget_unscored_endings(rewards)
@@ -160,7 +161,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         step = self._current
         generated = step.generated_rows if self.vllm_tensor_parallel_size == 1 else step.padded_rows
         count = len(generated)
-        with self.engine.gated(self, step.plan.gate, generated):
+        with self.engine.gated(self, step.plan.gate, generated, prompt_ids[:count]):
             ids, logprobs = super()._generate_single_turn(
                 prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
             )
@@ -218,6 +219,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
                 "supported. Install the range named in setup.cfg."
             )
         step.prompt_ids, step.completion_ids, _, step.completions, step.logprobs = generated[:5]
+        step.in_thought = self.engine.thoughts.open_after(step.prompt_ids)
         step.seconds["generate"] = time.perf_counter() - started
         started = time.perf_counter()
         share_outcomes(step, self.controller, self.exchange, {*self.eos_token_ids, self._tokenizer.pad_token_id})

@@ -211,6 +211,7 @@ def suite_evaluation(
             arguments.eval_temperature,
             arguments.eval_top_p,
             max_tokens=config.max_completion_length,
+            thought_delimiters=None if config.thought_delimiters is None else tuple(config.thought_delimiters),
         ),
         graders=graders,
         subject=Subject(

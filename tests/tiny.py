@@ -9,7 +9,7 @@ depend on the prefix. Rollouts then end by EOS, contain boxed answers, and run l
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -17,6 +17,8 @@ from transformers import (
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
 )
+
+from duet_trl.generate.thoughts import Delimiters
 
 EOS = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"
@@ -69,10 +71,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return fast
 
 
+def thinking_tokenizer(delimiters: Delimiters, *, special: bool = False) -> PreTrainedTokenizerFast:
+    """The tiny tokenizer with the delimiters of a thought as added tokens, special or not."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(part, special=special, normalized=False) for part in delimiters.parts])
+    return tokenizer
+
+
 def tiny_model(
     tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tie_word_embeddings: bool = True, experts: bool = False
 ):
-    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`; with 4 experts a layer or none."""
+    """A two-layer Qwen3 in float32 whose next-token distribution is near `UNIGRAM`; added tokens have 0.03 each.
+
+    With 4 experts a layer, or none.
+    """
     config_class, model_class = (Qwen3MoeConfig, Qwen3MoeForCausalLM) if experts else (Qwen3Config, Qwen3ForCausalLM)
     routing = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "router_aux_loss_coef": 0.1}
     config = config_class(
@@ -114,6 +126,18 @@ def save_tiny(path: Path, *, seed: int = 0, tie_word_embeddings: bool = True, ex
     return path
 
 
+def save_thinking(path: Path, delimiters: Delimiters, *, special: bool, opened: bool) -> Path:
+    """A thinking policy. special: its delimiters are special tokens; opened: its chat template opens a thought."""
+    tokenizer = thinking_tokenizer(delimiters, special=special)
+    if opened:
+        tokenizer.chat_template = tokenizer.chat_template.replace(
+            "assistant\n{% endif", f"assistant\n{delimiters.opening}\n{{% endif"
+        )
+    tiny_model(tokenizer).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
 def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Generator) -> None:
     """Put the log-odds on hidden direction 0, which every embedding shares with a large constant.
 
@@ -125,7 +149,8 @@ def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Gen
     probabilities = torch.full((MODEL_VOCAB,), 1e-9)
     rest = 1.0 - sum(UNIGRAM.values())
     probabilities[: len(tokenizer)] = rest / len(tokenizer)
-    for token, probability in UNIGRAM.items():
+    thoughts = dict.fromkeys(tokenizer.get_added_vocab().keys() - {EOS, END_OF_TURN, START_OF_TURN}, 0.03)
+    for token, probability in (UNIGRAM | thoughts).items():
         probabilities[_token_id(tokenizer, token)] = probability
     log_odds = (probabilities / probabilities.mean()).log().clamp(min=-14.0)
     noise = torch.randn((MODEL_VOCAB, hidden), generator=generator) * 0.15
@@ -139,7 +164,7 @@ def _set_unigram(model, tokenizer: PreTrainedTokenizerFast, generator: torch.Gen
 
 
 def _token_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
-    if token in (EOS, END_OF_TURN, START_OF_TURN):
+    if token in tokenizer.get_added_vocab():
         return tokenizer.convert_tokens_to_ids(token)
     return tokenizer.convert_tokens_to_ids(_byte_symbols(token))
 

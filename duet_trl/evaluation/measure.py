@@ -15,7 +15,9 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ..generate.thoughts import Delimiters, find_delimiters, parse_delimiters, prompt_opens_thought
 from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
+from ..rewards.completions import WRITTEN, written_completions
 from .collective import on_first
 from .ends import until_eos
 from .protocol import Score, best_at_k, mean_at_k
@@ -51,6 +53,8 @@ class Settings:
         max_tokens (int): Longest completion, tokens. Paper: 3,072.
         greedy (bool): Whether to measure mean@1 of greedy decoding too.
         seed (int): Seed of the bootstrap.
+        thought_delimiters (tuple[str, ...] | None): What opens and closes a thought, in which answers do not count;
+            (): nothing. None: as the tokenizer has it.
     """
 
     num_samples: int = 4
@@ -59,6 +63,7 @@ class Settings:
     max_tokens: int = 3072
     greedy: bool = True
     seed: int = 0
+    thought_delimiters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -72,6 +77,12 @@ class Settings:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
+        parse_delimiters(self.thought_delimiters or ())
+
+    def delimiters(self, tokenizer: PreTrainedTokenizerBase) -> Delimiters | None:
+        """What opens and closes the thoughts of the policy with this tokenizer."""
+        names = self.thought_delimiters
+        return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
 
     def decoding(self) -> dict[str, dict[str, Any]]:
         """Arguments of `Sampler.sample` for each way of decoding, by the name that it has in results."""
@@ -195,14 +206,14 @@ def measure(
     Returns:
         dict[str, Measurement]: By suite, the same on every process.
     """
-    found = {}
+    found, delimiters = {}, settings.delimiters(tokenizer)
     for name, problems in suites.items():
         begin = time.perf_counter()
-        graded = {}
+        graded, opened = {}, _open_thoughts(problems["prompt"], tokenizer, delimiters)
         for way, arguments in settings.decoding().items():
             sampled = sampler.sample(list(problems["prompt"]), **arguments)
             completions = [[until_eos(ids, eos_ids) for ids in row] for row in sampled]
-            graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids)
+            graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids, delimiters, opened)
         grader = graders[name]
         sandbox = grader.isolation if isinstance(grader, CodeVerifier) else None
         found[name] = Measurement(name, graded, settings, sandbox, time.perf_counter() - begin)
@@ -214,12 +225,28 @@ def average(measurements: Mapping[str, Measurement]) -> float:
     return float(np.mean([measurement.headline.value for measurement in measurements.values()]))
 
 
+def _open_thoughts(
+    prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
+) -> list[bool]:
+    """Whether the chat template opens a thought behind each prompt."""
+
+    def ids(prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return tokenizer(prompt)["input_ids"]
+        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    return [delimiters is not None and prompt_opens_thought(ids(prompt), tokenizer, delimiters) for prompt in prompts]
+
+
 def _grade(
     completions: list[list[list[int]]],
     problems: Dataset,
     grader: Grader,
     tokenizer: PreTrainedTokenizerBase,
     eos_ids: Sequence[int],
+    delimiters: Delimiters | None,
+    opened: Sequence[bool],
 ) -> Graded:
     shape = len(completions), len(completions[0])
     flat = [ids for row in completions for ids in row]
@@ -233,6 +260,8 @@ def _grade(
         for column in problems.column_names
         if column not in ("id", "prompt")
     }
+    begins_inside = [inside for inside in opened for _ in range(shape[1])]
+    columns[WRITTEN] = written_completions(texts, bare, begins_inside, tokenizer, delimiters)
     verdicts = on_first(lambda: grader(texts, **columns))
     return Graded(
         texts=[texts[first : first + shape[1]] for first in range(0, len(texts), shape[1])],

@@ -27,11 +27,13 @@ class TokenAutomaton:
         table (np.ndarray): Shape (S, V), uint8, read-only. The entry for (state, token) is the next state in the low
             seven bits, and bit 7 if a marker completed inside the token. C-contiguous.
         start (int): State before the first token, and after a token without text.
+        thought (int | None): The same inside a thought; None: the marker knows no thoughts.
         fingerprint (str): Hex digest of the table. Two processes that agree on it see markers at the same tokens.
     """
 
     table: np.ndarray
     start: int
+    thought: int | None
     fingerprint: str
 
     @property
@@ -44,11 +46,23 @@ class TokenAutomaton:
         """Vocabulary size V."""
         return self.table.shape[1]
 
+    def first_state(self, in_thought: bool) -> int:
+        """State before the first token of a rollout that begins inside a thought, or outside of one.
+
+        Raises:
+            ValueError: If it begins inside one and the marker knows no thoughts.
+        """
+        if not in_thought:
+            return self.start
+        if self.thought is None:
+            raise ValueError("a rollout begins inside a thought, but the marker was compiled without its delimiters.")
+        return self.thought
+
     def advance(self, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Read one token per rollout.
 
         Args:
-            states (np.ndarray): Current states, shape (N,), uint8; `start` for a rollout without tokens.
+            states (np.ndarray): Current states, shape (N,), uint8; `first_state` for a rollout without tokens.
             tokens (np.ndarray): Token ids, shape (N,), integer, in [0, V).
 
         Returns:
@@ -62,18 +76,21 @@ class TokenAutomaton:
         self._check(tokens)
         return self._advance(states, tokens)
 
-    def completions(self, rows: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    def completions(
+        self, rows: Sequence[Sequence[int]], in_thought: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Every completion of a marker in finished rollouts.
 
         Args:
             rows (Sequence[Sequence[int]]): Token ids of N rollouts of any lengths.
+            in_thought (np.ndarray | None): Whether each begins inside a thought, shape (N,), bool; None: none does.
 
         Returns:
             tuple: Row (C,) int64 and 1-based position (C,) int64 of each of the C completions, ordered by row, then
                 position: the marker has completed in the first `position` tokens of its row, within the last one.
 
         Raises:
-            ValueError: If a token id is outside the vocabulary.
+            ValueError: If a token id is outside the vocabulary, or a row begins in a thought the marker does not know.
         """
         ids = [np.asarray(row, np.int64) for row in rows]
         tokens = np.concatenate([np.zeros(0, np.int64), *ids])
@@ -84,6 +101,8 @@ class TokenAutomaton:
         # rows with a token at each position, (T,): a prefix of the order, so finished rows cost nothing
         active = len(ids) - np.cumsum(np.bincount(lengths))[:-1] if ids else []
         states = np.full(len(ids), self.start, np.uint8)
+        if in_thought is not None and in_thought.any():
+            states[in_thought[order]] = self.first_state(True)
         found: list[tuple[np.ndarray, int]] = []
         for position, count in enumerate(active):
             states, completed = self._advance(states[:count], tokens[begins[:count] + position])
@@ -116,7 +135,8 @@ def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> Tok
     Args:
         marker (Marker): A marker of `markers.py`.
         vocabulary (Sequence[bytes | None]): Bytes of each token id, length V, as `vocabulary.vocabulary_bytes` gives.
-            None is a token without text (special or unused): it completes nothing and resets the automaton.
+            None is a token without text (special or unused): it completes nothing and begins the text anew, without
+            leaving a thought.
 
     Returns:
         TokenAutomaton: The compiled marker; S * V bytes.
@@ -138,9 +158,13 @@ def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> Tok
     automaton = _IN_USE.get(key)
     if automaton is None:
         table = _compose(marker.table, lengths, np.frombuffer(text, np.uint8))
+        thoughts = marker.thought_states
+        for state in thoughts:
+            table[state, lengths < 0] = thoughts[0]
+        table.setflags(write=False)
         digest = hashlib.blake2b(repr(table.shape).encode(), digest_size=16)
         digest.update(table)
-        automaton = TokenAutomaton(table, 0, digest.hexdigest())
+        automaton = TokenAutomaton(table, 0, thoughts[0] if thoughts else None, digest.hexdigest())
         _IN_USE[key] = automaton
     return automaton
 
@@ -168,5 +192,4 @@ def _compose(dfa: np.ndarray, lengths: np.ndarray, text: np.ndarray) -> np.ndarr
             np.bitwise_and(entries, STATE_BITS, out=states[:count])
         table[start, order] = states | completed
     table[:, lengths < 0] = 0
-    table.setflags(write=False)
     return table

@@ -4,11 +4,16 @@ r"""The answer inside a text: the one extractor that markers and verifiers share
 If a marker has completed in a prefix of a rollout, its extractor finds a non-empty answer in that prefix, and
 `which="first"` finds the same answer in every continuation: stopping the rollout does not change it.
 At the end of a finished text the extractors are a little more forgiving than a marker can be: they skip an opening
-that is never closed, and a sentence may end with the text.
+that is never closed, and a sentence or a match that could have grown may end with the text.
+
+Where thoughts are known (`Written`), an answer is looked for outside of them only. Each finder here searches one
+stretch of answer region; where the next thought begins depends on what it found, since an opening delimiter inside an
+answer is content.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Literal
 
 from .grammars import (
@@ -22,16 +27,26 @@ from .grammars import (
     TAG_CLOSE,
     TAG_OPEN,
     WHITESPACE,
+    is_placeholder,
 )
+from .patterns import match_end
+from .thoughts import Written
+
+Finder = Callable[[str, str | None], Generator[str, None, int | None]]
+"""Yields the answers of a text up to the opening delimiter of a thought (None: to its end); returns where the
+delimiter ends, or None if there is none."""
 
 Which = Literal["first", "last"]
 
 
-def extract_boxed(text: str, which: Which = "first") -> str | None:
-    r"""Content of the first or last closed, non-empty, brace-balanced `\boxed{...}`; boxes in boxes are content.
+def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
+    r"""Content of the first or last closed, brace-balanced `\boxed{...}` with an answer in it.
+
+    Empty boxes and placeholders such as `\boxed{ANSWER}` (`grammars.PLACEHOLDERS`) hold none. A box in a box is
+    content.
 
     Args:
-        text (str): A completion or a prefix of one.
+        text (str | Written): A completion or a prefix of one.
         which (str): "first" is the answer that the marker saw; "last" is the usual choice on a finished text.
 
     Returns:
@@ -44,14 +59,14 @@ def extract_boxed(text: str, which: Which = "first") -> str | None:
         >>> extract_boxed(r"so \boxed{} or rather \boxed{\frac{1}{2}}.")
         '\\frac{1}{2}'
     """
-    return _choose(_boxes(text), which)
+    return choose(_boxes, text, which)
 
 
-def extract_code(text: str, which: Which = "first") -> str | None:
+def extract_code(text: str | Written, which: Which = "first") -> str | None:
     """Body of the first or last closed, non-empty block between fences of three backticks at column 0.
 
     Args:
-        text (str): A completion or a prefix of one.
+        text (str | Written): A completion or a prefix of one.
         which (str): "first" is the block that the marker saw.
 
     Returns:
@@ -60,14 +75,14 @@ def extract_code(text: str, which: Which = "first") -> str | None:
     Raises:
         ValueError: If `which` is neither "first" nor "last".
     """
-    return _choose(_blocks(text), which)
+    return choose(_blocks, text, which)
 
 
-def extract_qa(text: str, which: Which = "first") -> str | None:
+def extract_qa(text: str | Written, which: Which = "first") -> str | None:
     """X of the first or last `<answer>X</answer>` or `Therefore(,) the answer is X`.
 
     Args:
-        text (str): A completion or a prefix of one.
+        text (str | Written): A completion or a prefix of one.
         which (str): "first" is the answer that the marker saw.
 
     Returns:
@@ -76,15 +91,15 @@ def extract_qa(text: str, which: Which = "first") -> str | None:
     Raises:
         ValueError: If `which` is neither "first" nor "last".
     """
-    return _choose(_short_answers(text), which)
+    return choose(_short_answers, text, which)
 
 
-def extract_match(pattern: str, text: str, which: Which = "first") -> str | None:
+def extract_match(pattern: str, text: str | Written, which: Which = "first") -> str | None:
     """Match of a custom marker's regular expression: its first group if that is not empty, else all of it.
 
     Args:
-        pattern (str): The regular expression, with ASCII classes as in `pattern_marker`.
-        text (str): A completion or a prefix of one.
+        pattern (str): The regular expression; which matches are meant is said in `pattern_marker`.
+        text (str | Written): A completion or a prefix of one.
         which (str): "first" or "last" match.
 
     Returns:
@@ -93,21 +108,24 @@ def extract_match(pattern: str, text: str, which: Which = "first") -> str | None
     Raises:
         ValueError: If `which` is neither "first" nor "last".
     """
-    compiled = re.compile(pattern, re.ASCII)
-    group = min(1, compiled.groups)
-    return _choose((match[group] or match[0] for match in compiled.finditer(text)), which)
+    return choose(partial(_matches, re.compile(pattern, re.ASCII)), text, which)
 
 
-EXTRACTORS: dict[str, Callable[[str, Which], str | None]] = {
-    "math": extract_boxed,
-    "math_paragraph": extract_boxed,
-    "code": extract_code,
-    "qa": extract_qa,
-}
-"""The extractor of each built-in marker."""
+def choose(finder: Finder, text: str | Written, which: Which) -> str | None:
+    """The first or last answer that a finder sees outside of thoughts.
 
+    Args:
+        finder (Finder): What to look for.
+        text (str | Written): A completion; a string is answer region throughout.
+        which (str): "first" or "last".
 
-def _choose(answers: Iterator[str], which: Which) -> str | None:
+    Returns:
+        str | None: The answer, or None without one.
+
+    Raises:
+        ValueError: If `which` is neither "first" nor "last".
+    """
+    answers = _outside_thoughts(finder, Written(text) if isinstance(text, str) else text)
     if which == "first":
         return next(answers, None)
     if which == "last":
@@ -115,14 +133,52 @@ def _choose(answers: Iterator[str], which: Which) -> str | None:
     raise ValueError(f'which must be "first" or "last", got {which!r}.')
 
 
-def _boxes(text: str) -> Iterator[str]:
-    start = text.find(BOX_OPEN)
-    while start >= 0:
-        spans, resume = _close_box(text, start + len(BOX_OPEN))
+def answer_region(text: str | Written) -> str | None:
+    """The last stretch of a completion outside of thoughts; None where all of it is thought."""
+    return choose(_stretch, text, "last")
+
+
+def _stretch(text: str, opening: str | None) -> Generator[str, None, int | None]:
+    thought = _thought_before(text, opening, 0, len(text))
+    yield text if thought is None else text[: thought - len(opening)]
+    return thought
+
+
+def _outside_thoughts(finder: Finder, written: Written) -> Generator[str, None, None]:
+    if written.delimiters is None:
+        yield from finder(written.text, None)
+        return
+    opening, closing = written.delimiters.opening, written.delimiters.closing
+    thought: int | None = 0 if written.opened else -1  # where one begins; -1: the text begins outside
+    region = written.text
+    while thought is not None:
+        if thought >= 0:
+            close = region.find(closing, thought)
+            if close < 0:
+                return
+            region = region[close + len(closing) :]
+        thought = yield from finder(region, opening)
+
+
+def _thought_before(text: str, opening: str | None, begin: int, end: int) -> int | None:
+    """Where an opening delimiter ends that begins in a stretch of the text; None without one."""
+    place = -1 if opening is None else text.find(opening, begin, end + len(opening) - 1)
+    return None if place < 0 else place + len(opening)
+
+
+def _boxes(text: str, opening: str | None) -> Generator[str, None, int | None]:
+    place = 0
+    while (start := text.find(BOX_OPEN, place)) >= 0:
+        content = start + len(BOX_OPEN)
+        thought = _thought_before(text, opening, place, content)
+        if thought is not None:
+            return thought
+        spans, place = _close_box(text, content)
         for begin, end in spans:
-            if content := text[begin:end].strip(WHITESPACE):
-                yield content
-        start = text.find(BOX_OPEN, resume)
+            answer = text[begin:end].strip(WHITESPACE)
+            if answer and not is_placeholder(answer):
+                yield answer
+    return _thought_before(text, opening, place, len(text))
 
 
 _BRACE = re.compile(rf"{re.escape(BOX_OPEN)}|\\.|[{{}}]", re.DOTALL)
@@ -150,31 +206,54 @@ def _close_box(text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
     return inner, len(text)
 
 
-def _blocks(text: str) -> Iterator[str]:
-    lines = text.split("\n")
+def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:
     body: list[str] | None = None
-    for number, line in enumerate(lines):
+    begin = 0
+    for line in text.split("\n"):
+        end = begin + len(line) + 1
+        outside = begin  # from here on the line is no part of a block
         # sentencepiece decoders differ in whether they take back the blank before the first word
-        opening = line.removeprefix(" ") if number == 0 else line
-        if body is None:
-            if opening.startswith(FENCE) and "`" not in opening[len(FENCE) :]:
-                body = []
-        elif not line.startswith(FENCE):
+        fence = line.removeprefix(" ") if begin == 0 else line
+        if body is not None and not line.startswith(FENCE):
             body.append(line)
-        else:
+            outside = end
+        elif body is not None:
             if any(line.strip(WHITESPACE) for line in body):
                 yield "\n".join(body)
-            body = None
+            body, outside = None, begin + len(FENCE)
+        elif fence.startswith(FENCE) and "`" not in fence[len(FENCE) :]:
+            body = []
+        thought = _thought_before(text, opening, outside, end)
+        if thought is not None:
+            return thought
+        begin = end
+    return None
 
 
-def _short_answers(text: str) -> Iterator[str]:
-    opening = _OPENING.search(text)
-    while opening:
-        find_end = _end_of_tag if opening[0] == TAG_OPEN else _end_of_sentence
-        answer, resume = find_end(text, opening.end())
+def _short_answers(text: str, opening: str | None) -> Generator[str, None, int | None]:
+    place = 0
+    while found := _OPENING.search(text, place):
+        thought = _thought_before(text, opening, place, found.end())
+        if thought is not None:
+            return thought
+        find_end = _end_of_tag if found[0] == TAG_OPEN else _end_of_sentence
+        answer, place = find_end(text, found.end())
         if answer:
             yield answer
-        opening = _OPENING.search(text, resume)
+    return _thought_before(text, opening, place, len(text))
+
+
+def _matches(pattern: re.Pattern[str], text: str, opening: str | None) -> Generator[str, None, int | None]:
+    thought = _thought_before(text, opening, 0, len(text))
+    region = text if thought is None else text[: thought - len(opening)]
+    place = 0
+    while found := pattern.search(region, place):  # the leftmost match, but not always its longest end
+        end = match_end(pattern.pattern, region, found.start())
+        place = found.start() + 1 if end is None else end  # None: half of a surrogate pair, which no bytes spell
+        if end is not None:
+            match = pattern.fullmatch(region, found.start(), end)
+            yield match[min(1, pattern.groups)] or match[0]
+    return thought
 
 
 def _end_of_tag(text: str, begin: int) -> tuple[str, int]:
@@ -204,3 +283,11 @@ _OPENING = re.compile(f"{TAG_OPEN}|(?:{'|'.join(SENTENCES)}){_any_of(SENTENCE_GA
 _LEAD = re.compile(_any_of(SENTENCE_LEAD) + "*")
 _TAG = re.compile(f"{TAG_OPEN}|{TAG_CLOSE}")
 _SENTENCE_STOP = re.compile(rf"\n|{_any_of(SENTENCE_END)}{_any_of(WHITESPACE)}|{TAG_OPEN}|\Z")
+
+FINDERS: dict[str, Finder] = {
+    "math": _boxes,
+    "math_paragraph": _boxes,
+    "code": _blocks,
+    "qa": _short_answers,
+}
+"""The finder of each built-in marker."""

@@ -163,6 +163,7 @@ def replay(
     completion_ids: Sequence[Sequence[int]],
     gate_stopped: np.ndarray,
     keep: np.ndarray,
+    in_thought: np.ndarray | None = None,
 ) -> Replay:
     """Recover from the tokens alone what the gate did while they were generated (Eq. 5, Algorithm 1, phase 2).
 
@@ -177,6 +178,7 @@ def replay(
             the forced stop removed (`split_sentinel`).
         gate_stopped (np.ndarray): Whether the gate stopped it, shape (N,), bool.
         keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
+        in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (N,), bool; None: nowhere.
 
     Returns:
         Replay: Outcome, tau, trimmed flag, length and answer time of each.
@@ -195,7 +197,7 @@ def replay(
     last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
     tau, answered_at = np.full(length.shape, NEVER), np.full(length.shape, NEVER)
     if automaton is not None:
-        rows, completed_at = automaton.completions(completion_ids)
+        rows, completed_at = automaton.completions(completion_ids, in_thought)
         np.minimum.at(tau, rows, spec.seen_at(completed_at))
         np.minimum.at(answered_at, rows, replace(spec, abort=False).seen_at(completed_at))
     elif spec.trim or spec.abort:

@@ -9,14 +9,27 @@ so the answer itself may hold any bytes, broken UTF-8 included.
 
 from typing import NamedTuple
 
-from .dfa import split_alphabet
+from .dfa import Grammar, split_alphabet, tail_that_may_open
 
 WHITESPACE = " \t\n\r\x0b\x0c"
 """Content made of these alone is empty. ASCII only, so that one byte decides; a no-break space is content."""
 
 BOX_OPEN = "\\boxed{"
-MAX_BOX_DEPTH = 16
+MAX_BOX_DEPTH = 8
 """Brace levels followed inside a box, its own included. A deeper box is never seen to close."""
+
+_TEMPLATE_WORDS = ("answer", "your answer", "the answer", "final answer", "your final answer")
+_PHANTOM = b"\\phantom{"
+PLACEHOLDERS = frozenset(
+    word.encode().translate(None, WHITESPACE.encode())
+    for word in (
+        *_TEMPLATE_WORDS,
+        *(f"\\text{{{word}}}" for word in _TEMPLATE_WORDS),
+        *("...", "\u2026", "\\ldots", "\\dots", "\\cdots", "?"),
+        f"{_PHANTOM.decode()}}}",  # stands for any phantom without braces in it
+    )
+)
+"""Contents of a box that were copied from a prompt and answer nothing, without blanks and in lower case."""
 
 FENCE = "```"
 TAG_OPEN, TAG_CLOSE = "<answer>", "</answer>"
@@ -29,20 +42,19 @@ SENTENCE_BLANKS = " \t\r\x0b\x0c:"
 SENTENCE_LEAD = SENTENCE_BLANKS + SENTENCE_END
 """An answer needs a character other than these; until it comes the sentence has not begun to answer."""
 
-BOX_ALPHABET = split_alphabet((BOX_OPEN + "}:" + WHITESPACE).encode())
-FENCE_ALPHABET = split_alphabet((FENCE + WHITESPACE).encode())
-QA_ALPHABET = split_alphabet("".join([TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE]).encode())
-
 START_OF_SEARCH = b""
 """Between answers, the state of boxed and short-form search is the longest tail of the text that may open one."""
 
 
 class Box(NamedTuple):
-    """Inside `\\boxed{`: open braces, whether anything but whitespace was seen, whether a backslash came last."""
+    """Inside `\\boxed{`: open braces, whether a backslash came last, and what was read so far.
+
+    `read` is that of `_read_on`: None once it can be nothing but an answer.
+    """
 
     depth: int
-    has_content: bool
     escaped: bool
+    read: bytes | None
 
 
 TOO_DEEP = "too deep"
@@ -50,29 +62,47 @@ AFTER_BOX, AFTER_BREAK, AFTER_COLON = "after box", "after its line break", "afte
 
 
 def step_boxed(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
-    r"""Completes at the brace that closes a non-empty `\boxed{...}`.
+    r"""Completes at the brace that closes a `\boxed{...}` with an answer in it.
 
     A backslash escapes the next character, so `\{` and `\}` are not braces and `\\` is a backslash; this holds
-    inside a box only, outside the seven characters `\boxed{` open one wherever they stand. An empty box is passed
-    over. A box inside a box is content. A box that never closes, or that nests deeper than `MAX_BOX_DEPTH`, hides
-    whatever follows it: no false close.
+    inside a box only, outside the seven characters `\boxed{` open one wherever they stand. An empty box and one of
+    `PLACEHOLDERS` are passed over. A box inside a box is content. A box that never closes, or that nests deeper than
+    `MAX_BOX_DEPTH`, hides whatever follows it: no false close.
     """
     if isinstance(state, bytes):
-        seen = _tail_that_may_open(state + bytes([byte]), (BOX_OPEN.encode(),))
-        return (Box(1, False, False) if seen == BOX_OPEN.encode() else seen), False
+        seen = tail_that_may_open(state + bytes([byte]), (BOX_OPEN.encode(),))
+        return (Box(1, False, b"") if seen == BOX_OPEN.encode() else seen), False
     if state == TOO_DEEP:
         return state, False
-    depth, has_content, escaped = state
-    char = chr(byte)
+    char, escaped = chr(byte), state.escaped
+    if char == "}" and not escaped and state.depth == 1:
+        return START_OF_SEARCH, state.read != b"" and state.read not in PLACEHOLDERS
+    read = _read_on(state.read, byte)
     if escaped or char not in "\\{}":
-        return Box(depth, has_content or escaped or char not in WHITESPACE, False), False
-    if char == "\\":
-        return Box(depth, True, True), False
-    if char == "{":
-        return (Box(depth + 1, True, False) if depth < MAX_BOX_DEPTH else TOO_DEEP), False
-    if depth > 1:
-        return Box(depth - 1, True, False), False
-    return START_OF_SEARCH, has_content
+        return Box(state.depth, False, read), False
+    depth = state.depth + {"\\": 0, "{": 1, "}": -1}[char]
+    return (Box(depth, char == "\\", read) if depth <= MAX_BOX_DEPTH else TOO_DEEP), False
+
+
+def is_placeholder(content: str) -> bool:
+    """Whether the content of a box is one of `PLACEHOLDERS`; blanks and letter case do not matter."""
+    read: bytes | None = b""
+    for byte in content.encode("utf-8", "surrogatepass"):
+        read = _read_on(read, byte)
+    return read in PLACEHOLDERS
+
+
+def _read_on(read: bytes | None, byte: int) -> bytes | None:
+    """The content of a box that may still become a placeholder, in the form of `PLACEHOLDERS`; None if it cannot."""
+    if read is None or chr(byte) in WHITESPACE:
+        return read
+    if read == _PHANTOM and chr(byte) not in "\\{}":
+        return read
+    longer = read + bytes([byte]).lower()
+    return longer if longer in _BEGINNINGS else None
+
+
+_BEGINNINGS = frozenset(placeholder[:end] for placeholder in PLACEHOLDERS for end in range(1, len(placeholder) + 1))
 
 
 def step_boxed_paragraph(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
@@ -161,7 +191,7 @@ def step_qa(state: bytes | Tag | Sentence, byte: int) -> tuple[bytes | Tag | Sen
         return _step_tag(state, byte)
     if isinstance(state, Sentence):
         return _step_sentence(state, byte)
-    seen = _tail_that_may_open(state + bytes([byte]), _QA_OPENINGS)
+    seen = tail_that_may_open(state + bytes([byte]), _QA_OPENINGS)
     if seen == TAG_OPEN.encode():
         return Tag(b"", False), False
     if seen in _QA_OPENINGS:
@@ -171,7 +201,7 @@ def step_qa(state: bytes | Tag | Sentence, byte: int) -> tuple[bytes | Tag | Sen
 
 def _step_tag(state: Tag, byte: int) -> tuple[bytes | Tag, bool]:
     text = state.tail + bytes([byte])
-    tail = _tail_that_may_open(text, (TAG_OPEN.encode(), TAG_CLOSE.encode()))
+    tail = tail_that_may_open(text, (TAG_OPEN.encode(), TAG_CLOSE.encode()))
     if tail == TAG_OPEN.encode():
         return Tag(b"", False), False
     if tail == TAG_CLOSE.encode():
@@ -181,7 +211,7 @@ def _step_tag(state: Tag, byte: int) -> tuple[bytes | Tag, bool]:
 
 
 def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Tag | Sentence, bool]:
-    tail = _tail_that_may_open(state.tail + bytes([byte]), (TAG_OPEN.encode(),))
+    tail = tail_that_may_open(state.tail + bytes([byte]), (TAG_OPEN.encode(),))
     if tail == TAG_OPEN.encode():
         return Tag(b"", False), False
     char = chr(byte)
@@ -194,9 +224,25 @@ def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Tag | Sentence, 
 _QA_OPENINGS = (TAG_OPEN.encode(), *((words + gap).encode() for words in SENTENCES for gap in SENTENCE_GAP))
 
 
-def _tail_that_may_open(text: bytes, openings: tuple[bytes, ...]) -> bytes:
-    """The longest tail of the text that is a beginning of one of the openings, possibly all of it."""
-    for start in range(len(text)):
-        if any(opening.startswith(text[start:]) for opening in openings):
-            return text[start:]
-    return b""
+def _is_search(state: object) -> bool:
+    """Whether no answer is open in a state of the box and short-form grammars."""
+    return isinstance(state, bytes | str) and state != TOO_DEEP
+
+
+def _is_outside_block(state: str | Fence) -> bool:
+    return not (isinstance(state, Fence) and state.in_block)
+
+
+_BOX_ALPHABET = split_alphabet(
+    b"".join([(BOX_OPEN + "}:" + WHITESPACE).encode(), *PLACEHOLDERS, *map(bytes.upper, PLACEHOLDERS)])
+)
+_FENCE_ALPHABET = split_alphabet((FENCE + WHITESPACE).encode())
+_QA_ALPHABET = split_alphabet("".join([TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE]).encode())
+
+GRAMMARS = {
+    "math": Grammar(START_OF_SEARCH, step_boxed, _BOX_ALPHABET, _is_search),
+    "math_paragraph": Grammar(START_OF_SEARCH, step_boxed_paragraph, _BOX_ALPHABET, _is_search),
+    "code": Grammar(START_OF_TEXT, step_fence, _FENCE_ALPHABET, _is_outside_block),
+    "qa": Grammar(START_OF_SEARCH, step_qa, _QA_ALPHABET, _is_search),
+}
+"""The grammar of each built-in marker."""

@@ -110,10 +110,15 @@ class MarkerGate:
         )
 
     def replay(
-        self, spec: GateSpec, keep: np.ndarray, completion_ids: Sequence[Sequence[int]], gate_stopped: np.ndarray
+        self,
+        spec: GateSpec,
+        keep: np.ndarray,
+        completion_ids: Sequence[Sequence[int]],
+        gate_stopped: np.ndarray,
+        in_thought: np.ndarray | None = None,
     ) -> Replay:
         """Outcome of each rollout, recovered from its tokens alone; see [`~duet_trl.generate.gate.replay`]."""
-        return replay(spec, self.automaton, completion_ids, gate_stopped, keep)
+        return replay(spec, self.automaton, completion_ids, gate_stopped, keep, in_thought)
 
     def propensity(self, outcome: np.ndarray) -> np.ndarray:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""

@@ -3,7 +3,8 @@
 
 A marker is a small byte automaton. Bytes rather than tokens or text, so that neither the tokenisation nor a split
 UTF-8 character matters; `automaton.py` lifts it to the tokens of a vocabulary. Each marker has one extractor, shared
-with the verifiers: a marker that has completed means an answer that can be read.
+with the verifiers: a marker that has completed means an answer that can be read. Where the model has thoughts, the
+automaton also knows whether one is open, and completes behind them only (`thoughts.py`).
 """
 
 from collections.abc import Iterator
@@ -12,27 +13,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from .dfa import COMPLETED, build_dfa
-from .extract import (
-    EXTRACTORS,
-    Which,
-    extract_boxed,
-    extract_code,
-    extract_match,
-    extract_qa,
-)
-from .grammars import (
-    BOX_ALPHABET,
-    FENCE_ALPHABET,
-    QA_ALPHABET,
-    START_OF_SEARCH,
-    START_OF_TEXT,
-    step_boxed,
-    step_boxed_paragraph,
-    step_fence,
-    step_qa,
-)
-from .patterns import compile_pattern
+from .dfa import COMPLETED, Grammar, build_dfa
+from .extract import FINDERS, Which, choose, extract_boxed, extract_code, extract_match, extract_qa
+from .grammars import GRAMMARS
+from .patterns import pattern_grammar
+from .thoughts import Delimiters, Written, outside_thoughts
 
 __all__ = [
     "MARKERS",
@@ -62,69 +47,95 @@ class Marker:
         description (str): One line for people: what completes it.
         table (np.ndarray): Shape (S, 256), uint8, read-only. The entry for (state, byte) is the next state in the low
             seven bits, and bit 7 if a marker completes at this byte. State 0 is the start of a text.
+        delimiters (Delimiters | None): Of the thoughts in which it does not complete; None: it knows no thoughts.
     """
 
     name: str
     description: str
     table: np.ndarray
+    delimiters: Delimiters | None = None
 
     @property
     def num_states(self) -> int:
         """Number of states S, at most 127."""
         return len(self.table)
 
+    @property
+    def thought_states(self) -> tuple[int, ...]:
+        """States in which a thought is open; the first is that of a thought that has just begun."""
+        if self.delimiters is None:
+            return ()
+        state, states = self._after(0, self.delimiters.opening.encode()), []
+        for byte in self.delimiters.closing.encode():
+            states.append(state)
+            state = self._after(state, bytes([byte]))
+        return tuple(states)
 
-def pattern_marker(name: str, pattern: str) -> Marker:
+    def _after(self, state: int, data: bytes) -> int:
+        for byte in data:
+            state = int(self.table[state, byte]) & ~COMPLETED
+        return state
+
+
+def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None) -> Marker:
     """A custom marker from a regular expression.
 
-    The marker completes at the earliest end of a match, and the search for the next one starts there: matches do not
-    overlap, and greedy or lazy repetition makes no difference. The pattern may use literals, classes, `.`, groups,
-    alternatives, counted repetition, `^`, `\\A` and the flags i, m, s, x. Classes such as `\\d` are ASCII. Text begins
-    where the completion does. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more than
-    the bytes read so far and are refused.
+    It stands for the match that starts first and, of those, the longest. Python's `re` finds the same start; the end
+    is that of greedy repetition, but lazy repetition and the order of alternatives make no difference. The next match
+    is looked for behind it. The marker completes as soon as the bytes settle the match: at its last byte if nothing
+    can make it longer (`ANSWER: \\d+\\n`), else at the first byte that does not (`ANSWER: \\d+`).
+
+    The pattern may use literals, classes, `.`, groups, alternatives, counted repetition, `^`, `\\A` and the flags i,
+    m, s, x. Classes such as `\\d` are ASCII. Text begins where the completion does, and anew behind a thought; a
+    thought that begins ends the match. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more
+    than the bytes read so far and are refused.
 
     Args:
         name (str): Name for messages and requests.
         pattern (str): Regular expression in Python's syntax. Must not match the empty string.
+        delimiters (Delimiters | None): Of the model's thoughts.
 
     Returns:
         Marker: The compiled marker.
 
     Raises:
         ValueError: If the pattern is invalid, matches the empty string or nothing at all, uses an unsupported
-            construct, or needs more than 127 states.
+            construct, can always grow (`(?s)<answer>.*?</answer>`; write `[^<]*`), or needs more than 127 states.
     """
-    return Marker(name, f"a match of the regular expression {pattern!r}", compile_pattern(pattern))
+    if delimiters is not None:
+        pattern_marker(name, pattern)  # one that only a thought could end is an error as well
+    return _build(name, f"a match of the regular expression {pattern!r}", pattern_grammar(pattern), delimiters)
 
 
-def get_marker(name_or_pattern: str) -> Marker:
+def get_marker(name_or_pattern: str, delimiters: Delimiters | None = None) -> Marker:
     """The built-in marker of that name, or a custom one from "regex:<pattern>".
 
     Args:
         name_or_pattern (str): A key of `MARKERS`, or "regex:" followed by a regular expression.
+        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
 
     Returns:
         Marker: The marker; the same object for the same argument.
 
     Raises:
-        ValueError: If the name is unknown or the pattern does not compile to a marker.
+        ValueError: If the name is unknown, or pattern and delimiters do not compile to a marker.
     """
     if name_or_pattern.startswith(PATTERN_PREFIX):
-        return _cached_pattern_marker(name_or_pattern)
+        return _cached_pattern_marker(name_or_pattern, delimiters)
     if name_or_pattern not in MARKERS:
         raise ValueError(
             f"unknown marker {name_or_pattern!r}. Choose one of {', '.join(MARKERS)}, "
             f'or write "{PATTERN_PREFIX}<regular expression>".'
         )
-    return MARKERS[name_or_pattern]
+    return MARKERS[name_or_pattern] if delimiters is None else _cached_thinking_marker(name_or_pattern, delimiters)
 
 
-def extract_answer(name_or_pattern: str, text: str, which: Which = "first") -> str | None:
+def extract_answer(name_or_pattern: str, text: str | Written, which: Which = "first") -> str | None:
     """The answer that the marker of that name stands for.
 
     Args:
         name_or_pattern (str): As in `get_marker`.
-        text (str): A completion or a prefix of one.
+        text (str | Written): A completion or a prefix of one. A string is answer region throughout.
         which (str): "first" is the answer that the marker saw; "last" is the usual choice on a finished text.
 
     Returns:
@@ -133,38 +144,46 @@ def extract_answer(name_or_pattern: str, text: str, which: Which = "first") -> s
     Raises:
         ValueError: If the name is unknown or `which` is neither "first" nor "last".
     """
-    if get_marker(name_or_pattern).name in EXTRACTORS:
-        return EXTRACTORS[name_or_pattern](text, which)
+    get_marker(name_or_pattern)
+    if name_or_pattern in FINDERS:
+        return choose(FINDERS[name_or_pattern], text, which)
     return extract_match(name_or_pattern.removeprefix(PATTERN_PREFIX), text, which)
 
 
-def first_marker_end(marker: Marker, text: str) -> int | None:
+def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | None:
     """Number of characters of the shortest prefix in which the marker has completed, or None.
 
     Args:
         marker (Marker): The marker.
         text (str): A completion.
+        opened (bool): Whether it begins inside a thought.
 
     Returns:
         int | None: n such that `text[:n]` holds the marker and `text[:n - 1]` does not.
     """
     data = text.encode("utf-8", "surrogatepass")
-    end = next(completion_ends(marker, data), None)
-    return None if end is None else len(data[:end].decode("utf-8", "surrogatepass"))
+    end = next(completion_ends(marker, data, opened), None)
+    return None if end is None else count_characters(data[:end])
 
 
-def completion_ends(marker: Marker, data: bytes) -> Iterator[int]:
+def count_characters(data: bytes) -> int:
+    """Characters that some UTF-8 bytes have begun: a match may be settled by the first byte of the one behind it."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
+
+
+def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:
     """Number of bytes read at each completion of the marker, in order.
 
     Args:
         marker (Marker): The marker.
         data (bytes): The bytes of a completion, from its start.
+        opened (bool): Whether it begins inside a thought.
 
     Yields:
         int: Position behind the completing byte, 1-based.
     """
     rows = [row.tobytes() for row in marker.table]
-    state = 0
+    state = marker.thought_states[0] if opened else 0
     for position, byte in enumerate(data, start=1):
         entry = rows[state][byte]
         state = entry & ~COMPLETED
@@ -172,34 +191,37 @@ def completion_ends(marker: Marker, data: bytes) -> Iterator[int]:
             yield position
 
 
+def _build(name: str, description: str, grammar: Grammar, delimiters: Delimiters | None = None) -> Marker:
+    try:
+        table = build_dfa(outside_thoughts(grammar, delimiters))
+    except ValueError as error:
+        if delimiters is None:
+            raise
+        opening, closing = delimiters.parts
+        raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
+    return Marker(name, description, table, delimiters)
+
+
 @lru_cache(maxsize=64)
-def _cached_pattern_marker(name: str) -> Marker:
-    return pattern_marker(name, name.removeprefix(PATTERN_PREFIX))
+def _cached_pattern_marker(name: str, delimiters: Delimiters | None) -> Marker:
+    return pattern_marker(name, name.removeprefix(PATTERN_PREFIX), delimiters)
+
+
+@lru_cache(maxsize=64)
+def _cached_thinking_marker(name: str, delimiters: Delimiters) -> Marker:
+    return _build(name, MARKERS[name].description, GRAMMARS[name], delimiters)
 
 
 MARKERS: dict[str, Marker] = {
-    marker.name: marker
-    for marker in (
-        Marker(
-            "math",
-            r"a closed, non-empty, brace-balanced \boxed{...}; also for multiple choice",
-            build_dfa(START_OF_SEARCH, step_boxed, BOX_ALPHABET),
-        ),
-        Marker(
+    name: _build(name, description, GRAMMARS[name])
+    for name, description in (
+        ("math", r"a closed, brace-balanced \boxed{...} with an answer in it; also for multiple choice"),
+        (
             "math_paragraph",
             r"the paper's literal form: a closed \boxed{...}, then two newlines or a colon at the end of the line",
-            build_dfa(START_OF_SEARCH, step_boxed_paragraph, BOX_ALPHABET),
         ),
-        Marker(
-            "code",
-            "the fence of three backticks at column 0 that closes a non-empty block",
-            build_dfa(START_OF_TEXT, step_fence, FENCE_ALPHABET),
-        ),
-        Marker(
-            "qa",
-            "<answer>X</answer>, or 'Therefore(,) the answer is X' up to its newline or sentence end",
-            build_dfa(START_OF_SEARCH, step_qa, QA_ALPHABET),
-        ),
+        ("code", "the fence of three backticks at column 0 that closes a non-empty block"),
+        ("qa", "<answer>X</answer>, or 'Therefore(,) the answer is X' up to its newline or sentence end"),
     )
 }
-"""The built-in markers by name."""
+"""The built-in markers by name, for a model without thoughts."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .gate import GateSpec
+from .thoughts import Delimiters, parse_delimiters
 
 PREFIX = "duet_"
 
-GATE_VERSION = 1
+GATE_VERSION = 2
 """Goes up with every change of what the parameters mean; trainer and engine must agree on it."""
 
 MAX_EOS_IDS = 32
@@ -30,14 +31,18 @@ _COUNTS = {
 }
 """Integer parameters and their least values."""
 
-_CHOICES = {"duet_at_gate": ("keep", "abort", "off"), "duet_trim": ("on", "off")}
+_CHOICES = {
+    "duet_at_gate": ("keep", "abort", "off"),
+    "duet_trim": ("on", "off"),
+    "duet_begins": ("in answer", "in thought"),
+}
 """Words rather than booleans: over HTTP a boolean becomes 1."""
 
 _LARGEST = 2**31 - 1
 
 _NAMES = frozenset(
     {*_COUNTS, *_CHOICES, "duet_version", "duet_marker", "duet_entropy_threshold", "duet_margin_threshold"}
-    | {"duet_eos", "duet_fingerprint", "duet_weights"}
+    | {"duet_eos", "duet_thoughts", "duet_fingerprint", "duet_weights"}
 )
 
 
@@ -53,6 +58,8 @@ class GateRequest:
         eos_ids (frozenset[int]): Token ids that end a rollout naturally.
         fingerprint (str): Of the marker's token automaton as the sender compiled it; empty: not compared.
         weights (str): Path that the engine must have loaded its weights from last; empty: not compared.
+        delimiters (Delimiters | None): Of the thoughts in which the marker does not complete; None: there are none.
+        in_thought (bool): Whether the prompt has opened one.
     """
 
     spec: GateSpec
@@ -62,6 +69,8 @@ class GateRequest:
     eos_ids: frozenset[int]
     fingerprint: str = ""
     weights: str = ""
+    delimiters: Delimiters | None = None
+    in_thought: bool = False
 
 
 def gate_parameters(
@@ -73,6 +82,8 @@ def gate_parameters(
     *,
     fingerprint: str = "",
     weights: str = "",
+    delimiters: Delimiters | None = None,
+    in_thought: bool = False,
 ) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
@@ -87,6 +98,8 @@ def gate_parameters(
         fingerprint (str): `TokenAutomaton.fingerprint` that the engine must have for this marker; empty: any.
         weights (str): Path that the engine must have loaded its weights from last; empty: any. An engine that differs
             in either stops the rollout before its first token.
+        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
+        in_thought (bool): Whether the rollout begins inside a thought.
 
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
@@ -105,6 +118,8 @@ def gate_parameters(
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
+        "duet_thoughts": [] if delimiters is None else list(delimiters.parts),
+        "duet_begins": "in thought" if in_thought else "in answer",
         "duet_fingerprint": fingerprint,
         "duet_weights": weights,
     }
@@ -147,6 +162,9 @@ def parse_gate_parameters(
         raise ValueError(f"duet_sentinel {sentinel} is also in duet_eos. Choose a token id that no text uses.")
     if stop_token_ids is not None and sentinel not in stop_token_ids:
         raise ValueError(f"duet_sentinel {sentinel} must be in stop_token_ids, or the rollout runs on. Add it there.")
+    delimiters, in_thought = parse_delimiters(given["duet_thoughts"]), words["duet_begins"] == "in thought"
+    if in_thought and delimiters is None:
+        raise ValueError("duet_begins is 'in thought', but duet_thoughts names no delimiters. Give both.")
     spec = GateSpec(
         poll_threshold=counts["duet_poll_threshold"],
         abort_threshold=counts["duet_abort_threshold"],
@@ -166,6 +184,8 @@ def parse_gate_parameters(
         eos_ids=eos_ids,
         fingerprint=texts["duet_fingerprint"],
         weights=texts["duet_weights"],
+        delimiters=delimiters,
+        in_thought=in_thought,
     )
 
 

@@ -2,20 +2,22 @@
 """Regular expressions as byte automata, for custom answer markers (Section 3.2).
 
 The standard library parses the pattern, characters become their UTF-8 byte sequences, Thompson's construction gives
-a nondeterministic automaton, and the powerset construction (in `dfa.py`) makes it deterministic.
+a nondeterministic automaton, and the exploration in `dfa.py` makes it deterministic. A state is a list of attempts at
+a match, the one that starts first in front. The match that is meant is the leftmost one, and of those the longest.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from re import _constants, _parser
+from typing import NamedTuple
 
-import numpy as np
-
-from .dfa import build_dfa
+from .dfa import Grammar
 
 MAX_NODES = 20_000
 """Nodes of the nondeterministic automaton; a counted repetition multiplies them. Bounds the compile time."""
 
+_NEWLINE = ord("\n")
 _LAST_CODE_POINT = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _CATEGORIES = {  # ASCII meaning, as under re.ASCII
@@ -44,40 +46,119 @@ _CONSTRUCTS = {  # by name: the parser's codes are integers, equal across kinds
 Ranges = tuple[tuple[int, int], ...]
 
 
-def compile_pattern(pattern: str) -> np.ndarray:
-    """The byte automaton that completes at each earliest end of a match.
+class Attempt(NamedTuple):
+    """A match that may have begun at one place of the text.
+
+    `nodes` may read on; empty: it cannot grow. `matched` once it has reached an end.
+    """
+
+    nodes: frozenset[int]
+    matched: bool
+
+
+Attempts = tuple[Attempt, ...]
+_SETTLED = Attempt(frozenset(), True)
+
+
+def pattern_grammar(pattern: str) -> Grammar:
+    """What completes once the bytes settle a match: that no match starts before it, and that it cannot grow.
 
     Args:
         pattern (str): Regular expression; see `markers.pattern_marker` for what it may hold.
 
     Returns:
-        np.ndarray: Table of shape (S, 256), uint8, as in `dfa.build_dfa`.
+        Grammar: States are attempts in the order of their starts. Bytes between the end of a match and the byte that
+            settles it may belong to the next one.
 
     Raises:
         ValueError: If the pattern is invalid, unsupported, matches the empty string or nothing, or is too large.
     """
-    try:
-        tree = _parser.parse(pattern, re.ASCII)
-    except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f"the marker pattern {pattern!r} is not a regular expression: {error}.") from error
-    nfa = _Nfa(pattern)
-    accept = nfa.node()
-    start = nfa.sequence(tree, tree.state.flags, accept)
-    if accept in nfa.closure([start], at_line_start=True, at_text_start=True):
-        raise ValueError(
-            f"the marker pattern {pattern!r} matches the empty string, so it would be seen at once. "
-            "Require at least one character."
-        )
+    matcher = _matcher(pattern)
 
-    def step(state: frozenset[int], byte: int) -> tuple[frozenset[int], bool]:
-        moved = [target for low, high, target in nfa.edges_of(state) if low <= byte <= high]
-        at_line_start = byte == ord("\n")
-        following = nfa.closure([start, *moved], at_line_start, at_text_start=False)
-        if accept in following:
-            return nfa.closure([start], at_line_start, at_text_start=False), True
-        return following, False
+    def step(state: Attempts, byte: int) -> tuple[Attempts, bool]:
+        attempts: list[Attempt] = []
+        taken: frozenset[int] = frozenset()  # a later attempt at the same node can only end inside an earlier one
+        for nodes, matched in state:
+            moved, at_end = matcher.read(nodes, byte)
+            attempt = Attempt(moved - taken, matched or at_end)
+            if attempt.nodes or (attempt.matched and attempts[-1:] != [_SETTLED]):
+                attempts.append(attempt)
+            taken |= moved
+            if at_end:  # the match covers the starts of all that follow
+                break
+        attempts.append(Attempt(matcher.begin(byte == _NEWLINE) - taken, False))
+        settled = attempts[0] == _SETTLED
+        return tuple(attempt for attempt in attempts[settled:] if any(attempt)), settled
 
-    return build_dfa(nfa.closure([start], at_line_start=True, at_text_start=True), step, nfa.alphabet())
+    return Grammar(
+        start=(Attempt(matcher.begin(at_line_start=True, at_text_start=True), False),),
+        step=step,
+        alphabet=matcher.alphabet,
+        is_search=lambda state: True,  # a match never reaches into a thought
+        is_complete=lambda state: any(attempt.matched for attempt in state),
+    )
+
+
+def match_end(pattern: str, text: str, begin: int) -> int | None:
+    """End of the longest match that starts at one place of a text; None if there is none.
+
+    Args:
+        pattern (str): As in `pattern_grammar`.
+        text (str): The text.
+        begin (int): The place, in characters.
+
+    Returns:
+        int | None: In characters.
+    """
+    matcher, end = _matcher(pattern), None
+    nodes = matcher.begin(begin == 0 or text[begin - 1] == "\n", at_text_start=begin == 0)
+    for place in range(begin, len(text)):
+        for byte in text[place].encode("utf-8", "surrogatepass"):
+            nodes, at_end = matcher.read(nodes, byte)
+        if at_end:
+            end = place + 1
+        if not nodes:
+            break
+    return end
+
+
+@lru_cache(maxsize=64)
+def _matcher(pattern: str) -> "_Matcher":
+    return _Matcher(pattern)
+
+
+class _Matcher:
+    """One attempt at a match: the sets of nodes that bytes lead to."""
+
+    def __init__(self, pattern: str) -> None:
+        try:
+            tree = _parser.parse(pattern, re.ASCII)
+        except (re.error, ValueError, OverflowError, RecursionError) as error:
+            raise ValueError(f"the marker pattern {pattern!r} is not a regular expression: {error}.") from error
+        self._nfa = _Nfa(pattern)
+        self._accept = self._nfa.node()
+        self._start = self._nfa.sequence(tree, tree.state.flags, self._accept)
+        if self._accept in self._nfa.closure([self._start], at_line_start=True, at_text_start=True):
+            raise ValueError(
+                f"the marker pattern {pattern!r} matches the empty string, so it would be seen at once. "
+                "Require at least one character."
+            )
+        self.alphabet = self._nfa.alphabet()
+        self._leading = self._nfa.leading_to(self._accept)
+        self._read: dict[tuple[frozenset[int], int], tuple[frozenset[int], bool]] = {}
+
+    def begin(self, at_line_start: bool, at_text_start: bool = False) -> frozenset[int]:
+        """The nodes of an attempt that begins at such a place."""
+        return self._nfa.closure([self._start], at_line_start, at_text_start) & self._leading
+
+    def read(self, nodes: frozenset[int], byte: int) -> tuple[frozenset[int], bool]:
+        """The nodes after one more byte, without those that lead nowhere, and whether a match ends here."""
+        found = self._read.get((nodes, byte))
+        if found is None:
+            targets = [target for low, high, target in self._nfa.edges_of(nodes) if low <= byte <= high]
+            moved = self._nfa.closure(targets, byte == _NEWLINE, at_text_start=False)
+            found = self._read[nodes, byte] = moved & self._leading, self._accept in moved
+        return found
 
 
 class _Nfa:
@@ -172,6 +253,26 @@ class _Nfa:
             seen |= fresh
             queue += fresh
         return frozenset(node for node in seen if not self.jumps[node])
+
+    def leading_to(self, accept: int) -> frozenset[int]:
+        """The nodes from which some bytes lead to the accepting one."""
+        sources: dict[int, list[int]] = {}
+        closure: dict[tuple[int, bool], frozenset[int]] = {}
+        for node, edges in enumerate(self.edges):
+            for low, high, target in edges:
+                # a range may hold the newline, other bytes, or both
+                for at_line_start in {byte == _NEWLINE for byte in (low, high, min(max(low, _NEWLINE), high))}:
+                    key = target, at_line_start
+                    if key not in closure:
+                        closure[key] = self.closure([target], at_line_start, at_text_start=False)
+                    for reached in closure[key]:
+                        sources.setdefault(reached, []).append(node)
+        seen, queue = set(), [accept]
+        for node in queue:  # grows while it is read
+            fresh = set(sources.get(node, ())) - seen
+            seen |= fresh
+            queue += fresh
+        return frozenset(seen)
 
     def edges_of(self, nodes: Iterable[int]) -> Iterator[tuple[int, int, int]]:
         """All byte edges that leave the nodes."""

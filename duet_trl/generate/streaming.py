@@ -83,7 +83,15 @@ class StreamingGate:
         self._automata.append(automaton)
         return len(self._automata) - 1
 
-    def admit(self, slot: int, spec: GateSpec, keep: bool, automaton: int = 0, prefix: Sequence[int] = ()) -> None:
+    def admit(
+        self,
+        slot: int,
+        spec: GateSpec,
+        keep: bool,
+        automaton: int = 0,
+        prefix: Sequence[int] = (),
+        in_thought: bool = False,
+    ) -> None:
         """Start a rollout in a slot, or resume one whose first tokens exist already.
 
         Args:
@@ -92,16 +100,18 @@ class StreamingGate:
             keep (bool): Its coin.
             automaton (int): Index of its marker.
             prefix (Sequence[int]): Tokens it has generated so far.
+            in_thought (bool): Whether its first token continues a thought.
         """
         table, compiled = self._offsets[automaton], self._automata[automaton]
-        self._columns[:, slot] = _first_column(spec, keep, table, table + compiled.start * compiled.num_tokens)
+        first = compiled.first_state(in_thought)
+        self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
         if len(prefix):
-            self._resume(slot, spec, compiled, prefix)
+            self._resume(slot, spec, compiled, first, prefix)
         self._steps_to_meeting = min(self._steps_to_meeting, int(self._meets_at[slot] - self._length[slot]))
 
-    def _resume(self, slot: int, spec: GateSpec, automaton: TokenAutomaton, prefix: Sequence[int]) -> None:
+    def _resume(self, slot: int, spec: GateSpec, automaton: TokenAutomaton, first: int, prefix: Sequence[int]) -> None:
         column = dict(zip(_COLUMNS, self._columns[:, slot].tolist(), strict=True))
-        state, completed = _scan(automaton, prefix)
+        state, completed = _scan(automaton, first, prefix)
         length, interval = len(prefix), spec.poll_interval
         column["row"], column["length"] = column["table"] + state * automaton.num_tokens, length
         column["completed_at"] = int(completed.max(initial=-NEVER))
@@ -248,10 +258,10 @@ def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarra
     return array
 
 
-def _scan(automaton: TokenAutomaton, tokens: Sequence[int]) -> tuple[int, np.ndarray]:
-    """Run one automaton over one prefix: its state, and the lengths at which markers completed, int64."""
+def _scan(automaton: TokenAutomaton, state: int, tokens: Sequence[int]) -> tuple[int, np.ndarray]:
+    """Run one automaton from a state over one prefix: its state, and the lengths at which markers completed, int64."""
     table, num_tokens = memoryview(automaton.table.reshape(-1)), automaton.num_tokens
-    state, completed = automaton.start, []
+    completed = []
     for length, token in enumerate(tokens, start=1):
         entry = table[state * num_tokens + token]
         state = entry & STATE_BITS

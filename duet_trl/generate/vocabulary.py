@@ -9,7 +9,7 @@ marker that reads wrong bytes would be seen late, early or never.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 TokenBytes = Callable[[str], bytes]
@@ -25,18 +25,21 @@ class FastTokenizer(Protocol):
         """The `tokenizers.Tokenizer`, which can write itself as JSON with `to_str()`."""
 
 
-def vocabulary_bytes(tokenizer: FastTokenizer, vocab_size: int | None = None) -> list[bytes | None]:
+def vocabulary_bytes(
+    tokenizer: FastTokenizer, vocab_size: int | None = None, shown: Collection[str] = ()
+) -> list[bytes | None]:
     """The bytes that each token id appends to the text.
 
     Args:
         tokenizer (FastTokenizer): A Hugging Face fast tokenizer.
         vocab_size (int | None): Rows of the model's output layer, which are often more than the tokenizer's tokens.
             None: as many as the tokenizer has ids.
+        shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
 
     Returns:
-        list[bytes | None]: Length `vocab_size`. None for special tokens and unused ids. Added tokens that are not
-            special are text like any other, since decoding shows them. The blank that sentencepiece puts before the
-            first word, and that decoding removes, is kept.
+        list[bytes | None]: Length `vocab_size`. None for other special tokens and unused ids. Added tokens that are
+            not special are text like any other, since decoding shows them. The blank that sentencepiece puts before
+            the first word, and that decoding removes, is kept.
 
     Raises:
         ValueError: If the tokenizer is not a fast one, its decoder is not understood, or it has ids beyond
@@ -52,7 +55,7 @@ def vocabulary_bytes(tokenizer: FastTokenizer, vocab_size: int | None = None) ->
     description = json.loads(backend.to_str())
     to_bytes = _decoder(description["decoder"])
     tokens = _tokens(description["model"]["vocab"])
-    added = {entry["id"]: entry["special"] for entry in description["added_tokens"]}
+    added = {entry["id"]: entry["special"] and entry["content"] not in shown for entry in description["added_tokens"]}
     tokens.update({number: backend.id_to_token(number) for number in added})  # as decoding writes it: normalized
     size = max(tokens, default=-1) + 1
     if vocab_size is not None and size > vocab_size:

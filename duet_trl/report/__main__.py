@@ -24,6 +24,7 @@ from .completions import (
 )
 from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
 from .estimate_text import RARE, Estimate, as_json, percent, report_text
+from .logged_thoughts import find_thoughts, thought_notes
 from .spread import measure_groups, total_reward
 from .tokens import (
     CHARS_PER_TOKEN,
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     gate = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)")
     known = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
     gate.add_argument("--marker", type=_marker, action="append", default=[], metavar="NAME", help=known)
+    delimiters = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
+    gate.add_argument("--thought_delimiters", nargs="*", metavar="TEXT", help=delimiters)
     for name, kind, value, meaning in (
         ("poll_interval", _positive_count, default.poll_interval, "tokens between two marker checks"),
         ("keep_probability", _positive_share, default.keep_probability, "eps of the coin at the abort gate"),
@@ -159,12 +162,19 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     columns, guessed = _reward_columns(completions, logs.values(), options.reward_columns)
     reward = total_reward(completions, columns, options.reward_weights)
     unweighted = len(columns) > 1 and options.reward_weights is None
-    markers = [measure_marker(m, completions, counts, lengths, settings, reward) for m in settings.markers]
+    try:
+        thoughts = find_thoughts(completions, options.thought_delimiters)
+        markers = [
+            measure_marker(m, completions, counts, thoughts, lengths, settings, reward) for m in settings.markers
+        ]
+    except ValueError as error:
+        raise UnreadableRun(str(error)) from error
     seconds, seconds_source = _seconds(list(logs.values()), len(runs), options.seconds_per_step)
     return Estimate(
         completions=completions,
         token_source=source,
         chars_per_token=ratio,
+        thoughts=thoughts,
         lengths=lengths,
         groups=measure_groups(completions, counts.lengths, columns, reward),
         reward_columns=columns,
@@ -176,6 +186,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         settings=settings,
         notes=[
             *completions.notes,
+            *thought_notes(thoughts),
             *disagreement,
             *guessed,
             *(["Reward functions are added with weight 1 each; --reward_weights gives others."] if unweighted else []),

@@ -68,6 +68,7 @@ class Completions:
         num_files (int): Files with completions.
         batches (tuple[tuple[Path, int], ...]): Run and step of each generation batch.
         batch (np.ndarray): Index into `batches` of each completion, shape (N,), int64.
+        prompts (tuple[str, ...]): Prompt of each, as it was logged, length N.
         group (np.ndarray): Completions of one prompt in one batch share an index, shape (N,), int64, in [0, M).
         texts (tuple[str, ...]): What the policy wrote, length N.
         numbers (dict[str, np.ndarray]): Numeric columns but step and advantage, shape (N,), nan where there is none.
@@ -79,6 +80,7 @@ class Completions:
     num_files: int
     batches: tuple[tuple[Path, int], ...]
     batch: np.ndarray
+    prompts: tuple[str, ...]
     group: np.ndarray
     texts: tuple[str, ...]
     numbers: dict[str, np.ndarray]
@@ -252,7 +254,7 @@ def completion_text(value: str | Sequence[Mapping[str, Any]] | None) -> str:
 
     Args:
         value (str | Sequence[Mapping[str, Any]] | None): A string, or messages. Of messages the assistant's count;
-            reasoning that a response template split off stands before the answer, where it was generated.
+            reasoning that a response template split off stands before the answer, as a thought.
 
     Returns:
         str: The text; empty for None.
@@ -266,7 +268,8 @@ def _message_text(message: Mapping[str, Any]) -> str:
     content = message.get("content") or ""
     if not isinstance(content, str):
         content = "".join(part.get("text") or "" for part in content)
-    return (message.get("reasoning_content") or message.get("thinking") or "") + content
+    reasoning = message.get("reasoning_content") or message.get("thinking")
+    return f"<think>{reasoning}</think>{content}" if reasoning else content
 
 
 def _read_file(file: Path) -> list[Batch]:
@@ -360,6 +363,7 @@ def _combine(batches: Sequence[Batch], num_files: int, notes: list[str]) -> Comp
         num_files=num_files,
         batches=steps,
         batch=np.repeat([steps.index((batch.run, batch.step)) for batch in batches], sizes),
+        prompts=tuple(prompt for batch in batches for prompt in batch.prompts),
         group=group,
         texts=tuple(text for batch in batches for text in batch.texts),
         numbers=columns,

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..generate.gate import NEVER, GateSpec
-from ..generate.markers import MARKERS, extract_answer, get_marker
+from ..generate.markers import MARKERS
 from ..generate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
 from .completions import Completions, UnreadableRun
+from .logged_thoughts import LoggedThoughts
 from .spread import above_group_mean
 from .tokens import TokenCounts
 
@@ -92,7 +93,8 @@ class MarkerEstimate:
         abort_threshold (int): K2, tokens.
         trim_can_act (bool): Whether trim is on and could have stopped the longest completion.
         abort_can_act (bool): The same for abort.
-        shown (float): Completions in which it completes.
+        shown (float): Completions in which it completes outside of thoughts.
+        in_thought (float): Completions in which it first completes inside of one, where it does not count.
         tokens_after_answer (float): Tokens after its first completion.
         trim_saves (float): Tokens beyond tau + G of answered completions.
         tail (float): Completions that reach K2 + G without a marker that a poll saw.
@@ -109,6 +111,7 @@ class MarkerEstimate:
     trim_can_act: bool
     abort_can_act: bool
     shown: float
+    in_thought: float
     tokens_after_answer: float
     trim_saves: float
     tail: float
@@ -168,6 +171,7 @@ def measure_marker(
     name: str,
     completions: Completions,
     counts: TokenCounts,
+    thoughts: LoggedThoughts,
     lengths: Lengths,
     settings: Settings,
     reward: np.ndarray,
@@ -178,6 +182,7 @@ def measure_marker(
         name (str): Marker.
         completions (Completions): N completions, generated without a gate.
         counts (TokenCounts): Their tokens.
+        thoughts (LoggedThoughts): Where they think.
         lengths (Lengths): K1, and K2 by the paper's rule.
         settings (Settings): The rest of the gate; its grace window is known (`Settings.with_limit`).
         reward (np.ndarray): Reward of each, shape (N,), nan where unknown.
@@ -186,7 +191,7 @@ def measure_marker(
         MarkerEstimate: Shares and the mean length under the gate.
     """
     length, total = counts.lengths, lengths.total
-    answer_at = counts.answered_at(get_marker(name))
+    answer_at = thoughts.answered_at(name, counts)
     spec = _gate(answer_at, reward, lengths, settings)
     shown = answer_at < NEVER
     tau = np.full(len(length), NEVER)
@@ -204,13 +209,14 @@ def measure_marker(
         trim_can_act=spec.trim_at < lengths.longest,
         abort_can_act=spec.abort_at < lengths.longest,
         shown=float(shown.mean()),
+        in_thought=float(thoughts.hides_first(name, counts).mean()),
         tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
         trim_saves=trim_tokens / total,
         tail=float(tail.mean()),
         tail_tokens=tail_tokens / total,
         abort_saves=abort_tokens / total,
         tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
-        answer_changes=_answer_changes(name, completions, counts, stop),
+        answer_changes=thoughts.answer_changes(name, completions.texts, counts, stop),
         gated_mean=(total - trim_tokens - abort_tokens) / len(length),
     )
 
@@ -280,13 +286,3 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
             abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
         abort = min(max(abort, lengths.poll_threshold), lengths.longest)
     return replace(spec, abort_threshold=abort, abort=settings.abort)
-
-
-def _answer_changes(name: str, completions: Completions, counts: TokenCounts, stop: np.ndarray) -> float | None:
-    """Of the completions that stop early, the share whose last answer is another one after the cut."""
-    changed = [
-        extract_answer(name, counts.prefix(row, stop[row]), "last")
-        != extract_answer(name, completions.texts[row], "last")
-        for row in np.flatnonzero(stop < counts.lengths)
-    ]
-    return float(np.mean(changed)) if changed else None

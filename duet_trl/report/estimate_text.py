@@ -9,6 +9,7 @@ from typing import Any
 from ..generate.thresholds import REWARDED_QUANTILE
 from .completions import Completions, counted
 from .estimate import Lengths, MarkerEstimate, Projection, Settings
+from .logged_thoughts import LoggedThoughts
 from .spread import GroupSpread
 from .tables import text_table
 
@@ -27,6 +28,7 @@ class Estimate:
         completions (Completions): What was read.
         token_source (str): Where token counts come from.
         chars_per_token (float | None): The ratio if they are estimated; None if a tokenizer counted them.
+        thoughts (LoggedThoughts): Where the completions think.
         lengths (Lengths): Measured lengths, K1 and K2.
         groups (GroupSpread): Measured spread of rewards.
         reward_columns (list[str]): Columns it was measured on.
@@ -42,6 +44,7 @@ class Estimate:
     completions: Completions
     token_source: str
     chars_per_token: float | None
+    thoughts: LoggedThoughts
     lengths: Lengths
     groups: GroupSpread
     reward_columns: list[str]
@@ -60,7 +63,7 @@ def report_text(estimate: Estimate) -> str:
         "What would DUET save on this run?",
         "MEASURED on the logged completions\n" + _measured(estimate),
         f"MEASURED per marker, in % (G = {estimate.settings.grace_window})\n"
-        + _marker_table(estimate.markers, estimate.settings),
+        + _marker_table(estimate.markers, estimate.settings, estimate.thoughts.delimiters is not None),
         "PROJECTED for the logged batches\n" + _projection_table(estimate),
         "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
     ]
@@ -151,9 +154,10 @@ def remark(marker: MarkerEstimate, settings: Settings) -> str:
     return "; ".join(parts)
 
 
-def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings) -> str:
+def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings, thinks: bool) -> str:
     shares = {
         "shown in": [marker.shown for marker in markers],
+        **({"in thought": [marker.in_thought for marker in markers]} if thinks else {}),
         "tokens after answer": [marker.tokens_after_answer for marker in markers],
         "trim saves": [marker.trim_saves if marker.trim_can_act else None for marker in markers],
         "tail": [marker.tail for marker in markers],
@@ -169,11 +173,13 @@ def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings) -> str:
         [remark(marker, settings) for marker in markers],
     ]
     legend = (
-        f"K2: {_rule(settings)}. shown in: completions with the marker. tokens after answer, trim saves, tail tokens, "
-        "abort saves: of all tokens. trim saves: those beyond tau + G. tail: completions without a marker at K2 + G. "
-        "tail tokens: theirs beyond K2 + G. abort saves: 1 - eps of these. tail above mean: of the tail, completions "
-        "better than their group. answer changes: of the trimmed, completions whose last answer is another one after "
-        "the cut. cannot act: comes behind the end of the longest completion."
+        f"K2: {_rule(settings)}. shown in: completions with the marker. "
+        + ("in thought: those that show it first inside a thought, where it does not count. " if thinks else "")
+        + "tokens after answer, trim saves, tail tokens, abort saves: of all tokens. trim saves: those beyond tau + "
+        "G. tail: completions without a marker at K2 + G. tail tokens: theirs beyond K2 + G. abort saves: 1 - eps of "
+        "these. tail above mean: of the tail, completions better than their group. answer changes: of the trimmed, "
+        "completions whose last answer is another one after the cut. cannot act: comes behind the end of the longest "
+        "completion."
     )
     table = text_table(["marker", "K2", *shares, "remark"], [list(row) for row in zip(*cells, strict=True)])
     return f"{_indented(table)}\n{_wrapped(legend)}"
@@ -212,7 +218,7 @@ def _assumptions(estimate: Estimate) -> list[str]:
 
 def as_json(estimate: Estimate) -> dict[str, Any]:
     """Every figure, unrounded, in JSON types."""
-    completions = estimate.completions
+    completions, thoughts = estimate.completions, estimate.thoughts
     seconds = estimate.seconds_per_step
     return {
         "inputs": {
@@ -227,6 +233,8 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
             "tokens_are_estimated": estimate.chars_per_token is not None,
             "chars_per_token": estimate.chars_per_token,
             "reward_columns": estimate.reward_columns,
+            "thought_delimiters": [] if thoughts.delimiters is None else list(thoughts.delimiters.parts),
+            "begin_in_thought": int(thoughts.opened.sum()),
             "lengths": asdict(estimate.lengths),
             "groups": asdict(estimate.groups),
             "markers": [asdict(marker) for marker in estimate.markers],

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..generate.automaton import compile_automaton
 from ..generate.gate import NEVER
-from ..generate.markers import Marker
+from ..generate.markers import Marker, count_characters
 from ..generate.vocabulary import vocabulary_bytes
 from .completions import Completions, RunLog, UnreadableRun
 
@@ -34,8 +34,11 @@ class TokenCounts(Protocol):
 
     lengths: np.ndarray
 
-    def answered_at(self, marker: Marker) -> np.ndarray:
-        """Tokens up to and including the one that first completes the marker, (N,) int64; `NEVER` without it."""
+    def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
+        """Tokens up to and including the one that first completes the marker, (N,) int64; `NEVER` without it.
+
+        `opened` (N,) bool says which texts begin inside a thought; None: none does.
+        """
 
     def prefix(self, row: int, num_tokens: int) -> str:
         """The first tokens of a text, as text."""
@@ -54,14 +57,15 @@ class CharacterCounts:
         self.chars_per_token = chars_per_token
         self.lengths = self._tokens(np.fromiter(map(len, texts), np.int64, len(texts)))
 
-    def answered_at(self, marker: Marker) -> np.ndarray:
+    def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
         """See `TokenCounts`."""
         chars = np.full(len(self.texts), NEVER)
         for start in range(0, len(self.texts), _CHUNK):
             data = [text.encode("utf-8", "surrogatepass") for text in self.texts[start : start + _CHUNK]]
-            ends = first_completions(marker, _BYTES, [np.frombuffer(text, np.uint8) for text in data])
+            inside = None if opened is None else opened[start : start + _CHUNK]
+            ends = first_completions(marker, _BYTES, [np.frombuffer(text, np.uint8) for text in data], inside)
             for row in np.flatnonzero(ends < NEVER):
-                chars[start + row] = len(data[row][: ends[row]].decode("utf-8", "surrogatepass"))
+                chars[start + row] = count_characters(data[row][: ends[row]])
         shown = chars < NEVER
         return np.where(shown, self._tokens(np.where(shown, chars, 0)), NEVER)
 
@@ -90,36 +94,41 @@ class TokenizerCounts:
     def __init__(self, texts: Sequence[str], tokenizer: Any) -> None:
         self.tokenizer = tokenizer
         self.backend_tokenizer = tokenizer  # what vocabulary_bytes reads of transformers' fast tokenizers
-        self.vocabulary = vocabulary_bytes(self)
         self.ids: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
             encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
             self.ids += [np.array(encoding.ids, np.int32) for encoding in encoded]
         self.lengths = np.fromiter(map(len, self.ids), np.int64, len(self.ids))
 
-    def answered_at(self, marker: Marker) -> np.ndarray:
+    def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
         """See `TokenCounts`."""
-        chunks = [self.ids[start : start + _CHUNK] for start in range(0, len(self.ids), _CHUNK)]
-        return np.concatenate([first_completions(marker, self.vocabulary, chunk) for chunk in chunks])
+        shown = () if marker.delimiters is None else marker.delimiters.parts
+        vocabulary = vocabulary_bytes(self, shown=shown)
+        inside = np.zeros(len(self.ids), dtype=bool) if opened is None else opened
+        chunks = [slice(start, start + _CHUNK) for start in range(0, len(self.ids), _CHUNK)]
+        return np.concatenate([first_completions(marker, vocabulary, self.ids[c], inside[c]) for c in chunks])
 
     def prefix(self, row: int, num_tokens: int) -> str:
         """See `TokenCounts`."""
-        return self.tokenizer.decode(self.ids[row][:num_tokens].tolist())
+        return self.tokenizer.decode(self.ids[row][:num_tokens].tolist(), skip_special_tokens=False)
 
 
-def first_completions(marker: Marker, vocabulary: Sequence[bytes | None], rows: Sequence[np.ndarray]) -> np.ndarray:
+def first_completions(
+    marker: Marker, vocabulary: Sequence[bytes | None], rows: Sequence[np.ndarray], opened: np.ndarray | None = None
+) -> np.ndarray:
     """Number of tokens of each row up to the first completion of the marker.
 
     Args:
         marker (Marker): The marker.
         vocabulary (Sequence[bytes | None]): Bytes of each token id.
         rows (Sequence[np.ndarray]): Token ids of N texts.
+        opened (np.ndarray | None): Whether each begins inside a thought, shape (N,), bool; None: none does.
 
     Returns:
         np.ndarray: Shape (N,), int64; `NEVER` where it does not complete.
     """
     ends = np.full(len(rows), NEVER)
-    row, position = compile_automaton(marker, vocabulary).completions(rows)
+    row, position = compile_automaton(marker, vocabulary).completions(rows, opened)
     np.minimum.at(ends, row, position)
     return ends
 

@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any
 
 from ..generate.markers import Which, extract_answer, get_marker
-from .completions import Completion, completion_text
+from .completions import Completion, read_completions
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ def choice_reward(
             column `answer`).
         options (list[list[str] | None] | None): Options of each multiple-choice question in the order of their letters
             (the column `options`).
-        **kwargs: Other columns and helpers that TRL passes; not used.
+        **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
         list[float | None]: 1.0 or 0.0; None where there is no gold answer, which TRL leaves ungraded.
     """
-    return _default_verifier()(completions, answer, options)
+    return _default_verifier()(completions, answer, options, **kwargs)
 
 
 @cache
@@ -76,8 +76,8 @@ class ChoiceVerifier:
         self, completions: list[Completion], answer: list[Any], options: list[Any] | None = None, **kwargs: Any
     ) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`choice_reward`."""
-        texts = [completion_text(completion) for completion in completions]
-        return self.grade([extract_answer(self._marker, text, self._which) for text in texts], answer, options)
+        written = read_completions(completions, kwargs)
+        return self.grade([extract_answer(self._marker, text, self._which) for text in written], answer, options)
 
     def grade(
         self, answers: Sequence[str | None], golds: Sequence[Any], options: Sequence[Any] | None = None

@@ -18,8 +18,10 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
+from ..generate.extract import answer_region
 from ..generate.markers import Which, extract_answer
-from .completions import Completion, completion_text
+from ..generate.thoughts import Written
+from .completions import Completion, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
@@ -113,16 +115,14 @@ class CodeVerifier:
 
     def __call__(self, completions: list[Completion], **columns: Any) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`code_reward`."""
-        verdicts = self.verify(
-            [completion_text(completion) for completion in completions], _rows(columns, len(completions))
-        )
+        verdicts = self.verify(read_completions(completions, columns), _rows(columns, len(completions)))
         return [None if verdict.passed is None else float(verdict.passed) for verdict in verdicts]
 
-    def verify(self, texts: Sequence[str], rows: Sequence[Row]) -> list[Verdict]:
+    def verify(self, texts: Sequence[str | Written], rows: Sequence[Row]) -> list[Verdict]:
         """Verdicts with their reasons.
 
         Args:
-            texts (Sequence[str]): Completions.
+            texts (Sequence[str | Written]): Completions.
             rows (Sequence[dict]): Columns of each one's row, as in :func:`code_reward`.
 
         Returns:
@@ -150,14 +150,14 @@ class CodeVerifier:
         """Ends the worker processes; they start again with the next call."""
         self._sandbox.close()
 
-    def _check(self, text: str, row: Row) -> Check | Verdict:
+    def _check(self, text: str | Written, row: Row) -> Check | Verdict:
         """The check of a completion, or its verdict where nothing needs to run."""
         tests = _tests(row)
         if isinstance(tests, str):
             return Verdict(None, tests, self.isolation, 0.0)
         source = extract_answer("code", text, self._which)
         if source is None and not self._fenced:
-            source = text
+            source = answer_region(text)
         if source is None:
             return Verdict(False, "no closed fenced block", self.isolation, 0.0)
         return Check(source=source, **tests)

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The text of a completion in TRL's two forms."""
+"""The text of a completion in TRL's two forms, and what is known about its thoughts."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..generate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
+
 Completion = str | list[dict[str, Any]]
+
+WRITTEN = "duet_written"
+"""Column that `DUETGRPOTrainer` and the evaluation add to the rows of reward functions: a `Written` per completion."""
 
 
 def completion_text(completion: Completion | None) -> str:
@@ -21,3 +27,49 @@ def completion_text(completion: Completion | None) -> str:
     if isinstance(content, list):
         return "".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     return str(content or "")
+
+
+def written_completions(
+    completions: Sequence[Completion],
+    token_ids: Sequence[Sequence[int]],
+    opened: Sequence[bool],
+    tokenizer: ThinkingTokenizer,
+    delimiters: Delimiters | None,
+) -> list[Written]:
+    """Completions with all that token ids tell about their thoughts.
+
+    Args:
+        completions (Sequence[Completion]): As TRL hands them to reward functions, length N.
+        token_ids (Sequence[Sequence[int]]): Their tokens.
+        opened (Sequence[bool]): Whether the prompt of each opens a thought.
+        tokenizer (ThinkingTokenizer): What decoded them.
+        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
+
+    Returns:
+        list[Written]: In order.
+    """
+    if delimiters is None:
+        return [Written(completion_text(completion)) for completion in completions]
+    special = are_special(delimiters, tokenizer)
+    written = []
+    for completion, ids, begins_inside in zip(completions, token_ids, opened, strict=True):
+        # the text lacks delimiters that are special tokens, and a template may have cut the thought off
+        whole = not special and (isinstance(completion, str) or completion[-1].keys() <= {"role", "content"})
+        text = completion_text(completion) if whole else shown_text(ids, tokenizer, delimiters)
+        written.append(Written(text, delimiters, bool(begins_inside)))
+    return written
+
+
+def read_completions(completions: Sequence[Completion], columns: Mapping[str, Any]) -> list[Written]:
+    """Completions of a reward function's call, with where their thoughts are.
+
+    Args:
+        completions (Sequence[Completion]): As TRL hands them over.
+        columns (Mapping[str, Any]): The other arguments of the call. Without the column `WRITTEN`, as under a stock
+            GRPOTrainer, thoughts are recognised by known delimiters in the text.
+
+    Returns:
+        list[Written]: In order.
+    """
+    written = columns.get(WRITTEN)
+    return [recognise(completion_text(c)) for c in completions] if written is None else list(written)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..generate.markers import extract_boxed
-from .completions import Completion, completion_text
+from .completions import Completion, read_completions
 from .math_pairs import comparable
 from .math_text import readable
 
@@ -44,7 +44,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
     Args:
         completions (list[str] | list[list[dict]]): Plain or conversational completions.
         answer (list[str]): Gold answers without a box, one per completion (the data-set column `answer`).
-        **kwargs: Other columns and helpers that TRL passes; not used.
+        **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
         list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed, which TRL leaves ungraded.
@@ -52,7 +52,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
     Raises:
         ImportError: If Math-Verify is not installed.
     """
-    return _default_verifier()(completions, answer)
+    return _default_verifier()(completions, answer, **kwargs)
 
 
 @cache
@@ -99,8 +99,8 @@ class MathVerifier:
 
     def __call__(self, completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`math_reward`."""
-        texts = [completion_text(completion) for completion in completions]
-        return self.grade([extract_boxed(text, which=self._which) for text in texts], answer)
+        written = read_completions(completions, kwargs)
+        return self.grade([extract_boxed(text, which=self._which) for text in written], answer)
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
         r"""Verdicts on extracted answers.

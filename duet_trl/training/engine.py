@@ -22,7 +22,9 @@ from ..generate.marker_gate import GatePlan
 from ..generate.markers import get_marker
 from ..generate.parameters import gate_parameters
 from ..generate.sentinel import find_sentinel
+from ..generate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..generate.vocabulary import vocabulary_bytes
+from .answer_region import Thoughts
 from .lockstep import in_lockstep
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ class GateSetup:
         automaton (TokenAutomaton): Compiled marker.
         sentinel (int): Token id the engine samples when the gate stops a rollout.
         eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
+        delimiters (Delimiters | None): Of the model's thoughts.
     """
 
     marker: str
     automaton: TokenAutomaton
     sentinel: int
     eos_ids: tuple[int, ...]
+    delimiters: Delimiters | None = None
 
 
 def load_tokenizer(
@@ -69,6 +73,12 @@ def load_tokenizer(
     return tokenizer
 
 
+def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> Delimiters | None:
+    """What opens and closes the thoughts of this run; None: the model has none."""
+    names = args.thought_delimiters
+    return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
+
+
 def prepare_gate(
     model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig
 ) -> GateSetup | None:
@@ -78,14 +88,17 @@ def prepare_gate(
         GateSetup | None: None where the gate is off.
 
     Raises:
-        ValueError: If the marker is unknown, an EOS is outside the vocabulary, or no sentinel is free.
+        ValueError: If the marker is unknown or has no room beside the thought delimiters, an EOS is outside the
+            vocabulary, or no sentinel is free.
     """
     if not args.gated:
         return None
     vocab_size, declared = _vocabulary(model, args)
-    marker = get_marker(args.marker)
+    delimiters = thought_delimiters(tokenizer, args)
+    shown = () if delimiters is None else delimiters.parts
     eos_ids = _eos_ids(tokenizer, [*declared, *_extra_eos_ids(tokenizer, args)], vocab_size)
-    automaton = compile_automaton(marker, vocabulary_bytes(tokenizer, vocab_size))
+    vocabulary = vocabulary_bytes(tokenizer, vocab_size, shown)
+    automaton = compile_automaton(get_marker(args.marker, delimiters), vocabulary)
     if args.sentinel_token_id is None:
         sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
     elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
@@ -95,7 +108,7 @@ def prepare_gate(
         )
     else:
         sentinel = args.sentinel_token_id
-    return GateSetup(args.marker, automaton, sentinel, eos_ids)
+    return GateSetup(args.marker, automaton, sentinel, eos_ids, delimiters)
 
 
 def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int, list[int]]:
@@ -182,11 +195,13 @@ class Engine:
     Args:
         args (DUETGRPOConfig): Checked configuration.
         setup (GateSetup | None): None: the engine is never gated.
+        tokenizer (PreTrainedTokenizerBase): The policy's.
     """
 
-    def __init__(self, args: DUETGRPOConfig, setup: GateSetup | None) -> None:
+    def __init__(self, args: DUETGRPOConfig, setup: GateSetup | None, tokenizer: PreTrainedTokenizerBase) -> None:
         self.args = args
         self.setup = setup
+        self.thoughts = Thoughts(tokenizer, thought_delimiters(tokenizer, args))
         self._server: ServerGeneration | None = None
 
     @contextmanager
@@ -264,21 +279,24 @@ class Engine:
             stops = kwargs.get("stop_token_ids") or []
             trainer.vllm_generation.generation_kwargs = kwargs | {"stop_token_ids": [*stops, *extra]}
 
-    def gated(self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray) -> AbstractContextManager:
+    def gated(
+        self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray, prompt_ids: list[list[int]]
+    ) -> AbstractContextManager:
         """While active, generation of these rollouts runs through the gate.
 
         Args:
             trainer (DUETGRPOTrainer): Owner of model and engine.
             gate (GatePlan): Gate of the step.
             rows (np.ndarray): Global numbers of the rollouts, in the order of the prompts, shape (R,).
+            prompt_ids (list[list[int]]): Tokens of these, length R.
         """
         if self.setup is None or not gate.active:
             return nullcontext()
-        eos_ids, marker = trainer.eos_token_ids, self.setup.marker
-        sentinel, fingerprint = self.setup.sentinel, self.setup.automaton.fingerprint
+        eos_ids, marker, sentinel = trainer.eos_token_ids, self.setup.marker, self.setup.sentinel
+        names = {"fingerprint": self.setup.automaton.fingerprint, "delimiters": self.setup.delimiters}
         parameters = [
-            gate_parameters(gate.spec, marker, bool(gate.keep[row]), sentinel, eos_ids, fingerprint=fingerprint)
-            for row in rows
+            gate_parameters(gate.spec, marker, bool(gate.keep[row]), sentinel, eos_ids, in_thought=thinks, **names)
+            for row, thinks in zip(rows, self.thoughts.open_after(prompt_ids).tolist(), strict=True)
         ]
         if self._server is not None:
             return self._server.gated(parameters)

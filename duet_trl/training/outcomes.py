@@ -29,7 +29,10 @@ def share_outcomes(step: Step, controller: Controller, exchange: Exchange, final
     """
     local_ids = step.completion_ids[: len(step.rows)]
     local = exchange.fail_together(
-        lambda: controller.replay(step.plan, step.rows, local_ids, step.gate_stopped), GateMismatch
+        lambda: controller.replay(
+            step.plan, step.rows, local_ids, step.gate_stopped, step.in_thought[: len(step.rows)]
+        ),
+        GateMismatch,
     )
     terminated = np.array([bool(ids) and ids[-1] in final_ids for ids in local_ids], dtype=bool) & ~step.gate_stopped
     columns = [local.outcome, local.marker_at, local.trimmed, local.length, local.answered_at, terminated]

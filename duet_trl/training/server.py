@@ -254,7 +254,12 @@ class ServerGeneration:
         client, setup = self._generation.vllm_client, self._setup
         if setup is not None:
             client.gate.probe(
-                setup.marker, setup.automaton.fingerprint, setup.sentinel, self._eos_ids, weights=client.weights
+                setup.marker,
+                setup.automaton.fingerprint,
+                setup.sentinel,
+                self._eos_ids,
+                weights=client.weights,
+                delimiters=setup.delimiters,
             )
 
     def _sync_once(self) -> ServerLost | None:

@@ -23,6 +23,7 @@ class Step:
         placement (Placement): Which process generates which rollout.
         rows (np.ndarray): Global numbers of the rollouts generated here, shape (R,).
         prompt_ids, completion_ids, completions, logprobs (list): Local rollouts, length R, without forced stops.
+        in_thought (np.ndarray): Whether the prompt of each of these opens a thought, shape (R,), bool.
         gate_stopped (np.ndarray): Local, shape (R,), bool.
         replay (Replay): All N rollouts.
         terminated (np.ndarray): Ended by an EOS, shape (N,), bool.
@@ -50,6 +51,7 @@ class Step:
     completion_ids: list = field(default_factory=list)
     completions: list = field(default_factory=list)
     logprobs: list | None = None
+    in_thought: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     gate_stopped: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=bool))
     replay: Replay | None = None
     terminated: np.ndarray | None = None

@@ -7,9 +7,10 @@ import pytest
 from duet_trl.evaluation.ends import eos_token_ids
 from duet_trl.evaluation.measure import Settings, average, build_graders, measure
 from duet_trl.evaluation.suites import load_suite
+from duet_trl.generate.thoughts import Delimiters
 from duet_trl.rewards import SandboxError
 from tests.evaluation.policy import TOKENIZER, Scripted, ids, write_jsonl
-from tests.tiny import END_OF_TURN
+from tests.tiny import END_OF_TURN, thinking_tokenizer
 
 EOS_IDS = eos_token_ids(TOKENIZER)
 RIGHT, WRONG, CUT = ids(r"so \boxed{42}"), ids(r"so \boxed{41}"), ids("so so", end=None)
@@ -172,3 +173,33 @@ def test_verdicts_are_booleans(math_file):
     policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT]), {})
     found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False))
     assert found["math500"].graded["sampled"].correct.dtype == np.bool_
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("opened", [False, True])
+def test_answers_inside_a_thought_do_not_count(math_file, special, opened):
+    tokenizer = thinking_tokenizer(Delimiters("<think>", "</think>"), special=special)
+    if opened:
+        tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n", "assistant\n<think>\n")
+    begin = "" if opened else "<think>"
+
+    def written(text):
+        return tokenizer(begin + text + END_OF_TURN)["input_ids"]
+
+    never_closed = written(r"\boxed{42}")
+    policy = Scripted(
+        {
+            "alpha": [written(r"\boxed{41}</think>\boxed{42}"), written(r"\boxed{42}</think>\boxed{41}")],
+            "beta": [never_closed, never_closed],
+            "gamma": [written(r"hm</think>\boxed{42}"), written("hm")],
+        },
+        {},
+    )
+    suites = {"math500": load_suite("math500", math_file)}
+    graders, eos_ids = build_graders(suites, which="first"), eos_token_ids(tokenizer)
+    settings = Settings(num_samples=2, greedy=False)
+    found = measure(policy, suites, graders, tokenizer, eos_ids, settings)["math500"].graded["sampled"]
+    assert found.correct.tolist() == [[True, False], [False, False], [True, False]]
+    none = Settings(num_samples=2, greedy=False, thought_delimiters=())
+    found = measure(policy, suites, graders, tokenizer, eos_ids, none)["math500"].graded["sampled"]
+    assert found.correct.tolist() == [[False, True], [True, True], [True, False]]

@@ -9,13 +9,18 @@ import numpy as np
 from duet_trl.generate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.generate.gate import GateSpec, Outcome
 from duet_trl.generate.markers import pattern_marker
+from duet_trl.generate.thoughts import Delimiters
 
 A, B, C, EOS = 0, 1, 2, 3
 """Token ids of the toy vocabulary; the marker is A followed by B."""
 
 
-def toy_automaton() -> TokenAutomaton:
-    return compile_automaton(pattern_marker("toy", "ab"), [b"a", b"b", b"c", None])
+THOUGHT = Delimiters("aa", "cb")
+"""Thoughts of the toy vocabulary, spelled by two tokens each."""
+
+
+def toy_automaton(delimiters: Delimiters | None = None) -> TokenAutomaton:
+    return compile_automaton(pattern_marker("toy", "ab", delimiters), [b"a", b"b", b"c", None])
 
 
 @dataclass(frozen=True)
@@ -64,9 +69,24 @@ def _has_marker(t: int, ends: Collection[int], window: int | None) -> bool:
     return any(oldest < end <= t for end in ends)
 
 
-def toy_ends(ids: Sequence[int]) -> list[int]:
-    """Lengths of the prefixes that end in the toy marker."""
-    return [end for end in range(2, len(ids) + 1) if list(ids[end - 2 : end]) == [A, B]]
+def toy_ends(
+    ids: Sequence[int],
+    delimiters: Delimiters | None = None,
+    in_thought: bool = False,
+    marker: tuple[int, int] = (A, B),
+) -> list[int]:
+    """Lengths of the prefixes that end in the toy marker (or another of two tokens) outside of thoughts."""
+    ends, begin = [], 0
+    for end in range(1, len(ids) + 1):
+        last = list(ids[begin:end])[-2:]
+        if in_thought:
+            if last == [C, B]:
+                in_thought, begin = False, end
+        elif delimiters is not None and last == [A, A]:
+            in_thought, begin = True, end
+        elif last == list(marker):
+            ends.append(end)
+    return ends
 
 
 def next_entropies(length: int, generator: np.random.Generator) -> np.ndarray:

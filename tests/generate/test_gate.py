@@ -15,9 +15,10 @@ from duet_trl.generate.gate import (
     split_sentinel,
 )
 from duet_trl.generate.streaming import StreamingGate
-from tests.generate.oracle import EOS, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton, toy_ends
+from tests.generate.oracle import EOS, THOUGHT, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton, toy_ends
 
 AUTOMATON = toy_automaton()
+THINKING = toy_automaton(THOUGHT)
 
 
 @st.composite
@@ -55,16 +56,19 @@ def with_marker_at(position: int, length: int) -> list[int]:
     return ids
 
 
-def stream(gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0) -> list[tuple[list[int], bool]]:
+def stream(
+    gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0, automaton=AUTOMATON, in_thought=None
+) -> list[tuple[list[int], bool]]:
     """A little engine: random subsets of rows decode, rows are preempted, moved and swapped between slots."""
     random = np.random.default_rng(seed)
     slots = len(naturals) + 2
-    gate = StreamingGate(slots, [AUTOMATON])
+    gate = StreamingGate(slots, [automaton])
+    in_thought = [False] * len(naturals) if in_thought is None else in_thought
     home = dict(enumerate(random.permutation(slots)[: len(naturals)].tolist()))  # rollout -> slot
     generated: list[list[int]] = [[] for _ in naturals]
     stopped = [False] * len(naturals)
     for rollout, slot in home.items():
-        gate.admit(slot, gate_spec, keep[rollout])
+        gate.admit(slot, gate_spec, keep[rollout], in_thought=in_thought[rollout])
     running = list(home)
     while running:
         for _ in range(2):
@@ -76,7 +80,8 @@ def stream(gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0) -> list[
             if random.random() < 0.1:  # preempted: resumes elsewhere from its tokens
                 free = next(slot for slot in range(slots) if slot not in home.values())
                 home[rollout] = free
-                gate.admit(free, gate_spec, keep[rollout], prefix=generated[rollout])
+                prefix = generated[rollout]
+                gate.admit(free, gate_spec, keep[rollout], prefix=prefix, in_thought=in_thought[rollout])
         batch = [rollout for rollout in random.permutation(running).tolist() if random.random() < 0.7]
         if not batch:
             continue
@@ -117,6 +122,35 @@ def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_
     free, on = replace(gate_spec, trim=False, abort=False), [C] * 40
     polled = [algorithm_1(free, r.ids + on, True, [], toy_ends(r.ids)).marker_at for r in expected]
     assert replayed.answered_at.tolist() == polled
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    specs(),
+    st.lists(st.tuples(natural_rollouts(), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+)
+def test_markers_inside_a_thought_do_not_count_wherever_it_was_opened(gate_spec, rollouts, seed):
+    naturals, keep, in_thought = map(list, zip(*rollouts, strict=True))
+    random = np.random.default_rng(seed)
+    entropy = [next_entropies(len(ids), random) for ids in naturals]
+    ends = [toy_ends(ids, THOUGHT, inside) for ids, inside in zip(naturals, in_thought, strict=True)]
+    expected = [algorithm_1(gate_spec, *row) for row in zip(naturals, keep, entropy, ends, strict=True)]
+
+    streamed = stream(gate_spec, naturals, keep, entropy, seed, THINKING, in_thought)
+    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
+
+    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
+    replayed = replay(gate_spec, THINKING, ids, stopped, keep, np.array(in_thought))
+    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
+    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
+
+
+def test_a_rollout_that_begins_in_a_thought_needs_an_automaton_that_knows_it():
+    with pytest.raises(ValueError, match="without its delimiters"):
+        StreamingGate(1, [AUTOMATON]).admit(0, spec(), keep=False, in_thought=True)
+    with pytest.raises(ValueError, match="without its delimiters"):
+        replay(spec(), AUTOMATON, [[C]], np.array([False]), [False], np.array([True]))
 
 
 @settings(max_examples=200, deadline=None)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from duet_trl.generate.grammars import is_placeholder
 from duet_trl.generate.markers import (
     MARKERS,
     completion_ends,
@@ -55,6 +56,14 @@ BOX_TEXTS = joined(
     "x",
     "é",
     "=",
+    "\\boxed{ANSWER",
+    "your ",
+    "Answer",
+    "\\text{",
+    "\\boxed{\\phantom{",
+    "...",
+    "?",
+    "…",
 )
 FENCE_TEXTS = joined("```", "``", "`", "\n", "\n```", "\n```\n", "```python\n", " ", "x", "\t", "\r\n", "é")
 QA_TEXTS = joined(
@@ -70,7 +79,19 @@ def ends(name, text):
     return [len(data[:end].decode()) for end in completion_ends(MARKERS[name], data)]
 
 
-def box_ends(text, is_content=lambda content: content.strip(BLANKS) != ""):
+WORDS = r"(?:your|the|final|yourfinal)?answer"
+COPIED = re.compile(
+    rf"{WORDS}|\\text\{{{WORDS}\}}|\.\.\.|\u2026|\\[lc]?dots|\?|\\phantom\{{[^{{}}\\]*\}}", re.I | re.A
+)
+
+
+def is_answer(content):
+    """Independent reading of what a box holds: neither nothing nor words copied from a prompt."""
+    squeezed = re.sub(f"[{BLANKS}]", "", content)
+    return bool(squeezed) and not COPIED.fullmatch(squeezed)
+
+
+def box_ends(text, is_content=is_answer):
     """Independent brace matcher: drop escaped characters from sight, then count braces with a running sum."""
     found, search = [], 0
     while (opening := text.find("\\boxed{", search)) >= 0:
@@ -257,14 +278,92 @@ def test_math_neither_sees_nor_reads_what_is_no_closed_box(text):
     assert extract_boxed(text) is None
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "ANSWER",
+        "answer",
+        "Your Answer",
+        "your final answer",
+        "the answer",
+        r"\text{answer}",
+        r"\text{ final answer }",
+        r" \text{Your answer} ",
+        r"\phantom{2}",
+        r"\phantom{}",
+        "...",
+        "…",
+        r"\ldots",
+        r"\dots",
+        r"\cdots",
+        "?",
+        "\n\n ANSWER\n",
+    ],
+)
+def test_a_placeholder_copied_from_a_prompt_is_no_answer(content):
+    box = f"\\boxed{{{content}}}"
+    for text in (f"Put it in {box}. ", f"{box} or {box}"):
+        for name in ("math", "math_paragraph"):
+            assert first_marker_end(MARKERS[name], text + "\n\n") is None
+            assert extract_answer(name, text, "first") is extract_answer(name, text, "last") is None
+    answered = f"It goes into {box}, so \\boxed{{7}} and not {box}."
+    assert answered[: first_marker_end(MARKERS["math"], answered)].endswith("{7}")
+    assert extract_boxed(answered, "first") == extract_boxed(answered, "last") == "7"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "A",
+        r"\text{A}",
+        "a",
+        "an",
+        "y",
+        r"\text{yes}",
+        "1, 2, ...",
+        r"1 + 2 + \dots",
+        "answers",
+        "the answer is 4",
+        r"\text{answer} = 4",
+        r"\phantom{2}3",
+        r"\phantom{\frac12}",
+        "..",
+        "??",
+        r"\text{the}",
+        r"\dot{x}",
+        r"\{?\}",
+    ],
+)
+def test_what_only_begins_like_a_placeholder_is_an_answer(content):
+    text = f"\\boxed{{{content}}}"
+    assert first_marker_end(MARKERS["math"], text) == len(text)
+    assert extract_boxed(text) == content
+
+
+def test_no_gold_answer_and_no_right_output_is_taken_for_a_placeholder():
+    names = ("math500_test.jsonl", "math_train_clean.jsonl", "gsm8k_test.jsonl", "aime2024_test.jsonl")
+    if not all((DATA / name).exists() for name in names):
+        pytest.skip(f"needs {', '.join(names)}")
+    golds = [str(json.loads(line)["answer"]) for name in names for line in (DATA / name).read_text().splitlines()]
+    assert len(golds) > 8_000
+    assert not any(is_placeholder(gold) or (gold and not is_answer(gold)) for gold in golds)
+    rows = [json.loads(line) for line in (DATA / "model_outputs_math.jsonl").read_text().splitlines()]
+    boxed = [re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", row["text"]) for row in rows if row["label"]]
+    copied = [boxes for boxes in boxed if any(map(is_placeholder, boxes))]
+    assert (
+        len(copied) == 4
+    )  # right outputs that leave \boxed{\phantom{2}} open on their way; their answer is another box
+    assert all(not is_placeholder(boxes[-1]) for boxes in copied)
+
+
 def nested(depth):
     return "\\boxed{" + "{" * (depth - 1) + "x" + "}" * depth
 
 
 def test_boxes_nest_to_the_documented_depth_and_deeper_ones_never_close():
-    assert first_marker_end(MARKERS["math"], nested(16)) == len(nested(16))
-    assert first_marker_end(MARKERS["math"], nested(17) + " \\boxed{1}") is None
-    assert extract_boxed(nested(17)) is not None  # the verifier reads any depth: marker => answer, not the converse
+    assert first_marker_end(MARKERS["math"], nested(8)) == len(nested(8))
+    assert first_marker_end(MARKERS["math"], nested(9) + " \\boxed{1}") is None
+    assert extract_boxed(nested(9)) is not None  # the verifier reads any depth: marker => answer, not the converse
 
 
 @pytest.mark.parametrize("text", ["\\boxed{1}\n\nSo", "\\boxed{1}:\nSo"])

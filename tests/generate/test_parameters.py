@@ -5,7 +5,9 @@ from hypothesis import strategies as st
 
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.parameters import gate_parameters, parse_gate_parameters
+from duet_trl.generate.thoughts import Delimiters
 
+THINK = Delimiters("<think>", "</think>")
 SPEC = GateSpec(32, 64, 16, poll_interval=8, entropy_threshold=0.25, window=256)
 
 
@@ -27,14 +29,17 @@ def parameters(**changes) -> dict:
         window=st.none() | st.integers(1, 4096),
     ),
     st.booleans(),
+    st.sampled_from([(None, False), (THINK, False), (THINK, True)]),
 )
-def test_parameters_are_read_back_as_they_were(spec, keep):
-    sent = gate_parameters(spec, "qa", keep, 7, [3, 4], fingerprint="f", weights="/w")
+def test_parameters_are_read_back_as_they_were(spec, keep, thoughts):
+    names = dict(zip(("delimiters", "in_thought"), thoughts, strict=True))
+    sent = gate_parameters(spec, "qa", keep, 7, [3, 4], fingerprint="f", weights="/w", **names)
     request = parse_gate_parameters(sent, stop_token_ids=[7])
     assert request.spec == spec
     assert request.keep == (keep and spec.abort)
     assert (request.marker, request.sentinel, request.eos_ids) == ("qa", 7, {3, 4})
     assert (request.fingerprint, request.weights) == ("f", "/w")
+    assert (request.delimiters, request.in_thought) == thoughts
 
 
 def test_parameters_are_flat_as_http_needs_them():
@@ -67,12 +72,18 @@ def test_request_without_gate_parameters_is_ungated(extra_args):
         ({"duet_entropy_threshold": -0.5}, "duet_entropy_threshold"),
         ({"duet_margin_threshold": 1}, "margin_threshold must be a difference of probabilities"),
         ({"duet_margin_threshold": "0.5"}, "duet_margin_threshold"),
-        ({"duet_version": 0}, "version 1, the request was made for 0. Install the same duet_trl"),
+        ({"duet_version": 0}, "version 2, the request was made for 0. Install the same duet_trl"),
         ({"duet_version": True}, "made for True"),
         ({"duet_fingerprint": 7}, "duet_fingerprint must be a string"),
         ({"duet_weights": ["a"]}, "duet_weights must be a string"),
         ({"duet_marker": 3}, "duet_marker"),
         ({"duet_marker": ""}, "duet_marker"),
+        ({"duet_begins": "in thought"}, "duet_thoughts names no delimiters"),
+        ({"duet_begins": True}, "'in answer', 'in thought'"),
+        ({"duet_thoughts": ["<think>"]}, "a list of two texts, or"),
+        ({"duet_thoughts": ["<think>", 3]}, "a list of two texts, or"),
+        ({"duet_thoughts": ["<think>", "a<think>"]}, "neither contains the other"),
+        ({"duet_thoughts": None}, "a list of two texts, or"),
         ({"duet_eos": 1}, "duet_eos"),
         ({"duet_eos": []}, "duet_eos"),
         ({"duet_eos": ["1"]}, "duet_eos"),

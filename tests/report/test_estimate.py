@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.generate.markers import MARKERS, extract_answer, first_marker_end, get_marker
+from duet_trl.generate.thoughts import Delimiters, recognise
 from duet_trl.report import estimate
 from duet_trl.report.__main__ import main
 from duet_trl.report.completions import (
@@ -27,9 +28,10 @@ from duet_trl.report.completions import (
     read_completions,
     read_run_log,
 )
+from duet_trl.report.logged_thoughts import find_thoughts
 from duet_trl.report.tokens import CharacterCounts, TokenizerCounts, load_tokenizer
 from tests.runs import count_fours, prompts, settings
-from tests.tiny import tiny_tokenizer
+from tests.tiny import thinking_tokenizer, tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
 MODEL_OUTPUTS = ROOT.parent / "shared" / "data" / "model_outputs_math.jsonl"
@@ -311,7 +313,8 @@ def test_mean_under_the_gate_is_that_of_algorithm_1(
     completions = of_texts(texts)
     counts = CharacterCounts(texts, 1.0)
     lengths = estimate.measure_lengths(completions, counts, assumed)
-    found = estimate.measure_marker(marker, completions, counts, lengths, assumed, np.full(len(texts), np.nan))
+    thoughts, unknown = find_thoughts(completions, None), np.full(len(texts), np.nan)
+    found = estimate.measure_marker(marker, completions, counts, thoughts, lengths, assumed, unknown)
     if not answer_quantile:
         assert found.abort_threshold == lengths.abort_threshold
     spec = (lengths.poll_threshold, found.abort_threshold, grace_window, poll_interval)
@@ -328,7 +331,8 @@ def test_projected_tokens_grow_with_the_budget_and_never_exceed_the_run(texts, g
     completions, counts = of_texts(texts), CharacterCounts(texts, 2.5)
     lengths = estimate.measure_lengths(completions, counts, assumed)
     unknown = np.full(len(texts), np.nan)
-    markers = [estimate.measure_marker(m, completions, counts, lengths, assumed, unknown) for m in MARKERS]
+    none = find_thoughts(completions, [])
+    markers = [estimate.measure_marker(m, completions, counts, none, lengths, assumed, unknown) for m in MARKERS]
     for marker in markers:
         assert 0 <= marker.trim_saves <= marker.tokens_after_answer + 1e-12 <= 1
         assert 0 <= marker.abort_saves <= marker.tail_tokens <= 1
@@ -351,6 +355,7 @@ def of_texts(texts):
         num_files=1,
         batches=((Path("run"), 1),),
         batch=np.zeros(num, np.int64),
+        prompts=("",) * num,
         group=np.zeros(num, np.int64),
         texts=tuple(texts),
         numbers={},
@@ -441,7 +446,7 @@ def test_messages_and_strings_are_the_same_completions(tmp_path, capsys):
         (None, ""),
         ([], ""),
         ([{"role": "assistant", "content": None}], ""),
-        ([{"role": "assistant", "reasoning_content": "why ", "content": "4"}], "why 4"),
+        ([{"role": "assistant", "reasoning_content": "why ", "content": "4"}], "<think>why </think>4"),
         ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "image", "text": None}]}], "a"),
         (
             [
@@ -704,6 +709,56 @@ def test_a_file_that_is_no_trainer_state_is_an_error(tmp_path, content):
         read_run_log(tmp_path / "trainer_state.json")
 
 
+# ---------------------------------------------------------------------------------------------------- thoughts
+
+LONG_THOUGHT = r"<think>so \boxed{4}? no wait" + " hm" * 50 + r"</think>It is \boxed{5}."
+THINKING = [
+    ("a <think>\n", r"maybe \boxed{4}" + " hm" * 50 + r"</think>\boxed{5} done", 1.0),  # the prompt opened it
+    ("a <think>\n", r"maybe \boxed{4} and so on" + " hm" * 50, 0.0),  # never closed
+    ("b", LONG_THOUGHT, 1.0),
+    ("b", "<think>hm</think>" + r"\boxed{6} and good bye", 0.0),
+]
+
+
+@pytest.mark.parametrize("tokenizer", [False, True])
+def test_boxes_inside_a_thought_are_counted_and_do_not_count_as_answers(tmp_path, capsys, tokenizer):
+    write(tmp_path / "completions", 1, THINKING)
+    special = thinking_tokenizer(Delimiters("<think>", "</think>"), special=True)
+    special.save_pretrained(tmp_path / "tokenizer")
+    options = ("--tokenizer", tmp_path / "tokenizer") if tokenizer else ("--chars_per_token", 1)
+    result = figures(capsys, tmp_path, tmp_path, *options)
+    math_row = by_marker(result, "math")
+    assert math_row["in_thought"] == 0.75  # all but the last show their first box inside
+    assert math_row["shown"] == 0.75  # all but the one that never closes answer
+    assert result["measured"]["thought_delimiters"] == ["<think>", "</think>"]
+    assert result["measured"]["begin_in_thought"] == 2
+    assert any("Thoughts stand between <think> and </think>" in note for note in result["notes"])
+    if not tokenizer:
+        texts = [text for _, text, _ in THINKING]
+        after = sum(len(text) - text.rindex("}") - 1 for text in (texts[0], texts[2], texts[3]))
+        assert math_row["tokens_after_answer"] == pytest.approx(after / sum(map(len, texts)))
+
+    told = figures(capsys, tmp_path, tmp_path, *options, "--thought_delimiters", "<think>", "</think>")
+    assert told["measured"]["markers"] == result["measured"]["markers"]
+    none = figures(capsys, tmp_path, tmp_path, *options, "--thought_delimiters")
+    assert by_marker(none, "math")["shown"] == 1.0 and by_marker(none, "math")["in_thought"] == 0.0
+    assert none["measured"]["thought_delimiters"] == []
+    assert "in thought" not in run(capsys, tmp_path, "--thought_delimiters")[1]
+    assert "in thought" in run(capsys, tmp_path)[1]
+
+
+def test_delimiters_that_are_no_pair_are_an_error_of_the_command_line(tmp_path, capsys):
+    write(tmp_path / "completions", 1, THINKING)
+    status, _, errors = run(capsys, tmp_path, "--thought_delimiters", "<think>")
+    assert status == 1 and "thought delimiters must be a list of two texts" in errors
+
+
+def test_reasoning_that_a_template_split_off_is_a_thought():
+    message = {"role": "assistant", "reasoning_content": r"maybe \boxed{4}", "content": r"\boxed{5}"}
+    written = recognise(completion_text([message]))
+    assert extract_answer("math", written) == "5"
+
+
 # ------------------------------------------------------------------------------------------------- real outputs
 
 
@@ -720,7 +775,7 @@ def real_outputs(tmp_path_factory):
 
 def test_real_outputs_against_plain_python(real_outputs, capsys, tmp_path):
     folder, rows = real_outputs
-    result = figures(capsys, tmp_path, folder, "--chars_per_token", 1)
+    result = figures(capsys, tmp_path, folder, "--chars_per_token", 1, "--thought_delimiters")  # without thoughts
     total = sum(len(row["text"]) for row in rows)
     for name in MARKERS:
         ends = [first_marker_end(get_marker(name), row["text"]) for row in rows]

@@ -83,10 +83,11 @@ def test_a_full_vocabulary_without_a_reserved_token_is_refused(tiny_path, tmp_pa
 @pytest.mark.parametrize("active", [True, False])
 def test_the_sentinel_marks_a_forced_stop_only_where_there_is_a_gate(tiny_path, tmp_path, active):
     args = config(tmp_path)
-    setup = prepare_gate(str(tiny_path), AutoTokenizer.from_pretrained(tiny_path), args)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
+    setup = prepare_gate(str(tiny_path), tokenizer, args)
     gate = GatePlan(GateSpec(4, 8, 2, trim=active, abort=active), np.zeros(2, dtype=bool))
     sampled = [[5, 6, setup.sentinel, 0, 0], [5, 6, 7]]
-    ids, logprobs, stopped = Engine(args, setup).split(gate, sampled, [[-1.0] * 5, [-2.0] * 3])
+    ids, logprobs, stopped = Engine(args, setup, tokenizer).split(gate, sampled, [[-1.0] * 5, [-2.0] * 3])
     assert stopped.tolist() == [active, False]
     assert [len(row) for row in ids] == [len(row) for row in logprobs] == ([2, 3] if active else [5, 3])
 

@@ -19,7 +19,8 @@ import torch
 from ..automaton import STATE_BITS, TokenAutomaton
 from ..dfa import COMPLETED
 from ..parameters import MAX_EOS_IDS, GateRequest
-from .slots import FORCED, next_token_certainty
+from ..thoughts import Delimiters
+from .slots import FORCED, Compile, next_token_certainty
 
 NEVER = 2**30
 """A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""
@@ -72,39 +73,40 @@ class DeviceGates:
     Args:
         num_slots (int): Slots of the batch.
         device (torch.device): Where the logits are.
-        automaton (Callable[[str], TokenAutomaton]): Compiles a marker by name; called once per marker.
+        automaton (Compile): Compiles a marker; called once per marker and delimiters.
 
     Attributes:
         rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
     """
 
-    def __init__(self, num_slots: int, device: torch.device, automaton: Callable[[str], TokenAutomaton]) -> None:
+    def __init__(self, num_slots: int, device: torch.device, automaton: Compile) -> None:
         self.rows = torch.zeros(num_slots, WIDTH, dtype=torch.int32, device=device)
         self.tables = torch.zeros(0, 0, dtype=torch.uint8, device=device)
         self._automaton = automaton
-        self._automata: dict[str, tuple[int, TokenAutomaton]] = {}
+        self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
         self._gated = np.zeros(num_slots, dtype=bool)
         self._staged: dict[int, np.ndarray] = {}
         self._step = _choose_step(self.rows.device)
 
-    def prepare(self, marker: str) -> TokenAutomaton:
-        """Compile a marker and upload its table unless it is already there.
+    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        """Compile a marker for a model with such thoughts and upload its table unless it is already there.
 
         Raises:
             ValueError: If its vocabulary has another size than that of the markers before.
         """
-        if marker not in self._automata:
-            automaton = self._automaton(marker)
+        key = marker, delimiters
+        if key not in self._automata:
+            automaton = self._automaton(marker, delimiters)
             if self._automata and automaton.num_tokens != self.tables.shape[1]:
                 raise ValueError(
                     f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
                     f"{self.tables.shape[1]}. Compile them from the same tokenizer."
                 )
-            self._automata[marker] = self.tables.shape[0], automaton
+            self._automata[key] = self.tables.shape[0], automaton
             table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
             self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
-        return self._automata[marker][1]
+        return self._automata[key][1]
 
     def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
         """Compile the kernel, so that the first request does not wait for it: one step of an empty slot.
@@ -125,11 +127,11 @@ class DeviceGates:
             request (GateRequest): Its gate.
             prompt_len (int): Tokens of its prompt, without any it has generated.
         """
-        automaton = self.prepare(request.marker)
+        automaton = self.prepare(request.marker, request.delimiters)
         row = _request_row(request)
         row[Column.PROMPT_LEN] = prompt_len
-        row[Column.TABLE_ROW] = self._automata[request.marker][0]
-        row[Column.STATE] = automaton.start
+        row[Column.TABLE_ROW] = self._automata[request.marker, request.delimiters][0]
+        row[Column.STATE] = automaton.first_state(request.in_thought)
         self._stage(slot, row)
 
     def refuse(self, slot: int, sentinel: int) -> None:
@@ -226,7 +228,8 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
     row = row.clone()
     known = (token >= 0) & (token < tables.shape[1])
     state = row[:, Column.TABLE_ROW] + row[:, Column.STATE]
-    entry = torch.where(known, tables[state, torch.where(known, token, 0)].long(), 0)  # unknown: without text
+    entry = tables[state, torch.where(known, token, 0)].long()
+    entry = torch.where(known, entry, row[:, Column.STATE])  # an unknown token is not read
     length = row[:, Column.LENGTH] + 1
     completed_at = torch.where(entry >= COMPLETED, length, row[:, Column.COMPLETED_AT])
 

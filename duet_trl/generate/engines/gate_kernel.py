@@ -150,6 +150,7 @@ def _consume(row, history, newest, target, table, num_tokens):
         token = tl.where(length + 1 < target, token, newest)
         known = (token >= 0) & (token < num_tokens)
         entry = tl.load(table + state.to(tl.int64) * num_tokens + token, mask=known, other=0).to(tl.int32)
+        entry = tl.where(known, entry, state)  # an unknown token is not read
         state = entry & _STATE_BITS
         length += 1
         completed_at = tl.where(entry >= _COMPLETED, length, completed_at)

@@ -7,15 +7,14 @@ that have gathered since: decisions are those of a gate that reads each token at
 steps. In between, a step writes the decisions that stand.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 
 from ..automaton import TokenAutomaton
 from ..gate import NEVER
 from ..parameters import GateRequest
-from .slots import Decisions, SlotGates
+from ..thoughts import Delimiters
+from .slots import Compile, Decisions, SlotGates
 
 
 class HostGates:
@@ -25,10 +24,10 @@ class HostGates:
 
     Args:
         num_slots (int): Slots of the batch.
-        automaton (Callable[[str], TokenAutomaton]): Compiles a marker by name; called once per marker.
+        automaton (Compile): Compiles a marker; called once per marker and delimiters.
     """
 
-    def __init__(self, num_slots: int, automaton: Callable[[str], TokenAutomaton]) -> None:
+    def __init__(self, num_slots: int, automaton: Compile) -> None:
         self._gates = SlotGates(num_slots, automaton)
         self._requests: list[GateRequest | None] = [None] * num_slots
         self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
@@ -37,9 +36,9 @@ class HostGates:
         self._next_read = NEVER  # no slot has to be read before this call
         self._decisions: Decisions | None = None  # while they stand
 
-    def prepare(self, marker: str) -> TokenAutomaton:
-        """Compile a marker unless it is already there."""
-        return self._gates.prepare(marker)
+    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        """Compile a marker for a model with such thoughts unless it is already there."""
+        return self._gates.prepare(marker, delimiters)
 
     def admit(self, slot: int, request: GateRequest, output: list[int]) -> None:
         """Put a request into a slot.

@@ -19,6 +19,7 @@ import aiohttp
 
 from ..gate import GateSpec
 from ..parameters import gate_parameters
+from ..thoughts import Delimiters
 from .errors import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
@@ -144,7 +145,15 @@ class GateServer:
 
         return self._run(complete)
 
-    def probe(self, marker: str, fingerprint: str, sentinel: int, eos_ids: Sequence[int], weights: str = "") -> None:
+    def probe(
+        self,
+        marker: str,
+        fingerprint: str,
+        sentinel: int,
+        eos_ids: Sequence[int],
+        weights: str = "",
+        delimiters: Delimiters | None = None,
+    ) -> None:
         """Make sure that the gate is active there and is the gate of this run.
 
         The probe is a rollout that the gate must stop after its first token.
@@ -155,6 +164,7 @@ class GateServer:
             sentinel (int): Token id of a forced stop.
             eos_ids (Sequence[int]): Token ids that end a rollout.
             weights (str): Path that the server must have loaded last; empty: any.
+            delimiters (Delimiters | None): Of the model's thoughts.
 
         Raises:
             ServerError: If the gate is absent, of another version, or was compiled for another tokenizer, or if
@@ -164,7 +174,8 @@ class GateServer:
         spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
         def ask(fingerprint: str, weights: str) -> Completion:
-            gate = gate_parameters(spec, marker, False, sentinel, eos_ids, fingerprint=fingerprint, weights=weights)
+            names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
+            gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
             sampling = {
                 "max_tokens": 3,
                 "temperature": 1.0,

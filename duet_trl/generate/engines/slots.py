@@ -15,6 +15,10 @@ import torch
 from ..automaton import TokenAutomaton
 from ..parameters import MAX_EOS_IDS, GateRequest
 from ..streaming import StreamingGate
+from ..thoughts import Delimiters
+
+Compile = Callable[[str, Delimiters | None], TokenAutomaton]
+"""Compiles the marker of that name for a model with these thoughts."""
 
 FORCED = 2.0**66
 """Logit of a forced stop. The softmax is then exactly 1 there and 0 elsewhere, whatever penalties and temperature do
@@ -26,13 +30,13 @@ class SlotGates:
 
     Args:
         num_slots (int): Slots of the batch.
-        automaton (Callable[[str], TokenAutomaton]): Compiles a marker by name; called once per marker.
+        automaton (Compile): Compiles a marker; called once per marker and delimiters.
     """
 
-    def __init__(self, num_slots: int, automaton: Callable[[str], TokenAutomaton]) -> None:
+    def __init__(self, num_slots: int, automaton: Compile) -> None:
         self._gate = StreamingGate(num_slots)
         self._automaton = automaton
-        self._automata: dict[str, tuple[int, TokenAutomaton]] = {}
+        self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
         self._eos_ids = np.full((num_slots, MAX_EOS_IDS), -1, dtype=np.int64)
         self._thresholds = np.zeros((num_slots, 2), dtype=np.float32)  # entropy, margin
         self._sentinel = np.zeros(num_slots, dtype=np.int64)
@@ -50,17 +54,19 @@ class SlotGates:
         """Which of the given slots hold a gated request, shape (R,), bool."""
         return self._gated[slots]
 
-    def prepare(self, marker: str) -> TokenAutomaton:
-        """Compile a marker unless it is already there."""
-        if marker not in self._automata:
-            automaton = self._automaton(marker)
-            self._automata[marker] = self._gate.add_automaton(automaton), automaton
-        return self._automata[marker][1]
+    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        """Compile a marker for a model with such thoughts unless it is already there."""
+        key = marker, delimiters
+        if key not in self._automata:
+            automaton = self._automaton(marker, delimiters)
+            self._automata[key] = self._gate.add_automaton(automaton), automaton
+        return self._automata[key][1]
 
     def admit(self, slot: int, request: GateRequest, prefix: Sequence[int] = ()) -> None:
         """Put a request into a slot, with the tokens it has generated so far."""
-        self.prepare(request.marker)
-        self._gate.admit(slot, request.spec, request.keep, self._automata[request.marker][0], prefix)
+        self.prepare(request.marker, request.delimiters)
+        index, _ = self._automata[request.marker, request.delimiters]
+        self._gate.admit(slot, request.spec, request.keep, index, prefix, request.in_thought)
         self._eos_ids[slot] = _padded(request.eos_ids)
         self._thresholds[slot] = request.spec.entropy_threshold, request.spec.margin_threshold
         self._occupy(slot, request.sentinel)

@@ -27,7 +27,8 @@ class GateLogitsProcessor(LogitsProcessor):
 
     Args:
         requests (Sequence[GateRequest | None]): Gate of each row, length B; None runs ungated.
-        automata (Mapping[str, TokenAutomaton]): Compiled markers by name, over at least V tokens.
+        automata (Mapping[str, TokenAutomaton]): Markers by name, compiled over at least V tokens and with the thought
+            delimiters of the requests.
 
     Raises:
         ValueError: If a marker is missing or the requests differ in sentinel or EOS ids, which are one per batch here.
@@ -44,7 +45,7 @@ class GateLogitsProcessor(LogitsProcessor):
         self._num_rows = len(requests)
         self._sentinel, eos_ids = ends.pop() if ends else (None, frozenset())
         self._ends = np.array(sorted({*eos_ids, self._sentinel} - {None}), dtype=np.int64)
-        self._gates = SlotGates(len(requests), automata.__getitem__)
+        self._gates = SlotGates(len(requests), lambda marker, _: automata[marker])
         for row, request in enumerate(requests):
             if request is not None:
                 self._gates.admit(row, request)

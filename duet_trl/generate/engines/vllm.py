@@ -11,7 +11,7 @@ come as `additional_config={"duet_markers": {name: pattern}}` or as the marker n
 """
 
 import logging
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +24,7 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
 from ..automaton import TokenAutomaton, compile_automaton
 from ..markers import MARKERS, PATTERN_PREFIX, get_marker, pattern_marker
 from ..parameters import PREFIX, GateRequest, parse_gate_parameters
+from ..thoughts import Delimiters, find_delimiters
 from ..vocabulary import vocabulary_bytes
 from .device_gate import DeviceGates
 from .host_gate import HostGates
@@ -79,7 +80,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
             mend_reload()
         for name in self._markers.names:
-            self._gates.prepare(name)
+            self._gates.prepare(name, self._markers.delimiters)
         if self._req_states is not None:
             self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
@@ -89,12 +90,12 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         """Check the `duet_` parameters of a request when it is submitted.
 
         Raises:
-            ValueError: If they are not a complete, consistent set, or a `regex:` marker cannot be compiled. Over HTTP
-                this becomes status 400 with the same text.
+            ValueError: If they are not a complete, consistent set, or the marker cannot be compiled with its thought
+                delimiters. Over HTTP this becomes status 400 with the same text.
         """
         request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
-        if request is not None and request.marker.startswith(PATTERN_PREFIX):
-            get_marker(request.marker)
+        if request is not None and (request.marker in MARKERS or request.marker.startswith(PATTERN_PREFIX)):
+            get_marker(request.marker, request.delimiters)
 
     # Interface of the V1 runner
 
@@ -165,8 +166,13 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
                 f"this engine knows no marker {request.marker!r}; it has {self._markers.names}. Start it with "
                 f'additional_config={{"duet_markers": {{{request.marker!r}: <pattern>}}}}, or ask for regex:<pattern>'
             )
-        elif request.fingerprint not in ("", self._gates.prepare(request.marker).fingerprint):
-            reason = f"marker {request.marker!r} compiles to another automaton here: other tokenizer or other pattern"
+        else:
+            try:
+                fingerprint = self._gates.prepare(request.marker, request.delimiters).fingerprint
+            except ValueError as error:  # a pattern of this engine that has no room beside the delimiters
+                fingerprint, reason = request.fingerprint, str(error)
+            if request.fingerprint not in ("", fingerprint):
+                reason = f"marker {request.marker!r} is another automaton here: other tokenizer or other pattern"
         if reason and reason not in self._refusals:
             self._refusals.add(reason)
             logger.warning("DUETLogitsProcessor stops a request before its first token: %s.", reason)
@@ -178,33 +184,41 @@ class _Markers:
 
     def __init__(self, vllm_config: "VllmConfig") -> None:
         self._model_config = vllm_config.model_config
-        self._vocabulary: list[bytes | None] | None = None
-        patterns = vllm_config.additional_config.get("duet_markers", {})
-        self._custom = {name: pattern_marker(name, pattern) for name, pattern in patterns.items()}
+        self._vocabulary: dict[Delimiters | None, list[bytes | None]] = {}
+        self._patterns = vllm_config.additional_config.get("duet_markers", {})
+
+    @cached_property
+    def delimiters(self) -> Delimiters | None:
+        """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
+        return find_delimiters(self._tokenizer())
 
     @property
     def names(self) -> list[str]:
         """Markers that are ready from the start: the built-in ones and the engine's own."""
-        return sorted({*MARKERS, *self._custom})
+        return sorted({*MARKERS, *self._patterns})
 
     def knows(self, name: str) -> bool:
         """Whether `compile` has a marker of that name."""
-        return name in MARKERS or name in self._custom or name.startswith(PATTERN_PREFIX)
+        return name in MARKERS or name in self._patterns or name.startswith(PATTERN_PREFIX)
 
-    def compile(self, name: str) -> TokenAutomaton:
-        """Token automaton of a marker over every row of the logits."""
-        if self._vocabulary is None:
-            self._vocabulary = self._read_vocabulary()
-        marker = self._custom[name] if name in self._custom else get_marker(name)
-        return compile_automaton(marker, self._vocabulary)
+    def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:
+        """Token automaton of a marker over every row of the logits, for a model with such thoughts."""
+        if delimiters not in self._vocabulary:
+            shown = () if delimiters is None else delimiters.parts
+            self._vocabulary[delimiters] = vocabulary_bytes(
+                self._tokenizer(), self._model_config.get_vocab_size(), shown
+            )
+        pattern = self._patterns.get(name)
+        marker = get_marker(name, delimiters) if pattern is None else pattern_marker(name, pattern, delimiters)
+        return compile_automaton(marker, self._vocabulary[delimiters])
 
-    def _read_vocabulary(self) -> list[bytes | None]:
+    def _tokenizer(self) -> Any:
         tokenizer = cached_tokenizer_from_config(self._model_config)
         if tokenizer is None:
             raise ValueError(
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
-        return vocabulary_bytes(tokenizer, self._model_config.get_vocab_size())
+        return tokenizer
 
 
 def _checked_request(params: SamplingParams) -> GateRequest | None:

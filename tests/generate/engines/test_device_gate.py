@@ -13,7 +13,8 @@ from duet_trl.generate.engines.slots import FORCED, SlotGates
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.markers import pattern_marker
 from duet_trl.generate.parameters import GateRequest
-from tests.generate.oracle import EOS, A, B, C, algorithm_1
+from duet_trl.generate.thoughts import Delimiters
+from tests.generate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
 VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
@@ -46,8 +47,8 @@ LOGITS = {
 }
 
 
-def automaton(name: str) -> TokenAutomaton:
-    return compile_automaton(pattern_marker(name, AUTOMATA[name]), VOCABULARY)
+def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+    return compile_automaton(pattern_marker(name, AUTOMATA[name], delimiters), VOCABULARY)
 
 
 def device_gates(num_slots: int = NUM_SLOTS) -> DeviceGates:
@@ -75,7 +76,7 @@ class Rollout:
         if self.request is None:
             return self.natural, False
         spec, first, second = self.request.spec, *PAIRS[self.request.marker]
-        ends = [n for n in range(2, len(self.natural) + 1) if self.natural[n - 2 : n] == [first, second]]
+        ends = toy_ends(self.natural, self.request.delimiters, self.request.in_thought, (first, second))
         rules = ["both", *["entropy"] * (spec.entropy_threshold > 0), *["margin"] * (spec.margin_threshold > 0)]
         certain = [spec.trims_early and FIRES[kind] in rules for kind in self.kinds]
         rollout = algorithm_1(
@@ -99,7 +100,11 @@ def requests(draw: st.DrawFn) -> GateRequest:
         window=draw(st.sampled_from([None, 1, 2, 5])),
     )
     eos_ids = draw(st.sampled_from([frozenset({EOS, OTHER_EOS}), frozenset({OTHER_EOS, EOS, 10**9})]))
-    return GateRequest(spec, draw(st.booleans()), draw(st.sampled_from(sorted(PAIRS))), SENTINEL, eos_ids)
+    delimiters, in_thought = draw(st.sampled_from([(None, False), (THOUGHT, False), (THOUGHT, True)]))
+    marker = draw(st.sampled_from(sorted(PAIRS)))
+    return GateRequest(
+        spec, draw(st.booleans()), marker, SENTINEL, eos_ids, delimiters=delimiters, in_thought=in_thought
+    )
 
 
 @st.composite
@@ -316,7 +321,7 @@ def test_asking_again_without_a_new_token_decides_the_same():
 def test_each_marker_is_compiled_once_and_another_vocabulary_is_an_error():
     compiled = []
 
-    def compile_named(name: str) -> TokenAutomaton:
+    def compile_named(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
         compiled.append(name)
         return automaton(name) if name in AUTOMATA else compile_automaton(pattern_marker(name, "ab"), [b"a", b"b"])
 

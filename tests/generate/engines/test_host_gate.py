@@ -9,7 +9,8 @@ from duet_trl.generate.engines.host_gate import HostGates
 from duet_trl.generate.engines.slots import FORCED, SlotGates
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.parameters import GateRequest
-from tests.generate.oracle import EOS, A, B, C, toy_automaton
+from duet_trl.generate.thoughts import Delimiters
+from tests.generate.oracle import EOS, THOUGHT, A, B, C, toy_automaton
 
 SENTINEL, NUM_TOKENS, NUM_SLOTS = 5, 6, 7
 FLAT = torch.zeros(NUM_TOKENS)
@@ -17,8 +18,8 @@ CERTAIN = torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0, 0.0])
 ABOUT_TO_END = torch.tensor([0.0, 0.0, 0.0, 9.0, 0.0, 0.0])
 
 
-def toy(_: str):
-    return toy_automaton()
+def toy(_: str, delimiters: Delimiters | None):
+    return toy_automaton(delimiters)
 
 
 def request(random: np.random.Generator) -> GateRequest:
@@ -34,7 +35,10 @@ def request(random: np.random.Generator) -> GateRequest:
         margin_threshold=float(random.choice([0.0, 0.5])),
         window=int(random.integers(2, 9)) if random.random() < 0.5 else None,
     )
-    return GateRequest(spec, bool(random.random() < 0.5), "toy", SENTINEL, frozenset({EOS}))
+    delimiters = THOUGHT if random.random() < 0.5 else None
+    in_thought = delimiters is not None and bool(random.random() < 0.5)
+    keep = bool(random.random() < 0.5)
+    return GateRequest(spec, keep, "toy", SENTINEL, frozenset({EOS}), delimiters=delimiters, in_thought=in_thought)
 
 
 class Runner:

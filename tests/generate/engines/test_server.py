@@ -18,6 +18,7 @@ from duet_trl.generate.engines.server import Completion, GateServer
 from duet_trl.generate.gate import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.generate.markers import get_marker
 from duet_trl.generate.parameters import gate_parameters
+from duet_trl.generate.thoughts import Delimiters
 from duet_trl.training.weights import WeightFolder
 from tests.generate.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
 from tests.server_process import PAIR, ServerProcess, free_port
@@ -196,7 +197,7 @@ def test_bad_parameters_are_refused_with_our_text_and_the_server_lives_on(server
 def test_a_boolean_is_the_number_it_becomes_and_never_a_switch(server, tiny_gate):
     # As one token ends this rollout, true was taken for K1 = K2 = 1 and false for G = 0.
     once = {"duet_poll_threshold": True, "duet_abort_threshold": True, "duet_grace_window": False}
-    status, _, ids = ask(server, tiny_gate, {**once, "duet_poll_interval": True, "duet_version": True})
+    status, _, ids = ask(server, tiny_gate, {**once, "duet_poll_interval": True})
     assert status == 200 and len(ids) == 2 and ids[1] == tiny_gate.sentinel
 
 
@@ -216,6 +217,14 @@ def test_probe_passes_for_every_marker(server, tiny_gate, name):
     fingerprint = compile_automaton(get_marker(MARKERS.get(name, name)), tiny_gate.vocabulary).fingerprint
     for _ in range(5):
         assert server.client.probe(name, fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids) is None
+
+
+def test_probe_passes_for_thoughts_that_only_the_request_names(server, tiny_gate):
+    thought, ends = Delimiters("<think>", "</think>"), (tiny_gate.sentinel, tiny_gate.eos_ids)
+    fingerprint = compile_automaton(get_marker("math", thought), tiny_gate.vocabulary).fingerprint
+    assert server.client.probe("math", fingerprint, *ends, delimiters=thought) is None
+    with pytest.raises(ServerError, match="to another automaton"):
+        server.client.probe("math", fingerprint, *ends)
 
 
 def test_probe_finds_another_tokenizer(server, tiny_gate):

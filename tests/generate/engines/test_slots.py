@@ -11,7 +11,7 @@ from tests.generate.oracle import EOS, A, B, C, toy_automaton
 SENTINEL, NUM_TOKENS = 5, 6
 
 
-def toy(_: str):
+def toy(*_: object):
     return toy_automaton()
 
 
@@ -122,7 +122,7 @@ def test_swapped_requests_keep_their_own_eos_ids():
 def test_each_marker_is_compiled_once():
     compiled = []
 
-    def automaton(name: str):
+    def automaton(name: str, _: object):
         compiled.append(name)
         return toy_automaton()
 

@@ -9,9 +9,21 @@ import numpy as np
 import pytest
 import torch
 
+from duet_trl.generate.automaton import compile_automaton
 from duet_trl.generate.engines.colocated import gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.generate.gate import GateMismatch, GateSpec, Outcome, replay, split_sentinel
-from tests.generate.engines.tiny_gate import CAP, SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+from duet_trl.generate.markers import get_marker
+from duet_trl.generate.parameters import gate_parameters
+from duet_trl.generate.thoughts import Delimiters
+from tests.generate.engines.tiny_gate import (
+    CAP,
+    MARKER,
+    SPECS,
+    TinyGate,
+    assert_algorithm_1,
+    random_prompts,
+    replay_all,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -82,6 +94,22 @@ def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(l
     assert preemptions(llm) > before + 10
     assert_algorithm_1(tiny_gate, PROMPTS, gated, SPEC_OF_ROW, KEEP)
     replay_all(tiny_gate, gated, SPEC_OF_ROW, KEEP)
+
+
+def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
+    thought = Delimiters(" the", " answer")  # two tokens that the tiny policy often writes
+    automaton = compile_automaton(get_marker(MARKER, thought), tiny_gate.vocabulary)
+    in_thought = np.random.default_rng(1).random(NUM_ROWS) < 0.5
+    names = {"delimiters": thought, "fingerprint": automaton.fingerprint}
+    spec, ends = SPECS[0], (tiny_gate.sentinel, tiny_gate.eos_ids)
+    rows = zip(KEEP.tolist(), in_thought.tolist(), strict=True)
+    asked = [gate_parameters(spec, MARKER, keep, *ends, in_thought=inside, **names) for keep, inside in rows]
+    ids, stopped = split_sentinel(token_ids(generate(llm, tiny_gate, asked)), tiny_gate.sentinel)
+    found = replay(spec, automaton, ids, stopped, KEEP, in_thought)  # an error where the engine ran another gate
+    assert {*found.outcome.tolist()} == {*Outcome}
+    for automaton_or_start in ((tiny_gate.automaton, None), (automaton, ~in_thought)):
+        with pytest.raises(GateMismatch):
+            replay(spec, automaton_or_start[0], ids, stopped, KEEP, automaton_or_start[1])
 
 
 def test_gated_and_ungated_requests_share_a_batch(llm, tiny_gate):

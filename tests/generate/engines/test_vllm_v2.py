@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.generate.automaton import compile_automaton
+from duet_trl.generate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.generate.engines.slots import FORCED
 from duet_trl.generate.gate import GateSpec, Outcome
 from duet_trl.generate.markers import pattern_marker
 from duet_trl.generate.parameters import gate_parameters
-from tests.generate.oracle import EOS, A, B, C, algorithm_1, toy_ends
+from duet_trl.generate.thoughts import Delimiters
+from tests.generate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
 
 pytestmark = pytest.mark.vllm
 
@@ -24,7 +25,13 @@ NUM_SLOTS, VOCABULARY = 6, [b"a", b"b", b"c", None, None]
 SENTINEL, PROMPT, MAX_LENGTH = 4, [C, A, B], 64
 SPEC = GateSpec(4, 10, 3, poll_interval=3)
 LOADED = "/weights/7"
-TOY = compile_automaton(pattern_marker("toy", "ab"), VOCABULARY)
+
+
+def toy(delimiters: Delimiters | None = None) -> TokenAutomaton:
+    return compile_automaton(pattern_marker("toy", "ab", delimiters), VOCABULARY)
+
+
+TOY = toy()
 
 
 class Runner:
@@ -49,12 +56,15 @@ class Runner:
             additional_config={"duet_markers": {"toy": "ab"}},
             model_config=SimpleNamespace(model=LOADED),
         )
-        monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.compile", lambda self, name: TOY)
+        monkeypatch.setattr(
+            "duet_trl.generate.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts)
+        )
+        monkeypatch.setattr("duet_trl.generate.engines.vllm._Markers.delimiters", None)
         self.processor = processor_class(config, state)
         self.generated: dict[int, list[int]] = {}
 
     def admit(self, slot: int, gated: bool, keep: bool, generated: list[int], marker: str = "toy", **expected) -> None:
-        """expected: fingerprint and weights that the request asks for."""
+        """expected: fingerprint, weights and thoughts that the request asks for."""
         from vllm import SamplingParams
 
         extra = gate_parameters(SPEC, marker, keep, SENTINEL, [EOS], **expected) if gated else None
@@ -100,26 +110,29 @@ def test_forced_stops_are_those_of_algorithm_1_under_preemption_reuse_and_reorde
 
     random = np.random.default_rng(0)
     runner = Runner(DUETLogitsProcessor, monkeypatch)
-    waiting = [(natural_rollout(random), bool(random.random() < 0.4), []) for _ in range(200)]
-    running: dict[int, tuple[list[int], bool, list[int]]] = {}
+    thoughts = [{}, {"delimiters": THOUGHT}, {"delimiters": THOUGHT, "in_thought": True}]
+    waiting = [(natural_rollout(random), bool(random.random() < 0.4), thoughts[row % 3], []) for row in range(200)]
+    running: dict[int, tuple[list[int], bool, dict, list[int]]] = {}
     outcomes, preempted = set(), 0
     while waiting or running:
         for slot in set(range(NUM_SLOTS)) - running.keys():
             if waiting:
                 running[slot] = waiting.pop()
-                runner.admit(slot, True, running[slot][1], running[slot][2])
+                _, keep, asked, ids = running[slot]
+                runner.admit(slot, True, keep, ids, **asked)
         slots = random.permutation(list(running)).tolist()
         if random.random() < 0.2:  # the first part of a chunked prefill: its sample is discarded
             runner.apply(slots, [int(random.integers(1, len(runner.generated[slot]) + 1)) for slot in slots])
         for slot, row in zip(slots, runner.apply(slots), strict=True):
             stop = bool(row[SENTINEL] == FORCED)
             assert (row[:SENTINEL] == 0.0).all() and row[SENTINEL] in (FORCED, -torch.inf)
-            natural, keep, ids = running[slot]
+            natural, keep, asked, ids = running[slot]
             if not stop:
                 ids.append(natural[len(ids)])
                 runner.append(slot, ids[-1])
             if stop or len(ids) == len(natural):
-                expected = algorithm_1(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), toy_ends(natural))
+                ends = toy_ends(natural, **asked)
+                expected = algorithm_1(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends)
                 assert (ids, stop) == (expected.ids, expected.stopped)
                 outcomes.add(expected.outcome)
                 del running[slot]

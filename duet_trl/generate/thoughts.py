@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a completion of a thinking model may answer: behind its thought (Section 3.2; docs/fidelity.md#thoughts).
+
+An answer counts in the answer region only. The region is the whole completion for a model without thoughts. For
+others an opening delimiter ends it and the next closing one starts it anew, as if the text began there; a thought that
+never closes leaves no answer. A completion begins inside a thought where the chat template opens one in the prompt.
+Inside an answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+from .dfa import Grammar, State, split_further, tail_that_may_open
+
+
+class ThinkingTokenizer(Protocol):
+    """What is used of a Hugging Face tokenizer."""
+
+    chat_template: Any
+    all_special_ids: Sequence[int]
+    added_tokens_decoder: Mapping[int, Any]
+
+    def get_added_vocab(self) -> Mapping[str, int]:
+        """Added tokens, special or not, and their ids."""
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        """Text of token ids."""
+
+
+@dataclass(frozen=True)
+class Delimiters:
+    """What opens and closes a thought.
+
+    Attributes:
+        opening (str): For example `<think>`.
+        closing (str): For example `</think>`.
+
+    Raises:
+        ValueError: If one is empty or contained in the other.
+    """
+
+    opening: str
+    closing: str
+
+    def __post_init__(self) -> None:
+        if not self.opening or not self.closing or self.opening in self.closing or self.closing in self.opening:
+            raise ValueError(
+                f"thought delimiters must be two texts of which neither contains the other, got {self.opening!r} and "
+                f'{self.closing!r}. Write for example ["<think>", "</think>"], or [] for a model without thoughts.'
+            )
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """Opening and closing delimiter."""
+        return self.opening, self.closing
+
+
+KNOWN_DELIMITERS = (
+    Delimiters("<think>", "</think>"),  # DeepSeek-R1, Qwen3, QwQ, most others
+    Delimiters("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1, OpenThinker
+    Delimiters("[THINK]", "[/THINK]"),  # Magistral
+    Delimiters("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A Reasoning
+    Delimiters("<seed:think>", "</seed:think>"),  # Seed-OSS
+    Delimiters("<thinking>", "</thinking>"),
+    Delimiters("<thought>", "</thought>"),
+)
+"""Delimiters that are looked for in tokenizers, chat templates, and texts of which nothing else is known."""
+
+_ANY_KNOWN = re.compile("|".join(re.escape(part) for pair in KNOWN_DELIMITERS for part in pair.parts))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A completion as the policy wrote it, thought included.
+
+    Attributes:
+        text (str): With its delimiters, even where they are special tokens that decoding leaves out.
+        delimiters (Delimiters | None): Of its thoughts; None: the whole text is answer region.
+        opened (bool): Whether it begins inside a thought.
+    """
+
+    text: str
+    delimiters: Delimiters | None = None
+    opened: bool = False
+
+
+def parse_delimiters(names: Sequence[str]) -> Delimiters | None:
+    """Delimiters as a list of none or two texts.
+
+    Raises:
+        ValueError: If it is no such list.
+    """
+    if not isinstance(names, list | tuple) or len(names) not in (0, 2) or not all(isinstance(n, str) for n in names):
+        raise ValueError(f"thought delimiters must be a list of two texts, or [] for none, got {names!r}.")
+    return Delimiters(*names) if names else None
+
+
+def find_delimiters(tokenizer: ThinkingTokenizer) -> Delimiters | None:
+    """The delimiters that a tokenizer was made for: added tokens of it, else texts of its chat template.
+
+    Args:
+        tokenizer (ThinkingTokenizer): The policy's tokenizer.
+
+    Returns:
+        Delimiters | None: The first of `KNOWN_DELIMITERS` with both parts there; None: the model has no thoughts.
+    """
+    for place in (tokenizer.get_added_vocab(), str(tokenizer.chat_template)):
+        for pair in KNOWN_DELIMITERS:
+            if pair.opening in place and pair.closing in place:
+                return pair
+    return None
+
+
+def ends_in_thought(text: str, delimiters: Delimiters) -> bool:
+    """Whether a thought is open at the end of a text: the last opening delimiter is behind the last closing one."""
+    return text.rfind(delimiters.opening) > text.rfind(delimiters.closing)
+
+
+def prompt_opens_thought(
+    prompt_ids: Sequence[int], tokenizer: ThinkingTokenizer, delimiters: Delimiters | None
+) -> bool:
+    """Whether the completion of a prompt begins inside a thought.
+
+    A delimiter that is only mentioned, in a system prompt or a question, has the special tokens of a chat template
+    behind it: only what follows the last special token that is no delimiter counts.
+
+    Args:
+        prompt_ids (Sequence[int]): Token ids of the prompt.
+        tokenizer (ThinkingTokenizer): Its tokenizer.
+        delimiters (Delimiters | None): Of its thoughts; None: never.
+
+    Returns:
+        bool: Whether a thought is open at the end of the prompt.
+    """
+    if delimiters is None:
+        return False
+    breaks = _other_special_ids(tokenizer, delimiters)
+    ids = [int(token) for token in prompt_ids]
+    begin = next((place for place in range(len(ids), 0, -1) if ids[place - 1] in breaks), 0)
+    return ends_in_thought(tokenizer.decode(ids[begin:], skip_special_tokens=False), delimiters)
+
+
+def recognise(text: str) -> Written:
+    """A completion of which only its text is known.
+
+    The delimiters are the first of `KNOWN_DELIMITERS` in it. If that is a closing one, the thought was opened in the
+    prompt, or by a special token that the text does not show.
+
+    Args:
+        text (str): Decoded completion.
+
+    Returns:
+        Written: The text and where its thoughts are.
+    """
+    match = _ANY_KNOWN.search(text)
+    if match is None:
+        return Written(text)
+    pair = next(pair for pair in KNOWN_DELIMITERS if match[0] in pair.parts)
+    return Written(text, pair, opened=match[0] == pair.closing)
+
+
+def shown_text(token_ids: Sequence[int], tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> str:
+    """Decoded completion without special tokens other than the delimiters."""
+    hidden = _other_special_ids(tokenizer, delimiters)
+    return tokenizer.decode([token for token in token_ids if token not in hidden], skip_special_tokens=False)
+
+
+def are_special(delimiters: Delimiters, tokenizer: ThinkingTokenizer) -> bool:
+    """Whether decoding may leave a delimiter out."""
+    return any(token in delimiters.parts for token in _special_tokens(tokenizer).values())
+
+
+def _special_tokens(tokenizer: ThinkingTokenizer) -> dict[int, str]:
+    """Added tokens that decoding leaves out; a tokenizer need not have named them as its special tokens."""
+    return {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
+def _other_special_ids(tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> set[int]:
+    added = tokenizer.get_added_vocab()
+    return {*tokenizer.all_special_ids, *_special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
+
+
+class Thought(NamedTuple):
+    """Inside a thought: the tail of the text that may be its closing delimiter."""
+
+    tail: bytes
+
+
+class Answering(NamedTuple):
+    """In the answer region: state of the marker, and bytes that may be an opening delimiter and were not read yet."""
+
+    state: State
+    held: bytes
+
+
+def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar:
+    """A grammar that completes in the answer region only.
+
+    Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
+    so that none of them becomes part of an answer.
+
+    Args:
+        grammar (Grammar): What completes a marker in a text without thoughts.
+        delimiters (Delimiters | None): Of the thoughts; None: the grammar as it is.
+
+    Returns:
+        Grammar: The same search, begun anew behind each thought.
+    """
+    if delimiters is None:
+        return grammar
+    opening, closing = delimiters.opening.encode(), delimiters.closing.encode()
+    step, is_search, is_complete = cache(grammar.step), grammar.is_search, grammar.is_complete
+
+    def step_outside(state: Thought | Answering, byte: int) -> tuple[Thought | Answering, bool]:
+        if isinstance(state, Thought):
+            tail = tail_that_may_open(state.tail + bytes([byte]), (closing,))
+            return (Answering(grammar.start, b"") if tail == closing else Thought(tail)), False
+        inner, held, completed = state.state, state.held + bytes([byte]), False
+        while held:
+            if is_search(inner):
+                if held == opening:
+                    return Thought(b""), completed or is_complete(inner)
+                if opening.startswith(held):
+                    break
+            inner, done = step(inner, held[0])
+            held, completed = held[1:], completed or done
+        return Answering(inner, held), completed
+
+    alphabet = split_further(grammar.alphabet, opening + closing)
+    return Grammar(
+        start=Answering(grammar.start, b""),
+        step=step_outside,
+        alphabet=alphabet,
+        is_search=lambda state: isinstance(state, Answering) and is_search(state.state),
+        is_complete=lambda state: isinstance(state, Answering) and is_complete(state.state),
+    )
