@@ -37,7 +37,7 @@ THOUGHT_PIECES = ["<think>", "</think>", "<think>", "</think>", "<thi", "nk>", "
 PROBES = {
     "math": ("\\boxed{x}", None),
     "math_paragraph": ("\\boxed{x}\n\n", None),
-    "code": ("\n```\nx\n```", None),
+    "code": ("x`\n```\nx\n```", None),  # the first backtick ends an info string, in which no block is open yet
     "qa": ("Therefore the answer is x\n", "x\n"),
 }
 
@@ -80,7 +80,7 @@ def regions(name, text, opened):
 
 @pytest.mark.parametrize("name", [*MARKERS, CLOSED])
 @given(data=st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_marker_completes_as_in_each_stretch_outside_of_thoughts(name, data):
     text, opened = data.draw(texts(name)), data.draw(st.booleans())
     expected = [begin + at for begin, end in regions(name, text, opened) for at in plain_ends(name, text[begin:end])]
@@ -180,6 +180,7 @@ def test_a_completion_that_begins_in_a_thought_answers_behind_it():
 def test_text_begins_anew_behind_a_thought():
     text = "<think>x</think>```py\n1\n```"
     assert extract_answer("code", Written(text, THINK)) == "1"
+    assert extract_answer("code", Written(f"```{text}", THINK)) == "1"  # no block is open in an info string
     assert first_marker_end(get_marker("code", THINK), text) == len(text)
     assert extract_answer(r"regex:\AANSWER", Written("so<think>x</think>ANSWER", THINK)) == "ANSWER"
 
