@@ -15,7 +15,7 @@ from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.marker_gate import GatePlan
 from duet_trl.training.engine import Engine, prepare_gate
 from tests.runs import duet_settings, duet_trainer
-from tests.tiny import END_OF_TURN, MODEL_VOCAB
+from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
@@ -94,7 +94,7 @@ def test_the_sentinel_marks_a_forced_stop_only_where_there_is_a_gate(tiny_path, 
 
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_without_its_libraries_vllm_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch, mode):
-    engine = Engine(config(tmp_path, use_vllm=True, vllm_mode=mode), None)
+    engine = Engine(config(tmp_path, use_vllm=True, vllm_mode=mode), None, tiny_tokenizer())
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=rf"vllm_mode='{mode}' needs vllm.*pip install 'duet-trl\[vllm\]'"):
         with engine.construction(None):
