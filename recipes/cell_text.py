@@ -12,10 +12,6 @@ if TYPE_CHECKING:
     from cell import Cell
 
 
-LAST_ANSWER = ("math_qwen3", "math_llama3", "qa_qwen3")
-"""Recipes whose reward takes the last answer of a completion."""
-
-
 def print_cell(cell: "Cell") -> None:
     """Show a cell, one line for each question."""
     name = Path(cell.config.output_dir).name
@@ -53,7 +49,8 @@ def notes(cell: "Cell") -> list[str]:
     config, found = cell.config, []
     if config.method != "duet":
         return found
-    if config.trim and not config.ending_reward_weight and cell.arguments.recipe in LAST_ANSWER:
+    graded = cell.arguments.graded or ("first" if cell.arguments.recipe == "code_qwen3" else "last")
+    if config.trim and graded == "last" and not config.ending_reward_weight:
         found.append(
             "the reward grades the last answer, the trim stops behind the first, and nothing teaches the policy to "
             "stop there: ending_reward_weight is 0, as in the paper. On the tiny task that costs 0.067 of last-answer "

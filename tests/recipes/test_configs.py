@@ -237,6 +237,9 @@ def test_recommended_cells_differ_from_the_papers_in_what_the_dry_run_notes(mode
     print_cell(build_cell(*resolved(paper)))
     notes = capsys.readouterr().out.split("  notes")[1]
     assert "ending_reward_weight is 0, as in the paper" in notes and "advantage_cutoff are off" in notes
+    path = str(CONFIGS / f"{paper}.yaml")
+    print_cell(build_cell(*parse("math_qwen3", ["--config", path, "--dry_run", "--graded", "first"])))
+    assert "ending_reward_weight" not in capsys.readouterr().out
 
 
 def test_what_grades_the_last_answer_and_is_no_cell_of_the_paper_rewards_the_ending() -> None:
