@@ -96,7 +96,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     reward_decay: float = _knob("Factor on a prompt's reward history from one visit to the next.", default=0.7)
     allocation_solver: str | None = _knob(
-        "'exact' integer optimum (duet) or the ten-step 'bisection' of Eq. 4 (paper, release).", default=None
+        "'greedy' by gain per token (duet) or the ten-step 'bisection' of Eq. 4 (paper, release).", default=None
     )
     surrogate_warmup: int = _knob("k_warmup: observations before a prompt's sigma is used. Paper: 1.", default=1)
     surrogate_floor: float | None = _knob(
@@ -263,7 +263,7 @@ class DUETGRPOConfig(GRPOConfig):
     def _check_choices(self) -> None:
         choices = {
             "budget_reading": ("rollouts", "reference", "tokens"),
-            "allocation_solver": ("exact", "bisection"),
+            "allocation_solver": ("greedy", "bisection"),
             "allocation_objective": ("variance", "mixed"),
             "advantage_baseline": ("group", "history"),
             "surrogate_unseen": ("floor", "median"),

@@ -10,7 +10,7 @@ from typing import Any
 PRESETS: dict[str, dict[str, Any]] = {
     "duet": {
         "allocation_objective": "mixed",
-        "allocation_solver": "exact",
+        "allocation_solver": "greedy",
         "price_aborted": True,
         "surrogate_floor": 0.01,
         "surrogate_floor_quantile": 0.05,

@@ -22,7 +22,6 @@ from trl import ModelConfig, TrlParser
 from duet_trl import DUETGRPOConfig
 
 RECIPES = ("math_qwen3", "math_llama3", "code_qwen3", "qa_qwen3")
-SHARDINGS = ("none", "full")
 
 
 def _listed(value: list[str] | str) -> list[str]:
@@ -60,9 +59,7 @@ class RecipeArguments:
     )
     sandbox: str = _option("code: isolation of the tests, by name. 'auto': the strongest that works here.", "auto")
 
-    num_gpus: int = _option("GPUs that the configuration is made for; the dry run shares work and memory by it.", 8)
-    gpu_memory_gib: float = _option("Memory of one of them, GiB.", 80.0)
-    sharding: str = _option("Weights and optimizer: 'none' (whole on every GPU) or 'full' (FSDP2, ZeRO-3).", "none")
+    num_gpus: int = _option("GPUs that the configuration is made for; the dry run shares the batch by it.", 8)
 
     eval_suites: list[str] = _option("Suites measured before, while and after training. 'none': no suite.", [])
     eval_sources: list[str] = _option("Places of suites other than their own on the Hub: 'math500=<file>'.", [])
@@ -75,7 +72,7 @@ class RecipeArguments:
         named = [name.strip() for entry in _listed(self.eval_suites) for name in entry.split(",")]
         self.eval_suites = [name for name in dict.fromkeys(named) if name not in ("", "none")]
         self.eval_sources = _listed(self.eval_sources)
-        for name, allowed in (("recipe", RECIPES), ("sharding", SHARDINGS), ("graded", (None, "first", "last"))):
+        for name, allowed in (("recipe", RECIPES), ("graded", (None, "first", "last"))):
             if self.__dict__[name] not in allowed:
                 raise ValueError(f"{name} must be one of {list(allowed)}, got {self.__dict__[name]!r}.")
         for name in ("max_prompt_length", "num_gpus", "eval_samples"):
@@ -83,7 +80,7 @@ class RecipeArguments:
                 raise ValueError(f"{name} must be at least 1, got {self.__dict__[name]}.")
         if self.eval_every < 0:
             raise ValueError(f"eval_every must be at least 0, got {self.eval_every}. 0 measures the two ends only.")
-        for name, most in (("eval_temperature", float("inf")), ("eval_top_p", 1.0), ("gpu_memory_gib", float("inf"))):
+        for name, most in (("eval_temperature", float("inf")), ("eval_top_p", 1.0)):
             if not 0.0 < self.__dict__[name] <= most:
                 raise ValueError(f"{name} must be in (0, {most:g}], got {self.__dict__[name]}.")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a configuration comes to, before anything is loaded: data, batches, steps, tokens, measurements, memory.
+"""What a configuration comes to, before anything is loaded: data, batches, steps, tokens, measurements.
 
 `build_cell` computes it from the arguments alone and makes no model; `print_cell` shows it (`--dry_run`) and
 `start_line` is its short form at the start of a run.
@@ -7,13 +7,10 @@
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from arguments import RecipeArguments, RecipeConfig, accumulation_steps
 from cell_text import notes, print_cell, start_line
-from memory import DTYPE_BYTES, MODELS, Memory, Run, Shape, estimate, remedies, shape_of
 from rows import Rows, check_file, count_rows
-from transformers import AutoConfig
 from trl import ModelConfig
 
 from duet_trl.evaluation.suites import SUITES
@@ -35,8 +32,6 @@ class Cell:
 
     Attributes:
         arguments, config, model: What it was built from.
-        shape (Shape | None): The model's shape; None: unknown, `shape_problem` says why and what to do.
-        trained_parameters (int | None): Parameters that are trained.
         dtype (str): Name of the dtype that the weights are loaded in.
         rows (Rows): Prompts of the training set and how they were counted.
         num_processes (int): GPUs, or processes on a CPU, that train.
@@ -52,16 +47,11 @@ class Cell:
         steps_per_epoch, optimizer_steps (int | None): None: the number of rows is not known.
         warmup_steps (int | None): Of the optimizer steps.
         measured_steps (list[int]): Optimizer steps after which the suites are measured; empty: none.
-        memory (Memory | None): Estimate per GPU; None: the shape is unknown.
-        remedies (list[str]): Single changes after which a run that does not fit would.
     """
 
     arguments: RecipeArguments
     config: RecipeConfig
     model: ModelConfig
-    shape: Shape | None
-    shape_problem: str
-    trained_parameters: int | None
     dtype: str
     rows: Rows
     num_processes: int
@@ -79,8 +69,6 @@ class Cell:
     optimizer_steps: int | None
     warmup_steps: int | None
     measured_steps: list[int]
-    memory: Memory | None
-    remedies: list[str]
 
 
 def build_cell(
@@ -103,19 +91,12 @@ def build_cell(
     full = prompts * config.num_generations
     rows = count_rows(arguments, config, model) if num_rows is None else Rows(num_rows, "loaded")
     per_epoch, steps = optimizer_steps(rows.num_rows, prompts, generation_steps, accumulation, config)
-    shape, problem = _find_shape(model)
-    adapters = shape.adapter_parameters(model.lora_r, model.lora_target_modules) if shape and model.use_peft else None
-    run = _run(arguments, config, model, shape, adapters, processes, full) if shape else None
-    memory = estimate(run) if run else None
     mean_length, mean_source = MEAN_LENGTHS[config.gated]
     planned, tokens, mean = _tokens(arguments, config, full)
     return Cell(
         arguments=arguments,
         config=config,
         model=model,
-        shape=shape,
-        shape_problem=problem,
-        trained_parameters=adapters if adapters is not None else shape and shape.num_parameters,
         dtype=_dtype(config, model),
         rows=rows,
         num_processes=processes,
@@ -133,8 +114,6 @@ def build_cell(
         optimizer_steps=steps,
         warmup_steps=None if steps is None else config.get_warmup_steps(steps),
         measured_steps=measured_steps(arguments, steps),
-        memory=memory,
-        remedies=remedies(run) if memory and not memory.fits else [],
     )
 
 
@@ -226,53 +205,6 @@ def _most_rollouts(config: RecipeConfig, full: int, planned: float | None) -> in
     if planned is not None and not config.allocate and config.budget_reading == "rollouts":
         return math.ceil(planned)
     return full if config.max_rollouts == config.generation_batch_size else config.max_rollouts
-
-
-def _find_shape(model: ModelConfig) -> tuple[Shape | None, str]:
-    """The model's shape from the table, a folder or the Hub's cache; None with a reason and a remedy."""
-    name = model.model_name_or_path
-    if name is None:
-        return None, "none is named: give --model_name_or_path, a name on the Hub or a folder"
-    known = MODELS.get(name.removesuffix("-Base").removesuffix("-Instruct"))
-    if known is not None and not Path(name).exists():
-        return known, ""
-    try:
-        return shape_of(AutoConfig.from_pretrained(name, revision=model.model_revision, local_files_only=True)), ""
-    except OSError:
-        return None, f"{name} is neither a folder nor known here. Give a folder, or one of {', '.join(MODELS)}"
-    except ValueError as error:
-        return None, f"{name} has a shape that is not counted here: {error}"
-
-
-def _run(
-    arguments: RecipeArguments,
-    config: RecipeConfig,
-    model: ModelConfig,
-    shape: Shape,
-    adapters: int | None,
-    processes: int,
-    full_rollouts: int,
-) -> Run:
-    return Run(
-        shape=shape,
-        weight_bytes=DTYPE_BYTES[_dtype(config, model)],
-        mixed=config.bf16 or config.fp16,
-        num_gpus=processes,
-        sharded=arguments.sharding == "full" and processes > 1,
-        adapter_parameters=adapters,
-        reference=config.beta != 0 and adapters is None,
-        rows=config.per_device_train_batch_size,
-        row_tokens=arguments.max_prompt_length + config.max_completion_length,
-        completion_tokens=config.max_completion_length,
-        checkpointing=config.gradient_checkpointing,
-        engine=config.vllm_mode if config.use_vllm else "transformers",
-        engine_share=config.vllm_gpu_memory_utilization,
-        engine_sleeps=config.vllm_enable_sleep_mode,
-        engine_gpus=config.vllm_tensor_parallel_size,
-        engine_tokens=config.vllm_max_model_length or arguments.max_prompt_length + config.max_completion_length,
-        generated_rows=math.ceil(full_rollouts / processes),
-        gpu_gib=arguments.gpu_memory_gib,
-    )
 
 
 def _dtype(config: RecipeConfig, model: ModelConfig) -> str:

@@ -4,8 +4,6 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memory import GIB
-
 from duet_trl.evaluation.suites import SUITES
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ def print_cell(cell: "Cell") -> None:
         ("steps", _step_lines(cell)),
         ("tokens", _token_lines(cell)),
         ("evaluation", _evaluation_lines(cell)),
-        ("memory", _memory_lines(cell)),
         ("notes", notes(cell)),
     ):
         for number, line in enumerate(lines):
@@ -33,14 +30,11 @@ def print_cell(cell: "Cell") -> None:
 
 def start_line(cell: "Cell") -> str:
     """The cell in one line, for the start of a run."""
-    memory = "memory not estimated"
-    if cell.memory is not None:
-        memory = f"about {cell.memory.peak / GIB:.0f} of {cell.arguments.gpu_memory_gib:g} GiB per GPU (estimate)"
     return (
         f"{cell.model.model_name_or_path}, {_method(cell)}: {_number(cell.rows.num_rows)} prompts, "
         f"{cell.prompts_per_step} x {cell.config.num_generations} = {cell.full_rollouts:,} rollouts per step at full "
         f"budget, {_number(cell.optimizer_steps)} optimizer steps (the same for every method), at most "
-        f"{cell.most_tokens:,} planned tokens per step, {memory}"
+        f"{cell.most_tokens:,} planned tokens per step"
     )
 
 
@@ -80,14 +74,11 @@ def _method(cell: "Cell") -> str:
 
 
 def _model(cell: "Cell") -> str:
-    if cell.shape is None:
-        return f"unknown, not estimated: {cell.shape_problem}"
-    total, trained = cell.shape.num_parameters, cell.trained_parameters
-    share = "all trained" if trained == total else f"{trained:,} trained (LoRA, r = {cell.model.lora_r})"
+    if cell.model.model_name_or_path is None:
+        return "none is named: give --model_name_or_path, a name on the Hub or a folder"
+    share = f"LoRA, r = {cell.model.lora_r}" if cell.model.use_peft else "all parameters trained"
     compute = "bf16" if cell.config.bf16 else "fp16" if cell.config.fp16 else cell.dtype
-    return (
-        f"{cell.model.model_name_or_path}: {total:,} parameters, {share}; {cell.dtype} weights, computes in {compute}"
-    )
+    return f"{cell.model.model_name_or_path}: {share}; {cell.dtype} weights, computes in {compute}"
 
 
 def _data(cell: "Cell") -> str:
@@ -157,37 +148,3 @@ def _evaluation_lines(cell: "Cell") -> list[str]:
         f"after steps {first or 'unknown'}: {points or 'unknown'} times, {arguments.eval_samples} samples of each "
         f"problem at temperature {arguments.eval_temperature:g} and top-p {arguments.eval_top_p:g}, one greedy",
     ]
-
-
-def _memory_lines(cell: "Cell") -> list[str]:
-    memory, arguments = cell.memory, cell.arguments
-    if memory is None:
-        return ["not estimated: the model is unknown"]
-    layout = (
-        "sharded over the GPUs" if cell.num_processes > 1 and arguments.sharding == "full" else "whole on each GPU"
-    )
-    if memory.cache_tokens is not None:
-        rollouts = memory.cache_tokens // (arguments.max_prompt_length + cell.config.max_completion_length)
-        generation = f"{_parts(memory.generation)}, whose cache holds {rollouts:,} full-length rollouts"
-    else:
-        generation = _parts(memory.generation) if memory.generation else "nothing here: the server has GPUs of its own"
-    lines = [
-        f"an estimate, GiB per GPU of {arguments.gpu_memory_gib:g} (formulas: recipes/memory.py); weights {layout}",
-        f"always       {_parts(memory.always)}",
-        f"update     + {_parts(memory.update)}",
-        f"generation + {generation}",
-    ]
-    verdict = f"peak {memory.peak / GIB:.1f} GiB during {memory.busiest}: "
-    if memory.fits:
-        return [*lines, verdict + "fits"]
-    reason = "does not fit"
-    if memory.peak <= memory.gpu:
-        reason += f", vLLM's share has no room for {memory.engine_tokens:,} tokens (vllm_max_model_length)"
-    alone = "; or ".join(cell.remedies) or "no single change helps: a smaller model, shorter rollouts or larger GPUs"
-    return [*lines, f"{verdict}{reason}. Change: {alone}"]
-
-
-def _parts(parts: dict[str, float]) -> str:
-    return f"{sum(parts.values()) / GIB:.1f} = " + ", ".join(
-        f"{name} {size / GIB:.1f}" for name, size in parts.items()
-    )

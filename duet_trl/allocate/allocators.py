@@ -15,7 +15,7 @@ from .state import check_state
 from .statistics import PromptStatistics, PromptView
 from .surrogate import Surrogate, calibration_chi2, sigma_observed
 
-SOLVERS = ("exact", "bisection")
+SOLVERS = ("greedy", "bisection")
 
 
 class UniformAllocator:
@@ -140,7 +140,7 @@ class NeymanAllocator(UniformAllocator):
         surrogate (Surrogate): Rules for s_q.
         budget (Budget): What B is.
         max_length (float): Tokens assumed for a rollout before any was observed.
-        solver (str): ``"exact"`` integer optimum, or ``"bisection"``, the paper's ten steps (Eq. 4).
+        solver (str): ``"greedy"`` by gain per token, or ``"bisection"``, the paper's ten steps (Eq. 4).
         ddof (int): Delta degrees of freedom of Eq. 3; the published code uses 0.
         statistics (PromptStatistics | None): Running means to use; None starts empty.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
@@ -158,7 +158,7 @@ class NeymanAllocator(UniformAllocator):
         budget: Budget,
         *,
         max_length: float,
-        solver: str = "exact",
+        solver: str = "greedy",
         ddof: int = 1,
         statistics: PromptStatistics | None = None,
         price_aborted: bool = True,
@@ -244,7 +244,7 @@ class NeymanAllocator(UniformAllocator):
 
     def _solve(self, sigma: np.ndarray, cost: np.ndarray, lowest: np.ndarray) -> Allocation:
         tokens = self.budget.tokens(cost)
-        if self.solver == "exact":
+        if self.solver == "greedy":
             return neyman_allocation(
                 sigma, cost, tokens, num_min=lowest, num_max=self.num_max, max_rollouts=self.max_rollouts
             )

@@ -6,19 +6,18 @@ and gives most to the few prompts with the largest surrogate; here what counts i
 one more rollout of the same prompt soon gains nothing and the budget spreads. docs/fidelity.md#allocation_objective.
 """
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .allocators import UniformAllocator
+from .greedy import greedy_counts
 from .neyman import Allocation
 from .problem import BUDGET_ROUNDING, positive_number, positive_vector
 
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
-_BISECTIONS = 12
 
 
 def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
@@ -55,9 +54,7 @@ def mixed_allocation(
 ) -> Allocation:
     """Integer counts that maximise the expected number of mixed prompts under ``sum(n * L) <= B``.
 
-    The gains of a prompt fall with n, so taking them in the order of gain per token is optimal up to the budget that
-    the last ones leave over. Where ``max_rollouts`` binds before the budget, every rollout is charged a fee beside its
-    tokens, the smallest with which both run out together.
+    Taken in the order of gain per token (`greedy.greedy_counts`): the gains of a prompt fall with n.
 
     Args:
         successes (ArrayLike): See `mixed_probability`, shape (M,).
@@ -88,72 +85,9 @@ def mixed_allocation(
         raise ValueError(
             f"num_min={num_min} for {a.size} prompts is above max_rollouts={max_rollouts}. Lower num_min or raise it."
         )
-    table = mixed_probability(a, b, num_max)
-    gains = np.diff(table[num_min:], axis=0)  # (num_max - num_min, M)
-    limit = budget * (1.0 + BUDGET_ROUNDING)
-    counts, price, gap = _take(gains, cost, cost, num_min, limit, cap)
-    if gap == math.inf:
-        counts, price = _balance(gains, cost, num_min, limit, cap, counts, table)
+    table, lowest = mixed_probability(a, b, num_max), np.full(a.size, num_min, dtype=np.int64)
+    counts, price, gap = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
     return Allocation(counts, price, float(cost @ counts), budget, gap)
-
-
-def _take(
-    gains: np.ndarray, cost: np.ndarray, charge: np.ndarray, num_min: int, limit: float, cap: int
-) -> tuple[np.ndarray, float, float]:
-    """Counts by descending gain per charge, the price where the budget ran out, and the gap; inf: the cap came first.
-
-    Where the charge is the cost, no plan beats the counts so far by more than the price of every token left. What the
-    filling of the rest gains comes off that.
-    """
-    ratio = (gains / charge).ravel()
-    order = np.argsort(-ratio, kind="stable")  # ties: by n, then by prompt, so that equal prompts stay equal
-    prompt = order % cost.size
-    counts = np.full(cost.size, num_min, dtype=np.int64)
-    spent = float(cost @ counts) + np.cumsum(cost[prompt])
-    fits = int(np.searchsorted(spent, limit, side="right"))
-    room = max(cap - int(counts.sum()), 0)
-    taken = min(fits, room)
-    counts += np.bincount(prompt[:taken], minlength=cost.size)
-    if taken == order.size:
-        return counts, 0.0, 0.0
-    price = float(ratio[order[taken]])
-    if room <= fits:
-        return counts, price, math.inf
-    # What is left pays for a few cheaper ones. A prompt that was passed over once is over for good: its next rollout
-    # costs the same, and the gains of a prompt come in order.
-    left, room = limit - float(cost @ counts), room - taken
-    gap = price * max(left, 0.0)
-    passed = np.zeros(cost.size, dtype=bool)
-    for q in prompt[taken:]:
-        if room == 0 or left < cost.min():
-            break
-        if passed[q] or cost[q] > left:
-            passed[q] = True
-            continue
-        gap -= gains[counts[q] - num_min, q]
-        counts[q] += 1
-        left -= cost[q]
-        room -= 1
-    return counts, price, max(gap, 0.0)
-
-
-def _balance(
-    gains: np.ndarray, cost: np.ndarray, num_min: int, limit: float, cap: int, counts: np.ndarray, table: np.ndarray
-) -> tuple[np.ndarray, float]:
-    """Bisect the fee per rollout, in tokens, on which of the two limits is met first; the best plan on the way."""
-
-    def value(plan: np.ndarray) -> float:
-        return float(table[plan, np.arange(plan.size)].sum())
-
-    best, price = counts, 0.0
-    low, high = 0.0, 64.0 * float(cost.max())  # with such a fee the tokens hardly count
-    for _ in range(_BISECTIONS):
-        fee = (low + high) / 2.0
-        plan, found, gap = _take(gains, cost, cost + fee, num_min, limit, cap)
-        if value(plan) > value(best):
-            best, price = plan, found
-        low, high = (fee, high) if gap == math.inf else (low, fee)
-    return best, price
 
 
 class MixedAllocator(UniformAllocator):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 1, Theorem 1: how many rollouts each prompt of a batch gets under a token budget (Eqs. 1, 2 and 4).
 
-Three rules of one signature: the exact integer optimum, the ten-step bisection of the paper's text, and uniform
-counts. docs/fidelity.md#allocation says where they differ.
+Three rules: integers by gain per token, the ten-step bisection of the paper's text, and uniform counts.
+docs/fidelity.md#allocation_solver says where they differ.
 """
 
 import math
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .exact import solve
-from .multipliers import counts_at
+from .greedy import greedy_counts
 from .problem import BUDGET_ROUNDING, Problem, build_problem, positive_number, positive_vector
 
 # Bisection bracket of log(lambda) around the previous dual: counts move by at most a factor e before it must widen.
@@ -26,11 +25,11 @@ class Allocation:
     Attributes:
         num_rollouts (np.ndarray): n_q, shape (M,), int64.
         dual (float): lambda*, sigma squared per token: what one more token of budget is worth. 0.0 where the budget
-            does not bind, and for rules that set no price.
+            pays for everything, and for rules that set no price.
         planned_tokens (float): sum of n_q * L_q, tokens.
         budget_tokens (float): B, tokens.
-        gap (float): Proven bound on the variance above the integer optimum; 0.0 is proven optimal, inf says that
-            nothing is proven.
+        gap (float): Proven bound on the objective's distance from the integer optimum; 0.0 is proven optimal, inf
+            says that nothing is proven.
     """
 
     num_rollouts: np.ndarray
@@ -64,28 +63,27 @@ def neyman_allocation(
     budget_tokens: float,
     *,
     num_min: ArrayLike = 1,
-    num_max: ArrayLike = 32,
+    num_max: int = 32,
     max_rollouts: int | None = None,
 ) -> Allocation:
     """Rollouts per prompt that minimise the gradient variance under a token budget (Theorem 1, in integers).
 
-    Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. This is the optimum over
-    integers: marginal gains ``sigma^2 / (n (n + 1))`` per token down to a multiplier, then a search of the few
-    near-tied rollouts that decides what fits best into the rest of the budget. It never exceeds the budget unless
-    ``num_min`` alone does; then every prompt gets ``num_min`` and `Allocation.over_budget` says so. The result does
-    not depend on the order of the batch, except that among identical prompts the earlier gets the odd rollout.
+    Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. In integers rollouts are
+    taken in the order of their marginal gain per token, ``sigma^2 / (n (n + 1) L)``: optimal up to what the last
+    rollout leaves of the budget. The budget is never exceeded unless ``num_min`` alone does; then every prompt gets
+    ``num_min`` and `Allocation.over_budget` says so. Among identical prompts the earlier gets the odd rollout.
 
     Args:
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens for the whole batch, > 0.
         num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (ArrayLike): Most rollouts, one number or shape (M,), >= num_min.
+        num_max (int): Most rollouts of a prompt, >= num_min; memory grows with num_max x M.
         max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
 
     Returns:
-        Allocation: Optimal counts. ``dual`` is the multiplier of the fractional problem with the same bounds. ``gap``
-        is 0.0, except where many prompts are so nearly alike that the search stops at its size limit.
+        Allocation: Counts. ``dual`` is the gain per token of the first rollout that did not fit; ``gap`` bounds the
+        variance above the integer optimum, inf where ``max_rollouts`` binds.
 
     Raises:
         ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
@@ -96,12 +94,12 @@ def neyman_allocation(
         array([6, 2, 1])
     """
     problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
-    # Float sums then run in the same order whatever the order of the batch.
-    order = _canonical_order(problem)
-    solution = solve(problem.take(order))
-    counts = np.empty_like(solution.counts)
-    counts[order] = solution.counts
-    return _allocation(problem, counts, budget_tokens, solution.dual * scale**2, solution.gap * scale**2)
+    # A variance that falls is a value that grows. Row 0 stands for no rollouts, which nobody may have.
+    value = -problem.squares / np.maximum(np.arange(num_max + 1), 1)[:, None]
+    counts, price, gap = greedy_counts(
+        value, problem.cost, problem.lowest.astype(np.int64), problem.budget, int(problem.max_rollouts)
+    )
+    return _allocation(problem, counts, budget_tokens, price * scale**2, gap * scale**2)
 
 
 def bisection_allocation(
@@ -110,7 +108,7 @@ def bisection_allocation(
     budget_tokens: float,
     *,
     num_min: ArrayLike = 1,
-    num_max: ArrayLike = 32,
+    num_max: int = 32,
     max_rollouts: int | None = None,
     dual: float | None = None,
     num_iterations: int = 10,
@@ -129,14 +127,14 @@ def bisection_allocation(
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens, > 0.
         num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (ArrayLike): Most rollouts, one number or shape (M,); the paper names none, the published code 32.
+        num_max (int): Most rollouts of a prompt; the paper names none, the published code 32.
         max_rollouts (int | None): Cap on the sum of the counts, not in the paper. Too many rollouts count as over
             budget in the bisection.
         dual (float | None): lambda of the previous step, sigma squared per token; None or 0.0 at the first.
         num_iterations (int): Halvings.
 
     Returns:
-        Allocation: Counts of Eq. 4; ``dual`` is their lambda, ``gap`` follows from its Lagrangian bound.
+        Allocation: Counts of Eq. 4; ``dual`` is their lambda, nothing is proven about their variance.
 
     Raises:
         ValueError: As `neyman_allocation`, and if ``dual`` is negative or not finite.
@@ -150,10 +148,7 @@ def bisection_allocation(
     for _ in range(num_iterations):
         middle = (low + high) / 2.0
         low, high = (middle, high) if _exceeds(problem, _rounded(problem, middle)) else (low, middle)
-    counts, multiplier = _rounded(problem, high), math.exp(high)
-    return _allocation(
-        problem, counts, budget_tokens, multiplier * scale**2, _duality_gap(problem, counts, multiplier) * scale**2
-    )
+    return _allocation(problem, _rounded(problem, high), budget_tokens, math.exp(high) * scale**2, math.inf)
 
 
 def uniform_allocation(
@@ -185,22 +180,6 @@ def uniform_allocation(
     return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens), math.inf)
 
 
-def _canonical_order(problem: Problem) -> np.ndarray:
-    """Prompts by sigma, length, bounds and index, shape (M,): the same whatever the order of the batch.
-
-    Sorting by sigma alone and then only its ties takes a sixth of the time of one sort by all keys.
-    """
-    order = np.argsort(problem.squares)
-    ordered = problem.squares[order]
-    same = ordered[1:] == ordered[:-1]
-    tied = np.flatnonzero(np.append(same, False) | np.append(False, same))
-    if tied.size:
-        prompts = np.sort(order[tied])
-        part = problem.take(prompts)
-        order[tied] = prompts[np.lexsort((part.highest, part.lowest, part.cost, part.squares))]
-    return order
-
-
 def _allocation(problem: Problem, counts: np.ndarray, budget_tokens: float, dual: float, gap: float) -> Allocation:
     return Allocation(counts.astype(np.int64), float(dual), problem.tokens(counts), float(budget_tokens), float(gap))
 
@@ -228,10 +207,3 @@ def _widen(problem: Problem, start: float) -> tuple[float, float]:
     while high < most and _exceeds(problem, _rounded(problem, high)):
         high, width = high + width, 2.0 * width
     return low, high
-
-
-def _duality_gap(problem: Problem, counts: np.ndarray, multiplier: float) -> float:
-    """Variance of ``counts`` above the Lagrangian bound at ``multiplier``, at least 0."""
-    best = counts_at(multiplier, problem.squares / problem.cost, problem.lowest, problem.highest)
-    bound = problem.variance(best) + multiplier * (problem.tokens(best) - problem.budget)
-    return max(problem.variance(counts) - bound, 0.0)

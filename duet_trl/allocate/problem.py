@@ -2,7 +2,7 @@
 """The allocation problem behind Theorem 1 as checked arrays: who may get how many rollouts at which price."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -20,35 +20,21 @@ class Problem:
         squares (np.ndarray): sigma squared, shape (M,), > 0; any common scale.
         cost (np.ndarray): Expected tokens of one rollout, shape (M,), > 0.
         lowest (np.ndarray): Fewest rollouts, shape (M,), whole numbers >= 1 kept as float64.
-        highest (np.ndarray): Most rollouts, shape (M,), >= lowest, whole numbers kept as float64.
+        highest (int): Most rollouts of a prompt, >= lowest.
         budget (float): Tokens, rounding margin included.
-        max_rollouts (float): Cap on the sum of the counts; at most ``sum(highest)``, so always finite.
+        max_rollouts (float): Cap on the sum of the counts; at most ``M * highest``, so always finite.
     """
 
     squares: np.ndarray
     cost: np.ndarray
     lowest: np.ndarray
-    highest: np.ndarray
+    highest: int
     budget: float
     max_rollouts: float
-
-    def take(self, prompts: np.ndarray) -> "Problem":
-        """The same problem over ``prompts`` (K,) only, in their order; limits unchanged."""
-        return replace(
-            self,
-            squares=self.squares[prompts],
-            cost=self.cost[prompts],
-            lowest=self.lowest[prompts],
-            highest=self.highest[prompts],
-        )
 
     def tokens(self, counts: np.ndarray) -> float:
         """Expected tokens of ``counts``, shape (M,)."""
         return float(self.cost @ counts)
-
-    def variance(self, counts: np.ndarray) -> float:
-        """Eq. 1 at ``counts``, in the scale of ``squares``."""
-        return float(np.sum(self.squares / counts))
 
 
 def positive_vector(name: str, values: ArrayLike, length: int | None = None) -> np.ndarray:
@@ -94,7 +80,7 @@ def build_problem(
     mean_length: ArrayLike,
     budget_tokens: float,
     num_min: ArrayLike,
-    num_max: ArrayLike,
+    num_max: int,
     max_rollouts: int | None,
 ) -> tuple[Problem, float]:
     """Check the inputs of an allocation rule.
@@ -109,13 +95,10 @@ def build_problem(
     spread = positive_vector("sigma", sigma)
     cost = positive_vector("mean_length", mean_length, spread.size)
     lowest = count_vector("num_min", num_min, spread.size)
-    highest = count_vector("num_max", num_max, spread.size)
-    if np.any(lowest > highest):
-        index = int(np.flatnonzero(lowest > highest)[0])
-        raise ValueError(
-            f"num_min {lowest[index]:g} exceeds num_max {highest[index]:g} at index {index}. Raise num_max."
-        )
-    rows = float(highest.sum())
+    if lowest.max() > num_max:
+        index = int(lowest.argmax())
+        raise ValueError(f"num_min {lowest[index]:g} exceeds num_max {num_max} at index {index}. Raise num_max.")
+    rows = float(num_max * spread.size)
     if max_rollouts is not None:
         rows = min(rows, positive_number("max_rollouts", max_rollouts))
         if lowest.sum() > rows:
@@ -125,4 +108,4 @@ def build_problem(
             )
     scale = float(spread.max())
     budget = positive_number("budget_tokens", budget_tokens) * (1.0 + BUDGET_ROUNDING)
-    return Problem(np.square(spread / scale), cost, lowest, highest, budget, math.floor(rows)), scale
+    return Problem(np.square(spread / scale), cost, lowest, num_max, budget, math.floor(rows)), scale

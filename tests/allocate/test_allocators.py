@@ -48,7 +48,7 @@ def train(allocator: UniformAllocator, policy: Policy, steps: int, first: int = 
     return plans
 
 
-@pytest.mark.parametrize("solver", ["exact", "bisection"])
+@pytest.mark.parametrize("solver", ["greedy", "bisection"])
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
 def test_a_cold_start_is_uniform_at_the_nominal_count(solver, fraction):
     allocator = neyman(Budget(fraction=fraction, num_generations=8), solver=solver)
@@ -60,7 +60,8 @@ def test_prompts_that_taught_get_more_rollouts_than_prompts_that_did_not():
     allocator = neyman(surrogate=Surrogate(floor_quantile=None))
     train(allocator, Policy(), steps=4)
     counts = allocator.plan(KEYS, 1).num_rollouts
-    assert counts[::2].tolist() == [1] * 8 and counts[1::2].min() >= 3
+    # What the last rollout leaves of the budget may buy one more where nothing is to be learnt.
+    assert counts[::2].sum() <= 9 and counts[1::2].min() >= 3
     assert not allocator.cold.any()
     assert allocator.plan(["prompt 1", "new"], 1) and allocator.cold.tolist() == [False, True]
 
@@ -122,7 +123,7 @@ def test_without_reprobing_one_rollout_is_absorbing():
         assert plans[12].num_rollouts[0] == expected
 
 
-@pytest.mark.parametrize("solver", ["exact", "bisection"])
+@pytest.mark.parametrize("solver", ["greedy", "bisection"])
 @pytest.mark.parametrize("reading", ["rollouts", "reference"])
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(solver, reading):
     def build() -> NeymanAllocator:
@@ -234,7 +235,7 @@ def test_every_allocator_remembers_rewards_and_restores_them(kind):
 
 def test_an_unknown_solver_is_an_error():
     with pytest.raises(ValueError, match="solver must be one of"):
-        neyman(solver="greedy")
+        neyman(solver="exact")
 
 
 def test_stratification_of_realised_counts_balances_prompts_below_the_mean():

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.allocate.budget import Budget
-from duet_trl.allocate.mixed import MixedAllocator, _take, mixed_allocation, mixed_probability
+from duet_trl.allocate.greedy import _take
+from duet_trl.allocate.mixed import MixedAllocator, mixed_allocation, mixed_probability
 from duet_trl.allocate.statistics import PromptStatistics
 from tests.allocate.oracles import ROUNDING
 
@@ -143,7 +144,9 @@ def test_where_the_cap_binds_both_limits_hold_and_the_fee_costs_nothing(instance
     table = mixed_probability(instance["successes"], instance["failures"], instance["num_max"])
     gains, length = np.diff(table[instance["num_min"] :], axis=0), instance["mean_length"]
     limit = instance["budget_tokens"] * (1.0 + ROUNDING)
-    without_fee = _take(gains, length, length, instance["num_min"], limit, instance["max_rollouts"])[0]
+    num_min = instance["num_min"]
+    lowest = np.full(length.size, num_min)
+    without_fee = _take(gains, num_min, length, length, lowest, limit, instance["max_rollouts"])[0]
     assert value(instance, plan.num_rollouts) >= value(instance, without_fee) - 1e-15
     best = optimum(instance)
     if best is not None:

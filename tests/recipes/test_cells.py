@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset
-from transformers import AutoModelForCausalLM
 
 from duet_trl import DUETGRPOTrainer
 
@@ -195,34 +194,16 @@ def test_missing_files_are_errors_and_unknown_names_are_unknown() -> None:
 # ---- Models and words -------------------------------------------------------------------------------------------
 
 
-def test_model_in_a_folder_is_read_and_others_are_not_estimated(tiny_path, tmp_path, capsys) -> None:
-    cell = resolve(CELL, "--model_name_or_path", str(tiny_path))
-    assert cell.shape.num_parameters == AutoModelForCausalLM.from_pretrained(tiny_path).num_parameters()
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
-    for name, words in (
-        (str(tmp_path), "the architecture 'gpt2' is not one of llama, qwen2 and qwen3"),
-        ("someone/something", "neither a folder nor known here. Give a folder, or one of Qwen/Qwen3-0.6B"),
-    ):
-        cell = resolve(CELL, "--model_name_or_path", name)
-        assert cell.shape is None and cell.memory is None
-        print_cell(cell)
-        printed = capsys.readouterr().out
-        assert f"unknown, not estimated: {name}" in printed and words in printed
-    assert "none is named: give --model_name_or_path" in resolve("math_tiny").shape_problem
-
-
-def test_a_local_folder_wins_over_the_table(tiny_path, tmp_path, monkeypatch) -> None:
-    (tmp_path / "Qwen").mkdir()
-    (tmp_path / "Qwen" / "Qwen3-1.7B-Base").symlink_to(tiny_path)
-    monkeypatch.chdir(tmp_path)
-    assert resolve(CELL).shape.num_parameters < 10**6
+def test_a_cell_without_a_model_says_how_to_name_one(capsys) -> None:
+    print_cell(resolve("math_tiny"))
+    assert "none is named: give --model_name_or_path" in capsys.readouterr().out
 
 
 def test_printed_cell_says_everything(capsys) -> None:
     print_cell(resolve(CELL))
     printed = capsys.readouterr().out
     for words in (
-        "Qwen/Qwen3-1.7B-Base: 1,720,574,976 parameters, all trained; float32 weights, computes in bf16",
+        "Qwen/Qwen3-1.7B-Base: all parameters trained; float32 weights, computes in bf16",
         "7,496 prompts: gradable rows recorded of EleutherAI/hendrycks_math",
         "128 prompts x 8 = 1,024 rollouts per step at full budget; planned: 512, never more than 1,024",
         "= 4 per micro-batch x 8 GPUs x 32 accumulation steps",
@@ -232,17 +213,8 @@ def test_printed_cell_says_everything(capsys) -> None:
         "in no case more than 3,145,728 in a step",  # 1,024 x 3,072
         "after steps 0, 30, 60, 90, 120, 150, 180, 210, 232: 9 times",
         "2,211 problems",  # 500 + 1,319 + 30 + 164 + 198
-        "an estimate, GiB per GPU of 80",
-        "GiB during generation: fits",
     ):
         assert words in printed
-
-
-def test_printed_cell_names_remedies(capsys) -> None:
-    print_cell(resolve("math_qwen3_4b_duet_50", "--sharding", "none"))
-    assert (
-        "does not fit. Change: sharding: full, with recipes/accelerate/fsdp2.yaml; or LoRA" in capsys.readouterr().out
-    )
 
 
 def test_start_line_has_the_rows_and_processes_of_the_run() -> None:
@@ -269,5 +241,5 @@ def test_accelerate_launch_of_a_dry_run_loads_no_engine_and_needs_no_network(tmp
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "meta-llama/Llama-3.2-3B-Instruct: 3,212,749,824 parameters" in done.stdout
+    assert "meta-llama/Llama-3.2-3B-Instruct: all parameters trained" in done.stdout
     assert "232 optimizer steps" in done.stdout and not (tmp_path / "empty").exists()
