@@ -56,8 +56,8 @@ class Thoughts:
         """
         opened = np.zeros(len(inputs), dtype=bool)
         if self.delimiters is not None:
-            # In training the current step has tokenized them. Rollouts of an evaluation, or of a run by rules of its own,
-            # belong to no step.
+            # In training the current step has tokenized them. Rollouts of an evaluation, or of a run by rules of its
+            # own, belong to no step.
             step = trainer._current if trainer.model.training else None
             opened = self.open_after(trainer._tokenize_prompts(prompts)[0]) if step is None else step.in_thought
         written = written_completions(completions, completion_ids, opened, self.tokenizer, self.delimiters)
