@@ -37,7 +37,7 @@ if not CUDA:
 from duet_trl.generate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
 from duet_trl.generate.engines.device_gate import Column, DeviceGates, Phase, step_rows  # noqa: E402
 from duet_trl.generate.engines.gate_kernel import launch_step  # noqa: E402
-from duet_trl.generate.engines.slots import next_token_certainty  # noqa: E402
+from duet_trl.generate.engines.slots import next_token_entropy  # noqa: E402
 from duet_trl.generate.gate import GateSpec  # noqa: E402
 from duet_trl.generate.markers import get_marker  # noqa: E402
 from duet_trl.generate.parameters import GateRequest  # noqa: E402
@@ -52,7 +52,6 @@ STEPS = {"kernel": 50, "torch": 20} if CUDA else {"torch": 1}
 CASES = {
     "none armed": (0.0, {"entropy_threshold": 0.1}),
     "1% armed": (0.01, {"entropy_threshold": 0.1}),
-    "1% armed, by margin": (0.01, {"margin_threshold": 0.99}),
     "15% armed": (0.15, {"entropy_threshold": 0.1}),
 }
 MAIN = "1% armed"
@@ -209,7 +208,6 @@ class LiveLoad:
             trim=rng.random() < 0.9,
             abort=rng.random() < 0.8,
             entropy_threshold=float(rng.choice([0.0, rng.uniform(0, 3)])),
-            margin_threshold=float(rng.choice([0.0, rng.uniform(0, 1)])),
             window=None if rng.random() < 0.5 else int(rng.integers(1, 64)),
         )
         marker = str(rng.choice(["math", "code"]))
@@ -271,7 +269,7 @@ def agreement(vocab: list[bytes | None], seed: int) -> dict[str, int]:
         after = rows[slots]
         gated = after[:, Column.GATED] > 0
         due = after[:, Column.LENGTH] >= after[:, Column.STOP_AT]
-        thresholds = after[:, [Column.ENTROPY_THRESHOLD, Column.MARGIN_THRESHOLD]]
+        thresholds = after[:, Column.ENTROPY_THRESHOLD].contiguous().view(torch.float32)
         forced = gated & (logits[:, SENTINEL] > 0)
         differs = (logits != batch.logits).any(dim=1)
         rounded = differs & decided_by_rounding(untouched, thresholds) if differs.any() else differs
@@ -279,7 +277,7 @@ def agreement(vocab: list[bytes | None], seed: int) -> dict[str, int]:
         for name, flags in {
             "rows": torch.ones_like(gated),
             "gated": gated,
-            "read_logits": gated & (thresholds > 0).any(dim=1) & (after[:, Column.PHASE] == Phase.ANSWERED) & ~due,
+            "read_logits": gated & (thresholds > 0) & (after[:, Column.PHASE] == Phase.ANSWERED) & ~due,
             "forced": forced,
             "forced_by_certainty": forced & ~due,
             "by_rounding": rounded & ~wrong,
@@ -290,11 +288,8 @@ def agreement(vocab: list[bytes | None], seed: int) -> dict[str, int]:
 
 
 def decided_by_rounding(logits: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
-    """Rows whose entropy or margin is so near its threshold that the order of summation decides, shape (B,), bool."""
-    entropy, margin, _ = next_token_certainty(logits)
-    figures = torch.stack([entropy, margin], dim=1)
-    thresholds = thresholds.contiguous().view(torch.float32)
-    return ((figures - thresholds).abs() < ROUNDING).any(dim=1) & (thresholds > 0).any(dim=1)
+    """Rows whose entropy is so near its threshold that the order of summation decides, shape (B,), bool."""
+    return ((next_token_entropy(logits) - thresholds).abs() < ROUNDING) & (thresholds > 0)
 
 
 def main() -> int:

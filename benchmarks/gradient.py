@@ -82,7 +82,7 @@ def record_policy(
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     setup = prepare_gate(str(path), tokenizer, config)
     found = sample(path, task, size, seed, setup.sentinel, CACHE / f"{task.name}_{policy}.json")
-    rollouts = certainty(model, found["pool"], setup, config.entropy_threshold, config.margin_threshold)
+    rollouts = certainty(model, found["pool"], setup, config.entropy_threshold)
     right = np.array(
         [
             float(is_right(tokenizer.decode(ids), entry.answer, "first", task.marker))

@@ -55,7 +55,7 @@ class Sampling:
     Attributes:
         rollouts (int): Of each prompt.
         max_tokens (int): Length limit.
-        entropy_threshold, margin_threshold (float): Of the gate they may be cut by later.
+        entropy_threshold (float): Of the gate they may be cut by later.
         seed (int): Of the sampling.
         rows (int): Rollouts that are generated at a time.
     """
@@ -63,7 +63,6 @@ class Sampling:
     rollouts: int
     max_tokens: int
     entropy_threshold: float
-    margin_threshold: float
     seed: int
     rows: int = 128
 
@@ -102,7 +101,7 @@ class _CertaintyRecorder(LogitsProcessor):
 
     def __init__(self, sentinel: int, eos_ids: Sequence[int], sampling: Sampling) -> None:
         self.sentinel, self.eos_ids = sentinel, torch.tensor([list(eos_ids)])
-        self.thresholds = torch.tensor([[sampling.entropy_threshold, sampling.margin_threshold]])
+        self.thresholds = torch.tensor([sampling.entropy_threshold])
         self.certain: list[torch.Tensor] = []
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:

@@ -26,8 +26,6 @@ _COUNTS = {
     "poll_interval": 1,
     "threshold_window": 1,
     "threshold_interval": 1,
-    "poll_threshold_min": 1,
-    "abort_gap_min": 0,
 }
 
 
@@ -49,7 +47,7 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         preset (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1) or `"release"` (the published code).
+            `"duet"` (recommended) or `"paper"` (the text of Algorithm 1).
         method (`str`, *optional*, defaults to `"duet"`):
             `"duet"`, or `"grpo"`: uniform counts at full budget, no gate, every weight 1.
         allocate, trim, abort (`bool`, *optional*, defaults to `True`):
@@ -58,7 +56,7 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters of the other groups are described by their `help` and in `docs/notation.md`.
     """
 
-    preset: str = _knob("'duet' (recommended), 'paper' (Algorithm 1) or 'release' (published code).", default="duet")
+    preset: str = _knob("'duet' (recommended) or 'paper' (Algorithm 1).", default="duet")
     method: str = _knob("'duet', or 'grpo': uniform counts, full budget, no gate.", default="duet")
     allocate: bool = _knob("Allocate rollouts by allocation_objective. False: as many for every prompt.", default=True)
     trim: bool = _knob("Stop a rollout shortly after its answer marker.", default=True)
@@ -75,13 +73,13 @@ class DUETGRPOConfig(GRPOConfig):
     budget_tokens: float | None = _knob("B in tokens per step; only for budget_reading='tokens'.", default=None)
     price_aborted: bool | None = _knob(
         "Price a prompt at all its generated tokens, aborted rollouts included (duet), or at kept lengths only "
-        "(paper, release).",
+        "(paper).",
         default=None,
     )
 
     # Parameters that control the allocation (paper, section 3.1)
     num_rollouts_min: int | None = _knob(
-        "n_min, rollouts per prompt. paper, release: 1. duet: 2 where the budget averages more than 2, else 1.",
+        "n_min, rollouts per prompt. paper: 1. duet: 2 where the budget averages more than 2, else 1.",
         default=None,
     )
     num_rollouts_max: int = _knob("n_max, rollouts per prompt. Paper: range up to 32.", default=32)
@@ -90,56 +88,47 @@ class DUETGRPOConfig(GRPOConfig):
         default=None,
     )
     allocation_objective: str | None = _knob(
-        "What the counts optimise: 'variance' (Theorem 1; paper, release) or 'mixed', the expected number of prompts "
+        "What the counts optimise: 'variance' (Theorem 1; paper) or 'mixed', the expected number of prompts "
         "whose rewards differ (duet).",
         default=None,
     )
     reward_decay: float = _knob("Factor on a prompt's reward history from one visit to the next.", default=0.7)
     allocation_solver: str | None = _knob(
-        "'greedy' by gain per token (duet) or the ten-step 'bisection' of Eq. 4 (paper, release).", default=None
+        "'greedy' by gain per token (duet) or the ten-step 'bisection' of Eq. 4 (paper).", default=None
     )
     surrogate_warmup: int = _knob("k_warmup: observations before a prompt's sigma is used. Paper: 1.", default=1)
     surrogate_floor: float | None = _knob(
-        "s_floor: least sigma, advantage x nats. paper, duet: 0.01 in the first epoch. release: 1e-6.", default=None
+        "s_floor: least sigma, advantage x nats, in the first epoch. paper, duet: 0.01.", default=None
     )
     surrogate_floor_quantile: float | None = _knob(
         "Quantile of the positive sigmas that replaces s_floor, if larger, after the first epoch. paper, duet: 0.05. "
-        "0: never (release).",
-        default=None,
-    )
-    surrogate_cold: float | None = _knob(
-        "Sigma of a prompt without an observation where surrogate_unseen='floor', advantage x nats. release: 1. "
-        "None: s_floor (paper, duet).",
+        "0: never.",
         default=None,
     )
     surrogate_unseen: str | None = _knob(
-        "Sigma of a prompt without an observation: 'floor' (paper, release), or 'median' of the others (duet).",
+        "Sigma of a prompt without an observation: 'floor' (paper), or 'median' of the others (duet).",
         default=None,
     )
     surrogate_shrinkage: float | None = _knob(
-        "kappa: pseudo-observations that pull sigma toward the pool mean. paper, release: 0. duet: 1.", default=None
+        "kappa: pseudo-observations that pull sigma toward the pool mean. paper: 0. duet: 1.", default=None
     )
     surrogate_reprobe: int | None = _knob(
-        "Visits without a new observation of sigma after which a prompt gets at least 2 rollouts. 0: never (paper, "
-        "release). duet: 2.",
+        "Visits without a new observation of sigma after which a prompt gets at least 2 rollouts. 0: never (paper). "
+        "duet: 2.",
         default=None,
-    )
-    surrogate_ddof: int | None = _knob(
-        "Delta degrees of freedom of std_i in Eq. 3. duet, paper: 1. release: 0.", default=None
     )
 
     # Parameters that control the gate (paper, section 3.2)
     marker: str | None = _knob(
-        "'math', 'math_paragraph', 'code', 'qa' or 'regex:<pattern>'. duet, release: 'math'. paper: "
-        "'math_paragraph', its literal form.",
+        "'math', 'math_paragraph', 'code', 'qa' or 'regex:<pattern>'. duet: 'math'. paper: 'math_paragraph', its "
+        "literal form.",
         default=None,
     )
     thought_delimiters: list[str] | None = _knob(
         "What opens and closes a thought, where no answer counts. None: as in the tokenizer. []: none.", default=None
     )
     marker_window: int | None = _knob(
-        "Tokens back from a poll in which a marker must have completed. 0: the whole prefix (duet). paper, release: "
-        "256.",
+        "Tokens back from a poll in which a marker must have completed. 0: the whole prefix (duet). paper: 256.",
         default=None,
     )
     grace_window: int | None = _knob(
@@ -153,27 +142,20 @@ class DUETGRPOConfig(GRPOConfig):
     )
     entropy_threshold: float | None = _knob(
         "Entropy of the next token in nats below which an answered rollout stops before its grace window ends. 0: "
-        "not by entropy (release). The paper gives no value. paper, duet: 0.1.",
-        default=None,
-    )
-    margin_threshold: float | None = _knob(
-        "Difference of the two largest next-token probabilities above which an answered rollout stops before its "
-        "grace window ends. 0: not by margin (paper, duet). release: 0.99.",
+        "not by entropy. The paper gives no value. paper, duet: 0.1.",
         default=None,
     )
     threshold_window: int = _knob("W: kept rollouts in the length window. Paper: 1024.", default=1024)
     threshold_interval: int = _knob("N: steps between two refits of K1 and K2. Paper: 10.", default=10)
     threshold_weighting: str | None = _knob(
-        "Weight of a length in the window: 'propensity' (1/p, duet) or 'none' (paper, release; K2 ratchets down).",
+        "Weight of a length in the window: 'propensity' (1/p, duet) or 'none' (paper; K2 ratchets down).",
         default=None,
     )
-    poll_threshold_min: int | None = _knob("Least K1 of a refit, tokens. paper, duet: 1. release: 32.", default=None)
-    abort_gap_min: int | None = _knob("Least K2 - K1 of a refit, tokens. paper, duet: 0. release: 50.", default=None)
     poll_quantile: float = _knob("Length quantile of K1. Paper: 0.3.", default=0.3)
     abort_quantile: float = _knob("Length quantile of K2. Paper: 0.8.", default=0.8)
     abort_answer_quantile: float | None = _knob(
         "K2 follows this quantile of the answer times, or the 0.995 quantile of rewarded ones if that is later. duet: "
-        "0.95. 0: a quantile of lengths (paper, release).",
+        "0.95. 0: a quantile of lengths (paper).",
         default=None,
     )
     abort_answer_slack: float = _knob("Factor on both quantiles, at least 1.", default=1.25)
@@ -194,33 +176,29 @@ class DUETGRPOConfig(GRPOConfig):
         "Weight of a reward of 1 for ending with an EOS, beside the reward functions. 0: none (paper).", default=0.0
     )
     aborted_rollouts: str | None = _knob(
-        "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper, release). 'failure': they are "
+        "'mask': aborted rollouts leave the gradient, kept ones weigh 1/eps (paper). 'failure': they are "
         "trained as truncated failures and every propensity is 1 (duet; the gradient of a policy cut at K2 + G).",
         default=None,
     )
     stratification: str | None = _knob(
-        "s_pre: 'clip' of n_q over the mean to [stratification_floor, 1] (paper, release), 'exact' without the upper "
+        "s_pre: 'clip' of n_q over the mean to [stratification_floor, 1] (paper), 'exact' without the upper "
         "clip, 'none': a prompt weighs as much as it has rollouts (duet).",
         default=None,
     )
     advantage_baseline: str | None = _knob(
-        "'group': the group's mean (paper, release). 'history': the mean of the others, shrunk toward the prompt's "
+        "'group': the group's mean (paper). 'history': the mean of the others, shrunk toward the prompt's "
         "earlier rewards (duet, where allocate=True).",
         default=None,
     )
     advantage_cutoff: float | None = _knob(
         "With drop_zero_advantage and a history, rollouts with a smaller |advantage| get no forward pass. duet: 0.5. "
-        "paper, release: 0.",
+        "paper: 0.",
         default=None,
     )
     stratification_floor: float = _knob("eps_pre: lower clip of s_pre. Paper: 0.05.", default=0.05)
-    max_weight: float | None = _knob("Cap of a rollout's weight. paper, duet: none. release: 1000.", default=None)
-    singleton_advantage: str = _knob(
-        "Advantage of the only rollout of a prompt: 'zero', or 'reward' as in the published code.", default="zero"
-    )
     drop_zero_advantage: bool | None = _knob(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus, no router loss. duet: True there. paper, release: False.",
+        "move the loss: beta=0, no entropy bonus, no router loss. duet: True there. paper: False.",
         default=None,
     )
 
@@ -270,7 +248,6 @@ class DUETGRPOConfig(GRPOConfig):
             "threshold_weighting": ("propensity", "none"),
             "aborted_rollouts": ("mask", "failure"),
             "stratification": ("clip", "exact", "none"),
-            "singleton_advantage": ("zero", "reward"),
             "server_weight_sync": (None, "nccl", "disk"),
         }
         for name, allowed in choices.items():
@@ -290,18 +267,14 @@ class DUETGRPOConfig(GRPOConfig):
             "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything"),
             "stratification_floor": (lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights"),
             "entropy_threshold": (lambda x: 0 <= x < finite, "at least 0 nats; 0 switches it off"),
-            "margin_threshold": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
             "surrogate_shrinkage": (lambda x: 0 <= x < finite, "at least 0; 0 switches it off"),
             "surrogate_floor": (lambda x: 0 < x < finite, "positive"),
             "surrogate_floor_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
-            "surrogate_cold": (lambda x: x is None or 0 < x < finite, "positive, or None for surrogate_floor"),
             "reward_decay": (lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once"),
             "abort_answer_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths"),
             "abort_answer_slack": (lambda x: 1 <= x < finite, "at least 1"),
             "ending_reward_weight": (lambda x: 0 <= x < finite, "at least 0; 0 adds no reward"),
             "advantage_cutoff": (lambda x: 0 <= x < finite, "at least 0; 0 drops nothing but zeros"),
-            "surrogate_ddof": (lambda x: x in (0, 1), "0 or 1"),
-            "max_weight": (lambda x: x is None or x >= 1, "at least 1, or None for no cap"),
         }
         for name, (inside, wanted) in ranges.items():
             value = self.__dict__[name]

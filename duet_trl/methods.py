@@ -52,12 +52,7 @@ def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None)
     return Controller(
         allocator=_allocator(config),
         gate=_gate(config, automaton),
-        weigher=partial(
-            rollout_weights,
-            stratification=config.stratification,
-            floor=config.stratification_floor,
-            max_weight=config.max_weight,
-        ),
+        weigher=partial(rollout_weights, stratification=config.stratification, floor=config.stratification_floor),
         train_aborted=config.aborted_rollouts == "failure",
         rollout_filter=(
             partial(drop_zero_advantage, cutoff=config.advantage_cutoff)
@@ -100,13 +95,12 @@ def _allocator(config: "DUETGRPOConfig") -> UniformAllocator:
     surrogate = Surrogate(
         floor=config.surrogate_floor,
         floor_quantile=config.surrogate_floor_quantile or None,
-        cold=config.surrogate_cold,
         warmup=config.surrogate_warmup,
         unseen=config.surrogate_unseen,
         shrinkage=config.surrogate_shrinkage,
         reprobe_after=config.surrogate_reprobe,
     )
-    return NeymanAllocator(surrogate, budget, solver=config.allocation_solver, ddof=config.surrogate_ddof, **shared)
+    return NeymanAllocator(surrogate, budget, solver=config.allocation_solver, **shared)
 
 
 def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerGate:
@@ -118,8 +112,6 @@ def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerG
         cold=(config.poll_cold_fraction, config.abort_cold_fraction),
         weighted=config.threshold_weighting == "propensity",
         min_samples=min(32, config.threshold_window),
-        min_poll_threshold=config.poll_threshold_min,
-        min_gap=config.abort_gap_min,
         answer_quantile=config.abort_answer_quantile,
         answer_slack=config.abort_answer_slack,
     )
@@ -131,7 +123,6 @@ def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerG
         grace_window=config.grace_window,
         poll_interval=config.poll_interval,
         entropy_threshold=config.entropy_threshold,
-        margin_threshold=config.margin_threshold,
         window=config.marker_window or None,
         keep_probability=config.keep_probability,
         seed=config.seed,

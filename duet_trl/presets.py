@@ -14,22 +14,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "price_aborted": True,
         "surrogate_floor": 0.01,
         "surrogate_floor_quantile": 0.05,
-        "surrogate_cold": None,
         "surrogate_unseen": "median",
         "surrogate_shrinkage": 1.0,
         "surrogate_reprobe": 2,
-        "surrogate_ddof": 1,
         "marker": "math",
         "marker_window": 0,
         "entropy_threshold": 0.1,
-        "margin_threshold": 0.0,
         "threshold_weighting": "propensity",
-        "poll_threshold_min": 1,
-        "abort_gap_min": 0,
         "abort_answer_quantile": 0.95,
         "aborted_rollouts": "failure",
         "stratification": "none",
-        "max_weight": None,
     },
     "paper": {
         "allocation_objective": "variance",
@@ -37,45 +31,16 @@ PRESETS: dict[str, dict[str, Any]] = {
         "price_aborted": False,
         "surrogate_floor": 0.01,
         "surrogate_floor_quantile": 0.05,
-        "surrogate_cold": None,
         "surrogate_unseen": "floor",
         "surrogate_shrinkage": 0.0,
         "surrogate_reprobe": 0,
-        "surrogate_ddof": 1,
         "marker": "math_paragraph",
         "marker_window": 256,
         "entropy_threshold": 0.1,
-        "margin_threshold": 0.0,
         "threshold_weighting": "none",
-        "poll_threshold_min": 1,
-        "abort_gap_min": 0,
         "abort_answer_quantile": 0.0,
         "aborted_rollouts": "mask",
         "stratification": "clip",
-        "max_weight": None,
-    },
-    "release": {
-        "allocation_objective": "variance",
-        "allocation_solver": "bisection",
-        "price_aborted": False,
-        "surrogate_floor": 1e-6,
-        "surrogate_floor_quantile": 0.0,
-        "surrogate_cold": 1.0,
-        "surrogate_unseen": "floor",
-        "surrogate_shrinkage": 0.0,
-        "surrogate_reprobe": 0,
-        "surrogate_ddof": 0,
-        "marker": "math",
-        "marker_window": 256,
-        "entropy_threshold": 0.0,
-        "margin_threshold": 0.99,
-        "threshold_weighting": "none",
-        "poll_threshold_min": 32,
-        "abort_gap_min": 50,
-        "abort_answer_quantile": 0.0,
-        "aborted_rollouts": "mask",
-        "stratification": "clip",
-        "max_weight": 1000.0,
     },
 }
 
@@ -153,8 +118,8 @@ def refuse_lone_rollouts(config: Any) -> None:
 
     A reference budget is frozen in tokens and may buy more once rollouts are shorter.
     """
-    compares = config.advantage_baseline == "group" and config.singleton_advantage == "zero"
-    if compares and mean_rollouts(config) <= 1 and config.budget_reading != "reference":
+    compares = config.advantage_baseline == "group" and config.budget_reading != "reference"
+    if compares and mean_rollouts(config) <= 1:
         raise ValueError(
             f"advantage_baseline='group' compares the rollouts of a prompt, and there is {mean_rollouts(config):g} of "
             "each (the least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so "

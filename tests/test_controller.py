@@ -63,7 +63,6 @@ def run_step(unit, step: int, rng: np.random.Generator):
         {},
         {"allocation_objective": "variance"},
         {"preset": "paper"},
-        {"preset": "release"},
         {"budget_reading": "reference"},
     ],
 )

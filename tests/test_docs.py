@@ -156,7 +156,7 @@ def test_notation_md_lists_exactly_the_fields_of_the_configuration(own_fields: s
 
 
 def preset_table() -> dict[str, list[object]]:
-    """The table of docs/fidelity.md as field -> values of paper, release, duet; remarks in parentheses left out."""
+    """The table of docs/fidelity.md as field -> values of paper, duet; remarks in parentheses left out."""
     section = (DOCS / "fidelity.md").read_text().split("## Switches that the presets set")[1].split("\n### ")[0]
     rows = {}
     for line in re.findall(r"^\| \[`.*$", section, flags=re.M):
@@ -180,7 +180,7 @@ def test_fidelity_md_names_every_preset_difference_with_its_values() -> None:
     computed = {"num_rollouts_min", "drop_zero_advantage", "advantage_baseline", "advantage_cutoff"}
     assert set(rows) == set(PRESETS["duet"]) | computed
     for name in PRESETS["duet"]:
-        assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "release", "duet")], name
+        assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "duet")], name
     assert set(rows) <= anchors(DOCS / "fidelity.md")
 
 

@@ -118,9 +118,6 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
     for keep in (0.05, 0.25):
         masked = {"aborted_rollouts": "mask", "keep_probability": keep}
         add(f"trim + abort masked, 1/eps, eps {keep:g}, 4", "abort_50", **masked)
-    for most in (1.0, 4.0):
-        capped = {"aborted_rollouts": "mask", "max_weight": most}
-        add(f"trim + abort masked, 1/eps at most {most:g}, 4", "abort_50", **capped)
     for percent, n in budgets.items():
         add(f"gate + history baseline, {n}", f"abort_{percent}", **HISTORY_BASELINE)
     for label, objective in (("variance", "variance"), ("p(1-p)", SPREAD), ("mixed", "mixed")):

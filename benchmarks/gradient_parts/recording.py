@@ -80,10 +80,9 @@ def certainty(
     found: Sequence[PromptRollouts],
     setup: GateSetup,
     entropy_threshold: float,
-    margin_threshold: float,
 ) -> list[Rollout]:
     """Rollouts with the places where the engine would have found the next token nearly certain."""
-    thresholds = torch.tensor([[entropy_threshold, margin_threshold]])
+    thresholds = torch.tensor([entropy_threshold])
     eos_ids = torch.tensor([setup.eos_ids])
     rollouts = []
     for entry in found:

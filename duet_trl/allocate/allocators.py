@@ -141,7 +141,6 @@ class NeymanAllocator(UniformAllocator):
         budget (Budget): What B is.
         max_length (float): Tokens assumed for a rollout before any was observed.
         solver (str): ``"greedy"`` by gain per token, or ``"bisection"``, the paper's ten steps (Eq. 4).
-        ddof (int): Delta degrees of freedom of Eq. 3; the published code uses 0.
         statistics (PromptStatistics | None): Running means to use; None starts empty.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
         num_min (int): n_min.
@@ -159,7 +158,6 @@ class NeymanAllocator(UniformAllocator):
         *,
         max_length: float,
         solver: str = "greedy",
-        ddof: int = 1,
         statistics: PromptStatistics | None = None,
         price_aborted: bool = True,
         num_min: int = 1,
@@ -179,7 +177,6 @@ class NeymanAllocator(UniformAllocator):
         )
         self.surrogate = surrogate
         self.solver = solver
-        self.ddof = ddof
         self._dual: float | None = None
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
@@ -226,7 +223,7 @@ class NeymanAllocator(UniformAllocator):
             sum_logps (np.ndarray): Sum of log pi over policy tokens, shape (N,), nats.
             use (np.ndarray): Kept rollouts with finite values, shape (N,), bool.
         """
-        observed = sigma_observed(advantages, sum_logps, group, use, len(keys), self.ddof)
+        observed = sigma_observed(advantages, sum_logps, group, use, len(keys))
         self.statistics.observe_sigma(keys, observed)
         self._metrics.pop("calibration_chi2", None)
         if self._planned is not None and self._planned[0] == tuple(keys) and np.any(observed > 0.0):

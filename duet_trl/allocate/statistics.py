@@ -65,8 +65,6 @@ class PromptStatistics:
     """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
 
     Args:
-        min_kept_for_length (int): Kept rollouts a group needs before its lengths count. 1 is the paper (every kept
-            rollout), 2 the published code.
         reward_decay (float): Factor on a prompt's reward history from one visit to the next, in [0, 1]: the policy
             that earned it is no longer the policy.
 
@@ -74,12 +72,9 @@ class PromptStatistics:
         ValueError: If a value is out of range.
     """
 
-    def __init__(self, min_kept_for_length: int = 1, reward_decay: float = 0.7) -> None:
-        if min_kept_for_length < 1:
-            raise ValueError(f"min_kept_for_length must be at least 1, got {min_kept_for_length}.")
+    def __init__(self, reward_decay: float = 0.7) -> None:
         if not 0.0 <= reward_decay <= 1.0:
             raise ValueError(f"reward_decay must be in [0, 1], got {reward_decay}.")
-        self.min_kept_for_length = min_kept_for_length
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
         self._rows: dict[str, int] = {}
@@ -181,9 +176,8 @@ class PromptStatistics:
         rows = self._rows_of(keys)
         num_kept = np.bincount(group[kept], minlength=num_prompts).astype(np.float64)
         length_sum = np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts)
-        counts = num_kept >= self.min_kept_for_length
-        np.add.at(self._column("length_sum"), rows[counts], length_sum[counts])
-        np.add.at(self._column("length_count"), rows[counts], num_kept[counts])
+        np.add.at(self._column("length_sum"), rows, length_sum)
+        np.add.at(self._column("length_count"), rows, num_kept)
         np.add.at(self._column("cost_sum"), rows, np.bincount(group, weights=tokens, minlength=num_prompts))
         np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
 

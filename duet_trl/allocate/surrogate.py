@@ -15,9 +15,8 @@ def sigma_observed(
     group: np.ndarray,
     use: np.ndarray,
     num_prompts: int,
-    ddof: int = 1,
 ) -> np.ndarray:
-    """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3).
+    """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3), over n - 1.
 
     The advantages are the unweighted ones: importance weights in here would let one rollout that survived its coin
     outweigh a prompt's whole history. docs/fidelity.md#surrogate.
@@ -28,19 +27,16 @@ def sigma_observed(
         group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, num_prompts).
         use (np.ndarray): Rollouts to use (kept, finite), shape (N,), bool; the others may hold nan.
         num_prompts (int): M.
-        ddof (int): 1 divides by n - 1, 0 by n (published code).
 
     Returns:
         np.ndarray: sigma_obs, shape (M,), float64; nan where fewer than two rollouts are used.
 
     Raises:
-        ValueError: If shapes differ, ``ddof`` is neither 0 nor 1, or a used value is not finite.
+        ValueError: If shapes differ or a used value is not finite.
     """
     use = np.asarray(use, dtype=bool)
     if not np.shape(advantages) == np.shape(sum_logps) == np.shape(group) == use.shape:
         raise ValueError("advantages, sum_logps, group and use must have one entry per rollout.")
-    if ddof not in (0, 1):
-        raise ValueError(f"ddof must be 0 or 1, got {ddof}.")
     contribution = np.asarray(advantages, np.float64)[use] * np.asarray(sum_logps, np.float64)[use]
     if not np.isfinite(contribution).all():
         raise ValueError("A used rollout has a non-finite advantage or log-probability. Leave it out with `use`.")
@@ -48,7 +44,7 @@ def sigma_observed(
     count = np.bincount(prompt, minlength=num_prompts)
     mean = np.bincount(prompt, weights=contribution, minlength=num_prompts) / np.maximum(count, 1)
     squares = np.bincount(prompt, weights=np.square(contribution - mean[prompt]), minlength=num_prompts)
-    spread = np.sqrt(squares / np.maximum(count - ddof, 1))
+    spread = np.sqrt(squares / np.maximum(count - 1, 1))
     return np.where(count >= 2, spread, np.nan)
 
 
@@ -82,9 +78,7 @@ class Surrogate:
     Args:
         floor (float): s_floor before the first epoch ends, advantage x nats, > 0.
         floor_quantile (float | None): Quantile of the positive sigmas over prompts that replaces the floor after the
-            first epoch; None keeps ``floor`` (published code).
-        cold (float | None): s_q of a prompt below ``warmup`` observations under ``unseen="floor"``; None is the floor
-            (paper), 1.0 the published code.
+            first epoch; None keeps ``floor``.
         warmup (int): k_warmup, observations before a prompt's own mean is used, >= 1.
         unseen (str): Rule for prompts below ``warmup``: ``"floor"`` (paper) or ``"median"``, the median of the
             positive sigmas of the pool once there are any. Median is optimistic on purpose: a degenerate prompt
@@ -103,14 +97,13 @@ class Surrogate:
         *,
         floor: float = 0.01,
         floor_quantile: float | None = 0.05,
-        cold: float | None = None,
         warmup: int = 1,
         unseen: str = "floor",
         shrinkage: float = 0.0,
         reprobe_after: int = 0,
     ) -> None:
-        if not 0.0 < floor < np.inf or (cold is not None and not 0.0 < cold < np.inf):
-            raise ValueError(f"The surrogate's floor and cold value must be positive, got {floor} and {cold}.")
+        if not 0.0 < floor < np.inf:
+            raise ValueError(f"The surrogate's floor must be positive, got {floor}.")
         if floor_quantile is not None and not 0.0 < floor_quantile < 1.0:
             raise ValueError(f"floor_quantile must be in (0, 1) or None, got {floor_quantile}.")
         if unseen not in UNSEEN_RULES:
@@ -122,7 +115,6 @@ class Surrogate:
             )
         self.floor = floor
         self.floor_quantile = floor_quantile
-        self.cold = cold
         self.warmup = warmup
         self.unseen = unseen
         self.shrinkage = shrinkage
@@ -145,7 +137,7 @@ class Surrogate:
     def sigma(self, view: PromptView, statistics: PromptStatistics) -> np.ndarray:
         """s_q of the prompts in ``view``, shape (M,), >= the floor (Algorithm 1, line 2)."""
         warm = self.is_warm(view)
-        estimate = np.full(warm.size, self.floor if self.cold is None else self.cold)
+        estimate = np.full(warm.size, self.floor)
         pool = statistics.pool_sigma(self.warmup)
         positive = pool[pool > 0.0]
         if self.unseen == "median" and positive.size:

@@ -57,9 +57,7 @@ class GateSpec:
         trim (bool): Stop answered rollouts within the grace window.
         abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
         entropy_threshold (float): An answered rollout stops as soon as the entropy of its next token is below this
-            many nats and the likeliest token is no EOS; 0: not by its entropy.
-        margin_threshold (float): The same where the probability of the likeliest next token exceeds that of the
-            second by more than this, in [0, 1); 0: not by its margin. Both 0: only at tau + G.
+            many nats and the likeliest token is no EOS; 0: only at tau + G.
         window (int | None): A poll sees a marker only if it completed within this many last tokens; None: anywhere
             in the prefix.
 
@@ -74,7 +72,6 @@ class GateSpec:
     trim: bool = True
     abort: bool = True
     entropy_threshold: float = 0.0
-    margin_threshold: float = 0.0
     window: int | None = None
 
     def __post_init__(self) -> None:
@@ -92,16 +89,11 @@ class GateSpec:
                 f"entropy_threshold must be a finite number of nats >= 0, got {self.entropy_threshold}. "
                 "Use 0 to stop only at the end of the grace window."
             )
-        if not 0.0 <= self.margin_threshold < 1.0:
-            raise ValueError(
-                f"margin_threshold must be a difference of probabilities in [0, 1), got {self.margin_threshold}. "
-                "Use 0 to stop only at the end of the grace window."
-            )
 
     @property
     def trims_early(self) -> bool:
         """Whether a nearly certain next token ends the grace window."""
-        return self.trim and (self.entropy_threshold > 0 or self.margin_threshold > 0)
+        return self.trim and self.entropy_threshold > 0
 
     @property
     def first_poll(self) -> int:

@@ -44,7 +44,6 @@ class MarkerGate:
         grace_window (int): G, tokens.
         poll_interval (int): Tokens between two marker checks.
         entropy_threshold (float): Nats; 0: entropy never ends the grace window early.
-        margin_threshold (float): Difference of probabilities; 0: the margin never ends the grace window early.
         window (int | None): Tokens back from a poll in which the marker must have completed; None: all.
         keep_probability (float): eps_abort.
         seed (int): Key of the coins.
@@ -60,7 +59,6 @@ class MarkerGate:
         grace_window: int,
         poll_interval: int,
         entropy_threshold: float,
-        margin_threshold: float,
         window: int | None,
         keep_probability: float,
         seed: int,
@@ -74,7 +72,6 @@ class MarkerGate:
         self.grace_window = grace_window
         self.poll_interval = poll_interval
         self.entropy_threshold = entropy_threshold
-        self.margin_threshold = margin_threshold
         self.window = window
         self.keep_probability = keep_probability
         self.seed = seed
@@ -105,7 +102,6 @@ class MarkerGate:
             trim=self.trim and active,
             abort=self.abort and active,
             entropy_threshold=self.entropy_threshold,
-            margin_threshold=self.margin_threshold,
             window=self.window,
         )
 

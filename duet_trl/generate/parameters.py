@@ -15,7 +15,7 @@ from .thoughts import Delimiters, parse_delimiters
 
 PREFIX = "duet_"
 
-GATE_VERSION = 2
+GATE_VERSION = 3
 """Goes up with every change of what the parameters mean; trainer and engine must agree on it."""
 
 MAX_EOS_IDS = 32
@@ -41,7 +41,7 @@ _CHOICES = {
 _LARGEST = 2**31 - 1
 
 _NAMES = frozenset(
-    {*_COUNTS, *_CHOICES, "duet_version", "duet_marker", "duet_entropy_threshold", "duet_margin_threshold"}
+    {*_COUNTS, *_CHOICES, "duet_version", "duet_marker", "duet_entropy_threshold"}
     | {"duet_eos", "duet_thoughts", "duet_fingerprint", "duet_weights"}
 )
 
@@ -114,7 +114,6 @@ def gate_parameters(
         "duet_at_gate": ("keep" if keep else "abort") if spec.abort else "off",
         "duet_trim": "on" if spec.trim else "off",
         "duet_entropy_threshold": float(spec.entropy_threshold),
-        "duet_margin_threshold": float(spec.margin_threshold),
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
@@ -173,7 +172,6 @@ def parse_gate_parameters(
         trim=words["duet_trim"] == "on",
         abort=words["duet_at_gate"] != "off",
         entropy_threshold=_number("duet_entropy_threshold", given["duet_entropy_threshold"]),
-        margin_threshold=_number("duet_margin_threshold", given["duet_margin_threshold"]),
         window=counts["duet_window"] or None,
     )
     return GateRequest(

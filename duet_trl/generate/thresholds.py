@@ -34,8 +34,6 @@ class LengthThresholds:
         cold (tuple[float, float]): K1 and K2 before the first refit, as shares of max_length. Paper: 0.3 and 0.7.
         weighted (bool): Weight each length by 1 / propensity. False: plain quantiles, as in the paper.
         min_samples (int): Rollouts in the window before the first refit.
-        min_poll_threshold (int): Least K1 of a refit, tokens. The published code: 32.
-        min_gap (int): Least K2 - K1 of a refit, tokens. The published code: 50.
         answer_quantile (float): K2 is `answer_slack` times this quantile of the answer times, in [0, 1), and never
             below `answer_slack` times the 0.995 quantile of those that were rewarded; 0: the length quantile, as in
             the paper.
@@ -59,8 +57,6 @@ class LengthThresholds:
         cold: tuple[float, float] = (0.3, 0.7),
         weighted: bool = True,
         min_samples: int = 32,
-        min_poll_threshold: int = 1,
-        min_gap: int = 0,
         answer_quantile: float = 0.0,
         answer_slack: float = 1.25,
     ) -> None:
@@ -69,8 +65,6 @@ class LengthThresholds:
             ("window", window, 1),
             ("refit_every", refit_every, 1),
             ("min_samples", min_samples, 1),
-            ("min_poll_threshold", min_poll_threshold, 1),
-            ("min_gap", min_gap, 0),
         ):
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
@@ -93,8 +87,6 @@ class LengthThresholds:
         self.quantiles = quantiles
         self.weighted = weighted
         self.min_samples = min_samples
-        self.min_poll_threshold = min_poll_threshold
-        self.min_gap = min_gap
         self.answer_quantile = answer_quantile
         self.answer_slack = answer_slack
         self._seen = np.zeros((len(_COLUMNS), 0))  # the last 4 W kept rollouts, one row per column
@@ -157,10 +149,9 @@ class LengthThresholds:
         if step % self.refit_every or len(lengths) < self.min_samples:
             return False
         poll, abort = weighted_quantile(lengths, weights, self.quantiles)
-        poll = max(int(poll), self.min_poll_threshold)
         if self.answer_quantile:
             abort = self._after_the_answers()
-        self._set(poll, max(int(abort), poll + self.min_gap))
+        self._set(int(poll), int(max(abort, poll)))
         return True
 
     @property

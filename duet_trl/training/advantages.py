@@ -33,7 +33,6 @@ def step_advantages(
         torch.from_numpy(step.plan.group).to(rewards.device),
         scale_rewards=args.scale_rewards,
         multi_objective_aggregation=args.multi_objective_aggregation,
-        singleton=args.singleton_advantage,
     )
     if args.advantage_baseline == "group":
         return found

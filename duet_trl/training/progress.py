@@ -36,7 +36,7 @@ def shown(logs: dict[str, Any] | None) -> dict[str, str]:
     logs = logs or {}
     found = {label: logs[name] for name, label in _SHOWN.items() if name in logs}
     found |= {_HELD_OUT.sub("held out", name): value for name, value in logs.items() if _HELD_OUT.fullmatch(name)}
-    return {label: f"{value:.4g}" for label, value in found.items()}
+    return {label: f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}" for label, value in found.items()}
 
 
 class ProgressBar(ProgressCallback):

@@ -141,7 +141,7 @@ def batch_warnings(config: DUETGRPOConfig, num_rows: int | None, num_steps: int)
             f"{lone} or more of {per_step} prompts have a single rollout: without a gradient in step 1, and compared "
             "with the mean of other prompts until they come round again. Raise num_generations or budget_fraction."
         )
-    elif lone and config.singleton_advantage == "zero":
+    elif lone:
         found.append(
             f"{lone} or more of {per_step} prompts have a single rollout, which teaches nothing under "
             "advantage_baseline='group'. Raise num_generations or budget_fraction, or set "

@@ -36,12 +36,12 @@ def group_advantages(
     *,
     scale_rewards: str = "group",
     multi_objective_aggregation: str = "sum_then_normalize",
-    singleton: str = "zero",
     include: torch.Tensor | None = None,
 ) -> GroupAdvantages:
     """Group-normalised advantages, A = (R - mean of the group) / (std of the group + 1e-4) (paper, section 2; Eq. 6).
 
     The baseline is over *all* rollouts of a prompt, aborted ones included, as in the paper; `include` narrows it.
+    The only rollout of a prompt gets 0: its standard deviation is undefined (docs/fidelity.md#singletons).
 
     Args:
         rewards_per_func (torch.Tensor): Rewards, shape (N, F), float; NaN where a function abstained (None).
@@ -49,8 +49,6 @@ def group_advantages(
         group (torch.Tensor): Prompt of each rollout, shape (N,), int64 in 0..M-1, in any order.
         scale_rewards (str): "group" or "batch": whose standard deviation divides; "none": nothing does.
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum" over the functions.
-        singleton (str): Advantage of the only rollout of a prompt, whose standard deviation is undefined: "zero", or
-            "reward" for the plain reward as in the published code (docs/fidelity.md#singletons).
         include (torch.Tensor | None): Rollouts that make up the baseline, shape (N,), bool; the others get advantage
             0. For rivals that normalise over survivors, and to keep non-finite rewards out. None: all.
 
@@ -67,7 +65,6 @@ def group_advantages(
     """
     _check(rewards_per_func, reward_weights, group, include)
     _check_choice("scale_rewards", scale_rewards, ("group", "batch", "none"))
-    _check_choice("singleton", singleton, ("zero", "reward"))
     summed = _weighted_sum(rewards_per_func, reward_weights)
     if not len(group):
         return GroupAdvantages(summed, summed, torch.zeros_like(summed, dtype=torch.bool))
@@ -94,11 +91,7 @@ def group_advantages(
             "multi_objective_aggregation", multi_objective_aggregation, ("sum_then_normalize", "normalize_then_sum")
         )
 
-    advantages = torch.nan_to_num(advantages, nan=0.0)
-    lone_advantages = torch.zeros_like(advantages)
-    if singleton == "reward":
-        lone_advantages = torch.nan_to_num(_weighted_sum(scored, reward_weights), nan=0.0)
-    advantages = torch.where(alone, lone_advantages, advantages)
+    advantages = torch.nan_to_num(advantages, nan=0.0).masked_fill(alone, 0.0)
     zero_std = alone | torch.isclose(std, torch.zeros_like(std))
     return GroupAdvantages(advantages, summed, zero_std)
 

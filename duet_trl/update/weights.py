@@ -16,7 +16,6 @@ def rollout_weights(
     *,
     stratification: str = "clip",
     floor: float = 0.05,
-    max_weight: float | None = None,
 ) -> np.ndarray:
     """Weight of each rollout, w = (1 - I_abort) / (s_pre * p_abort) (text of Eq. 6; Algorithm 1, phase 3).
 
@@ -31,13 +30,12 @@ def rollout_weights(
         aborted (np.ndarray): I_abort, shape (N,), bool.
         stratification (str): "clip" as above, "exact" for s_pre = n_q / mean n, "none" for s_pre = 1.
         floor (float): eps_pre, lower clip of s_pre, in (0, 1]; only for "clip".
-        max_weight (float | None): Cap, >= 1. Biased where it binds. None: no cap.
 
     Returns:
         np.ndarray: w, shape (N,), float64; 0 for aborted rollouts.
 
     Raises:
-        ValueError: If shapes disagree, or a count, group, propensity, cap or choice is out of its range.
+        ValueError: If shapes disagree, or a count, group, propensity or choice is out of its range.
 
     Example:
         >>> weights = rollout_weights([1, 3], [0, 1, 1, 1], [1, 1, 0.5, 1], [False, False, False, True])
@@ -51,9 +49,6 @@ def rollout_weights(
     _check_propensity(propensity)
     if (num_rollouts < 1).any():
         raise ValueError(f"num_rollouts must be at least 1, got {num_rollouts.min()}. Leave out prompts without any.")
-    if max_weight is not None and not max_weight >= 1:
-        raise ValueError(f"max_weight must be at least 1, got {max_weight}. Use None for no cap.")
-
     if not len(group):
         return np.zeros(0)
 
@@ -65,8 +60,7 @@ def rollout_weights(
         per_prompt = np.ones(len(num_rollouts))
     else:
         raise ValueError(f"stratification must be one of ['clip', 'exact', 'none'], got {stratification!r}.")
-    weights = ~aborted / (per_prompt[group] * propensity)
-    return weights if max_weight is None else np.minimum(weights, max_weight)
+    return ~aborted / (per_prompt[group] * propensity)
 
 
 def effective_sample_size(weights: np.ndarray) -> float:

@@ -47,15 +47,6 @@ def test_lengths_count_kept_rollouts_and_costs_count_all():
     assert view.mean_cost.tolist() == [75.0, 30.0]
 
 
-def test_the_published_code_needs_two_kept_rollouts_for_a_length():
-    paper, release = PromptStatistics(), PromptStatistics(min_kept_for_length=2)
-    for statistics in (paper, release):
-        observe(statistics, ["a", "b"], [(0, 10, 10, True), (0, 90, 90, False), (1, 20, 20, True), (1, 40, 40, True)])
-    assert paper.lookup(["a", "b"]).mean_length.tolist() == [10.0, 30.0]
-    assert np.isnan(release.lookup(["a"]).mean_length[0])
-    assert release.lookup(["b"]).mean_length[0] == 30.0
-
-
 def test_a_prompt_twice_in_one_batch_learns_from_both():
     statistics = PromptStatistics()
     statistics.observe_sigma(["a", "a", "b"], np.array([1.0, 3.0, NAN]))

@@ -34,9 +34,6 @@ def test_sigma_observed_by_hand():
     use = np.array([True, True, True, False, True, True, True])
     observed = sigma_observed(advantages, sum_logps, group, use, 4)
     np.testing.assert_allclose(observed, [math.sqrt(450.0), NAN, 2.0, NAN], rtol=1e-15)
-    # Dividing by n: sqrt(450 / 2) = 15, sqrt(8 / 3).
-    biased = sigma_observed(advantages, sum_logps, group, use, 4, ddof=0)
-    np.testing.assert_allclose(biased, [15.0, NAN, math.sqrt(8.0 / 3.0), NAN], rtol=1e-15)
 
 
 def test_sigma_observed_matches_the_standard_library_in_any_order_of_rollouts():
@@ -62,7 +59,6 @@ def test_a_group_of_equal_rewards_has_spread_zero():
         ({"advantages": np.array([NAN, 1.0])}, "non-finite"),
         ({"sum_logps": np.array([1.0, np.inf])}, "non-finite"),
         ({"use": np.ones(3, bool)}, "one entry per rollout"),
-        ({"ddof": 2}, "ddof"),
     ],
 )
 def test_what_sigma_observed_refuses(changes, message):
@@ -114,10 +110,10 @@ def test_the_floor_never_falls_and_waits_for_a_positive_sigma():
     assert surrogate.floor == 0.01
 
 
-def test_the_published_code_keeps_its_floor_and_its_cold_value():
-    surrogate, known = Surrogate(floor=1e-6, cold=1.0, floor_quantile=None), pool(a=0.0, b=80.0)
+def test_without_a_quantile_the_floor_stays_where_it_is():
+    surrogate, known = Surrogate(floor=1e-6, floor_quantile=None), pool(a=0.0, b=80.0)
     surrogate.advance(known, epoch=3)
-    assert estimate(surrogate, known, "a", "b", "new") == [1e-6, 80.0, 1.0]
+    assert estimate(surrogate, known, "a", "b", "new") == [1e-6, 80.0, 1e-6]
 
 
 def test_the_unseen_take_the_median_of_the_positive_sigmas_once_there_are_any():
@@ -158,7 +154,6 @@ def test_a_restored_surrogate_keeps_its_frozen_floor():
     [
         {"floor": 0.0},
         {"floor": NAN},
-        {"cold": -1.0},
         {"floor_quantile": 1.0},
         {"unseen": "mean"},
         {"warmup": 0},

@@ -171,7 +171,7 @@ def setup(tiny: TinyGate) -> GateSetup:
 def pool(tiny_path: Path) -> list[PromptRollouts]:
     """Rollouts of the tiny policy."""
     texts = [f"Say {i} " for i in range(NUM_PROMPTS)]
-    recorded = sample_rollouts(tiny_path, texts, Sampling(NUM_ROLLOUTS, CAP, 0.0, 0.0, seed=1), stride=0)
+    recorded = sample_rollouts(tiny_path, texts, Sampling(NUM_ROLLOUTS, CAP, 0.0, seed=1), stride=0)
     return [PromptRollouts(list(ids), 4, [r.ids for r in found]) for ids, found in recorded.rollouts.items()]
 
 
@@ -181,7 +181,7 @@ ROWS = estimators(MATH, NUM_ROLLOUTS, seed=0)
 def test_rollouts_are_cut_where_algorithm_1_cuts_them(tiny, setup, pool):
     seen = set()
     for spec in SPECS:
-        rollouts = certainty(tiny.model, pool[:4], setup, spec.entropy_threshold, spec.margin_threshold)
+        rollouts = certainty(tiny.model, pool[:4], setup, spec.entropy_threshold)
         natural = [(entry.prompt_ids, ids) for entry in pool[:4] for ids in entry.ids]
         for keep, found in zip((False, True), gate_replays(spec, setup, rollouts), strict=True):
             for row, (prompt_ids, ids) in enumerate(natural):

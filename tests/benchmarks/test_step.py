@@ -53,7 +53,7 @@ ENTROPY = 3.36
 @pytest.fixture(scope="module")
 def recording(tiny_path: Path) -> Recording:
     """As many rollouts of each prompt as one may get."""
-    return record(tiny_path, prompts(16)["prompt"], Sampling(8, 96, ENTROPY, 0.0, seed=3), stride=3)
+    return record(tiny_path, prompts(16)["prompt"], Sampling(8, 96, ENTROPY, seed=3), stride=3)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_the_metric_over_several_steps_is_weighted_by_their_seconds(run, monkeyp
 def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
     gate = TinyGate(tiny_path)
     texts = [f"Say {i} " for i in range(40)]
-    recorded = record(tiny_path, texts, Sampling(3, CAP, SPECS[1].entropy_threshold, 0.0, seed=1), stride=0)
+    recorded = record(tiny_path, texts, Sampling(3, CAP, SPECS[1].entropy_threshold, seed=1), stride=0)
     natural = [(list(ids), rollout) for ids, found in recorded.rollouts.items() for rollout in found]
     setup = GateSetup(MARKER, gate.automaton, gate.sentinel, tuple(gate.eos_ids))
     keep = np.random.default_rng(0).random(len(natural)) < 0.4

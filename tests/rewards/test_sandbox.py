@@ -19,12 +19,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.rewards import Check, Limits, Sandbox, sandbox_process
-from duet_trl.rewards import sandbox_filter as system_call_filter
-from duet_trl.rewards.sandbox import default_workers
-from duet_trl.rewards.sandbox_codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox_kernel import landlock_version
-from duet_trl.rewards.sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
+from duet_trl.rewards import Check, Limits, Sandbox
+from duet_trl.rewards.sandbox import filter as system_call_filter
+from duet_trl.rewards.sandbox import process as sandbox_process
+from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
+from duet_trl.rewards.sandbox.kernel import landlock_version
+from duet_trl.rewards.sandbox.pool import default_workers
+from duet_trl.rewards.sandbox.probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_kernel import ALL_PROGRAMS
 from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
@@ -373,8 +374,8 @@ def test_batch_of_programs_that_hang_ends_within_its_bound(strong):
 
 def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
     # A process that the kernel has not cleaned up in time is left to the next check: here none is waited for at all.
-    entry = "from sandbox.sandbox_launcher import {entry};"
-    hurried = f"import sandbox.sandbox_launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
+    entry = "from sandbox.launcher import {entry};"
+    hurried = f"import sandbox.launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
     assert entry in sandbox_process.BOOTSTRAP
     monkeypatch.setattr(sandbox_process, "BOOTSTRAP", sandbox_process.BOOTSTRAP.replace(entry, hurried))
     before = descendants()
@@ -454,7 +455,7 @@ def test_root_of_a_container_is_isolated_too(lost):
     script = (
         "import ctypes, os, sys\n"
         f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
-        "code = 'from duet_trl.rewards.sandbox_probe import probe\\n"
+        "code = 'from duet_trl.rewards.sandbox.probe import probe\\n"
         "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
         "os.execv(sys.executable, [sys.executable, '-c', code])"
     )  # fmt: skip
@@ -473,7 +474,7 @@ def test_where_nothing_strong_holds_only_the_weak_isolation_by_name_is_used():
     program = f"b''.join(struct.pack('HBBI', *line) for line in {[*lines, (0x06, 0, 0, 0x7FFF0000)]})"
     script = (
         "import struct\nfrom duet_trl.rewards import CodeVerifier, SandboxError, code_reward\n"
-        f"from duet_trl.rewards.sandbox_kernel import install_seccomp\ninstall_seccomp({program})\n"
+        f"from duet_trl.rewards.sandbox.kernel import install_seccomp\ninstall_seccomp({program})\n"
         "row = {'completions': ['```python\\ndef f(x):\\n    return x\\n```'], 'test_list': [['assert f(1) == 1']]}\n"
         "for refused in (CodeVerifier, lambda: code_reward(**row)):\n"
         "    try: refused()\n"

@@ -12,14 +12,14 @@ import pytest
 
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards import sandbox as sandbox_module
-from duet_trl.rewards.sandbox_codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox_jail import library_is_public
+from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
+from duet_trl.rewards.sandbox.jail import library_is_public
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS, SCRIPTS
 from tests.rewards.hostile_kernel import ALL_PROGRAMS
 from tests.rewards.hostile_programs import Outside, in_call, task
 from tests.rewards.test_sandbox import ISOLATIONS, machine_allows
 
-REWARDS = Path(sandbox_module.__file__).parent
+REWARDS = Path(sandbox_module.__file__).parents[1]
 HAVE_A_FOLDER = ("namespaces", "bubblewrap")
 
 

@@ -66,3 +66,7 @@ def test_other_callbacks_stay_and_ours_go_by_the_names_that_scripts_use(tiny_pat
     trainer = duet_trainer(tiny_path, tmp_path)
     trainer.remove_callback(PrinterCallback)
     assert ProgressLine not in [type(callback) for callback in trainer.callback_handler.callbacks]
+
+
+def test_large_numbers_are_written_out():
+    assert shown({"duet/generated_tokens": 15824.0, "reward": 0.51234}) == {"reward": "0.5123", "tokens": "15,824"}

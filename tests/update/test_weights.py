@@ -52,11 +52,6 @@ def test_kept_by_the_coin_weighs_the_inverse_propensity_and_aborted_nothing():
     assert weights.dtype == np.float64
 
 
-def test_cap_binds_only_above_itself():
-    weights = rollout_weights([3], [0, 0, 0], [1.0, 0.05, 0.05], [False, False, True], max_weight=3)
-    assert weights.tolist() == [1.0, 3.0, 0.0]
-
-
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
 @settings(deadline=None)
 def test_permuting_rollouts_permutes_weights(counts, seed):
@@ -85,7 +80,6 @@ def test_weights_are_unbiased_over_the_coin():
         ({"propensity": [1.0, np.nan]}, "propensity must be in"),
         ({"propensity": [1.0]}, "propensity must have shape"),
         ({"group": [0, 2]}, "group must be in 0..1, got 0..2"),
-        ({"max_weight": 0.5}, "max_weight must be at least 1, got 0.5"),
         ({"aborted": [False]}, "aborted must have shape"),
     ],
 )

@@ -20,14 +20,14 @@ from ..automaton import STATE_BITS, TokenAutomaton
 from ..dfa import COMPLETED
 from ..parameters import MAX_EOS_IDS, GateRequest
 from ..thoughts import Delimiters
-from .slots import FORCED, Compile, next_token_certainty
+from .slots import FORCED, Compile, next_token_entropy
 
 NEVER = 2**30
 """A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""
 
 
 class Column(IntEnum):
-    """Columns of a slot's row, int32. The thresholds are float32 by their bits."""
+    """Columns of a slot's row, int32. The entropy threshold is a float32 by its bits."""
 
     # what the request asks for
     GATED = 0
@@ -41,15 +41,14 @@ class Column(IntEnum):
     WINDOW = 8
     KEEP = 9
     ENTROPY_THRESHOLD = 10  # 0 where the grace window does not end by it
-    MARGIN_THRESHOLD = 11
     # what its tokens did
-    PHASE = 12
-    STATE = 13  # of the automaton
-    LENGTH = 14  # t, tokens consumed
-    COMPLETED_AT = 15  # length at which the latest marker completed
-    STOP_AT = 16  # length from which on the next token is a forced stop
+    PHASE = 11
+    STATE = 12  # of the automaton
+    LENGTH = 13  # t, tokens consumed
+    COMPLETED_AT = 14  # length at which the latest marker completed
+    STOP_AT = 15  # length from which on the next token is a forced stop
     # where the row goes when it is uploaded
-    SLOT = 17
+    SLOT = 16
     EOS_IDS = 32  # the first of MAX_EOS_IDS, padded with -1
 
 
@@ -63,8 +62,7 @@ class Phase(IntEnum):
 
 WIDTH = Column.EOS_IDS + MAX_EOS_IDS
 _RUNNING = slice(Column.PHASE, Column.STOP_AT + 1)
-_LEAST_THRESHOLD = np.finfo(np.float32).tiny
-_MOST_MARGIN = np.nextafter(np.float32(1), np.float32(0))
+_FLOAT32 = np.finfo(np.float32)
 
 
 class DeviceGates:
@@ -217,7 +215,8 @@ def step_rows(
         row = torch.where(behind[:, None], _consume(row, tables, token), row)
     rows[slots, _RUNNING] = row[:, _RUNNING].int()
     stops = row[:, Column.LENGTH] >= row[:, Column.STOP_AT]
-    armed = (_early(row) & (row[:, Column.PHASE] == Phase.ANSWERED) & ~stops).nonzero().squeeze(1)
+    early = row[:, Column.ENTROPY_THRESHOLD] != 0
+    armed = (early & (row[:, Column.PHASE] == Phase.ANSWERED) & ~stops).nonzero().squeeze(1)
     if len(armed):
         stops[armed] = _nearly_certain(logits[index[armed]], row[armed])
     logits[index, row[:, Column.SENTINEL]] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
@@ -249,16 +248,9 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
     return row
 
 
-def _early(row: torch.Tensor) -> torch.Tensor:
-    """Whether a nearly certain token ends the grace window, shape (R,), bool."""
-    return (row[:, [Column.ENTROPY_THRESHOLD, Column.MARGIN_THRESHOLD]] != 0).any(dim=1)
-
-
 def _nearly_certain(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
     """Whether the next token of each of R rows is nearly certain, and no EOS is the likeliest, shape (R,), bool."""
-    entropy, margin, _ = next_token_certainty(logits)
-    thresholds = row[:, [Column.ENTROPY_THRESHOLD, Column.MARGIN_THRESHOLD]].int().view(torch.float32)
-    certain = (entropy < thresholds[:, 0]) | (margin > thresholds[:, 1]) & (thresholds[:, 1] > 0)
+    certain = next_token_entropy(logits) < row[:, Column.ENTROPY_THRESHOLD].int().view(torch.float32)
     eos_ids = row[:, Column.EOS_IDS :]
     known = (eos_ids >= 0) & (eos_ids < logits.shape[1])
     likeliest = logits.gather(1, torch.where(known, eos_ids, 0)) >= logits.amax(dim=1, keepdim=True)
@@ -275,12 +267,9 @@ def _request_row(request: GateRequest) -> np.ndarray:
     row[Column.GRACE_WINDOW] = min(spec.grace_window, NEVER - 1) if spec.trim else NEVER - 1
     row[Column.WINDOW] = NEVER if spec.window is None else min(spec.window, NEVER)
     if spec.trims_early:
-        thresholds = np.array([spec.entropy_threshold, spec.margin_threshold])
-        # Rounding to float32 must neither switch a threshold off nor put the margin out of reach.
-        least, most = (thresholds > 0) * _LEAST_THRESHOLD, [np.finfo(np.float32).max, _MOST_MARGIN]
-        row[[Column.ENTROPY_THRESHOLD, Column.MARGIN_THRESHOLD]] = (
-            thresholds.clip(least, most).astype(np.float32).view(np.int32)
-        )
+        # Rounding to float32 must not switch the threshold off.
+        threshold = np.clip(spec.entropy_threshold, _FLOAT32.tiny, _FLOAT32.max)
+        row[Column.ENTROPY_THRESHOLD] = np.float32(threshold).view(np.int32)
     row[Column.PHASE], row[Column.COMPLETED_AT], row[Column.STOP_AT] = Phase.UNDECIDED, -NEVER, NEVER
     row[Column.EOS_IDS :] = -1
     row[Column.EOS_IDS : Column.EOS_IDS + len(request.eos_ids)] = sorted(request.eos_ids)

@@ -4,8 +4,7 @@
 
 One program per row of the logits. Its scalar part, which is all that most rows need, is a chain of three loads (slot,
 row of the slot, entry of the automaton). A row in its grace window whose request trims by certainty also reads its
-logits, once for the entropy and once more for the margin if it is asked for, which the second time come from the
-cache. Rows whose stop is due anyway read none.
+logits, once. Rows whose stop is due anyway read none.
 """
 
 import torch
@@ -39,7 +38,6 @@ _GRACE_WINDOW = tl.constexpr(int(Column.GRACE_WINDOW))
 _WINDOW = tl.constexpr(int(Column.WINDOW))
 _KEEP = tl.constexpr(int(Column.KEEP))
 _ENTROPY_THRESHOLD = tl.constexpr(int(Column.ENTROPY_THRESHOLD))
-_MARGIN_THRESHOLD = tl.constexpr(int(Column.MARGIN_THRESHOLD))
 _PHASE = tl.constexpr(int(Column.PHASE))
 _STATE = tl.constexpr(int(Column.STATE))
 _LENGTH = tl.constexpr(int(Column.LENGTH))
@@ -117,16 +115,12 @@ def step_kernel(
     table = tables_ptr + tl.load(row + _TABLE_ROW).to(tl.int64) * num_tokens
     sentinel = tl.load(row + _SENTINEL)
     entropy_threshold = tl.load(row + _ENTROPY_THRESHOLD).to(tl.float32, bitcast=True)
-    margin_threshold = tl.load(row + _MARGIN_THRESHOLD).to(tl.float32, bitcast=True)
     phase, length, stop_at = _consume(row, history, newest, pos + 1 - prompt_len, table, num_tokens)
 
     logits = logits_ptr + index * logits_stride
     stop = length >= stop_at
-    early = (entropy_threshold > 0.0) | (margin_threshold > 0.0)
-    if early & (phase == _ANSWERED) & (length < stop_at):
-        stop = _nearly_certain(
-            logits, vocab_size, row + _EOS_IDS, entropy_threshold, margin_threshold, TILE, LANES, STAGES
-        )
+    if (entropy_threshold > 0.0) & (phase == _ANSWERED) & (length < stop_at):
+        stop = _nearly_certain(logits, vocab_size, row + _EOS_IDS, entropy_threshold, TILE, LANES, STAGES)
     tl.debug_barrier()  # every warp has read the logits
     tl.store(logits + sentinel, tl.where(stop, _FORCED, _FORBIDDEN))
 
@@ -176,7 +170,6 @@ def _nearly_certain(
     vocab_size,
     eos_ids,
     entropy_threshold,
-    margin_threshold,
     TILE: tl.constexpr,
     LANES: tl.constexpr,
     STAGES: tl.constexpr,
@@ -197,8 +190,6 @@ def _nearly_certain(
     total = tl.sum(weight * mass, axis=0)
     mean = tl.sum(weight * (moment + (peak - top) * mass), axis=0) / total
     certain = tl.log(total) - mean < entropy_threshold
-    if margin_threshold > 0.0:
-        certain = certain | (_gap_below(logits, vocab_size, top, TILE, LANES, STAGES) / total > margin_threshold)
     eos = tl.load(eos_ids + tl.arange(0, _NUM_EOS_IDS))
     ends = tl.load(logits + eos, mask=(eos >= 0) & (eos < vocab_size), other=_FORBIDDEN) >= top
     return certain & (tl.sum(ends.to(tl.int32), axis=0) == 0)
@@ -216,17 +207,3 @@ def _add_tile(tile, peak, mass, moment):
     moment = shrink * (moment + lag * mass) + tl.sum(below * weight, axis=0)
     mass = shrink * mass + tl.sum(weight, axis=0)
     return top, mass, moment
-
-
-@triton.jit
-def _gap_below(logits, vocab_size, top, TILE: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr):
-    """1 - e^(second - top): 0 where the largest logit occurs twice."""
-    offsets = tl.arange(0, TILE)[:, None] * LANES + tl.arange(0, LANES)[None, :]
-    second = tl.full([LANES], _LOWEST, tl.float32)
-    count = tl.zeros([LANES], tl.int32)
-    for begin in tl.range(0, vocab_size, TILE * LANES, num_stages=STAGES):
-        tile = tl.load(logits + begin + offsets, mask=begin + offsets < vocab_size, other=_LOWEST)
-        count += tl.sum((tile >= top).to(tl.int32), axis=0)
-        second = tl.maximum(second, tl.max(tl.where(tile < top, tile, _LOWEST), axis=0))
-    gap = 1.0 - tl.exp(tl.max(second, axis=0) - top)
-    return tl.where(tl.sum(count, axis=0) > 1, 0.0, gap)

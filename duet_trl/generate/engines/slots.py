@@ -38,7 +38,7 @@ class SlotGates:
         self._automaton = automaton
         self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
         self._eos_ids = np.full((num_slots, MAX_EOS_IDS), -1, dtype=np.int64)
-        self._thresholds = np.zeros((num_slots, 2), dtype=np.float32)  # entropy, margin
+        self._thresholds = np.zeros(num_slots, dtype=np.float32)
         self._sentinel = np.zeros(num_slots, dtype=np.int64)
         self._gated = np.zeros(num_slots, dtype=bool)
         self._slots: np.ndarray | None = None
@@ -68,7 +68,7 @@ class SlotGates:
         index, _ = self._automata[request.marker, request.delimiters]
         self._gate.admit(slot, request.spec, request.keep, index, prefix, request.in_thought)
         self._eos_ids[slot] = _padded(request.eos_ids)
-        self._thresholds[slot] = request.spec.entropy_threshold, request.spec.margin_threshold
+        self._thresholds[slot] = request.spec.entropy_threshold
         self._occupy(slot, request.sentinel)
 
     def refuse(self, slot: int, sentinel: int) -> None:
@@ -93,10 +93,9 @@ class SlotGates:
         if not (self._gated[first] or self._gated[second]):
             return
         self._gate.swap(first, second)
-        for column in (self._sentinel, self._gated):
+        for column in (self._sentinel, self._gated, self._thresholds):
             column[first], column[second] = column[second], column[first]
-        for table in (self._eos_ids, self._thresholds):
-            table[[first, second]] = table[[second, first]]
+        self._eos_ids[[first, second]] = self._eos_ids[[second, first]]
         self._slots = None
 
     def length(self, slots: np.ndarray) -> np.ndarray:
@@ -149,7 +148,7 @@ class Decisions:
         stops (torch.Tensor): Forced stops that do not depend on the logits, shape (R,), bool.
         logit (torch.Tensor): What they make of the sentinel's logit, shape (R,), float32.
         armed (torch.Tensor): Of the R, those that stop as well if the next token is nearly certain, shape (A,), int64.
-        thresholds (torch.Tensor): Theirs, shape (A, 2); see `nearly_certain`.
+        thresholds (torch.Tensor): Theirs, shape (A,), float32; see `nearly_certain`.
         eos_ids (torch.Tensor): Theirs, shape (A, E), int64.
     """
 
@@ -187,28 +186,16 @@ def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torc
 
     Args:
         logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
-        thresholds (torch.Tensor): Entropy in nats below which, and difference of the two largest probabilities above
-            which, a token is nearly certain, shape (R, 2); 0 switches either off.
+        thresholds (torch.Tensor): Entropy in nats below which a token is nearly certain, shape (R,); 0: never.
         eos_ids (torch.Tensor): Tokens that end a rollout, shape (R, E), int64, padded with -1.
 
     Returns:
         torch.Tensor: Shape (R,), bool.
     """
-    entropy, margin, likeliest = next_token_certainty(logits)
-    certain = (entropy < thresholds[:, 0]) | (margin > thresholds[:, 1]) & (thresholds[:, 1] > 0)
-    return certain & (likeliest[:, None] != eos_ids).all(dim=1)
+    ends = (logits.argmax(dim=-1, keepdim=True) == eos_ids).any(dim=1)
+    return (next_token_entropy(logits) < thresholds) & ~ends
 
 
-def next_token_certainty(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How certain softmax(logits) is of the next token, at temperature 1.
-
-    Args:
-        logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
-
-    Returns:
-        tuple: Shannon entropy in nats, shape (R,), float32; probability of the likeliest token minus that of the
-            second, shape (R,), float32; likeliest token, shape (R,), int64.
-    """
-    probabilities = torch.softmax(logits.float(), dim=-1)
-    top, index = probabilities.topk(2, dim=-1)
-    return torch.special.entr(probabilities).sum(dim=-1), top[:, 0] - top[:, 1], index[:, 0]
+def next_token_entropy(logits: torch.Tensor) -> torch.Tensor:
+    """Shannon entropy of softmax(logits), shape (R, V) with -inf where a token is forbidden, in nats, shape (R,)."""
+    return torch.special.entr(torch.softmax(logits.float(), dim=-1)).sum(dim=-1)

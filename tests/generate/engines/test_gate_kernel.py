@@ -32,7 +32,6 @@ def random_rows(random: np.random.Generator) -> torch.Tensor:
     size = NUM_SLOTS
     length = random.integers(0, 12, size)
     phase = random.choice(list(Phase), p=[0.35, 0.6, 0.05], size=size)
-    trims = random.random((2, size)) < 0.5
     columns = {
         Column.GATED: random.random(size) < 0.85,
         Column.SENTINEL: 5,
@@ -44,8 +43,7 @@ def random_rows(random: np.random.Generator) -> torch.Tensor:
         Column.GRACE_WINDOW: random.choice([0, 2, 9, NEVER - 1], size=size),
         Column.WINDOW: random.choice([1, 3, NEVER], size=size),
         Column.KEEP: random.random(size) < 0.5,
-        Column.ENTROPY_THRESHOLD: np.float32(1.5).view(np.int32) * trims[0],
-        Column.MARGIN_THRESHOLD: np.float32(0.4).view(np.int32) * trims[1],
+        Column.ENTROPY_THRESHOLD: np.float32(1.5).view(np.int32) * (random.random(size) < 0.5),
         Column.PHASE: phase,
         Column.STATE: random.integers(0, OTHER_TABLE, size),
         Column.LENGTH: length,
@@ -108,7 +106,7 @@ def certainty_is_exact_to_a_hundred_thousandth():
 
 
 def certainty_is_exact(scale: float, offset: float) -> None:
-    """A threshold a hundred-thousandth to either side of the figure decides either way."""
+    """A threshold a hundred-thousandth to either side of the entropy decides either way."""
     from duet_trl.generate.engines.gate_kernel import launch_step
 
     random = np.random.default_rng(0)
@@ -116,23 +114,17 @@ def certainty_is_exact(scale: float, offset: float) -> None:
     row = (random.normal(size=vocab_size) * scale + offset).astype(np.float32)
     row[-1] = row.max() + np.float32(scale)  # the largest is in the incomplete last tile
     probabilities = torch.softmax(torch.from_numpy(row).double(), dim=0)
-    first, second = probabilities.topk(2).values
-    figures = {
-        Column.ENTROPY_THRESHOLD: torch.special.entr(probabilities).sum(),
-        Column.MARGIN_THRESHOLD: first - second,
-    }
-    for column, figure in figures.items():
-        side = 1 if column == Column.ENTROPY_THRESHOLD else -1  # stops with a threshold on this side of the figure
-        for sign in (side, -side):
-            rows = torch.zeros(1, WIDTH, dtype=torch.int32)
-            rows[0, [Column.GATED, Column.PHASE, Column.PROMPT_LEN]] = torch.tensor([1, Phase.ANSWERED, 1]).int()
-            rows[0, Column.STOP_AT] = NEVER
-            rows[0, Column.EOS_IDS :] = -1
-            rows[0, column] = (figure * (1 + 1e-5 * sign)).float().view(torch.int32)
-            logits = torch.from_numpy(row.copy())[None]
-            zero = torch.zeros(1, dtype=torch.int32)
-            launch_step(rows, TABLES, logits, zero, zero, zero, zero[None])
-            assert logits[0, 0] == (FORCED if sign == side else -torch.inf), (column, sign)
+    entropy = torch.special.entr(probabilities).sum()
+    for sign in (1, -1):  # a threshold above the entropy stops, one below it does not
+        rows = torch.zeros(1, WIDTH, dtype=torch.int32)
+        rows[0, [Column.GATED, Column.PHASE, Column.PROMPT_LEN]] = torch.tensor([1, Phase.ANSWERED, 1]).int()
+        rows[0, Column.STOP_AT] = NEVER
+        rows[0, Column.EOS_IDS :] = -1
+        rows[0, Column.ENTROPY_THRESHOLD] = (entropy * (1 + 1e-5 * sign)).float().view(torch.int32)
+        logits = torch.from_numpy(row.copy())[None]
+        zero = torch.zeros(1, dtype=torch.int32)
+        launch_step(rows, TABLES, logits, zero, zero, zero, zero[None])
+        assert logits[0, 0] == (FORCED if sign == 1 else -torch.inf), sign
 
 
 CHECKS = {

@@ -32,7 +32,6 @@ def request(random: np.random.Generator) -> GateRequest:
         trim=random.random() < 0.8,
         abort=random.random() < 0.8,
         entropy_threshold=float(random.choice([0.0, 0.5])),
-        margin_threshold=float(random.choice([0.0, 0.5])),
         window=int(random.integers(2, 9)) if random.random() < 0.5 else None,
     )
     delimiters = THOUGHT if random.random() < 0.5 else None

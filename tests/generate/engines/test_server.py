@@ -171,7 +171,7 @@ def ask(server: ServerProcess, gate: TinyGate, changes: dict, **body) -> tuple[i
         ({"duet_grace_window": 2**64}, "between -2**63 and 2**64"),  # vLLM's own words
         ({"duet_abort_threshold": 1}, "K2=1 and K1=16"),
         ({"duet_entropy_threshold": float("nan")}, "duet_entropy_threshold must be a finite number >= 0, got nan"),
-        ({"duet_margin_threshold": float("inf")}, "duet_margin_threshold must be a finite number >= 0, got inf"),
+        ({"duet_entropy_threshold": float("inf")}, "duet_entropy_threshold must be a finite number >= 0, got inf"),
         ({"duet_entropy_threshold": "3"}, "duet_entropy_threshold must be a finite number"),
         ({"duet_trim": True}, "duet_trim must be one of 'on', 'off', got 1"),
         ({"duet_at_gate": False}, "duet_at_gate must be one of 'keep', 'abort', 'off', got 0"),

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.generate.engines.slots import FORCED, SlotGates, next_token_certainty
+from duet_trl.generate.engines.slots import FORCED, SlotGates, next_token_entropy
 from duet_trl.generate.gate import GateSpec
 from duet_trl.generate.parameters import GateRequest
 from tests.generate.oracle import EOS, A, B, C, toy_automaton
@@ -27,12 +27,9 @@ def logits_with(entropy: str, likeliest: int) -> torch.Tensor:
     return logits
 
 
-def test_entropy_is_in_nats_and_the_margin_between_the_two_likeliest():
+def test_entropy_is_in_nats():
     logits = torch.stack([torch.zeros(4), torch.tensor([0.0, -torch.inf, 0.0, -torch.inf])])
-    entropy, margin, likeliest = next_token_certainty(torch.cat([logits, torch.tensor([[0.6, 0.1, 0.3, 0.0]]).log()]))
-    torch.testing.assert_close(entropy[:2], torch.tensor([4.0, 2.0]).log())
-    torch.testing.assert_close(margin, torch.tensor([0.0, 0.0, 0.3]))
-    assert likeliest[1] in (0, 2) and likeliest[2] == 0
+    torch.testing.assert_close(next_token_entropy(logits), torch.tensor([4.0, 2.0]).log())
 
 
 def test_forced_row_samples_the_sentinel_with_probability_one_and_the_others_never():
@@ -64,16 +61,9 @@ def test_end_of_grace_stops_even_where_an_eos_is_likeliest():
     assert gates.edit(logits_with("low", EOS)[None], np.array([0])).tolist() == [True]
 
 
-@pytest.mark.parametrize(("threshold", "stop"), [(0.9, True), (0.0, False)])
-def test_grace_ends_early_on_a_wide_margin_if_asked(threshold, stop):
-    gates = SlotGates(1, toy)
-    gates.admit(0, request(margin_threshold=threshold), prefix=[A, B])
-    assert gates.edit(logits_with("low", C)[None], gates.slots).tolist() == [stop]
-
-
 def test_certainty_before_the_marker_or_without_a_threshold_stops_nothing():
     gates = SlotGates(2, toy)
-    gates.admit(0, request(entropy_threshold=0.1, margin_threshold=0.5), prefix=[C, C])
+    gates.admit(0, request(entropy_threshold=0.1), prefix=[C, C])
     gates.admit(1, request(), prefix=[A, B])
     logits = torch.stack([logits_with("low", C)] * 2)
     assert not gates.edit(logits, gates.slots).any()

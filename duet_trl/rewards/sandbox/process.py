@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .sandbox_codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame
-from .sandbox_launcher import BOOTSTRAP, SECONDS_TO_END
+from .codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame
+from .launcher import BOOTSTRAP, SECONDS_TO_END
 
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
@@ -171,7 +171,8 @@ class LauncherProcess:
 
     def _ending(self, exit_code: int, cpu_seconds: float) -> str:
         """How the program ended, if that says more than the verdict; a kill may also be the launcher's tidying up."""
-        if cpu_seconds > 0.9 * self._limits.cpu_seconds:
+        # The kernel enforces the limit in ticks, which on a busy machine run ahead of the seconds that it reports.
+        if cpu_seconds > 0.75 * self._limits.cpu_seconds:
             return f" (the program used up its {self._limits.cpu_seconds:g} seconds of processor time)"
         if exit_code < 0 and exit_code != -signal.SIGKILL:
             return f" (the program was ended by {signal.Signals(-exit_code).name})"

@@ -2,9 +2,9 @@
 """Runs programs that nobody has read against unit tests, shut in, with a verdict that they cannot forge.
 
 Two processes per check. The *program* runs in one and answers calls; the *judge* runs the tests in the other and sees
-stand-ins for the program's functions. Only plain values pass between them (`sandbox_codec.py`), so that leaving early,
+stand-ins for the program's functions. Only plain values pass between them (`codec.py`), so that leaving early,
 objects that equal everything, patched assertions or a search through the interpreter's memory gain nothing: what
-decides is not where the program is. Both processes are shut in (`sandbox_jail.py`) and end with the check.
+decides is not where the program is. Both processes are shut in (`jail.py`) and end with the check.
 """
 
 import os
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from .sandbox_launcher import SECONDS_TO_END
-from .sandbox_probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation
-from .sandbox_process import Check, LauncherProcess, Limits, SandboxError
+from .launcher import SECONDS_TO_END
+from .probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation
+from .process import Check, LauncherProcess, Limits, SandboxError
 
 __all__ = ["STRONG_ISOLATION", "WEAK_ISOLATION", "Check", "Limits", "Sandbox", "SandboxError", "Verdict"]
 

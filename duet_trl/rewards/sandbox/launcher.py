@@ -20,12 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import sandbox_jail as jail
-from . import sandbox_kernel as kernel
-from .sandbox_codec import Caught, write_frame
-from .sandbox_filter import has_filter
-from .sandbox_judge import judge
-from .sandbox_worker import INPUT, OUTPUT, work
+from . import jail, kernel
+from .codec import Caught, write_frame
+from .filter import has_filter
+from .judge import judge
+from .worker import INPUT, OUTPUT, work
 
 PRELOADED = (
     "abc array ast base64 bisect calendar cmath collections contextlib copy dataclasses datetime decimal difflib enum "
@@ -38,10 +37,9 @@ SECONDS_TO_END = 1.0
 """Longest wait for killed processes; the kernel may take longer over their memory, and then nobody waits."""
 BOOTSTRAP = (
     "import sys, types; sandbox = types.ModuleType('sandbox'); sandbox.__path__ = [sys.argv[1]]; "
-    "sys.modules['sandbox'] = sandbox; from sandbox.sandbox_launcher import {entry}; {entry}()"
+    "sys.modules['sandbox'] = sandbox; from sandbox.launcher import {entry}; {entry}()"
 )
-"""Makes this folder a package of its own: the real one would import torch, and as a script's folder its `math.py`
-would hide the standard library's."""
+"""Makes this folder a package of its own: the packages above the real one import torch."""
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from . import sandbox_kernel as kernel
-from .sandbox_filter import filter_program, has_filter, restrict_system_calls
+from . import kernel
+from .filter import filter_program, has_filter, restrict_system_calls
 
 UNPRIVILEGED_ID = 65534
 """User and group of sandboxed processes where only one can be had: "nobody", who owns nothing."""
@@ -35,7 +35,7 @@ LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/u
 PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 LINK, CHANNEL = 3, 4
 """Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside. In a
-program's process two files in memory follow on the link, `sandbox_worker.INPUT` and `OUTPUT`."""
+program's process two files in memory follow on the link, `worker.INPUT` and `OUTPUT`."""
 
 
 @cache

@@ -11,7 +11,7 @@ import platform
 import struct
 from functools import cache
 
-from .sandbox_kernel import install_seccomp
+from .kernel import install_seccomp
 
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables below and the kernel's name (AUDIT_ARCH) of each machine that has a filter."""

@@ -10,7 +10,7 @@ import builtins
 from collections.abc import Callable
 from typing import Any
 
-from .sandbox_codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData, decode, encode, read_frame, write_frame
+from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData, decode, encode, read_frame, write_frame
 
 
 class ProgramFailed(BaseException):

@@ -9,8 +9,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from .sandbox_codec import EndOfData
-from .sandbox_process import Check, LauncherProcess, Limits, SandboxError
+from .codec import EndOfData
+from .process import Check, LauncherProcess, Limits, SandboxError
 
 STRONG_ISOLATION = ("namespaces", "bubblewrap", "landlock")
 """Ways to keep a program from files, network and processes, in the order in which "auto" tries them."""

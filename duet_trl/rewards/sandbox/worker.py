@@ -14,7 +14,7 @@ import threading
 import types
 from typing import Any
 
-from .sandbox_codec import (
+from .codec import (
     MAX_CHECK_BYTES,
     MAX_FRAME_BYTES,
     Caught,
