@@ -194,7 +194,7 @@ class ServerGeneration:
         """One completion of each local prompt, inside `gated` under its gate.
 
         If the server is lost on the way, nothing of the batch is kept: what has finished by then are the short
-        rollouts. The batch is generated anew once the server is back and has the weights again.
+        rollouts. The batch is generated again once the server is back and has the weights again.
 
         Args:
             prompts (list[list[int]]): Local token ids, any number of them.
