@@ -62,7 +62,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "duet": {},
 }
 """Settings of the methods beside GRPO: the tail trim alone, the allocator alone, the gate alone (trim and abort), the
-text of Algorithm 1 but for its marker, which is the task's, and all that is recommended."""
+text of Algorithm 1 but for its marker, which is the task's, and the recommended settings."""
 SWITCHES: dict[str, dict[str, Any]] = {
     "masked": {**UNIFORM, **MASKED},
     "theorem1": {**THEOREM_1, "abort": False},
