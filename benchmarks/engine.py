@@ -44,10 +44,10 @@ import torch  # noqa: E402
 from common import argument_parser, write_result  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
-from duet_trl.generate.engines.colocated import PROCESSOR  # noqa: E402
-from duet_trl.generate.gate import GateSpec  # noqa: E402
-from duet_trl.generate.parameters import gate_parameters  # noqa: E402
-from duet_trl.generate.sentinel import find_sentinel  # noqa: E402
+from duet_trl.engines.colocated import PROCESSOR  # noqa: E402
+from duet_trl.gate.parameters import gate_parameters  # noqa: E402
+from duet_trl.gate.replay import GateSpec  # noqa: E402
+from duet_trl.gate.sentinel import find_sentinel  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 

@@ -27,11 +27,11 @@ import numpy as np
 from common import argument_parser, write_result
 from tokenizers import Tokenizer, decoders, models
 
-from duet_trl.generate.automaton import compile_automaton
-from duet_trl.generate.gate import GateSpec
-from duet_trl.generate.markers import MARKERS
-from duet_trl.generate.streaming import StreamingGate
-from duet_trl.generate.vocabulary import BYTE_OF_CHARACTER
+from duet_trl.gate.automaton import compile_automaton
+from duet_trl.gate.markers import MARKERS
+from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import StreamingGate
+from duet_trl.gate.vocabulary import BYTE_OF_CHARACTER
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 

@@ -34,14 +34,14 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
-from duet_trl.generate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
-from duet_trl.generate.engines.device_gate import Column, DeviceGates, Phase, step_rows  # noqa: E402
-from duet_trl.generate.engines.gate_kernel import launch_step  # noqa: E402
-from duet_trl.generate.engines.slots import next_token_entropy  # noqa: E402
-from duet_trl.generate.gate import GateSpec  # noqa: E402
-from duet_trl.generate.markers import get_marker  # noqa: E402
-from duet_trl.generate.parameters import GateRequest  # noqa: E402
-from duet_trl.generate.thoughts import Delimiters  # noqa: E402
+from duet_trl.engines.device_gate import Column, DeviceGates, Phase, step_rows  # noqa: E402
+from duet_trl.engines.gate_kernel import launch_step  # noqa: E402
+from duet_trl.engines.slots import next_token_entropy  # noqa: E402
+from duet_trl.gate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
+from duet_trl.gate.markers import get_marker  # noqa: E402
+from duet_trl.gate.parameters import GateRequest  # noqa: E402
+from duet_trl.gate.replay import GateSpec  # noqa: E402
+from duet_trl.gate.thoughts import Delimiters  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 

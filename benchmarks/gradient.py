@@ -35,13 +35,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 from benchmarks.common import RESULTS, argument_parser, write_result  # noqa: E402
 from benchmarks.gradient_parts.estimators import Estimator, draw_steps, estimators, simulate  # noqa: E402
-from benchmarks.gradient_parts.figures import (  # noqa: E402
-    draw_resamples,
-    gain,
-    interval,
-    moments,
-    resampled_gains,
-)
+from benchmarks.gradient_parts.figures import draw_resamples, gain, interval, moments, resampled_gains  # noqa: E402
 from benchmarks.gradient_parts.policies import POLICIES, Size, checkpoint, digest, sample  # noqa: E402
 from benchmarks.gradient_parts.recording import (  # noqa: E402
     Recording,
@@ -52,10 +46,10 @@ from benchmarks.gradient_parts.recording import (  # noqa: E402
 )
 from benchmarks.miniature.grading import is_right  # noqa: E402
 from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
-from duet_trl.generate.automaton import TokenAutomaton  # noqa: E402
+from duet_trl.gate.automaton import TokenAutomaton  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.training.engine import prepare_gate  # noqa: E402
+from duet_trl.seams.engine import prepare_gate  # noqa: E402
 
 CACHE = RESULTS / "gradient"
 COORDINATES = 100_000

@@ -26,11 +26,11 @@ from trl import GRPOTrainer
 
 import duet_trl.trainer
 from duet_trl import DUETGRPOTrainer
-from duet_trl.generate.engines.slots import nearly_certain
-from duet_trl.generate.marker_gate import GatePlan
-from duet_trl.generate.sentinel import find_sentinel
-from duet_trl.generate.streaming import StreamingGate
-from duet_trl.training.engine import GateSetup
+from duet_trl.engines.slots import nearly_certain
+from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.gate.sentinel import find_sentinel
+from duet_trl.gate.streaming import StreamingGate
+from duet_trl.seams.engine import GateSetup
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 

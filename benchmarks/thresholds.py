@@ -36,12 +36,12 @@ from benchmarks.gradient_parts.figures import interval  # noqa: E402
 from benchmarks.gradient_parts.policies import POLICIES, PromptRollouts, Size, checkpoint, sample  # noqa: E402
 from benchmarks.miniature.grading import is_right  # noqa: E402
 from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
-from duet_trl.generate.automaton import TokenAutomaton  # noqa: E402
-from duet_trl.generate.gate import NEVER  # noqa: E402
-from duet_trl.generate.thresholds import weighted_quantile  # noqa: E402
+from duet_trl.gate.automaton import TokenAutomaton  # noqa: E402
+from duet_trl.gate.replay import NEVER  # noqa: E402
+from duet_trl.gate.thresholds import weighted_quantile  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.training.engine import prepare_gate  # noqa: E402
+from duet_trl.seams.engine import prepare_gate  # noqa: E402
 
 ONE, OWN_ANSWERS, OWN_LENGTH, SHRUNK = (
     "one for all prompts",

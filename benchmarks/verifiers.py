@@ -36,7 +36,7 @@ from trl.rewards import accuracy_reward
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from duet_trl.generate.markers import extract_boxed
+from duet_trl.gate.markers import extract_boxed
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import MathVerifier

@@ -2,7 +2,7 @@
 """DUET for TRL: GRPO training under a token budget.
 
 Two names replace TRL's: :class:`DUETGRPOConfig` for ``GRPOConfig`` and :class:`DUETGRPOTrainer` for ``GRPOTrainer``.
-Both are loaded on first use (PEP 562), because the workers of an inference engine import ``duet_trl.generate`` and
+Both are loaded on first use (PEP 562), because the workers of an inference engine import ``duet_trl.gate`` and
 must not pay for TRL, datasets or transformers' modelling code.
 """
 

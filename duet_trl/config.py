@@ -7,9 +7,9 @@ from typing import Any
 from trl import GRPOConfig
 
 from .field_types import check_types
-from .generate.markers import get_marker
-from .generate.thoughts import parse_delimiters
-from .generate.thresholds import scaled_grace_window
+from .gate.markers import get_marker
+from .gate.thoughts import parse_delimiters
+from .gate.thresholds import scaled_grace_window
 from .methods import METHODS
 from .presets import PRESETS, refuse_lone_rollouts, resolve
 

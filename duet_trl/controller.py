@@ -13,8 +13,8 @@ import numpy as np
 
 from .allocate.neyman import Allocation
 from .allocate.statistics import PromptStatistics, RewardHistory
-from .generate.gate import Outcome, Replay
-from .generate.marker_gate import GatePlan, MarkerGate
+from .gate.marker_gate import GatePlan, MarkerGate
+from .gate.replay import Outcome, Replay
 
 
 class Allocator(Protocol):

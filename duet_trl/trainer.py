@@ -20,25 +20,26 @@ from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
-from .generate.engines.errors import ServerError
+from .engines.errors import ServerError
 from .methods import build_controller
 from .presets import settle_router_loss
-from .training import logs, metrics, rows
-from .training.advantages import step_advantages
-from .training.arguments import ends_by_own_rules, own_config
-from .training.audit import AuditLog
-from .training.checkpoint import leave_checkpoint, read_state, write_state
-from .training.ending import add_ending_reward, forget_unscored_endings
-from .training.engine import Engine, load_tokenizer, prepare_gate
-from .training.exchange import Exchange, Placement
-from .training.finish import finish
-from .training.hub import PAPER, Publishing
-from .training.interrupt import StopAfterStep
-from .training.outcomes import RunWatch, share_outcomes
-from .training.progress import show_few_figures
-from .training.prompts import check_data, check_text, prompt_keys
-from .training.start import StartNotice
-from .training.step import ReplayBatch, Step
+from .seams import logs, metrics
+from .seams import train_rows as rows
+from .seams.arguments import ends_by_own_rules, own_config
+from .seams.audit import AuditLog
+from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.data_checks import check_data, check_text, prompt_keys
+from .seams.ending import add_ending_reward, forget_unscored_endings
+from .seams.engine import Engine, load_tokenizer, prepare_gate
+from .seams.exchange import Exchange, Placement
+from .seams.finish import finish
+from .seams.hub import PAPER, Publishing
+from .seams.interrupt import StopAfterStep
+from .seams.outcomes import RunWatch, share_outcomes
+from .seams.progress import show_few_figures
+from .seams.start import StartNotice
+from .seams.step import ReplayBatch, Step
+from .seams.step_advantages import step_advantages
 from .update.filters import nonfinite_rewards, unscored
 
 

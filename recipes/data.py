@@ -20,7 +20,7 @@ from duet_trl.evaluation.ends import require_chat_template
 from duet_trl.evaluation.loaders import ALL_CONFIGS, check_columns, content_checksum, first_column, read_rows
 from duet_trl.evaluation.prompts import boxed_prompt, function_prompt_with_example, short_answer_prompt, user_message
 from duet_trl.evaluation.suites import final_answer, load_suite
-from duet_trl.generate.markers import extract_boxed
+from duet_trl.gate.markers import extract_boxed
 from duet_trl.rewards.code import names_under_test
 
 logger = logging.getLogger(__name__)

@@ -27,12 +27,12 @@ from pathlib import Path
 import yaml
 from processes import Command, Run
 
-from duet_trl.generate.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE, token_problem
+from duet_trl.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE, token_problem
 
 ACCELERATE = Path(__file__).parent / "accelerate"
 SERVE = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve"]
-GATE = ["--logits-processors", "duet_trl.generate.engines.vllm:DUETLogitsProcessor"]
-GUARD = ["--middleware", "duet_trl.generate.engines.guard.TokenGuard"]
+GATE = ["--logits-processors", "duet_trl.engines.vllm:DUETLogitsProcessor"]
+GUARD = ["--middleware", "duet_trl.engines.guard.TokenGuard"]
 # The development mode has the endpoints for weights; the Rust front end would not run the guard.
 SERVER_VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_USE_RUST_FRONTEND": "0"}
 # Pinned threads starve training, and the default share of the machine's memory is more than a small model needs (GiB).

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from duet_trl.engines.guard import TOKEN_VARIABLE
+from duet_trl.engines.server import GateServer
 from duet_trl.evaluation.ends import MODEL_REMEDY, eos_token_ids, require_chat_template, until_eos
-from duet_trl.generate.engines.guard import TOKEN_VARIABLE
-from duet_trl.generate.engines.server import GateServer
 
 Prompt = list[dict[str, str]]
 CPU_ENVIRONMENT = {

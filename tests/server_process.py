@@ -17,15 +17,15 @@ import pytest
 import requests
 import torch
 
-from duet_trl.generate.engines.colocated import PROCESSOR
-from duet_trl.generate.engines.errors import ServerLost
-from duet_trl.generate.engines.server import GateServer
+from duet_trl.engines.colocated import PROCESSOR
+from duet_trl.engines.errors import ServerLost
+from duet_trl.engines.server import GateServer
 
 ROOT = Path(__file__).parents[1]
 START_SECONDS = 240.0
 
 GATE = ("--logits-processors", PROCESSOR)
-GUARD = ("--middleware", "duet_trl.generate.engines.guard.TokenGuard")
+GUARD = ("--middleware", "duet_trl.engines.guard.TokenGuard")
 PAIR = "[42]{2}"
 """Pattern of the server's own marker, called "pair"."""
 

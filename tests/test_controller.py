@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.generate.automaton import compile_automaton
-from duet_trl.generate.gate import Outcome, Replay
-from duet_trl.generate.markers import get_marker
+from duet_trl.gate.automaton import compile_automaton
+from duet_trl.gate.markers import get_marker
+from duet_trl.gate.replay import Outcome, Replay
 from duet_trl.methods import build_controller
 
 KEYS = [f"prompt {i}" for i in range(24)]

@@ -33,22 +33,23 @@ class Room:
     rooms: frozenset[str] | None
 
 
-CORE = frozenset({"allocate", "generate", "update"})
+CORE = frozenset({"allocate", "gate", "update"})
 TABLE = {
     "allocate": Room(NUMERIC, frozenset()),
-    "generate": Room(NUMERIC, frozenset()),
-    "update": Room(NUMERIC, frozenset({"allocate", "generate"})),
+    "gate": Room(NUMERIC, frozenset()),
+    "update": Room(NUMERIC, frozenset({"allocate", "gate"})),
     "controller": Room(NUMERIC, CORE),
-    "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"generate"})),
+    "rollouts": Room(NUMERIC, frozenset({"gate"})),
+    "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
     "presets": Room(frozenset(), frozenset()),
-    "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config"}),
+    "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config", "rollouts"}),
     "field_types": Room(frozenset(), frozenset()),
     "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets", "field_types"}),
     "trainer": Room(None, None),
-    "training": Room(None, None),
-    "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"generate"})),
-    "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"generate", "rewards"})),
-    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"generate"})),
+    "seams": Room(None, None),
+    "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
+    "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"gate", "rewards"})),
+    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"gate"})),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 
@@ -58,8 +59,6 @@ def room_of(module: str) -> str:
     parts = module.split(".")
     if len(parts) == 1:
         return "root"
-    if parts[1:3] == ["generate", "engines"]:
-        return "engines"
     return parts[1]
 
 
@@ -110,10 +109,10 @@ def test_file_imports_only_what_its_room_may(path: Path) -> None:
 
 def test_table_catches_a_core_file_that_imports_an_engine() -> None:
     assert violations("import transformers", "duet_trl.allocate.neyman")
-    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.weights")
-    assert violations("from duet_trl.generate import gate", "duet_trl.allocate.neyman")
-    assert violations("from ..engines import vllm", "duet_trl.generate.sub.gate")
-    assert violations("from .engines import vllm", "duet_trl.generate.gate")
+    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.importance")
+    assert violations("from duet_trl.gate import replay", "duet_trl.allocate.neyman")
+    assert violations("from ...engines import vllm", "duet_trl.gate.sub.gate")
+    assert violations("from ..engines import vllm", "duet_trl.gate.replay")
     assert violations("import vllm", "duet_trl.config")
     assert violations("from duet_trl.trainer import DUETGRPOTrainer", "duet_trl.report.figures")
     assert violations("", "duet_trl.utils")
@@ -121,7 +120,7 @@ def test_table_catches_a_core_file_that_imports_an_engine() -> None:
 
 
 def test_no_engine_file_imports_two_engines() -> None:
-    for path in sources(PACKAGE / "generate" / "engines"):
+    for path in sources(PACKAGE / "engines"):
         names = imported_modules(path.read_text(), module_name(path), path.name == "__init__.py")
         engines = {name.split(".")[0] for name in names} & set(ENGINES)
         assert len(engines) <= 1, path
@@ -132,12 +131,12 @@ def test_no_engine_file_imports_two_engines() -> None:
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "math-verify": "math_verify"}
 BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy": "math_verify"}
 NEEDS_EXTRA = {
-    "duet_trl.generate.engines.cpu_reload": "vllm",
-    "duet_trl.generate.engines.server": "vllm",
-    "duet_trl.generate.engines.vllm": "vllm",
+    "duet_trl.engines.cpu_reload": "vllm",
+    "duet_trl.engines.server": "vllm",
+    "duet_trl.engines.vllm": "vllm",
     "duet_trl.report.figures": "report",
     "duet_trl.rewards.math_worker": "math",
-    "duet_trl.training.server": "vllm",
+    "duet_trl.seams.server_generation": "vllm",
 }
 """Modules that a plain installation cannot import; all others import them, if at all, where they are needed."""
 
@@ -228,7 +227,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 def test_generate_loads_no_training_library() -> None:
     """Workers of an inference engine import it: it must stay light."""
     code = (
-        "import sys, duet_trl, duet_trl.generate, duet_trl.generate.automaton, duet_trl.generate.gate\n"
+        "import sys, duet_trl, duet_trl.gate, duet_trl.gate.automaton, duet_trl.gate.replay\n"
         f"print(sorted({set(HEAVY)!r} & {{name.split('.')[0] for name in sys.modules}}))"
     )
     result = run_python(code)

@@ -18,7 +18,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from duet_trl.generate.thoughts import Delimiters
+from duet_trl.gate.thoughts import Delimiters
 
 EOS = "<|endoftext|>"
 END_OF_TURN = "<|im_end|>"

@@ -21,12 +21,12 @@ from duet_trl.allocate.allocators import UniformAllocator
 from duet_trl.allocate.mixed import PRIOR
 from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation
 from duet_trl.controller import Controller, Judgement, StepPlan
-from duet_trl.generate.automaton import TokenAutomaton
-from duet_trl.generate.gate import Replay
+from duet_trl.gate.automaton import TokenAutomaton
+from duet_trl.gate.replay import Replay
 from duet_trl.methods import build_controller
-from duet_trl.training.advantages import step_advantages
-from duet_trl.training.exchange import Placement
-from duet_trl.training.step import Step
+from duet_trl.seams.exchange import Placement
+from duet_trl.seams.step import Step
+from duet_trl.seams.step_advantages import step_advantages
 
 HISTORY = 4
 """Rollouts of the earlier visit."""

@@ -13,10 +13,10 @@ from benchmarks.gradient_parts.policies import PromptRollouts
 from benchmarks.miniature.grading import is_right
 from benchmarks.step_replay import Rollout, cut
 from duet_trl.controller import Controller
-from duet_trl.generate.engines.slots import nearly_certain
-from duet_trl.generate.gate import GateSpec, Outcome, Replay, replay, split_sentinel
-from duet_trl.generate.marker_gate import GatePlan
-from duet_trl.training.engine import GateSetup
+from duet_trl.engines.slots import nearly_certain
+from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.gate.replay import GateSpec, Outcome, Replay, replay, split_sentinel
+from duet_trl.seams.engine import GateSetup
 from duet_trl.update.advantages import group_advantages
 
 REFITS = 8

@@ -3,7 +3,7 @@
 
 from typing import Any, Literal
 
-from duet_trl.generate.markers import extract_answer
+from duet_trl.gate.markers import extract_answer
 
 Which = Literal["first", "last"]
 

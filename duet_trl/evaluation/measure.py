@@ -15,7 +15,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..generate.thoughts import Delimiters, find_delimiters, parse_delimiters, prompt_opens_thought
+from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters, prompt_opens_thought
 from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
 from ..rewards.completions import WRITTEN, written_completions
 from .collective import on_first

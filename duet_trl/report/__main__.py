@@ -12,8 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..generate.markers import MARKERS, get_marker
-from .completions import (
+from ..gate.markers import MARKERS, get_marker
+from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
+from .estimate_text import RARE, Estimate, as_json, percent, report_text
+from .logged_completions import (
     Completions,
     RunLog,
     UnreadableRun,
@@ -22,8 +24,6 @@ from .completions import (
     read_completions,
     read_run_log,
 )
-from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
-from .estimate_text import RARE, Estimate, as_json, percent, report_text
 from .logged_thoughts import find_thoughts, thought_notes
 from .spread import measure_groups, total_reward
 from .tokens import (

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..generate.gate import NEVER, GateSpec
-from ..generate.markers import MARKERS
-from ..generate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
-from .completions import Completions, UnreadableRun
+from ..gate.markers import MARKERS
+from ..gate.replay import NEVER, GateSpec
+from ..gate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
+from .logged_completions import Completions, UnreadableRun
 from .logged_thoughts import LoggedThoughts
 from .spread import above_group_mean
 from .tokens import TokenCounts

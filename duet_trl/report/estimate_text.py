@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..generate.thresholds import REWARDED_QUANTILE
-from .completions import Completions, counted
+from ..gate.thresholds import REWARDED_QUANTILE
 from .estimate import Lengths, MarkerEstimate, Projection, Settings
+from .logged_completions import Completions, counted
 from .logged_thoughts import LoggedThoughts
 from .spread import GroupSpread
 from .tables import text_table

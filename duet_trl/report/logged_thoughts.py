@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..generate.gate import NEVER
-from ..generate.markers import extract_answer, get_marker
-from ..generate.thoughts import Delimiters, Written, ends_in_thought, parse_delimiters, recognise
-from .completions import Completions, counted
+from ..gate.markers import extract_answer, get_marker
+from ..gate.replay import NEVER
+from ..gate.thoughts import Delimiters, Written, ends_in_thought, parse_delimiters, recognise
+from .logged_completions import Completions, counted
 from .tokens import TokenCounts
 
 

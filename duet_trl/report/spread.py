@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .completions import Completions, UnreadableRun
+from .logged_completions import Completions, UnreadableRun
 
 STD_QUANTILES = (0.1, 0.5, 0.9)
 """Quantiles over groups that are reported."""

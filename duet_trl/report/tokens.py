@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ..generate.automaton import compile_automaton
-from ..generate.gate import NEVER
-from ..generate.markers import Marker, count_characters
-from ..generate.vocabulary import vocabulary_bytes
-from .completions import Completions, RunLog, UnreadableRun
+from ..gate.automaton import compile_automaton
+from ..gate.markers import Marker, count_characters
+from ..gate.replay import NEVER
+from ..gate.vocabulary import vocabulary_bytes
+from .logged_completions import Completions, RunLog, UnreadableRun
 
 CHARS_PER_TOKEN = 3.0
 """Of mathematical text: 480 solutions of MATH problems have 3.01 under a tokenizer of 131,072 tokens (Tekken)."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
-from ..generate.markers import Which, extract_answer, get_marker
+from ..gate.markers import Which, extract_answer, get_marker
 from .completions import Completion, read_completions
 
 logger = logging.getLogger(__name__)

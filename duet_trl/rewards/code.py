@@ -18,9 +18,9 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from ..generate.extract import answer_region
-from ..generate.markers import Which, extract_answer
-from ..generate.thoughts import Written
+from ..gate.extract import answer_region
+from ..gate.markers import Which, extract_answer
+from ..gate.thoughts import Written
 from .completions import Completion, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 

@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..generate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
+from ..gate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
 
 Completion = str | list[dict[str, Any]]
 

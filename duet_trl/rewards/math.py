@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..generate.markers import extract_boxed
+from ..gate.markers import extract_boxed
 from .completions import Completion, read_completions
 from .math_pairs import comparable
 from .math_text import readable

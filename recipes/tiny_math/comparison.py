@@ -9,13 +9,7 @@ import numpy as np
 
 from duet_trl.evaluation.protocol import paired_difference
 from duet_trl.report.environment import hardware, versions
-from duet_trl.report.figures import (
-    AccuracyCurve,
-    accuracy_figure,
-    fan_out_figure,
-    outcomes_figure,
-    thresholds_figure,
-)
+from duet_trl.report.figures import AccuracyCurve, accuracy_figure, fan_out_figure, outcomes_figure, thresholds_figure
 from duet_trl.report.tables import markdown_table, text_table
 
 from .task import MAX_COMPLETION_LENGTH

@@ -7,7 +7,7 @@ reward does not see what follows the first answer.
 
 from typing import Any
 
-from duet_trl.generate.markers import extract_boxed
+from duet_trl.gate.markers import extract_boxed
 
 
 def is_correct(text: str, answer: int) -> bool:

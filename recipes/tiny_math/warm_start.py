@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from duet_trl.generate.markers import extract_answer
+from duet_trl.gate.markers import extract_answer
 
 from .policy import CHECKPOINT, build_model, train_tokenizer
 from .problems import HELD_OUT, LEVELS, WARM_START, Problem

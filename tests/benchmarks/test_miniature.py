@@ -17,7 +17,7 @@ from benchmarks.miniature.grading import AnswerReward, is_right
 from benchmarks.miniature.pool import ALWAYS, MIDDLE, NEVER, ROLLOUTS, arrange, kind_of, load_pool
 from benchmarks.miniature.tasks import MATH, TASKS
 from duet_trl import DUETGRPOConfig
-from duet_trl.generate.markers import first_marker_end, get_marker
+from duet_trl.gate.markers import first_marker_end, get_marker
 from recipes.tiny_math.problems import HELD_OUT, TRAIN
 from recipes.tiny_math.task import Problem
 from recipes.tiny_math.task import split_of as split_of_expression

@@ -40,9 +40,9 @@ from benchmarks.step_replay import (
     replayed,
     seam_names,
 )
-from duet_trl.generate.marker_gate import GatePlan
-from duet_trl.training.engine import GateSetup
-from tests.generate.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
+from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.seams.engine import GateSetup
+from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
 from tests.runs import count_fours, duet_settings, prompts
 
 STEPS, PROFILED = 4, 2

@@ -15,7 +15,7 @@ from benchmarks.thresholds import (
     measure,
     shapes,
 )
-from duet_trl.generate.gate import NEVER
+from duet_trl.gate.replay import NEVER
 
 
 def rollouts(length: list, answered_at: list, right: list) -> Rollouts:

@@ -7,7 +7,7 @@ import pytest
 from duet_trl.evaluation.ends import eos_token_ids
 from duet_trl.evaluation.measure import Settings, average, build_graders, measure
 from duet_trl.evaluation.suites import load_suite
-from duet_trl.generate.thoughts import Delimiters
+from duet_trl.gate.thoughts import Delimiters
 from duet_trl.rewards import SandboxError
 from tests.evaluation.policy import TOKENIZER, Scripted, ids, write_jsonl
 from tests.tiny import END_OF_TURN, thinking_tokenizer

@@ -16,7 +16,7 @@ from datasets import Dataset
 from duet_trl.evaluation import loaders
 from duet_trl.evaluation.prompts import function_prompt_with_example, multiple_choice_question, short_answer_prompt
 from duet_trl.evaluation.suites import SUITES, load_suite, shuffled_options, suite_checksum
-from duet_trl.generate.markers import MARKERS
+from duet_trl.gate.markers import MARKERS
 from duet_trl.rewards.choice import ChoiceVerifier
 from tests.tiny import tiny_tokenizer
 

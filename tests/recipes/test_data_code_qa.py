@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from duet_trl.generate.markers import MARKERS, extract_answer, first_marker_end
+from duet_trl.gate.markers import MARKERS, extract_answer, first_marker_end
 from duet_trl.rewards.choice import ChoiceVerifier
 from tests.tiny import tiny_tokenizer
 

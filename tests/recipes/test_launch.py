@@ -25,8 +25,8 @@ VARIABLES |= {"VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE", "VLLM_ENABL
 VARIABLES |= {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 GATE_AND_GUARD = (
-    "--logits-processors duet_trl.generate.engines.vllm:DUETLogitsProcessor "
-    "--middleware duet_trl.generate.engines.guard.TokenGuard --logprobs-mode processed_logprobs"
+    "--logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
+    "--middleware duet_trl.engines.guard.TokenGuard --logprobs-mode processed_logprobs"
 )
 NCCL = """--weight-transfer-config '{"backend": "nccl"}'"""
 
@@ -192,7 +192,7 @@ def test_vllm_and_accelerate_understand_every_flag() -> None:
     server = make_arg_parser(FlexibleArgumentParser()).parse_args(commands["server"][1][4:])
     assert (server.model_tag, server.host, server.port) == ("Qwen/Qwen3-1.7B-Base", "127.0.0.1", 8000)
     assert server.tensor_parallel_size == 1 and server.data_parallel_size == 2
-    assert server.middleware == ["duet_trl.generate.engines.guard.TokenGuard"]
+    assert server.middleware == ["duet_trl.engines.guard.TokenGuard"]
     assert server.weight_transfer_config.backend == "nccl"
     training = launch_command_parser().parse_args(commands["training"][1][3:])
     assert training.num_processes == 6 and training.training_script == "recipes/math_qwen3.py"

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.rewards import SandboxError
-from duet_trl.training.hub import configuration_yaml
+from duet_trl.seams.hub import configuration_yaml
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.generate.markers import completion_ends, extract_code, first_marker_end, get_marker
+from duet_trl.gate.markers import completion_ends, extract_code, first_marker_end, get_marker
 from recipes.tiny_math import policy
 from recipes.tiny_math import warm_start as training
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START

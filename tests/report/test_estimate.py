@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.generate.markers import MARKERS, extract_answer, first_marker_end, get_marker
-from duet_trl.generate.thoughts import Delimiters, recognise
+from duet_trl.gate.markers import MARKERS, extract_answer, first_marker_end, get_marker
+from duet_trl.gate.thoughts import Delimiters, recognise
 from duet_trl.report import estimate
 from duet_trl.report.__main__ import main
-from duet_trl.report.completions import (
+from duet_trl.report.logged_completions import (
     Completions,
     UnreadableRun,
     completion_text,

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from duet_trl.generate.vocabulary import vocabulary_bytes
+from duet_trl.gate.vocabulary import vocabulary_bytes
 from duet_trl.report.__main__ import main
-from duet_trl.report.completions import find_files
+from duet_trl.report.logged_completions import find_files
 from duet_trl.report.tokens import load_tokenizer
 from tests.runs import prompts, settings
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.generate.markers import extract_answer
+from duet_trl.gate.markers import extract_answer
 from duet_trl.rewards.choice import ChoiceVerifier, choice_letter, choice_reward, normalize_answer
 
 OPTIONS = ["A metal compound", "vitamin C", "4.5", "both"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duet_trl.generate.markers import extract_code, first_marker_end, get_marker
+from duet_trl.gate.markers import extract_code, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
 from duet_trl.rewards.code import names_under_test
 from tests.rewards.hostile_programs import PROGRAMS, TEST

@@ -3,7 +3,7 @@
 
 import pytest
 
-from duet_trl.generate.thoughts import Delimiters, Written
+from duet_trl.gate.thoughts import Delimiters, Written
 from duet_trl.rewards import ChoiceVerifier, CodeVerifier, MathVerifier, choice_reward, math_reward
 from duet_trl.rewards.completions import WRITTEN, read_completions, written_completions
 from tests.tiny import END_OF_TURN, thinking_tokenizer, tiny_tokenizer

@@ -19,7 +19,7 @@ pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
 from math_verify import verify
 
-from duet_trl.generate.markers import extract_boxed
+from duet_trl.gate.markers import extract_boxed
 from duet_trl.rewards import MathVerifier, math_reward, math_worker
 from duet_trl.rewards import math as math_module
 

@@ -4,13 +4,7 @@
 import numpy as np
 import torch
 
-from duet_trl.update.filters import (
-    drop_aborted,
-    drop_zero_advantage,
-    nonfinite_logps,
-    nonfinite_rewards,
-    unscored,
-)
+from duet_trl.update.filters import drop_aborted, drop_zero_advantage, nonfinite_logps, nonfinite_rewards, unscored
 
 ADVANTAGES = np.array([0.0, 1.0, -1.0, 0.0], dtype=np.float32)
 ABORTED = np.array([False, False, True, True])

@@ -7,8 +7,8 @@ import torch
 
 from duet_trl.update.advantages import group_advantages
 from duet_trl.update.filters import drop_aborted, drop_zero_advantage
+from duet_trl.update.importance import rollout_weights
 from duet_trl.update.packing import PADDING_ROW, pack
-from duet_trl.update.weights import rollout_weights
 
 VOCABULARY = 5
 COUNTS = np.array([1, 3, 8])  # mean 4: s_pre = 1/4, 3/4, 1

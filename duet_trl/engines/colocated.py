@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM inside the training process, as TRL's `vllm_mode="colocate"` runs it: gate per request, weights on a CPU.
+
+TRL builds the engine without logits processors, calls `LLM.generate` with one set of sampling parameters for all
+prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here mends one of the three.
+They work on the objects they are given, so that nothing of vLLM is imported until there is an engine.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from vllm import LLM
+
+PROCESSOR = "duet_trl.engines.vllm:DUETLogitsProcessor"
+"""Name under which an engine loads the gate."""
+
+
+def llm_factory(
+    llm: Callable[..., "LLM"],
+    *,
+    markers: Mapping[str, str] | None = None,
+    dtype: str | None = None,
+    enforce_eager: bool | None = None,
+) -> Callable[..., "LLM"]:
+    """A constructor like `vllm.LLM` whose engines run the gate.
+
+    Args:
+        llm (Callable[..., LLM]): `vllm.LLM`, or what stands in its place.
+        markers (Mapping[str, str] | None): Custom markers, pattern by name.
+        dtype (str | None): Precision of the engine, e.g. "float32". None leaves it to vLLM, which runs a float32
+            checkpoint in bfloat16: the policy that is sampled is then not the one that is trained.
+        enforce_eager (bool | None): True skips compilation, which on a CPU takes longer than a short run gains.
+
+    Returns:
+        Callable[..., LLM]: To put in the place of `llm`.
+    """
+    options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
+    if markers:
+        options["additional_config"] = {"duet_markers": dict(markers)}
+    if dtype is not None:
+        options["dtype"] = dtype
+    if enforce_eager is not None:
+        options["enforce_eager"] = enforce_eager
+    return partial(llm, **options)
+
+
+@contextmanager
+def gated_requests(
+    llm: "LLM", parameters: Sequence[Mapping[str, Any] | None], eos_ids: Sequence[int]
+) -> Iterator[None]:
+    """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
+
+    Args:
+        llm (LLM): Engine from `llm_factory`.
+        parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each prompt of the next calls, in their
+            order, or None for a prompt without a gate. Under tensor parallelism the calls bring the prompts of all
+            ranks of the group, one rank after the other.
+        eos_ids (Sequence[int]): All token ids that end a rollout, for gated and ungated prompts alike.
+
+    Raises:
+        ValueError: By `llm.generate`, if the number of prompts differs.
+    """
+    generate = llm.generate
+
+    def gated(prompts: Sequence[Any], sampling_params: Any = None, **kwargs: Any) -> Any:
+        if len(prompts) != len(parameters):
+            raise ValueError(
+                f"the gate was prepared for {len(parameters)} prompts but {len(prompts)} are generated. Pass one "
+                "entry per prompt; under tensor parallelism, those of the whole group."
+            )
+        base = llm.get_default_sampling_params() if sampling_params is None else sampling_params
+        return generate(prompts, sampling_params=[_with_gate(base, row, eos_ids) for row in parameters], **kwargs)
+
+    llm.generate = gated
+    try:
+        yield
+    finally:
+        del llm.generate
+
+
+def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
+    """Replace the weights of an engine on vLLM's CPU backend, and forget what it cached under the old ones.
+
+    Args:
+        llm (LLM): Engine in this process, from `llm_factory`: with the gate comes what tied embeddings need here
+            (`cpu_reload`).
+        named_weights (Iterable[tuple[str, torch.Tensor]]): All parameters under their checkpoint names.
+    """
+    llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
+    llm.reset_prefix_cache()
+
+
+def _with_gate(base: Any, parameters: Mapping[str, Any] | None, eos_ids: Sequence[int]) -> Any:
+    """A copy of sampling parameters that ends at every EOS id and carries one row's gate."""
+    params = base.clone()
+    stops = {*(params.stop_token_ids or ()), *eos_ids}
+    if parameters is not None:
+        params.extra_args = {**(params.extra_args or {}), **parameters}
+        stops.add(parameters["duet_sentinel"])
+    params.stop_token_ids = sorted(stops)
+    return params

@@ -1,0 +1,285 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate with its state on the device of the logits, for runners whose tokens never come to the host.
+
+The semantics are those of `streaming.py` and `slots.py`. The state of a slot is one row of integers, a function of the
+request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one logit.
+So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path.
+
+Two functions take the step: the Triton kernel of `gate_kernel.py` on a GPU, one launch for all rows and no
+synchronisation, and `step_rows` here in plain torch, which is its oracle and serves tensors on the CPU.
+"""
+
+import os
+from collections.abc import Callable
+from enum import IntEnum
+
+import numpy as np
+import torch
+
+from ..gate.automaton import STATE_BITS, TokenAutomaton
+from ..gate.dfa import COMPLETED
+from ..gate.parameters import MAX_EOS_IDS, GateRequest
+from ..gate.thoughts import Delimiters
+from .slots import FORCED, Compile, next_token_entropy
+
+NEVER = 2**30
+"""A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""
+
+
+class Column(IntEnum):
+    """Columns of a slot's row, int32. The entropy threshold is a float32 by its bits."""
+
+    # what the request asks for
+    GATED = 0
+    SENTINEL = 1
+    PROMPT_LEN = 2
+    TABLE_ROW = 3  # of its automaton's first state in the joined tables
+    POLL_THRESHOLD = 4
+    POLL_INTERVAL = 5
+    ABORT_AT = 6
+    GRACE_WINDOW = 7  # NEVER - 1 where trim is off
+    WINDOW = 8
+    KEEP = 9
+    ENTROPY_THRESHOLD = 10  # 0 where the grace window does not end by it
+    # what its tokens did
+    PHASE = 11
+    STATE = 12  # of the automaton
+    LENGTH = 13  # t, tokens consumed
+    COMPLETED_AT = 14  # length at which the latest marker completed
+    STOP_AT = 15  # length from which on the next token is a forced stop
+    # where the row goes when it is uploaded
+    SLOT = 16
+    EOS_IDS = 32  # the first of MAX_EOS_IDS, padded with -1
+
+
+class Phase(IntEnum):
+    """Which way a rollout went at its polls."""
+
+    UNDECIDED = 0
+    ANSWERED = 1
+    COIN_THROWN = 2
+
+
+WIDTH = Column.EOS_IDS + MAX_EOS_IDS
+_RUNNING = slice(Column.PHASE, Column.STOP_AT + 1)
+_FLOAT32 = np.finfo(np.float32)
+
+
+class DeviceGates:
+    """The gated requests of a batch, by slot, with all that changes from step to step on the device.
+
+    Args:
+        num_slots (int): Slots of the batch.
+        device (torch.device): Where the logits are.
+        automaton (Compile): Compiles a marker; called once per marker and delimiters.
+
+    Attributes:
+        rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
+        tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
+    """
+
+    def __init__(self, num_slots: int, device: torch.device, automaton: Compile) -> None:
+        self.rows = torch.zeros(num_slots, WIDTH, dtype=torch.int32, device=device)
+        self.tables = torch.zeros(0, 0, dtype=torch.uint8, device=device)
+        self._automaton = automaton
+        self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
+        self._gated = np.zeros(num_slots, dtype=bool)
+        self._staged: dict[int, np.ndarray] = {}
+        self._step = _choose_step(self.rows.device)
+
+    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        """Compile a marker for a model with such thoughts and upload its table unless it is already there.
+
+        Raises:
+            ValueError: If its vocabulary has another size than that of the markers before.
+        """
+        key = marker, delimiters
+        if key not in self._automata:
+            automaton = self._automaton(marker, delimiters)
+            if self._automata and automaton.num_tokens != self.tables.shape[1]:
+                raise ValueError(
+                    f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
+                    f"{self.tables.shape[1]}. Compile them from the same tokenizer."
+                )
+            self._automata[key] = self.tables.shape[0], automaton
+            table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
+            self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
+        return self._automata[key][1]
+
+    def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
+        """Compile the kernel, so that the first request does not wait for it: one step of an empty slot.
+
+        Args:
+            vocab_size (int): Columns of the logits.
+            all_token_ids (torch.Tensor): As in `apply`.
+        """
+        zero = torch.zeros(1, dtype=torch.int32, device=self.rows.device)
+        logits = torch.zeros(1, vocab_size, device=self.rows.device)
+        self._step(self.rows, self.tables, logits, zero, zero.long(), zero, all_token_ids)
+
+    def admit(self, slot: int, request: GateRequest, prompt_len: int) -> None:
+        """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
+
+        Args:
+            slot (int): Slot; what it held before is forgotten.
+            request (GateRequest): Its gate.
+            prompt_len (int): Tokens of its prompt, without any it has generated.
+        """
+        automaton = self.prepare(request.marker, request.delimiters)
+        row = _request_row(request)
+        row[Column.PROMPT_LEN] = prompt_len
+        row[Column.TABLE_ROW] = self._automata[request.marker, request.delimiters][0]
+        row[Column.STATE] = automaton.first_state(request.in_thought)
+        self._stage(slot, row)
+
+    def refuse(self, slot: int, sentinel: int) -> None:
+        """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
+        row = np.zeros(WIDTH, dtype=np.int32)
+        row[[Column.GATED, Column.SENTINEL, Column.POLL_INTERVAL]] = True, sentinel, 1
+        row[Column.PROMPT_LEN] = NEVER  # so that nothing is consumed
+        self._stage(slot, row)
+
+    def drop(self, slot: int) -> None:
+        """Empty a slot at the next `flush`."""
+        if self._gated[slot]:
+            self._stage(slot, np.zeros(WIDTH, dtype=np.int32))
+
+    def _stage(self, slot: int, row: np.ndarray) -> None:
+        row[Column.SLOT] = slot
+        self._staged[slot] = row
+        self._gated[slot] = bool(row[Column.GATED])
+
+    def flush(self) -> None:
+        """Upload the rows of all slots admitted, refused or dropped since the last call: one copy, no waiting."""
+        if not self._staged:
+            return
+        rows = torch.from_numpy(np.stack(list(self._staged.values())))
+        self._staged.clear()
+        if self.rows.is_cuda:
+            rows = rows.pin_memory().to(self.rows.device, non_blocking=True)
+        self.rows.index_copy_(0, rows[:, Column.SLOT].long(), rows)
+
+    def apply(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        slots_on_host: np.ndarray,
+        pos: torch.Tensor,
+        input_ids: torch.Tensor,
+        all_token_ids: torch.Tensor,
+    ) -> None:
+        """Consume what was generated since the last call and forbid or force the sentinels, in place.
+
+        Args:
+            logits (torch.Tensor): Shape (B, V), float32, raw: before temperature, top-k and top-p.
+            slots (torch.Tensor): Slot of each row of the logits, distinct, shape (B,), integer.
+            slots_on_host (np.ndarray): The same slots in any order; without a gated one among them nothing is done.
+            pos (torch.Tensor): Position of each row's last input token in its sequence, shape (B,), integer.
+            input_ids (torch.Tensor): That token, shape (B,), integer.
+            all_token_ids (torch.Tensor): Tokens of each slot, prompt first, up to that one, which itself is not
+                read, shape (num_slots, L), integer.
+        """
+        if self._gated[slots_on_host].any():
+            self._step(self.rows, self.tables, logits, slots, pos, input_ids, all_token_ids)
+
+
+def step_rows(
+    rows: torch.Tensor,
+    tables: torch.Tensor,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    pos: torch.Tensor,
+    input_ids: torch.Tensor,
+    all_token_ids: torch.Tensor,
+) -> None:
+    """One step of the gate for a batch, in plain torch: `StreamingGate.step` and `SlotGates.edit`, vectorised.
+
+    Args:
+        rows (torch.Tensor): Row of each slot, shape (num_slots, WIDTH), int32; written to.
+        tables (torch.Tensor): Joined tables of the automata, shape (S, V), uint8.
+        logits (torch.Tensor): As in `DeviceGates.apply`, like all that follow; written to.
+        slots (torch.Tensor): Shape (B,).
+        pos (torch.Tensor): Shape (B,).
+        input_ids (torch.Tensor): Shape (B,).
+        all_token_ids (torch.Tensor): Shape (num_slots, L).
+    """
+    index = rows[slots.long(), Column.GATED].nonzero().squeeze(1)  # rows of the logits with a gate
+    slots = slots[index].long()
+    row = rows[slots].long()
+    target = pos[index] + 1 - row[:, Column.PROMPT_LEN]  # tokens generated; negative within the prompt
+    history = all_token_ids[slots]
+    while (behind := row[:, Column.LENGTH] < target).any():
+        at = (row[:, Column.PROMPT_LEN] + row[:, Column.LENGTH]).clamp(max=history.shape[1] - 1)
+        earlier = history.gather(1, at[:, None]).squeeze(1)
+        token = torch.where(row[:, Column.LENGTH] + 1 == target, input_ids[index], earlier)
+        row = torch.where(behind[:, None], _consume(row, tables, token), row)
+    rows[slots, _RUNNING] = row[:, _RUNNING].int()
+    stops = row[:, Column.LENGTH] >= row[:, Column.STOP_AT]
+    early = row[:, Column.ENTROPY_THRESHOLD] != 0
+    armed = (early & (row[:, Column.PHASE] == Phase.ANSWERED) & ~stops).nonzero().squeeze(1)
+    if len(armed):
+        stops[armed] = _nearly_certain(logits[index[armed]], row[armed])
+    logits[index, row[:, Column.SENTINEL]] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
+
+
+def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    """Rows of R slots after one more token each, shapes (R, WIDTH) and (R,)."""
+    row = row.clone()
+    known = (token >= 0) & (token < tables.shape[1])
+    state = row[:, Column.TABLE_ROW] + row[:, Column.STATE]
+    entry = tables[state, torch.where(known, token, 0)].long()
+    entry = torch.where(known, entry, row[:, Column.STATE])  # an unknown token is not read
+    length = row[:, Column.LENGTH] + 1
+    completed_at = torch.where(entry >= COMPLETED, length, row[:, Column.COMPLETED_AT])
+
+    undecided = row[:, Column.PHASE] == Phase.UNDECIDED
+    at_gate = undecided & (length == row[:, Column.ABORT_AT])
+    on_grid = (length >= row[:, Column.POLL_THRESHOLD]) & (length % row[:, Column.POLL_INTERVAL] == 0)
+    seen = (at_gate | undecided & on_grid) & (length - completed_at < row[:, Column.WINDOW])
+    missed = at_gate & ~seen
+    stop_at = torch.where(seen, length + row[:, Column.GRACE_WINDOW], row[:, Column.STOP_AT])
+    phase = torch.where(missed, Phase.COIN_THROWN, row[:, Column.PHASE])
+
+    row[:, Column.STATE] = entry & STATE_BITS
+    row[:, Column.LENGTH] = length
+    row[:, Column.COMPLETED_AT] = completed_at
+    row[:, Column.PHASE] = torch.where(seen, Phase.ANSWERED, phase)
+    row[:, Column.STOP_AT] = torch.where(missed & (row[:, Column.KEEP] == 0), length, stop_at)
+    return row
+
+
+def _nearly_certain(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Whether the next token of each of R rows is nearly certain, and no EOS is the likeliest, shape (R,), bool."""
+    certain = next_token_entropy(logits) < row[:, Column.ENTROPY_THRESHOLD].int().view(torch.float32)
+    eos_ids = row[:, Column.EOS_IDS :]
+    known = (eos_ids >= 0) & (eos_ids < logits.shape[1])
+    likeliest = logits.gather(1, torch.where(known, eos_ids, 0)) >= logits.amax(dim=1, keepdim=True)
+    return certain & ~(known & likeliest).any(dim=1)
+
+
+def _request_row(request: GateRequest) -> np.ndarray:
+    """What a request asks for, and the state of a rollout without tokens, shape (WIDTH,), int32."""
+    spec, row = request.spec, np.zeros(WIDTH, dtype=np.int32)
+    row[Column.GATED], row[Column.SENTINEL], row[Column.KEEP] = True, request.sentinel, request.keep
+    row[Column.POLL_THRESHOLD] = min(spec.poll_threshold, NEVER)
+    row[Column.POLL_INTERVAL] = min(spec.poll_interval, NEVER)
+    row[Column.ABORT_AT] = min(spec.abort_at, NEVER)
+    row[Column.GRACE_WINDOW] = min(spec.grace_window, NEVER - 1) if spec.trim else NEVER - 1
+    row[Column.WINDOW] = NEVER if spec.window is None else min(spec.window, NEVER)
+    if spec.trims_early:
+        # Rounding to float32 must not switch the threshold off.
+        threshold = np.clip(spec.entropy_threshold, _FLOAT32.tiny, _FLOAT32.max)
+        row[Column.ENTROPY_THRESHOLD] = np.float32(threshold).view(np.int32)
+    row[Column.PHASE], row[Column.COMPLETED_AT], row[Column.STOP_AT] = Phase.UNDECIDED, -NEVER, NEVER
+    row[Column.EOS_IDS :] = -1
+    row[Column.EOS_IDS : Column.EOS_IDS + len(request.eos_ids)] = sorted(request.eos_ids)
+    return row
+
+
+def _choose_step(device: torch.device) -> Callable[..., None]:
+    """The kernel on a GPU, and on a CPU where Triton interprets; `step_rows` otherwise."""
+    if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return step_rows
+    from .gate_kernel import launch_step
+
+    return launch_step

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+# ruff: noqa: ANN001, ANN202 -- Triton reads annotations of kernel arguments as types of its own
+"""One step of the device gate as one Triton kernel: `device_gate.step_rows` without a synchronisation.
+
+One program per row of the logits. Its scalar part, which is all that most rows need, is a chain of three loads (slot,
+row of the slot, entry of the automaton). A row in its grace window whose request trims by certainty also reads its
+logits, once. Rows whose stop is due anyway read none.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..gate.automaton import STATE_BITS
+from ..gate.dfa import COMPLETED
+from ..gate.parameters import MAX_EOS_IDS
+from .device_gate import WIDTH, Column, Phase
+from .slots import FORCED
+
+NUM_WARPS = 8
+LANES = 1_024
+"""Columns of a tile of logits: 16 bytes for each thread, so that the sums down a column stay within the thread."""
+TILE = 4
+"""Rows of a tile."""
+STAGES = 4
+"""Tiles of 16 KB a program works on or waits for. One multiprocessor can have four programs, by this shared memory and
+by their registers, and a single program has enough bytes on their way to hide the latency of the memory."""
+
+_WIDTH = tl.constexpr(int(WIDTH))
+_GATED = tl.constexpr(int(Column.GATED))
+_SENTINEL = tl.constexpr(int(Column.SENTINEL))
+_PROMPT_LEN = tl.constexpr(int(Column.PROMPT_LEN))
+_TABLE_ROW = tl.constexpr(int(Column.TABLE_ROW))
+_POLL_THRESHOLD = tl.constexpr(int(Column.POLL_THRESHOLD))
+_POLL_INTERVAL = tl.constexpr(int(Column.POLL_INTERVAL))
+_ABORT_AT = tl.constexpr(int(Column.ABORT_AT))
+_GRACE_WINDOW = tl.constexpr(int(Column.GRACE_WINDOW))
+_WINDOW = tl.constexpr(int(Column.WINDOW))
+_KEEP = tl.constexpr(int(Column.KEEP))
+_ENTROPY_THRESHOLD = tl.constexpr(int(Column.ENTROPY_THRESHOLD))
+_PHASE = tl.constexpr(int(Column.PHASE))
+_STATE = tl.constexpr(int(Column.STATE))
+_LENGTH = tl.constexpr(int(Column.LENGTH))
+_COMPLETED_AT = tl.constexpr(int(Column.COMPLETED_AT))
+_STOP_AT = tl.constexpr(int(Column.STOP_AT))
+_EOS_IDS = tl.constexpr(int(Column.EOS_IDS))
+_NUM_EOS_IDS = tl.constexpr(MAX_EOS_IDS)
+_UNDECIDED = tl.constexpr(int(Phase.UNDECIDED))
+_ANSWERED = tl.constexpr(int(Phase.ANSWERED))
+_COIN_THROWN = tl.constexpr(int(Phase.COIN_THROWN))
+_COMPLETED = tl.constexpr(COMPLETED)
+_STATE_BITS = tl.constexpr(STATE_BITS)
+_FORCED = tl.constexpr(FORCED)
+_FORBIDDEN = tl.constexpr(float("-inf"))
+_LOWEST = tl.constexpr(-1e30)
+"""Stands for -inf in sums: its weight is 0 beside any real logit, and 0 times it is 0."""
+
+
+def launch_step(
+    rows: torch.Tensor,
+    tables: torch.Tensor,
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    pos: torch.Tensor,
+    input_ids: torch.Tensor,
+    all_token_ids: torch.Tensor,
+) -> None:
+    """One step of the gate for a batch; arguments as `device_gate.step_rows`, the last dimensions contiguous."""
+    step_kernel[(logits.shape[0],)](
+        logits,
+        logits.stride(0),
+        logits.shape[1],
+        rows,
+        tables,
+        tables.shape[1],
+        slots,
+        pos,
+        input_ids,
+        all_token_ids,
+        all_token_ids.stride(0),
+        TILE=TILE,
+        LANES=LANES,
+        STAGES=STAGES,
+        num_warps=NUM_WARPS,
+    )
+
+
+@triton.jit
+def step_kernel(
+    logits_ptr,
+    logits_stride,
+    vocab_size,
+    rows_ptr,
+    tables_ptr,
+    num_tokens,
+    slots_ptr,
+    pos_ptr,
+    input_ids_ptr,
+    all_token_ids_ptr,
+    all_token_ids_stride,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+    STAGES: tl.constexpr,
+) -> None:
+    """The program of one row of the logits."""
+    index = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + index).to(tl.int64)
+    newest = tl.load(input_ids_ptr + index).to(tl.int32)
+    pos = tl.load(pos_ptr + index).to(tl.int32)
+    row = rows_ptr + slot * _WIDTH
+    if tl.load(row + _GATED) == 0:
+        return
+    prompt_len = tl.load(row + _PROMPT_LEN)
+    history = all_token_ids_ptr + slot * all_token_ids_stride + prompt_len
+    table = tables_ptr + tl.load(row + _TABLE_ROW).to(tl.int64) * num_tokens
+    sentinel = tl.load(row + _SENTINEL)
+    entropy_threshold = tl.load(row + _ENTROPY_THRESHOLD).to(tl.float32, bitcast=True)
+    phase, length, stop_at = _consume(row, history, newest, pos + 1 - prompt_len, table, num_tokens)
+
+    logits = logits_ptr + index * logits_stride
+    stop = length >= stop_at
+    if (entropy_threshold > 0.0) & (phase == _ANSWERED) & (length < stop_at):
+        stop = _nearly_certain(logits, vocab_size, row + _EOS_IDS, entropy_threshold, TILE, LANES, STAGES)
+    tl.debug_barrier()  # every warp has read the logits
+    tl.store(logits + sentinel, tl.where(stop, _FORCED, _FORBIDDEN))
+
+
+@triton.jit
+def _consume(row, history, newest, target, table, num_tokens):
+    """Read the tokens up to `target` that a slot has not seen, the last of which is `newest`; its new state."""
+    poll_threshold = tl.load(row + _POLL_THRESHOLD)
+    poll_interval = tl.load(row + _POLL_INTERVAL)
+    abort_at = tl.load(row + _ABORT_AT)
+    grace_window = tl.load(row + _GRACE_WINDOW)
+    window = tl.load(row + _WINDOW)
+    keep = tl.load(row + _KEEP)
+    phase = tl.load(row + _PHASE)
+    state = tl.load(row + _STATE)
+    length = tl.load(row + _LENGTH)
+    completed_at = tl.load(row + _COMPLETED_AT)
+    stop_at = tl.load(row + _STOP_AT)
+    while length < target:
+        token = tl.load(history + length, mask=length + 1 < target, other=0).to(tl.int32)
+        token = tl.where(length + 1 < target, token, newest)
+        known = (token >= 0) & (token < num_tokens)
+        entry = tl.load(table + state.to(tl.int64) * num_tokens + token, mask=known, other=0).to(tl.int32)
+        entry = tl.where(known, entry, state)  # an unknown token is not read
+        state = entry & _STATE_BITS
+        length += 1
+        completed_at = tl.where(entry >= _COMPLETED, length, completed_at)
+        at_gate = (phase == _UNDECIDED) & (length == abort_at)
+        on_grid = (phase == _UNDECIDED) & (length >= poll_threshold) & (length % poll_interval == 0)
+        seen = (at_gate | on_grid) & (length - completed_at < window)
+        phase = tl.where(seen, _ANSWERED, tl.where(at_gate, _COIN_THROWN, phase))
+        stop_at = tl.where(seen, length + grace_window, stop_at)
+        stop_at = tl.where(at_gate & (phase == _COIN_THROWN) & (keep == 0), length, stop_at)
+
+    tl.debug_barrier()  # every warp has read what is overwritten now
+    tl.store(row + _PHASE, phase)
+    tl.store(row + _STATE, state)
+    tl.store(row + _LENGTH, length)
+    tl.store(row + _COMPLETED_AT, completed_at)
+    tl.store(row + _STOP_AT, stop_at)
+    return phase, length, stop_at
+
+
+@triton.jit
+def _nearly_certain(
+    logits,
+    vocab_size,
+    eos_ids,
+    entropy_threshold,
+    TILE: tl.constexpr,
+    LANES: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Whether the next token is nearly certain, and no EOS is the likeliest; one pass over a row of logits."""
+    offsets = tl.arange(0, TILE)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    peak = tl.full([LANES], _LOWEST, tl.float32)
+    mass = tl.zeros([LANES], tl.float32)
+    moment = tl.zeros([LANES], tl.float32)
+    full = vocab_size // (TILE * LANES) * (TILE * LANES)
+    for begin in tl.range(0, full, TILE * LANES, num_stages=STAGES):
+        peak, mass, moment = _add_tile(tl.load(logits + begin + offsets), peak, mass, moment)
+    rest = tl.load(logits + full + offsets, mask=full + offsets < vocab_size, other=_FORBIDDEN)
+    peak, mass, moment = _add_tile(rest, peak, mass, moment)
+
+    top = tl.max(peak, axis=0)
+    weight = tl.exp(peak - top)
+    total = tl.sum(weight * mass, axis=0)
+    mean = tl.sum(weight * (moment + (peak - top) * mass), axis=0) / total
+    certain = tl.log(total) - mean < entropy_threshold
+    eos = tl.load(eos_ids + tl.arange(0, _NUM_EOS_IDS))
+    ends = tl.load(logits + eos, mask=(eos >= 0) & (eos < vocab_size), other=_FORBIDDEN) >= top
+    return certain & (tl.sum(ends.to(tl.int32), axis=0) == 0)
+
+
+@triton.jit
+def _add_tile(tile, peak, mass, moment):
+    """Running maximum m, sum of e^(x - m) and sum of (x - m) e^(x - m) of each column, with one more tile."""
+    tile = tl.maximum(tile, _LOWEST)
+    top = tl.maximum(peak, tl.max(tile, axis=0))
+    lag = peak - top
+    shrink = tl.exp(lag)
+    below = tile - top[None, :]
+    weight = tl.exp(below)
+    moment = shrink * (moment + lag * mass) + tl.sum(below * weight, axis=0)
+    mass = shrink * mass + tl.sum(weight, axis=0)
+    return top, mass, moment

@@ -1,0 +1,373 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM server that runs the gate, as its client sees it.
+
+A server without the gate ignores `duet_` parameters without a word, one with another tokenizer sees markers elsewhere,
+and one that was restarted serves the weights it started with. So the gate is probed at start-up, and every request
+names the marker's fingerprint and the weights it is meant for: an engine that differs answers with a forced stop
+before the first token.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import aiohttp
+
+from ..gate.parameters import gate_parameters
+from ..gate.replay import GateSpec
+from ..gate.thoughts import Delimiters
+from .errors import ServerError, ServerLost
+from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
+
+_PROMPTS_PER_REQUEST = 8
+"""One body carries one set of parameters, so rollouts that share theirs share requests; small ones spread over the
+engines of a data-parallel server."""
+
+_MOST_REQUESTS = 256
+"""Every request holds a connection, a file that the operating system counts; larger batches get larger requests."""
+
+_HEARTBEAT_SECONDS = 5.0
+_HEARTBEATS_MISSED = 6
+
+_FINISHED = ("stop", "length", "repetition")
+"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
+
+_START = (
+    "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
+    "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
+)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One rollout as the server returned it.
+
+    Attributes:
+        token_ids (list[int]): Sampled ids, stop token included, shape (L,).
+        logprobs (list[float]): Log-probability of each under the sampling distribution, nats, shape (L,).
+        finish_reason (str): "stop", "length" or "repetition" (vLLM's `repetition_detection` ended it).
+        stop_reason (int | str | None): Stop token that ended it; None for the model's own EOS or the length limit.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    stop_reason: int | str | None
+
+
+class GateServer:
+    """Client of one vLLM server.
+
+    Args:
+        base_url (str): Address, such as `http://127.0.0.1:8000`.
+        token (str | None): What `TokenGuard` asks for; None sends none.
+    """
+
+    def __init__(self, base_url: str, token: str | None = None) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self._model: str | None = None
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="duet-server-client", daemon=True).start()
+
+    def wait(self, timeout: float) -> None:
+        """Return once the server is healthy.
+
+        Args:
+            timeout (float): Seconds to wait at most.
+
+        Raises:
+            ServerLost: If it is not by then.
+            ServerError: If it is there but asks for another token.
+        """
+
+        async def healthy(session: aiohttp.ClientSession) -> None:
+            deadline = time.monotonic() + timeout
+            while True:
+                try:
+                    await _call(session, "GET", f"{self.base_url}/health", seconds=10.0)
+                    return
+                except ServerLost as error:
+                    if time.monotonic() >= deadline:
+                        raise ServerLost(
+                            f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
+                            f"{_START}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
+                            "vllm_server_timeout says how long to wait."
+                        ) from error
+                await asyncio.sleep(0.5)
+
+        self._run(healthy)
+        self._model = None
+
+    def complete(
+        self,
+        prompts: Sequence[Sequence[int]],
+        sampling: Mapping[str, Any],
+        parameters: Sequence[Mapping[str, Any] | None],
+        eos_ids: Sequence[int],
+    ) -> list[Completion]:
+        """One completion of each prompt, all of them running at the same time.
+
+        Args:
+            prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
+            sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
+            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout, length N; None for a
+                rollout without a gate.
+            eos_ids (Sequence[int]): All ids that end a rollout by itself.
+
+        Returns:
+            list[Completion]: Length N, in the order of the prompts.
+
+        Raises:
+            ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
+                the short ones, and to keep them would bias the batch.
+            ServerError: If the server refuses a request; its own text is part of the message.
+        """
+
+        async def complete(session: aiohttp.ClientSession) -> list[Completion]:
+            model = self._model or await self._served_model(session)
+            done: list[Completion | None] = [None] * len(prompts)
+
+            async def send(rows: list[int]) -> None:
+                body = _body(model, [list(prompts[row]) for row in rows], sampling, parameters[rows[0]], eos_ids)
+                answer = await _call(session, "POST", f"{self.base_url}/v1/completions", body)
+                for row, choice in zip(rows, sorted(answer["choices"], key=lambda c: c["index"]), strict=True):
+                    done[row] = _completion(choice)
+
+            await self._guarded(session, [send(rows) for rows in _batches(parameters)])
+            return done
+
+        return self._run(complete)
+
+    def probe(
+        self,
+        marker: str,
+        fingerprint: str,
+        sentinel: int,
+        eos_ids: Sequence[int],
+        weights: str = "",
+        delimiters: Delimiters | None = None,
+    ) -> None:
+        """Make sure that the gate is active there and is the gate of this run.
+
+        The probe is a rollout that the gate must stop after its first token.
+
+        Args:
+            marker (str): Marker of the run.
+            fingerprint (str): Of its token automaton here.
+            sentinel (int): Token id of a forced stop.
+            eos_ids (Sequence[int]): Token ids that end a rollout.
+            weights (str): Path that the server must have loaded last; empty: any.
+            delimiters (Delimiters | None): Of the model's thoughts.
+
+        Raises:
+            ServerError: If the gate is absent, of another version, or was compiled for another tokenizer, or if
+                log-probabilities are not those of the sampling distribution.
+            ServerLost: If the server does not answer, or has other weights, as after a restart.
+        """
+        spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
+
+        def ask(fingerprint: str, weights: str) -> Completion:
+            names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
+            gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
+            sampling = {
+                "max_tokens": 3,
+                "temperature": 1.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "ignore_eos": True,
+            }
+            return self.complete([[eos_ids[0]]], sampling, [gate], [])[0]
+
+        found = ask(fingerprint, weights)
+        ids = found.token_ids
+        if sentinel not in ids:
+            raise ServerError(
+                f"the vLLM server at {self.base_url} does not run the gate: it ignored the duet_ parameters of a "
+                f"request. Restart it with the processor: {_START}."
+            )
+        if len(ids) == 1:
+            if weights and len(ask(fingerprint, "").token_ids) > 1:
+                raise ServerLost(f"the vLLM server at {self.base_url} has not loaded the weights in {weights}.")
+            raise ServerError(
+                f"the vLLM server at {self.base_url} compiled the marker {marker!r} to another automaton than this "
+                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another one: serve the "
+                "model that is trained, with the same duet_trl."
+            )
+        if len(ids) != 2 or ids[-1] != sentinel:
+            raise ServerError(f"the gate at {self.base_url} stopped a rollout at {len(ids) - 1} tokens instead of 1.")
+        if found.logprobs[-1] != 0.0:
+            raise ServerError(
+                f"the vLLM server at {self.base_url} returns log-probabilities from before temperature and gate. "
+                "Restart it with --logprobs-mode processed_logprobs."
+            )
+
+    def reload_weights(self, path: str) -> None:
+        """Let every worker of the server load the weights in a folder, and forget what it cached under the old ones.
+
+        Args:
+            path (str): Folder with safetensors, as the server sees it.
+
+        Raises:
+            ServerLost: If the server does not answer.
+            ServerError: If it may not read the folder, or failed while reading: its weights are undefined then.
+        """
+
+        async def reload(session: aiohttp.ClientSession) -> None:
+            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+            await _call(session, "POST", f"{self.base_url}/collective_rpc", body, failure=ServerError)
+            await self._reset_prefix_cache(session)
+
+        self._run(reload)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was cached under old weights.
+
+        Raises:
+            ServerLost: If the server does not answer.
+            ServerError: If it cannot forget it.
+        """
+        self._run(self._reset_prefix_cache)
+
+    async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:
+        # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
+        # start that request anew.
+        url = f"{self.base_url}/reset_prefix_cache?reset_running_requests=true"
+        answer = await _call(session, "POST", url, failure=ServerError)
+        if answer is not None and not answer["success"]:
+            raise ServerError(f"{url} failed: the server would go on with what it computed under the old weights.")
+
+    async def _served_model(self, session: aiohttp.ClientSession) -> str:
+        answer = await _call(session, "GET", f"{self.base_url}/v1/models", seconds=30.0)
+        self._model = answer["data"][0]["id"]
+        return self._model
+
+    async def _guarded(self, session: aiohttp.ClientSession, requests: list[Coroutine]) -> None:
+        """Run requests together; the first failure, or a server that falls silent, ends all of them."""
+        tasks = [asyncio.ensure_future(request) for request in requests]
+        heart = asyncio.ensure_future(self._heartbeat(session))
+        try:
+            pending = {*tasks}
+            while pending:
+                done, _ = await asyncio.wait({*pending, heart}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+                pending -= done
+        finally:
+            for task in (*tasks, heart):
+                task.cancel()
+            await asyncio.gather(*tasks, heart, return_exceptions=True)
+
+    async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
+        """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
+        missed = 0
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            try:
+                await _call(session, "GET", f"{self.base_url}/health", seconds=2 * _HEARTBEAT_SECONDS)
+                missed = 0
+            except ServerLost as error:
+                missed += 1
+                if missed >= _HEARTBEATS_MISSED:
+                    raise ServerLost(f"the vLLM server at {self.base_url} fell silent ({error}).") from error
+
+    def _run(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+        """Run asynchronous work to its end, also from a notebook whose thread has a loop of its own."""
+
+        async def with_session() -> T:
+            connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None, sock_connect=30.0)
+            async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers) as session:
+                return await work(session)
+
+        future = asyncio.run_coroutine_threadsafe(with_session(), self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # an interrupt does not wait for the rollouts
+
+
+def _batches(parameters: Sequence[Mapping[str, Any] | None]) -> list[list[int]]:
+    """Rows with equal parameters, `_PROMPTS_PER_REQUEST` at a time."""
+    groups: dict[str, list[int]] = {}
+    for row, gate in enumerate(parameters):
+        groups.setdefault(json.dumps(gate, sort_keys=True), []).append(row)
+    size = max(_PROMPTS_PER_REQUEST, -(-len(parameters) // _MOST_REQUESTS))
+    return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
+
+
+def _body(
+    model: str,
+    prompts: list[list[int]],
+    sampling: Mapping[str, Any],
+    gate: Mapping[str, Any] | None,
+    eos_ids: Sequence[int],
+) -> dict[str, Any]:
+    stops = {*(sampling.get("stop_token_ids") or ()), *eos_ids}
+    body = {"model": model, "prompt": prompts, "logprobs": 0, "return_token_ids": True, **sampling}
+    if gate is not None:
+        body["vllm_xargs"] = {**(sampling.get("vllm_xargs") or {}), **gate}
+        stops.add(gate["duet_sentinel"])
+    return {**body, "stop_token_ids": sorted(stops)}
+
+
+def _completion(choice: Mapping[str, Any]) -> Completion:
+    reason = choice["finish_reason"]
+    if reason == "abort":
+        raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
+    if reason not in _FINISHED:
+        raise ServerError(
+            f"the server ended a request with {reason!r} (stop_reason {choice['stop_reason']!r}). Known are "
+            f"{', '.join(_FINISHED)} and abort: serve with a version of vLLM that setup.cfg names, and leave out of "
+            "generation_kwargs what ends rollouts in this way."
+        )
+    logprobs = choice["logprobs"]["token_logprobs"]
+    return Completion(choice["token_ids"], logprobs, reason, choice["stop_reason"])
+
+
+async def _call(
+    session: aiohttp.ClientSession,
+    method: str,
+    url: str,
+    body: Mapping[str, Any] | None = None,
+    *,
+    seconds: float | None = None,
+    failure: type[ServerError] = ServerLost,
+) -> Any:
+    """One request; its JSON, or None where the answer is empty. `failure` is what status 5xx raises."""
+    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=30.0)
+    try:
+        async with session.request(method, url, json=body, timeout=timeout) as response:
+            text = await response.text()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise ServerLost(f"{method} {url} failed: {type(error).__name__} {error}".rstrip()) from error
+    if response.status == 200:
+        try:
+            return json.loads(text) if text else None
+        except json.JSONDecodeError as error:
+            raise ServerError(f"{method} {url} was not answered by a vLLM server but with {text[:200]!r}.") from error
+    said = f"{method} {url} was answered with status {response.status}: {_message(text)}"
+    if response.status in (401, 403):
+        raise ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
+    if response.status == 404 and method == "POST" and "/v1/" not in url:
+        raise ServerError(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
+    if response.status >= 500:
+        raise failure(said)
+    raise ServerError(said)
+
+
+def _message(text: str) -> str:
+    """The server's own words, out of the JSON it wraps them in."""
+    try:
+        answer = json.loads(text)
+    except json.JSONDecodeError:
+        return text[:2000]
+    error = answer.get("error", answer) if isinstance(answer, dict) else answer
+    message = error.get("message", error) if isinstance(error, dict) else error
+    return str(message)[:2000]

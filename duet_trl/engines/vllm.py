@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate inside vLLM, as one logits processor class for both of its model runners.
+
+Name it when the engine starts, `LLM(logits_processors=["duet_trl.engines.vllm:DUETLogitsProcessor"])` or
+`vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is never registered as an
+entry point: that would reach every vLLM process of the environment, and with asynchronous scheduling show the V1
+runner's processors placeholder tokens.
+
+Requests carry the parameters of `duet_trl.gate.parameters`; requests without any cost nothing. Custom markers
+come as `additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
+"""
+
+import logging
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.platforms import current_platform
+from vllm.sampling_params import SamplingParams
+from vllm.tokenizers import cached_tokenizer_from_config
+from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
+
+from ..gate.automaton import TokenAutomaton, compile_automaton
+from ..gate.markers import MARKERS, PATTERN_PREFIX, get_marker, pattern_marker
+from ..gate.parameters import PREFIX, GateRequest, parse_gate_parameters
+from ..gate.thoughts import Delimiters, find_delimiters
+from ..gate.vocabulary import vocabulary_bytes
+from .device_gate import DeviceGates
+from .host_gate import HostGates
+
+try:
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as V2LogitsProcessor
+except ImportError:  # a vLLM whose second runner takes no custom processors and leaves them to the first
+
+    class V2LogitsProcessor:
+        """Stands in for the interface of the V2 runner."""
+
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext, LogitsProcRequestState
+
+logger = logging.getLogger(__name__)
+
+
+class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
+    """Runs the gate of each request that asks for one (Algorithm 1, lines 12-28).
+
+    Both runners construct it with their configuration first: V1 goes on with the device and whether memory is pinned,
+    V2 with its request state. Every rank of a tensor-parallel group runs its own copy, which decides the same, because
+    the gate is a function of tokens and parameters alone.
+
+    Args:
+        vllm_config (VllmConfig): Configuration of the engine.
+        *runner: `(device, is_pin_memory)` from the V1 runner, `(req_states,)` from the V2 runner.
+
+    Raises:
+        ValueError: If speculative decoding is on, the engine has no tokenizer, or a custom marker cannot be compiled.
+        RuntimeError: If the V1 runner schedules asynchronously and the class was not named in `logits_processors`.
+    """
+
+    def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:
+        if vllm_config.speculative_config is not None:
+            raise ValueError(
+                "DUETLogitsProcessor decides token by token and does not support speculative decoding. "
+                "Start the engine without speculative_config."
+            )
+        self._req_states: LogitsProcRequestState | None = runner[0] if len(runner) == 1 else None
+        self._model_config = vllm_config.model_config
+        self._markers = _Markers(vllm_config)
+        self._gates: HostGates | DeviceGates
+        if self._req_states is None:
+            _refuse_placeholders(vllm_config)
+            self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs, self._markers.compile)
+        else:
+            self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device, self._markers.compile)
+        if current_platform.is_cpu():
+            from .cpu_reload import mend_reload
+
+            mend_reload()
+        for name in self._markers.names:
+            self._gates.prepare(name, self._markers.delimiters)
+        if self._req_states is not None:
+            self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
+        self._refusals: set[str] = set()
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        """Check the `duet_` parameters of a request when it is submitted.
+
+        Raises:
+            ValueError: If they are not a complete, consistent set, or the marker cannot be compiled with its thought
+                delimiters. Over HTTP this becomes status 400 with the same text.
+        """
+        request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
+        if request is not None and (request.marker in MARKERS or request.marker.startswith(PATTERN_PREFIX)):
+            get_marker(request.marker, request.delimiters)
+
+    # Interface of the V1 runner
+
+    def is_argmax_invariant(self) -> bool:
+        """False: a forced stop changes the argmax."""
+        return False
+
+    def update_state(self, batch_update: BatchUpdate | None) -> None:
+        """Follow the requests through the slots of the batch. A preempted request returns here with its tokens."""
+        if batch_update is None:
+            return
+        for slot in batch_update.removed:
+            self._gates.drop(slot)
+        for slot, params, _, output in batch_update.added:
+            self._enter(slot, params, output)
+        for source, target, direction in batch_update.moved:
+            self._gates.swap(source, target)
+            if direction == MoveDirectionality.UNIDIRECTIONAL:
+                self._gates.drop(source)
+
+    # Interface of the V2 runner
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        """Initialise a slot; what a preempted rollout has generated is read by the next `apply`."""
+        return self._enter(req_idx, sampling_params, int(self._req_states.prompt_len.np[req_idx]))
+
+    def apply_staged_writes(self) -> None:
+        """Upload what `add_request` has staged."""
+        self._gates.flush()
+
+    # Both
+
+    def apply(self, logits: torch.Tensor, ctx: "LogitsContext | None" = None) -> torch.Tensor:
+        """Consume what was generated since the last call and write the decisions into the logits.
+
+        Args:
+            logits (torch.Tensor): Shape (B, V), float32, before penalties, temperature, top-k and top-p.
+            ctx (LogitsContext | None): Layout of the batch, from the V2 runner. V1: row = slot.
+
+        Returns:
+            torch.Tensor: The same tensor.
+        """
+        if ctx is None:
+            self._gates.apply(logits)
+        else:
+            tokens = self._req_states.all_token_ids.gpu
+            self._gates.apply(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, ctx.pos, ctx.input_ids, tokens)
+        return logits
+
+    def _enter(self, slot: int, params: SamplingParams, progress: list[int] | int) -> bool:
+        """Put a request into a slot; with it the tokens it has generated (V1), or the length of its prompt (V2)."""
+        request = _checked_request(params)
+        if request is None:
+            self._gates.drop(slot)
+        elif self._accepts(request):
+            self._gates.admit(slot, request, progress)
+        else:
+            self._gates.refuse(slot, request.sentinel)
+        return request is not None
+
+    def _accepts(self, request: GateRequest) -> bool:
+        """Whether this engine is the one the request was made for. An exception here would end the engine."""
+        reason = ""
+        if request.weights and request.weights != self._model_config.model:
+            reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
+        elif not self._markers.knows(request.marker):
+            reason = (
+                f"this engine knows no marker {request.marker!r}; it has {self._markers.names}. Start it with "
+                f'additional_config={{"duet_markers": {{{request.marker!r}: <pattern>}}}}, or ask for regex:<pattern>'
+            )
+        else:
+            try:
+                fingerprint = self._gates.prepare(request.marker, request.delimiters).fingerprint
+            except ValueError as error:  # a pattern of this engine that has no room beside the delimiters
+                fingerprint, reason = request.fingerprint, str(error)
+            if request.fingerprint not in ("", fingerprint):
+                reason = f"marker {request.marker!r} is another automaton here: other tokenizer or other pattern"
+        if reason and reason not in self._refusals:
+            self._refusals.add(reason)
+            logger.warning("DUETLogitsProcessor stops a request before its first token: %s.", reason)
+        return not reason
+
+
+class _Markers:
+    """Markers of one engine, compiled for its vocabulary."""
+
+    def __init__(self, vllm_config: "VllmConfig") -> None:
+        self._model_config = vllm_config.model_config
+        self._vocabulary: dict[Delimiters | None, list[bytes | None]] = {}
+        self._patterns = vllm_config.additional_config.get("duet_markers", {})
+
+    @cached_property
+    def delimiters(self) -> Delimiters | None:
+        """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
+        return find_delimiters(self._tokenizer())
+
+    @property
+    def names(self) -> list[str]:
+        """Markers that are ready from the start: the built-in ones and the engine's own."""
+        return sorted({*MARKERS, *self._patterns})
+
+    def knows(self, name: str) -> bool:
+        """Whether `compile` has a marker of that name."""
+        return name in MARKERS or name in self._patterns or name.startswith(PATTERN_PREFIX)
+
+    def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:
+        """Token automaton of a marker over every row of the logits, for a model with such thoughts."""
+        if delimiters not in self._vocabulary:
+            shown = () if delimiters is None else delimiters.parts
+            self._vocabulary[delimiters] = vocabulary_bytes(
+                self._tokenizer(), self._model_config.get_vocab_size(), shown
+            )
+        pattern = self._patterns.get(name)
+        marker = get_marker(name, delimiters) if pattern is None else pattern_marker(name, pattern, delimiters)
+        return compile_automaton(marker, self._vocabulary[delimiters])
+
+    def _tokenizer(self) -> Any:
+        tokenizer = cached_tokenizer_from_config(self._model_config)
+        if tokenizer is None:
+            raise ValueError(
+                "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
+            )
+        return tokenizer
+
+
+def _checked_request(params: SamplingParams) -> GateRequest | None:
+    """Parameters that `validate_params` has accepted; rollouts with equal ones share one object."""
+    given = [(name, value) for name, value in (params.extra_args or {}).items() if name.startswith(PREFIX)]
+    return _request(tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in given))
+
+
+@lru_cache(maxsize=256)  # a training step makes two, one for each side of the coin
+def _request(given: tuple[tuple[str, Any], ...]) -> GateRequest | None:
+    return parse_gate_parameters(dict(given))
+
+
+def _refuse_placeholders(vllm_config: "VllmConfig") -> None:
+    """The V1 runner repairs placeholder tokens before sampling only for processors that were named at start-up."""
+    if vllm_config.scheduler_config.async_scheduling and not vllm_config.model_config.logits_processors:
+        raise RuntimeError(
+            "DUETLogitsProcessor was loaded from an entry point while the engine schedules asynchronously. Remove the "
+            "entry point and name the class in logits_processors (--logits-processors)."
+        )

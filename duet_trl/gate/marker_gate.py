@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Phase 2 as the controller sees it: thresholds, coins, the gate of this step and its replay.
+
+An exchangeable gate has these methods: `plan`, `replay`, `propensity`, `observe`, `state_dict`, `load_state_dict`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .automaton import TokenAutomaton
+from .coins import keep_coins
+from .replay import GateSpec, Replay, propensity, replay
+from .thresholds import LengthThresholds
+
+
+@dataclass(frozen=True)
+class GatePlan:
+    """The gate of one step.
+
+    Attributes:
+        spec (GateSpec): Thresholds and switches, the same for every rollout.
+        keep (np.ndarray): Coin of each rollout, shape (N,), bool: True survives the gate without a marker.
+    """
+
+    spec: GateSpec
+    keep: np.ndarray
+
+    @property
+    def active(self) -> bool:
+        """Whether any rollout may be stopped."""
+        return self.spec.trim or self.spec.abort
+
+
+class MarkerGate:
+    """Marker-gated abort with epsilon-keep and tail trim (section 3.2, Eq. 5, Algorithm 1, phase 2).
+
+    Args:
+        thresholds (LengthThresholds): Online K1 and K2.
+        automaton (TokenAutomaton | None): Compiled marker. None: no marker is looked for, trim and abort must be off.
+        trim (bool): Stop answered rollouts within the grace window.
+        abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
+        grace_window (int): G, tokens.
+        poll_interval (int): Tokens between two marker checks.
+        entropy_threshold (float): Nats; 0: entropy never ends the grace window early.
+        window (int | None): Tokens back from a poll in which the marker must have completed; None: all.
+        keep_probability (float): eps_abort.
+        seed (int): Key of the coins.
+    """
+
+    def __init__(
+        self,
+        thresholds: LengthThresholds,
+        automaton: TokenAutomaton | None,
+        *,
+        trim: bool,
+        abort: bool,
+        grace_window: int,
+        poll_interval: int,
+        entropy_threshold: float,
+        window: int | None,
+        keep_probability: float,
+        seed: int,
+    ) -> None:
+        if automaton is None and (trim or abort):
+            raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
+        self.thresholds = thresholds
+        self.automaton = automaton
+        self.trim = trim
+        self.abort = abort
+        self.grace_window = grace_window
+        self.poll_interval = poll_interval
+        self.entropy_threshold = entropy_threshold
+        self.window = window
+        self.keep_probability = keep_probability
+        self.seed = seed
+
+    def plan(self, step: int, keys: Sequence[str], group: np.ndarray, active: bool = True) -> GatePlan:
+        """Thresholds and coins of a step (Algorithm 1, lines 10 and 22).
+
+        Args:
+            step (int): Generation step, part of the coins' key.
+            keys (Sequence[str]): Prompt keys, length M.
+            group (np.ndarray): Prompt of each rollout, shape (N,), sorted.
+            active (bool): False lets every rollout end by itself.
+
+        Returns:
+            GatePlan: Spec and coins, shape (N,).
+        """
+        row_keys = [keys[q] for q in group]
+        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
+        return GatePlan(self.spec(active), keep)
+
+    def spec(self, active: bool = True) -> GateSpec:
+        """The gate with its present thresholds; switched off where `active` is false."""
+        return GateSpec(
+            poll_threshold=self.thresholds.poll_threshold,
+            abort_threshold=self.thresholds.abort_threshold,
+            grace_window=self.grace_window,
+            poll_interval=self.poll_interval,
+            trim=self.trim and active,
+            abort=self.abort and active,
+            entropy_threshold=self.entropy_threshold,
+            window=self.window,
+        )
+
+    def replay(
+        self,
+        spec: GateSpec,
+        keep: np.ndarray,
+        completion_ids: Sequence[Sequence[int]],
+        gate_stopped: np.ndarray,
+        in_thought: np.ndarray | None = None,
+    ) -> Replay:
+        """Outcome of each rollout, recovered from its tokens alone; see [`~duet_trl.gate.replay.replay`]."""
+        return replay(spec, self.automaton, completion_ids, gate_stopped, keep, in_thought)
+
+    def propensity(self, outcome: np.ndarray) -> np.ndarray:
+        """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
+        return propensity(outcome, self.keep_probability)
+
+    def observe(
+        self,
+        lengths: np.ndarray,
+        kept_propensity: np.ndarray,
+        answered_at: np.ndarray,
+        rewards: np.ndarray,
+        step: int,
+    ) -> None:
+        """Add the kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
+
+        Args:
+            lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,).
+            kept_propensity (np.ndarray): Their propensity, shape (K,).
+            answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
+            rewards (np.ndarray): Their summed rewards, shape (K,), finite.
+            step (int): Generation step, from 1.
+        """
+        self.thresholds.observe(lengths, kept_propensity, answered_at, rewards)
+        self.thresholds.step(step)
+
+    def state_dict(self) -> dict:
+        """JSON state."""
+        return self.thresholds.state_dict()
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore `state_dict()`."""
+        self.thresholds.load_state_dict(state)
+
+
+def _occurrence(keys: Sequence[str]) -> np.ndarray:
+    """How often each key stood before, so that a prompt drawn twice in a batch gets distinct coins."""
+    seen: dict[str, int] = {}
+    index = np.empty(len(keys), dtype=np.int64)
+    for row, key in enumerate(keys):
+        index[row] = seen.get(key, 0)
+        seen[key] = int(index[row]) + 1
+    return index

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The marker-gated stop of Phase 2 (Section 3.2, Eq. 5, Algorithm 1, lines 9-30).
+
+With t the number of tokens generated so far, the marker is looked for at polls: every t >= K1 that is a multiple of
+the poll interval and, if abort is on, t = K2 + G. The first poll at which the prefix contains a completed marker is
+tau. A rollout is forced to stop at
+
+    tau + G, or earlier where the next token is nearly certain   if the marker was seen and trim is on
+    K2 + G                                                       if it was not and the coin says abort
+
+and runs to its natural end otherwise. Where Eq. 5 (`min(tau + G, K2 + G)`) and Algorithm 1 differ this is Algorithm 1:
+a marker in (K2, K2 + G] keeps its full grace. A rollout that its coin kept is never trimmed.
+
+This module is the gate as a pure function of finished rollouts (`replay`); `streaming.py` is the same gate while
+decoding. The trainer runs `replay` on every batch, so an engine that ran another gate, or none, is an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from .automaton import TokenAutomaton
+
+NEVER = 2**61
+"""A token count no rollout reaches, with room for sums of two in int64."""
+
+
+class Outcome(IntEnum):
+    """How the gate decided about a rollout.
+
+    NATURAL: ended by EOS or the length cap before a poll saw a marker and before the abort gate. ANSWERED: a poll saw
+    a marker (then trimmed or not). KEPT: no marker at the abort gate, the coin let it run on. ABORTED: no marker at
+    the abort gate, stopped there.
+    """
+
+    NATURAL = 0
+    ANSWERED = 1
+    KEPT = 2
+    ABORTED = 3
+
+
+class GateMismatch(ValueError):
+    """The rollouts cannot come from an engine that ran this gate with these coins."""
+
+
+@dataclass(frozen=True)
+class GateSpec:
+    """The gate of one step; all counts in tokens.
+
+    Attributes:
+        poll_threshold (int): K1, the earliest poll, >= 1.
+        abort_threshold (int): K2 >= K1.
+        grace_window (int): G >= 0.
+        poll_interval (int): Tokens between two polls, >= 1. Paper: 8.
+        trim (bool): Stop answered rollouts within the grace window.
+        abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
+        entropy_threshold (float): An answered rollout stops as soon as the entropy of its next token is below this
+            many nats and the likeliest token is no EOS; 0: only at tau + G.
+        window (int | None): A poll sees a marker only if it completed within this many last tokens; None: anywhere
+            in the prefix.
+
+    Raises:
+        ValueError: If a value is out of range or K2 < K1.
+    """
+
+    poll_threshold: int
+    abort_threshold: int
+    grace_window: int
+    poll_interval: int = 8
+    trim: bool = True
+    abort: bool = True
+    entropy_threshold: float = 0.0
+    window: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("poll_threshold", 1), ("abort_threshold", 1), ("grace_window", 0), ("poll_interval", 1)):
+            _check_count(name, self.__dict__[name], least)
+        if self.window is not None:
+            _check_count("window", self.window, 1)
+        if self.abort_threshold < self.poll_threshold:
+            raise ValueError(
+                f"abort_threshold (K2) must not be below poll_threshold (K1), got K2={self.abort_threshold} and "
+                f"K1={self.poll_threshold}. Swap them, or raise K2."
+            )
+        if not 0.0 <= self.entropy_threshold < float("inf"):
+            raise ValueError(
+                f"entropy_threshold must be a finite number of nats >= 0, got {self.entropy_threshold}. "
+                "Use 0 to stop only at the end of the grace window."
+            )
+
+    @property
+    def trims_early(self) -> bool:
+        """Whether a nearly certain next token ends the grace window."""
+        return self.trim and self.entropy_threshold > 0
+
+    @property
+    def first_poll(self) -> int:
+        """The first poll of a rollout: the first multiple of the poll interval from K1 on, K2 + G at the latest."""
+        return min(-(-self.poll_threshold // self.poll_interval) * self.poll_interval, self.abort_at)
+
+    @property
+    def trim_at(self) -> int:
+        """Where trim stops a rollout at the earliest: at the first poll, or G behind it; `NEVER` with trim off."""
+        return self.first_poll + (0 if self.trims_early else self.grace_window) if self.trim else NEVER
+
+    @property
+    def abort_at(self) -> int:
+        """K2 + G: where a marker-less rollout meets its coin; `NEVER` with abort off."""
+        return self.abort_threshold + self.grace_window if self.abort else NEVER
+
+    def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
+        """The first poll that sees each completed marker.
+
+        Args:
+            completed_at (np.ndarray): Lengths at which markers completed, any shape, >= 1.
+
+        Returns:
+            np.ndarray: Poll times of the same shape, int64; `NEVER` for a marker no poll sees.
+        """
+        earliest = np.maximum(completed_at, self.poll_threshold)
+        poll = -(-earliest // self.poll_interval) * self.poll_interval
+        if self.abort:
+            poll = np.where(earliest <= self.abort_at, np.minimum(poll, self.abort_at), NEVER)
+        if self.window is not None:
+            poll = np.where(poll - completed_at < self.window, poll, NEVER)
+        return poll
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the gate did to N rollouts.
+
+    Attributes:
+        outcome (np.ndarray): `Outcome` of each, shape (N,), int64.
+        marker_at (np.ndarray): tau, shape (N,), int64; -1 where no poll saw a marker.
+        trimmed (np.ndarray): Stopped in the grace window, shape (N,), bool.
+        length (np.ndarray): Policy tokens, shape (N,), int64; the forced stop is none.
+        answered_at (np.ndarray): The first poll time at or after a marker completed, wherever the rollout shows one:
+            the tau of a rollout that ended before it was polled, or that a gate far behind it would have polled, shape
+            (N,), int64; -1 without a marker.
+    """
+
+    outcome: np.ndarray
+    marker_at: np.ndarray
+    trimmed: np.ndarray
+    length: np.ndarray
+    answered_at: np.ndarray
+
+
+def replay(
+    spec: GateSpec,
+    automaton: TokenAutomaton | None,
+    completion_ids: Sequence[Sequence[int]],
+    gate_stopped: np.ndarray,
+    keep: np.ndarray,
+    in_thought: np.ndarray | None = None,
+) -> Replay:
+    """Recover from the tokens alone what the gate did while they were generated (Eq. 5, Algorithm 1, phase 2).
+
+    A rollout of L tokens met the gate before each of its tokens 2..L, and once more if the gate stopped it. So only
+    polls up to L - 1 count for a rollout that ended by itself: one that ends exactly at K2 + G, by EOS or by the
+    length cap, was never decided about.
+
+    Args:
+        spec (GateSpec): The gate the rollouts were generated under.
+        automaton (TokenAutomaton | None): Compiled marker; None only with trim and abort off.
+        completion_ids (Sequence[Sequence[int]]): Policy tokens of each rollout, length N; a sampled EOS included,
+            the forced stop removed (`split_sentinel`).
+        gate_stopped (np.ndarray): Whether the gate stopped it, shape (N,), bool.
+        keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
+        in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (N,), bool; None: nowhere.
+
+    Returns:
+        Replay: Outcome, tau, trimmed flag, length and answer time of each.
+
+    Raises:
+        GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
+        ValueError: If shapes differ, or trim or abort is on without an automaton.
+    """
+    length = np.fromiter(map(len, completion_ids), dtype=np.int64, count=len(completion_ids))
+    gate_stopped, keep = np.asarray(gate_stopped, dtype=bool), np.asarray(keep, dtype=bool)
+    if gate_stopped.shape != length.shape or keep.shape != length.shape:
+        raise ValueError(
+            f"gate_stopped {gate_stopped.shape} and keep {keep.shape} must have one entry for each of the "
+            f"{len(length)} rollouts."
+        )
+    last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
+    tau, answered_at = np.full(length.shape, NEVER), np.full(length.shape, NEVER)
+    if automaton is not None:
+        rows, completed_at = automaton.completions(completion_ids, in_thought)
+        np.minimum.at(tau, rows, spec.seen_at(completed_at))
+        np.minimum.at(answered_at, rows, replace(spec, abort=False).seen_at(completed_at))
+    elif spec.trim or spec.abort:
+        raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
+    answered = tau <= last_decision
+    undecided = ~answered & (last_decision >= spec.abort_at)
+    outcome = np.select([answered, undecided & keep, undecided], [Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
+    latest = np.select([answered & spec.trim, undecided & ~keep], [tau + spec.grace_window, spec.abort_at], NEVER)
+    earliest = np.where(answered, tau, latest) if spec.trims_early else latest
+    consistent = np.where(gate_stopped, (earliest <= length) & (length <= latest), length <= latest)
+    if not consistent.all():
+        raise GateMismatch(_mismatch(int(np.argmin(consistent)), consistent, length, gate_stopped, earliest, latest))
+    return Replay(
+        outcome=outcome.astype(np.int64),
+        marker_at=np.where(answered, tau, -1),
+        trimmed=gate_stopped & answered,
+        length=length,
+        answered_at=np.where(answered_at < NEVER, answered_at, -1),
+    )
+
+
+def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
+    """Probability that a rollout of each outcome passes the abort gate (Theorem 2): p = M + (1 - M) eps.
+
+    With this p, (1 - aborted) * Z / p has the expectation of Z, at the cost in second moment that Eq. 8 bounds. A
+    rollout kept by its coin has p = eps even if a marker follows later: the coin was thrown before.
+
+    Args:
+        outcome (np.ndarray): `Outcome` of each rollout, shape (N,).
+        keep_probability (float): eps_abort, in (0, 1].
+
+    Returns:
+        np.ndarray: eps for kept and aborted rollouts, 1 for the others, shape (N,), float64.
+
+    Raises:
+        ValueError: If eps is not in (0, 1].
+    """
+    if not 0.0 < keep_probability <= 1.0:
+        raise ValueError(
+            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
+        )
+    outcome = np.asarray(outcome)
+    marker_less = (outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)
+    return np.where(marker_less, float(keep_probability), 1.0)
+
+
+def split_sentinel(completion_ids: Sequence[Sequence[int]], sentinel: int) -> tuple[list[list[int]], np.ndarray]:
+    """Cut each rollout at the token that marks a forced stop.
+
+    Args:
+        completion_ids (Sequence[Sequence[int]]): Token ids as an engine returned them, length N.
+        sentinel (int): Token id that only the gate produces. What follows it is padding.
+
+    Returns:
+        tuple: The policy tokens of each rollout, and whether the gate stopped it, shape (N,), bool.
+    """
+    kept, stopped = [], np.zeros(len(completion_ids), dtype=bool)
+    for row, ids in enumerate(completion_ids):
+        ids = list(ids)
+        if sentinel in ids:
+            ids = ids[: ids.index(sentinel)]
+            stopped[row] = True
+        kept.append(ids)
+    return kept, stopped
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < NEVER:
+        raise ValueError(f"{name} must be an integer >= {least} (tokens), got {value!r}.")
+
+
+def _mismatch(
+    row: int,
+    consistent: np.ndarray,
+    length: np.ndarray,
+    gate_stopped: np.ndarray,
+    earliest: np.ndarray,
+    latest: np.ndarray,
+) -> str:
+    found = f"rollout {row} {'was stopped' if gate_stopped[row] else 'ended by itself'} at {length[row]} tokens"
+    if latest[row] >= NEVER:
+        expected = "this gate does not stop it at all"
+    elif earliest[row] == latest[row]:
+        expected = f"this gate stops it at {latest[row]}"
+    else:
+        expected = f"this gate stops it between {earliest[row]} and {latest[row]}"
+    return (
+        f"{found}, but {expected} ({int((~consistent).sum())} of {len(length)} rollouts disagree). The engine did not "
+        "run this gate with these coins: load it with duet_trl.engines.vllm:DUETLogitsProcessor in "
+        "logits_processors, and give trainer and engine the same marker and tokenizer."
+    )

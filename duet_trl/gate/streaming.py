@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate while decoding: one state machine per running rollout, advanced for all of them at once.
+
+The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens. So slots can
+be swapped and rebuilt from a prefix (preemption) without a trace. What a step costs is the number of vector
+operations, hardly their length, so a step does only what every token needs: one look-up in the token automaton and a
+count. The polls and the abort gate are met where they fall due.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+
+from .automaton import STATE_BITS, TokenAutomaton
+from .dfa import COMPLETED
+from .replay import NEVER, GateSpec
+
+_COLUMNS = (
+    # what its tokens did
+    "row",  # of the joined table: where the automaton's state begins
+    "length",  # t, tokens so far
+    "completed_at",  # length at which the latest marker completed
+    "meets_at",  # length of the next poll or of the abort gate; NEVER once decided
+    "stop_at",  # length at which the next token is a forced stop
+    "early_until",  # while shorter than this, a nearly certain next token is a forced stop too
+    # what the request asks for
+    "table",  # offset of its automaton in the joined table
+    "poll_interval",
+    "abort_at",
+    "window",
+    "grace",  # from tau to `stop_at`: the grace window, or NEVER with trim off
+    "early_grace",  # from tau to `early_until`: the grace window, or -NEVER
+    "missed_stop_at",  # `stop_at` of a rollout without a marker at the abort gate, by its coin
+)
+
+
+class StreamingGate:
+    """The gate of many running rollouts (Algorithm 1, lines 12-28; semantics in `gate.py`).
+
+    Args:
+        num_slots (int): Rollouts that can run at the same time.
+        automata (Sequence[TokenAutomaton]): Markers that requests may name by index, over one vocabulary.
+    """
+
+    def __init__(self, num_slots: int, automata: Sequence[TokenAutomaton] = ()) -> None:
+        self._columns = np.zeros((len(_COLUMNS), num_slots), dtype=np.int64)
+        column = dict(zip(_COLUMNS, self._columns, strict=True))  # views
+        self._row, self._table_offset, self._length = column["row"], column["table"], column["length"]
+        self._completed_at, self._meets_at = column["completed_at"], column["meets_at"]
+        self._stop_at, self._early_until = column["stop_at"], column["early_until"]
+        self._meets_at[:] = NEVER
+        # At least so many more steps go by before a rollout meets a poll or its abort gate.
+        self._steps_to_meeting = NEVER
+        self._table = np.zeros(0, dtype=np.uint8)
+        self._row_of_entry = np.zeros(0, dtype=np.int64)
+        self._automata: list[TokenAutomaton] = []
+        self._offsets: list[int] = []
+        for automaton in automata:
+            self.add_automaton(automaton)
+
+    def add_automaton(self, automaton: TokenAutomaton) -> int:
+        """Make a marker available.
+
+        Args:
+            automaton (TokenAutomaton): Its vocabulary must have the size of the others'.
+
+        Returns:
+            int: Its index for `admit`.
+
+        Raises:
+            ValueError: If the vocabulary sizes differ.
+        """
+        if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
+            raise ValueError(
+                f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
+                f"{self._automata[0].num_tokens}. Compile them from the same tokenizer."
+            )
+        flat = automaton.table.reshape(-1)
+        self._offsets.append(len(self._table))
+        self._table = np.concatenate([self._table, flat]) if self._automata else flat
+        self._row_of_entry = (np.arange(256) & STATE_BITS) * automaton.num_tokens
+        self._automata.append(automaton)
+        return len(self._automata) - 1
+
+    def admit(
+        self,
+        slot: int,
+        spec: GateSpec,
+        keep: bool,
+        automaton: int = 0,
+        prefix: Sequence[int] = (),
+        in_thought: bool = False,
+    ) -> None:
+        """Start a rollout in a slot, or resume one whose first tokens exist already.
+
+        Args:
+            slot (int): Slot; what it held before is forgotten.
+            spec (GateSpec): Its gate.
+            keep (bool): Its coin.
+            automaton (int): Index of its marker.
+            prefix (Sequence[int]): Tokens it has generated so far.
+            in_thought (bool): Whether its first token continues a thought.
+        """
+        table, compiled = self._offsets[automaton], self._automata[automaton]
+        first = compiled.first_state(in_thought)
+        self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
+        if len(prefix):
+            self._resume(slot, spec, compiled, first, prefix)
+        self._steps_to_meeting = min(self._steps_to_meeting, int(self._meets_at[slot] - self._length[slot]))
+
+    def _resume(self, slot: int, spec: GateSpec, automaton: TokenAutomaton, first: int, prefix: Sequence[int]) -> None:
+        column = dict(zip(_COLUMNS, self._columns[:, slot].tolist(), strict=True))
+        state, completed = _scan(automaton, first, prefix)
+        length, interval = len(prefix), spec.poll_interval
+        column["row"], column["length"] = column["table"] + state * automaton.num_tokens, length
+        column["completed_at"] = int(completed.max(initial=-NEVER))
+        tau = int(spec.seen_at(completed).min(initial=NEVER))
+        if tau <= length:
+            column["stop_at"], column["early_until"] = tau + column["grace"], tau + column["early_grace"]
+            column["meets_at"] = NEVER
+        elif spec.abort_at <= length:
+            column["stop_at"], column["meets_at"] = column["missed_stop_at"], NEVER
+        else:
+            next_poll = (length // interval + 1) * interval
+            column["meets_at"] = min(max(column["meets_at"], next_poll), spec.abort_at)
+        self._columns[:, slot] = list(column.values())
+
+    def drop(self, slot: int) -> None:
+        """Forget the rollout of a slot."""
+        self._meets_at[slot] = NEVER
+
+    def swap(self, first: int, second: int) -> None:
+        """Exchange the rollouts of two slots."""
+        column = self._columns[:, first].copy()
+        self._columns[:, first] = self._columns[:, second]
+        self._columns[:, second] = column
+
+    def length(self, slots: np.ndarray) -> np.ndarray:
+        """Tokens that each slot has consumed, shape (R,), int64."""
+        return self._length[slots]
+
+    def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
+        """Tokens each slot consumes until `stops` or `armed` can change about it, the one that changes it included.
+
+        Args:
+            slots (np.ndarray | int): Slots, shape (R,).
+
+        Returns:
+            np.ndarray: Shape (R,), int64, >= 1.
+        """
+        length, stop_at = self._length[slots], self._stop_at[slots]
+        return np.minimum(self._meets_at[slots], np.where(stop_at > length, stop_at, NEVER)) - length
+
+    def refuse(self, slot: int) -> None:
+        """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
+        self._columns[:, slot] = 0
+        self.drop(slot)
+
+    def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Consume one token per slot and say where the next one must be a forced stop.
+
+        Args:
+            slots (np.ndarray): Distinct slots, shape (R,), integer.
+            tokens (np.ndarray): The token each has just generated, shape (R,), integer, within the vocabulary.
+
+        Returns:
+            np.ndarray: Forced stops that do not depend on the next token's distribution, shape (R,), bool.
+        """
+        self.advance(slots, tokens[None])
+        return self.stops(slots)
+
+    def advance(self, slots: np.ndarray, tokens: np.ndarray) -> None:
+        """Consume the same number of tokens per slot.
+
+        Args:
+            slots (np.ndarray): Distinct slots, shape (R,), integer.
+            tokens (np.ndarray): The tokens each has generated, oldest first, shape (T, R), integer, within the
+                vocabulary. T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
+        """
+        row, offset = self._row[slots], self._table_offset[slots]
+        for count, newest in enumerate(tokens, start=1):
+            entry = self._table.take(row + newest)
+            row = offset + self._row_of_entry.take(entry)
+            if entry.max(initial=0) >= COMPLETED:
+                completed_at = np.where(entry & COMPLETED, self._length[slots] + count, self._completed_at[slots])
+                self._completed_at[slots] = completed_at
+        self._row[slots] = row
+        self._length[slots] += len(tokens)
+        self._steps_to_meeting -= len(tokens)
+        if self._steps_to_meeting <= 0:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Poll the rollouts whose poll is due, and throw the coin of those at their abort gate."""
+        due = np.flatnonzero(self._meets_at == self._length)
+        if len(due):
+            column = dict(zip(_COLUMNS, self._columns[:, due], strict=True))
+            length = column["length"]
+            seen = length - column["completed_at"] < column["window"]
+            at_gate = length == column["abort_at"]
+            missed = at_gate & ~seen
+            stop_at = np.where(seen, length + column["grace"], NEVER)
+            self._stop_at[due] = np.where(missed, column["missed_stop_at"], stop_at)
+            self._early_until[due] = np.where(seen, length + column["early_grace"], -NEVER)
+            next_meeting = np.minimum(length + column["poll_interval"], column["abort_at"])
+            self._meets_at[due] = np.where(seen | at_gate, NEVER, next_meeting)
+        self._steps_to_meeting = int((self._meets_at - self._length).min())
+
+    def armed(self, slots: np.ndarray) -> np.ndarray:
+        """Slots whose next token is a forced stop if it is nearly certain: pass that to `stops`.
+
+        Args:
+            slots (np.ndarray): Slots, shape (R,).
+
+        Returns:
+            np.ndarray: Shape (R,), bool.
+        """
+        return self._length[slots] < self._early_until[slots]
+
+    def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
+        """Where the next token must be a forced stop; consumes nothing, so it can be asked again.
+
+        Args:
+            slots (np.ndarray): Slots, shape (R,).
+            certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
+                rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
+
+        Returns:
+            np.ndarray: Forced stops, shape (R,), bool.
+        """
+        due = self._length[slots] >= self._stop_at[slots]
+        return due if certain is None else due | self.armed(slots) & certain
+
+
+@lru_cache(maxsize=256)  # the rollouts of a training step have two gates, one for each side of the coin
+def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarray:
+    """The column of a rollout before its first token, shape (C,), int64, read-only."""
+    interval = spec.poll_interval
+    first_poll = -(-spec.poll_threshold // interval) * interval
+    column = {
+        "row": row,
+        "length": 0,
+        "completed_at": -NEVER,
+        "meets_at": min(first_poll, spec.abort_at),
+        "stop_at": NEVER,
+        "early_until": -NEVER,
+        "table": table,
+        "poll_interval": interval,
+        "abort_at": spec.abort_at,
+        "window": NEVER if spec.window is None else spec.window,
+        "grace": spec.grace_window if spec.trim else NEVER,
+        "early_grace": spec.grace_window if spec.trims_early else -NEVER,
+        "missed_stop_at": NEVER if keep else spec.abort_at,
+    }
+    array = np.array([column[name] for name in _COLUMNS])
+    array.setflags(write=False)
+    return array
+
+
+def _scan(automaton: TokenAutomaton, state: int, tokens: Sequence[int]) -> tuple[int, np.ndarray]:
+    """Run one automaton from a state over one prefix: its state, and the lengths at which markers completed, int64."""
+    table, num_tokens = memoryview(automaton.table.reshape(-1)), automaton.num_tokens
+    completed = []
+    for length, token in enumerate(tokens, start=1):
+        entry = table[state * num_tokens + token]
+        state = entry & STATE_BITS
+        if entry & COMPLETED:
+            completed.append(length)
+    return state, np.array(completed, dtype=np.int64)

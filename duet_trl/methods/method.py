@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a method of training is: five functions that decide, and remember.
+
+A method decides which rollouts a generation step has and what each of them contributes to the gradient. It is a pure
+function of its state and its arguments, equal on every process, and knows nothing of TRL, engines or processes; how a
+step calls it is `duet_trl.loop`. docs/extending.md has one in thirty lines.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every method may read of the run's configuration.
+
+    Attributes:
+        num_prompts (int): M, prompts that the sampler draws for a generation step.
+        num_generations (int): Rollouts per prompt of full GRPO.
+        max_completion_length (int): Length limit of a rollout, tokens.
+        max_rollouts (int): Most rollouts of a step, over all rounds and processes.
+        scale_rewards (str): "group", "batch" or "none".
+        multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum".
+        reward_weights (tuple[float, ...] | None): Weight of each reward function; None: 1 each.
+        seed (int): Of every random decision.
+    """
+
+    num_prompts: int
+    num_generations: int
+    max_completion_length: int
+    max_rollouts: int
+    scale_rewards: str = "group"
+    multi_objective_aggregation: str = "sum_then_normalize"
+    reward_weights: tuple[float, ...] | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """A micro-batch inside the loss, on the device; nothing of it carries a gradient.
+
+    Attributes:
+        logps (torch.Tensor): Log-prob of each token under the policy, shape (B, T), nats.
+        entropies (torch.Tensor): Entropy of the policy before each token, shape (B, T), nats.
+        mask (torch.Tensor): Tokens of the loss, shape (B, T), 0 or 1.
+        advantages (torch.Tensor): Weighted advantage of each row, shape (B,).
+        rollout (torch.Tensor): Number of each row's rollout in the step, shape (B,), int64; -1 for padding.
+    """
+
+    logps: torch.Tensor
+    entropies: torch.Tensor
+    mask: torch.Tensor
+    advantages: torch.Tensor
+    rollout: torch.Tensor
+
+
+class Method(Protocol):
+    """A method. A class that names it as its base inherits what follows `observe`.
+
+    Attributes:
+        gated (bool): Some of its jobs carry a `GateSpec`, so that the run needs a marker.
+        plain (bool): It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight
+            1, and rows stay where `GRPOTrainer` has them.
+        identity (dict): JSON values that must agree when a state is restored.
+    """
+
+    gated: bool = False
+    plain: bool = False
+    identity: dict[str, Any] = {}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
+        """The next round of a step.
+
+        Args:
+            prompts (Prompts): Prompts of the step. A prompt may get no job; `prompts.more` adds prompts.
+            done (Rollouts | None): Rollouts and answers of the rounds before; None in the first.
+
+        Returns:
+            Sequence[Job | Query]: Rollouts that are wanted, and questions to the model; empty ends the rounds.
+        """
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """What each rollout of the step contributes to the gradient.
+
+        Args:
+            done (Rollouts): All N rollouts.
+
+        Returns:
+            Judgement: Shape (N,) each.
+        """
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Learn from a step, once its rollouts have been through the policy and before the weights move.
+
+        Args:
+            done (Rollouts): All N rollouts.
+            judgement (Judgement): As `judge` returned it.
+            sum_logps (np.ndarray): Sum of log pi over each rollout's tokens, shape (N,), nats; nan where no forward
+                pass was made, inf where its result was not finite.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a restored run needs to decide alike: JSON values and numpy arrays, nested in dicts."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`.
+
+        Raises:
+            ValueError: If the state is not one of this method.
+        """
+
+    def metrics(self) -> dict[str, float]:
+        """Plain floats about the last step, without the prefix `duet/`; asked for after `observe`."""
+        return {}
+
+    def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
+        """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""
+        return None

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The words that a method and the loop share: prompts, jobs, the rollouts that came of them, and a judgement.
+
+A generation step is rounds of jobs. A method sees the prompts and the rollouts of the rounds so far, and asks for
+more until it asks for nothing; then it judges all rollouts at once (docs/architecture.md#one-step). Everything here is
+equal on every process and knows nothing of TRL.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .gate.replay import GateSpec, Outcome, Replay
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of the data set.
+
+    Attributes:
+        key (str): Its identity across epochs.
+        example (Mapping[str, Any]): Data-set row: "prompt" (text or messages) and the other columns.
+    """
+
+    key: str
+    example: Mapping[str, Any]
+
+
+class NoMorePrompts(ValueError):
+    """A method asked for more prompts than the data set has."""
+
+
+class Prompts:
+    """The prompts of one generation step; a method may add to them.
+
+    Args:
+        batch (Sequence[Prompt]): The M prompts that the sampler drew.
+        step (int): Generation step, from 1.
+        epoch (int): Completed passes over the data.
+        source (Callable): (count, keys that are taken) -> that many other prompts, the same on every process and after
+            a resume; raises `NoMorePrompts`. None: there are no others.
+
+    Attributes:
+        num_drawn (int): M, without those that were added.
+    """
+
+    def __init__(
+        self,
+        batch: Sequence[Prompt],
+        step: int = 1,
+        epoch: int = 0,
+        source: Callable[[int, set[str]], Sequence[Prompt]] | None = None,
+    ) -> None:
+        self._prompts = list(batch)
+        self._source = source
+        self.num_drawn = len(self._prompts)
+        self.step = step
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return self._prompts[index]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self._prompts)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Keys of all prompts, those that were added included."""
+        return tuple(prompt.key for prompt in self._prompts)
+
+    def more(self, count: int) -> range:
+        """Add prompts that the step does not hold yet, drawn at random under the run's seed.
+
+        Args:
+            count (int): How many, >= 0.
+
+        Returns:
+            range: Their indices.
+
+        Raises:
+            NoMorePrompts: If the data set has fewer that the step does not hold.
+        """
+        if self._source is None:
+            raise NoMorePrompts(
+                f"this run has no source of more prompts, and {count} were asked for. Train on a Dataset instead of a "
+                "stream."
+            )
+        first = len(self._prompts)
+        self._prompts += self._source(count, set(self.keys))
+        return range(first, len(self._prompts))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One rollout that a method asks for.
+
+    Attributes:
+        prompt (int): Index into the prompts of the step.
+        prefix (tuple[int, ...]): Token ids that the rollout begins with; empty: it begins after the prompt. They are
+            not generated again, and cost no generated token.
+        prefix_logprobs (tuple[float, ...] | None): Log-probs of the prefix under the policy that sampled it, nats, one
+            for each token. Needed where the engine returns log-probs.
+        max_tokens (int | None): Length at which the rollout is cut, prefix included; None: `max_completion_length`.
+        gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none.
+        keep (bool): Coin of the rollout: True survives the gate without a marker.
+    """
+
+    prompt: int
+    prefix: tuple[int, ...] = ()
+    prefix_logprobs: tuple[float, ...] | None = None
+    max_tokens: int | None = None
+    gate: GateSpec | None = None
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class Query:
+    """A question to the model in training. It costs a forward pass and no generated token.
+
+    Attributes:
+        prompt (int): Index into the prompts of the step.
+        ids (tuple[int, ...]): Token ids that follow the prompt, length T >= 1.
+        hidden_at (int | None): Ask for the last hidden state at this token, 0..T-1, shape (D,); None: ask for the
+            log-prob of each token at the sampling temperature, shape (T,), nats.
+    """
+
+    prompt: int
+    ids: tuple[int, ...]
+    hidden_at: int | None = None
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The rollouts of a step so far, all rounds and all processes, in the order in which they were asked for.
+
+    Attributes:
+        prompts (Prompts): Prompts of the step.
+        jobs (tuple[Job, ...]): What was asked for, length N.
+        prompt (np.ndarray): Prompt of each rollout, shape (N,), int64.
+        round (np.ndarray): Round of each, from 0, shape (N,), int64.
+        replay (Replay): Outcome, marker time, answer time, trimmed flag and length of each, shape (N,) each. Lengths
+            include the prefix.
+        terminated (np.ndarray): Ended by an EOS, shape (N,), bool.
+        rewards_per_func (torch.Tensor): Reward functions, shape (N, F); nan where one abstained.
+        rewards (np.ndarray): Their weighted sum, shape (N,), float64; nan where all abstained.
+        answers (tuple[np.ndarray, ...]): Answers to the queries of all rounds, in the order in which they were asked.
+        fetch (Callable): (rows) -> token ids and sampling log-probs (or None) of these rollouts; see `tokens`.
+    """
+
+    prompts: Prompts
+    jobs: tuple[Job, ...]
+    prompt: np.ndarray
+    round: np.ndarray
+    replay: Replay
+    terminated: np.ndarray
+    rewards_per_func: torch.Tensor
+    rewards: np.ndarray
+    answers: tuple[np.ndarray, ...] = ()
+    fetch: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
+        default=lambda rows: [], repr=False
+    )
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+    @property
+    def scored(self) -> np.ndarray:
+        """Rollouts with a reward, shape (N,), bool."""
+        return ~np.isnan(self.rewards)
+
+    @property
+    def aborted(self) -> np.ndarray:
+        """Rollouts that the gate aborted, shape (N,), bool."""
+        return self.replay.outcome == Outcome.ABORTED
+
+    @property
+    def new_tokens(self) -> np.ndarray:
+        """Tokens that were generated for each rollout, without its prefix, shape (N,), int64."""
+        return self.replay.length - np.fromiter((len(job.prefix) for job in self.jobs), np.int64, len(self.jobs))
+
+    def tokens(self, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:
+        """Token ids of some rollouts and their log-probs under the sampling policy (None where the engine has none).
+
+        The rollouts are held by the processes that generated them, so every process must ask for the same rows.
+        """
+        return self.fetch(rows)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a method makes of the rollouts of a step, shape (N,) each.
+
+    Attributes:
+        advantages (np.ndarray): Unweighted advantages, finite.
+        weight (np.ndarray): Weight of each rollout in the loss, >= 0.
+        in_gradient (np.ndarray): Gets a forward pass, bool.
+        in_divisor (np.ndarray): Its tokens count in N_t, by which the loss divides (Eq. 6), bool; true wherever
+            `in_gradient` is.
+        propensity (np.ndarray): Probability with which a rollout of this outcome enters the gradient, in (0, 1].
+    """
+
+    advantages: np.ndarray
+    weight: np.ndarray
+    in_gradient: np.ndarray
+    in_divisor: np.ndarray
+    propensity: np.ndarray
+
+    @classmethod
+    def of(
+        cls, advantages: np.ndarray, in_gradient: np.ndarray | None = None, in_divisor: np.ndarray | None = None
+    ) -> "Judgement":
+        """Every weight and propensity 1; all rollouts in the gradient, and those of the gradient in the divisor."""
+        ones = np.ones(len(advantages))
+        in_gradient = ones.astype(bool) if in_gradient is None else in_gradient
+        return cls(advantages, ones, in_gradient, in_gradient if in_divisor is None else in_divisor, ones)

@@ -1,0 +1,293 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that test_vllm_parallel.py starts; each writes what it saw as JSON into a folder.
+
+python -m tests.engines.parallel_run {decide,tensor} <tiny policy> <folder>
+torchrun --nproc_per_node 2 -m tests.engines.parallel_run train <tiny policy> <folder> <overrides>
+"""
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from duet_trl.engines.colocated import llm_factory
+from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
+from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
+
+NUM_CROWDED, NUM_ALIKE, NUM_DECIDED = 200, 64, 80
+PROMPTS = random_prompts(NUM_CROWDED, seed=5)
+KEEP = np.random.default_rng(0).random(NUM_CROWDED) < 0.4
+SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_CROWDED)]
+SHORT_PROMPTS = [ids[:11] for ids in PROMPTS[:NUM_ALIKE]]
+OTHER_ENGINE = ({"duet_marker": "nobody"}, {"duet_fingerprint": "other tokenizer"}, {"duet_weights": "/elsewhere"})
+LOGGED = ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "sampling/sampling_logp_difference/max")
+MARKER_OF_ROW = ["math" if row % 3 else "pair" for row in range(NUM_DECIDED)]
+
+
+# Every process: what its processor makes of the logits
+
+
+def watch(worker: Any) -> None:
+    """Let the gate of one worker keep a digest of the logits that it hands to the sampler."""
+    processor = _processor(worker)
+    processor.calls, processor.digest = 0, hashlib.sha256()
+    apply = type(processor).apply
+
+    def watched(logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        edited = apply(processor, logits, ctx)
+        processor.calls += 1
+        processor.digest.update(edited.numpy().tobytes())
+        return edited
+
+    processor.apply = watched
+
+
+def seen(worker: Any) -> list:
+    """Rank, calls and digest of one worker."""
+    processor = _processor(worker)
+    return [worker.rank, processor.calls, processor.digest.hexdigest()]
+
+
+def _processor(worker: Any) -> Any:
+    processors = worker.model_runner.input_batch.logitsprocs.non_argmax_invariant
+    (found,) = [processor for processor in processors if type(processor).__name__ == "DUETLogitsProcessor"]
+    return found
+
+
+# decide: the processor alone, driven as the V1 runner drives it
+
+
+class Batch:
+    """Slots of the V1 runner over one processor. Logits and noise of a rollout depend on nothing but its number and
+    its length, so that rollouts differ only if decisions do."""
+
+    def __init__(self, processor: Any, num_slots: int, seed: int) -> None:
+        self.processor = processor
+        self.num_slots = num_slots
+        self.random = np.random.default_rng(seed)
+        self.slots: list[int] = []  # number of the rollout in each slot; no holes
+        self.digest = hashlib.sha256()
+        self.preemptions = 0
+        likely = torch.full((MODEL_VOCAB,), 1e-3)
+        for token, probability in UNIGRAM.items():
+            likely[tiny_tokenizer()(token).input_ids] = probability
+        self.logits = likely.log()
+
+    def run(self, params: list) -> list[list[int]]:
+        """Generated tokens of each request."""
+        outputs: list[list[int]] = [[] for _ in params]
+        waiting = list(range(len(params)))
+        ended: list[int] = []
+        while True:
+            self._change(ended, waiting, params, outputs)
+            if not self.slots:
+                return outputs
+            if self.random.random() < 0.1:  # all rows in the middle of a chunked prefill: the samples are discarded
+                self._step([len(outputs[number]) for number in self.slots])
+            edited = self._step([len(outputs[number]) for number in self.slots])
+            ended = []
+            for slot, number in enumerate(self.slots):
+                noise = np.random.default_rng([1, number, len(outputs[number])]).gumbel(size=MODEL_VOCAB)
+                outputs[number].append(int(np.argmax(edited[slot].double().numpy() + noise)))
+                if outputs[number][-1] in params[number].stop_token_ids or len(outputs[number]) == CAP:
+                    ended.append(slot)
+                elif self.random.random() < 0.02:  # preempted: comes back with its tokens
+                    self.preemptions += 1
+                    waiting.insert(0, number)
+                    ended.append(slot)
+
+    def _step(self, lengths: list[int]) -> torch.Tensor:
+        noise = [
+            np.random.default_rng([0, number, length]).normal(size=MODEL_VOCAB)
+            for number, length in zip(self.slots, lengths, strict=True)
+        ]
+        edited = self.processor.apply(self.logits + torch.from_numpy(np.array(noise)).float())
+        self.digest.update(edited.numpy().tobytes())
+        return edited
+
+    def _change(self, ended: list[int], waiting: list[int], params: list, outputs: list[list[int]]) -> None:
+        """New requests take the slots of ended ones, then the last slots move into the holes that are left."""
+        from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
+
+        slots: list[int | None] = [None if slot in ended else number for slot, number in enumerate(self.slots)]
+        added, moved = [], []
+        while waiting and (None in slots or len(slots) < self.num_slots):
+            slot = slots.index(None) if None in slots else len(slots)
+            slots[slot : slot + 1] = [waiting.pop(0)]
+            added.append((slot, params[slots[slot]], [0], outputs[slots[slot]]))
+        removed = [slot for slot, number in enumerate(slots) if number is None]
+        while None in slots:
+            number = slots.pop()
+            if number is not None:
+                moved.append((len(slots), slots.index(None), MoveDirectionality.UNIDIRECTIONAL))
+                slots[slots.index(None)] = number
+        self.slots = slots
+        if len(self.slots) > 1 and self.random.random() < 0.3:
+            first, second = self.random.choice(len(self.slots), size=2, replace=False).tolist()
+            moved.append((first, second, MoveDirectionality.SWAP))
+            self.slots[first], self.slots[second] = self.slots[second], self.slots[first]
+        changed = removed or added or moved
+        self.processor.update_state(BatchUpdate(len(self.slots), removed, added, moved) if changed else None)
+
+
+def decide(path: Path, _: Path) -> dict:
+    """The same requests through two processors: of a crowded engine, and of one with other slots and preemptions."""
+    from vllm import SamplingParams
+    from vllm.config import ModelConfig
+
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    gate, params = TinyGate(path), []
+    for row in range(NUM_DECIDED):
+        gated = gate.parameters(SPEC_OF_ROW[row], KEEP[row], MARKER_OF_ROW[row]) if row % 5 else None
+        if gated and row % 20 == 1:
+            gated |= OTHER_ENGINE[row // 20 % len(OTHER_ENGINE)]
+        params.append(SamplingParams(extra_args=gated, stop_token_ids=[*gate.eos_ids, gate.sentinel]))
+    report = {}
+    for name, num_slots, seed in (("crowded", 12, 0), ("other", 5, 1)):
+        config = SimpleNamespace(
+            model_config=ModelConfig(model=str(path), dtype="float32"),
+            scheduler_config=SimpleNamespace(max_num_seqs=num_slots, async_scheduling=False),
+            additional_config={"duet_markers": {"pair": "[42]{2}"}},
+            speculative_config=None,
+        )
+        batch = Batch(DUETLogitsProcessor(config, torch.device("cpu"), False), num_slots, seed)
+        ids = batch.run(params)
+        report[name] = {"ids": ids, "digest": batch.digest.hexdigest(), "preemptions": batch.preemptions}
+    return report
+
+
+# tensor: one engine, and one with two ranks
+
+
+def tensor(path: Path, folder: Path) -> dict:
+    from vllm import LLM
+
+    gate = TinyGate(path)
+    options = {
+        "model": str(path),
+        "max_model_len": 256,
+        "max_num_seqs": 48,
+        "max_num_batched_tokens": 96,  # prompts of up to 60 tokens are prefilled in chunks
+        "block_size": 32,
+        "num_gpu_blocks_override": 72,  # a third of what 48 rollouts of full length need
+        "gpu_memory_utilization": 0.1,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": False,
+        "seed": 0,
+    }
+    build = llm_factory(LLM, dtype="float32", enforce_eager=True)
+    alone = build(**options)
+    report = {"alone": alike(alone, gate)}
+    llm = build(**options, tensor_parallel_size=2, distributed_executor_backend="mp")
+    llm.collective_rpc(watch)
+    report["together"] = alike(llm, gate)
+    rows = [gate.parameters(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]
+    report["crowded"] = sample(llm, gate, rows, PROMPTS)
+    report["preemptions"] = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    report["refused"] = sample(llm, gate, [{**rows[0], **changes} for changes in OTHER_ENGINE], PROMPTS[:3])
+    weights = str(folder / "changed")
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": weights})
+    llm.reset_prefix_cache()
+    named = [{**row, "duet_weights": weights} for row in rows[:NUM_ALIKE]]
+    report["changed"] = sample(llm, gate, named, PROMPTS[:NUM_ALIKE])
+    report["ranks"] = llm.collective_rpc(seen)
+    return report
+
+
+def alike(llm: Any, gate: TinyGate) -> dict:
+    """Rollouts that do not depend on the batch they are in: each has its own random numbers, or none.
+
+    vLLM's CPU backend cannot prefill a seeded request in chunks, so these come a few at a time.
+    """
+    rows = [gate.parameters(*row) for row in zip(SPEC_OF_ROW, KEEP, strict=True)][:NUM_ALIKE]
+    parts = [slice(first, first + 8) for first in range(0, NUM_ALIKE, 8)]
+    seeded = [sample(llm, gate, rows[part], SHORT_PROMPTS[part], seed=part.start)["ids"] for part in parts]
+    return {"greedy": sample(llm, gate, rows, SHORT_PROMPTS, temperature=0.0)["ids"], "seeded": sum(seeded, [])}
+
+
+def sample(
+    llm: Any, gate: TinyGate, rows: list[dict], prompts: list[list[int]], seed: int = -1, **changes: Any
+) -> dict:
+    """Tokens and log-probabilities of gated rollouts; the first is drawn with `seed`, the next with the next."""
+    from vllm import SamplingParams
+
+    options = {"temperature": 1.0, "max_tokens": CAP, "logprobs": 0, **changes}
+    stops = [*gate.eos_ids, gate.sentinel]
+    params = [
+        SamplingParams(**options, extra_args=row, stop_token_ids=stops, seed=seed + index if seed >= 0 else None)
+        for index, row in enumerate(rows)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    found = [output.outputs[0] for output in outputs]
+    logprobs = [[step[t].logprob for step, t in zip(c.logprobs, c.token_ids, strict=True)] for c in found]
+    return {"ids": [list(c.token_ids) for c in found], "logprobs": logprobs}
+
+
+# train: one of two training processes that share an engine
+
+
+def name_shared_memory(name: str) -> list[Path]:
+    """Make this process's part of vLLM's CPU communicator the run's own; the files that it will have.
+
+    vLLM names it after the port of its rendezvous. An engine inside a torchrun process has none, so that all such
+    runs on a machine have one name, and a run that ended without tidying up keeps the next from starting.
+    """
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    named = _CPUSHMDistributed.make_group_name
+    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"{name}{Path(named(communicator)).name}")
+    return [Path(f"/dev/shm/{name}-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
+
+
+def train(path: Path, folder: Path, overrides: str) -> dict:
+    from tests.runs import duet_trainer, logged
+
+    shared = name_shared_memory(os.environ["MASTER_PORT"])
+    trainer = duet_trainer(
+        path,
+        folder,
+        use_vllm=True,
+        vllm_mode="colocate",
+        vllm_tensor_parallel_size=2,
+        gradient_accumulation_steps=2,
+        **json.loads(overrides),
+    )
+    llm = trainer.vllm_generation.llm
+    llm.collective_rpc(watch)
+    start = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    trainer.train()
+    end = [parameter.detach() for parameter in trainer.model.parameters()]
+    torch.distributed.barrier()
+    shared[int(os.environ["RANK"])].unlink()  # mapped by now, and the process leaves without closing it
+    return {
+        "controller": trainer.controller.state_dict(),
+        "weights": hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in end)).hexdigest(),
+        "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
+        "samples": trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),
+        "decisions": llm.collective_rpc(seen)[0][1:],
+        "random_state": hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest(),
+        "logged": {name: logged(trainer, name) for name in LOGGED},
+    }
+
+
+def main() -> None:
+    mode, path, folder, *rest = sys.argv[1:]
+    found = {"decide": decide, "tensor": tensor, "train": train}[mode](Path(path), Path(folder), *rest)
+    rank = os.environ.get("RANK", "0")  # from torchrun
+    (Path(folder) / f"{mode}{rank}.json").write_text(json.dumps(found))
+    if torch.distributed.is_initialized():
+        from tests.distributed_run import leave
+
+        torch.distributed.barrier()
+        leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.engines.device_gate import Column, DeviceGates
+from duet_trl.engines.slots import FORCED, SlotGates
+from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
+from duet_trl.gate.markers import pattern_marker
+from duet_trl.gate.parameters import GateRequest
+from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.thoughts import Delimiters
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
+
+SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
+VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
+PAIRS = {"toy": (A, B), "other": (B, C)}
+AUTOMATA = {"toy": "ab", "other": "bc"}
+NUM_SLOTS, LONGEST = 4, 64
+ENTROPY = 0.3
+FIRES = {"certain", "sharp", "pair"}  # of the next-token distributions below, those that pass this threshold
+PROBABILITIES = {
+    "certain": {C: 1.0},
+    "sharp": {C: 0.99, A: 0.01},
+    "pair": {C: 0.93, A: 0.07},  # 0.25 nats
+    "wide": {C: 0.935, **dict.fromkeys((A, B, EOS, 4, 6, 7), 0.065 / 6)},  # 0.36 nats
+    "flat": {**dict.fromkeys(range(NUM_TOKENS), 0.11), C: 0.12},
+    "eos": {EOS: 0.999, C: 0.001},
+    "other eos": {OTHER_EOS: 0.999, C: 0.001},
+}
+LOGITS = {
+    kind: torch.tensor([row.get(token, 0.0) for token in range(NUM_TOKENS)]).log()
+    for kind, row in PROBABILITIES.items()
+}
+
+
+def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+    return compile_automaton(pattern_marker(name, AUTOMATA[name], delimiters), VOCABULARY)
+
+
+def device_gates(num_slots: int = NUM_SLOTS) -> DeviceGates:
+    return DeviceGates(num_slots, torch.device("cpu"), automaton)
+
+
+def request(keep: bool = False, eos_ids: frozenset[int] = frozenset({EOS}), **changes) -> GateRequest:
+    values = {"poll_threshold": 2, "abort_threshold": 4, "grace_window": 2, "poll_interval": 1, **changes}
+    return GateRequest(GateSpec(**values), keep, "toy", SENTINEL, eos_ids)
+
+
+@dataclass
+class Rollout:
+    """What would be generated without a gate, the kind of distribution before each of its tokens, and its gate."""
+
+    natural: list[int]
+    kinds: list[str]
+    request: GateRequest | None
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    stopped: bool = False
+
+    def expected(self) -> tuple[list[int], bool]:
+        """Policy tokens and forced stop, by Algorithm 1."""
+        if self.request is None:
+            return self.natural, False
+        spec, first, second = self.request.spec, *PAIRS[self.request.marker]
+        ends = toy_ends(self.natural, self.request.delimiters, self.request.in_thought, (first, second))
+        certain = [spec.trims_early and kind in FIRES for kind in self.kinds]
+        rollout = algorithm_1(
+            replace(spec, entropy_threshold=0.5), self.natural, self.request.keep, np.where(certain, 0.0, 1.0), ends
+        )
+        return rollout.ids, rollout.stopped
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> GateRequest:
+    poll_threshold = draw(st.integers(1, 12))
+    spec = GateSpec(
+        poll_threshold=poll_threshold,
+        abort_threshold=poll_threshold + draw(st.integers(0, 12)),
+        grace_window=draw(st.integers(0, 6)),
+        poll_interval=draw(st.integers(1, 5)),
+        trim=draw(st.booleans()),
+        abort=draw(st.booleans()),
+        entropy_threshold=draw(st.sampled_from([0.0, ENTROPY])),
+        window=draw(st.sampled_from([None, 1, 2, 5])),
+    )
+    eos_ids = draw(st.sampled_from([frozenset({EOS, OTHER_EOS}), frozenset({OTHER_EOS, EOS, 10**9})]))
+    delimiters, in_thought = draw(st.sampled_from([(None, False), (THOUGHT, False), (THOUGHT, True)]))
+    marker = draw(st.sampled_from(sorted(PAIRS)))
+    return GateRequest(
+        spec, draw(st.booleans()), marker, SENTINEL, eos_ids, delimiters=delimiters, in_thought=in_thought
+    )
+
+
+@st.composite
+def rollouts(draw: st.DrawFn) -> Rollout:
+    natural = draw(st.lists(st.sampled_from([A, B, C, C]), max_size=40)) + draw(st.sampled_from([[EOS], [C]]))
+    kinds = draw(
+        st.lists(st.sampled_from([*PROBABILITIES, "flat", "flat"]), min_size=len(natural), max_size=len(natural))
+    )
+    prompt = draw(st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
+    return Rollout(natural, kinds, draw(st.none() | requests()), prompt)
+
+
+class Engine:
+    """Slots, token history and batches as vLLM's V2 runner keeps them; decodes rollouts whose tokens are given."""
+
+    def __init__(self, gates: DeviceGates, seed: int) -> None:
+        self.gates, self.random = gates, np.random.default_rng(seed)
+        self.history = torch.full((NUM_SLOTS, LONGEST), -7, dtype=torch.int32)
+        self.running: dict[int, Rollout] = {}
+        self.computed: dict[int, int] = {}
+
+    def run(self, waiting: list[Rollout]) -> None:
+        while waiting or self.running:
+            self.preempt(waiting)
+            for slot in self.random.permutation(sorted(set(range(NUM_SLOTS)) - self.running.keys())).tolist():
+                if waiting:
+                    self.admit(slot, waiting.pop())
+            self.gates.flush()
+            batch = [
+                slot for slot in self.random.permutation(sorted(self.running)).tolist() if self.random.random() < 0.8
+            ]
+            if batch:
+                self.step(batch)
+
+    def preempt(self, waiting: list[Rollout]) -> None:
+        for slot in list(self.running):
+            if self.random.random() < 0.05:
+                waiting.insert(int(self.random.integers(len(waiting) + 1)), self.running.pop(slot))
+
+    def admit(self, slot: int, rollout: Rollout) -> None:
+        self.running[slot], self.computed[slot] = rollout, 0
+        self.history[slot] = -7  # what an earlier occupant left must not be read
+        tokens = rollout.prompt + rollout.ids
+        self.history[slot, : len(tokens)] = torch.tensor(tokens)
+        if rollout.request is None:
+            self.gates.drop(slot)
+        else:
+            self.gates.admit(slot, rollout.request, len(rollout.prompt))
+
+    def step(self, batch: list[int]) -> None:
+        """Compute some or all of the tokens that each slot lacks, and sample where none is left."""
+        tokens = {slot: self.running[slot].prompt + self.running[slot].ids for slot in batch}
+        for slot in batch:
+            lacking = len(tokens[slot]) - self.computed[slot]
+            self.computed[slot] += lacking if self.random.random() < 0.5 else int(self.random.integers(1, lacking + 1))
+        pos = torch.tensor([self.computed[slot] - 1 for slot in batch])
+        input_ids = torch.tensor([tokens[slot][self.computed[slot] - 1] for slot in batch], dtype=torch.int32)
+        history = self.history.clone()
+        history[batch, pos] = -7  # the newest token must come from the input
+        samples = [self.computed[slot] == len(tokens[slot]) for slot in batch]
+        kinds = [self.running[slot].kinds[len(self.running[slot].ids)] for slot in batch]
+        before = torch.stack([LOGITS[kind] for kind in kinds])
+        after = before.clone()
+        slots = np.array(batch, dtype=np.int32)
+        self.gates.apply(after, torch.from_numpy(slots), slots, pos, input_ids, history)
+        for row, slot in enumerate(batch):
+            self.check_row(self.running[slot], before[row], after[row])
+            if samples[row]:
+                self.sample(slot, bool(after[row, SENTINEL] == FORCED))
+
+    def check_row(self, rollout: Rollout, before: torch.Tensor, after: torch.Tensor) -> None:
+        if rollout.request is not None:
+            assert after[SENTINEL] in (FORCED, -torch.inf)
+            after, before = after.clone(), before.clone()
+            after[SENTINEL] = before[SENTINEL] = 0.0
+        assert torch.equal(after, before)
+
+    def sample(self, slot: int, stop: bool) -> None:
+        rollout = self.running[slot]
+        rollout.stopped = stop
+        if not stop:
+            rollout.ids.append(rollout.natural[len(rollout.ids)])
+            self.history[slot, len(rollout.prompt) + len(rollout.ids) - 1] = rollout.ids[-1]
+        if stop or len(rollout.ids) == len(rollout.natural):
+            del self.running[slot]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(rollouts(), min_size=1, max_size=8), st.integers(0, 2**32))
+def test_stops_are_those_of_algorithm_1_under_reordering_reuse_preemption_and_chunked_prefill(batch, seed):
+    Engine(device_gates(), seed).run(list(batch))
+    assert [(rollout.ids, rollout.stopped) for rollout in batch] == [rollout.expected() for rollout in batch]
+
+
+LARGEST = 2**31 - 1  # of a request parameter
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=20),
+    st.sampled_from([1, 7, LARGEST]),
+    st.sampled_from([7, 9, LARGEST]),
+    st.sampled_from([0, 3, LARGEST]),
+    st.sampled_from([1, 4, LARGEST]),
+    st.sampled_from([None, 2, LARGEST]),
+    st.booleans(),
+    st.sampled_from([0.0, 1e-30, 1e30]),
+    st.sampled_from(["sharp", "flat", "eos"]),
+)
+def test_extreme_parameters_decide_as_on_the_host(ids, k1, k2, grace, interval, window, trim, threshold, kind):
+    spec = GateSpec(k1, max(k1, k2), grace, interval, trim, True, threshold, window)
+    asked = GateRequest(spec, False, "toy", SENTINEL, frozenset({EOS}))
+    device, host = device_gates(1), SlotGates(1, automaton)
+    device.admit(0, asked, prompt_len=0)
+    device.flush()
+    for length, token in enumerate(ids, start=1):
+        host.admit(0, asked, prefix=ids[:length])
+        expected, logits = LOGITS[kind][None].clone(), LOGITS[kind][None].clone()
+        host.edit(expected, np.array([0]))
+        apply(device, logits, [0], [length], [token], torch.tensor([ids]))
+        assert torch.equal(logits, expected), length
+
+
+def apply(gates: DeviceGates, logits: torch.Tensor, slots: list[int], length: list[int], newest: list[int], history):
+    """One step of prompts of no tokens, `length` generated in each slot."""
+    on_host = np.array(slots)
+    gates.apply(logits, torch.from_numpy(on_host), on_host, torch.tensor(length) - 1, torch.tensor(newest), history)
+
+
+UNTOUCHED = -1e4  # a logit without weight
+
+
+def decide(gates: DeviceGates, slots: list[int], ids: list[int], kind: str = "flat") -> list[float]:
+    """What stands at the sentinel of each of these slots after `ids` in all of them."""
+    gates.flush()
+    logits = LOGITS[kind].repeat(len(slots), 1)
+    logits[:, SENTINEL] = UNTOUCHED
+    history = torch.tensor([ids] * NUM_SLOTS)
+    apply(gates, logits, slots, [len(ids)] * len(slots), [ids[-1]] * len(slots), history)
+    return logits[:, SENTINEL].tolist()
+
+
+def test_refused_request_is_stopped_before_its_first_token_even_if_no_marker_is_there():
+    gates = device_gates()
+    gates.refuse(2, SENTINEL)
+    gates.admit(0, request(), prompt_len=0)
+    assert decide(gates, [2, 0], [C]) == [FORCED, -np.inf]
+    alone = device_gates()
+    alone.refuse(1, SENTINEL)
+    assert decide(alone, [1], [C, C]) == [FORCED]
+    alone.admit(1, request(), prompt_len=0)  # the slot is used again
+    assert decide(alone, [1], [C, C]) == [-np.inf]
+
+
+def test_dropped_and_never_gated_slots_are_untouched_beside_gated_ones():
+    gates = device_gates()
+    for slot in (0, 1):
+        gates.admit(slot, request(), prompt_len=0)
+    gates.flush()
+    gates.drop(0)
+    at = decide(gates, [3, 1, 0], [C] * 6)
+    assert at == [UNTOUCHED, FORCED, UNTOUCHED]
+
+
+def test_flush_uploads_what_was_staged_once():
+    gates = device_gates()
+    gates.admit(1, request(), prompt_len=3)
+    assert not gates.rows.any()
+    gates.flush()
+    assert gates.rows[1, Column.GATED] == 1 and gates.rows[1, Column.PROMPT_LEN] == 3 and not gates.rows[0].any()
+    gates.rows.zero_()
+    gates.flush()
+    assert not gates.rows.any()
+
+
+def test_a_batch_without_a_gated_slot_is_not_looked_at():
+    gates = device_gates()
+    gates.admit(0, request(), prompt_len=0)
+    gates.apply(None, None, np.array([1, 3]), None, None, None)
+    with pytest.raises(AttributeError):  # with one it is: nothing that is None can be looked at
+        gates.apply(None, None, np.array([0, 1]), None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "eos_ids", "stop"), [("sharp", {EOS}, True), ("eos", {EOS}, False), ("eos", {7}, True)]
+)
+def test_grace_ends_early_unless_the_likeliest_token_ends_the_rollout_by_itself(kind, eos_ids, stop):
+    gates = device_gates()
+    gates.admit(0, request(entropy_threshold=ENTROPY, grace_window=5, eos_ids=frozenset(eos_ids)), prompt_len=0)
+    assert decide(gates, [0], [C, A, B], kind) == [FORCED if stop else -np.inf]
+
+
+@pytest.mark.parametrize(("threshold", "kind"), [(1e-300, "certain"), (1e300, "flat")])
+def test_rounding_to_float32_switches_no_threshold_off(threshold, kind):
+    gates = device_gates()
+    gates.admit(0, request(grace_window=5, entropy_threshold=threshold), prompt_len=0)
+    assert decide(gates, [0], [C, A, B], kind) == [FORCED]
+
+
+def test_asking_again_without_a_new_token_decides_the_same():
+    gates = device_gates()
+    gates.admit(0, request(), prompt_len=0)
+    assert [decide(gates, [0], ids) for ids in ([C] * 5, [C] * 5, [C] * 6, [C] * 6)] == [[-np.inf]] * 2 + [
+        [FORCED]
+    ] * 2
+
+
+def test_each_marker_is_compiled_once_and_another_vocabulary_is_an_error():
+    compiled = []
+
+    def compile_named(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
+        compiled.append(name)
+        return automaton(name) if name in AUTOMATA else compile_automaton(pattern_marker(name, "ab"), [b"a", b"b"])
+
+    gates = DeviceGates(NUM_SLOTS, torch.device("cpu"), compile_named)
+    for slot in range(3):
+        gates.admit(slot, request(), prompt_len=0)
+    assert compiled == ["toy"] and gates.prepare("toy") is automaton("toy")
+    with pytest.raises(ValueError, match="one vocabulary, got 2 tokens beside 9"):
+        gates.prepare("narrow")

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.engines.host_gate import HostGates
+from duet_trl.engines.slots import FORCED, SlotGates
+from duet_trl.gate.parameters import GateRequest
+from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.thoughts import Delimiters
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, toy_automaton
+
+SENTINEL, NUM_TOKENS, NUM_SLOTS = 5, 6, 7
+FLAT = torch.zeros(NUM_TOKENS)
+CERTAIN = torch.tensor([0.0, 0.0, 9.0, 0.0, 0.0, 0.0])
+ABOUT_TO_END = torch.tensor([0.0, 0.0, 0.0, 9.0, 0.0, 0.0])
+
+
+def toy(_: str, delimiters: Delimiters | None):
+    return toy_automaton(delimiters)
+
+
+def request(random: np.random.Generator) -> GateRequest:
+    k1 = int(random.integers(1, 12))
+    spec = GateSpec(
+        poll_threshold=k1,
+        abort_threshold=k1 + int(random.integers(0, 12)),
+        grace_window=int(random.integers(0, 6)),
+        poll_interval=int(random.integers(1, 9)),
+        trim=random.random() < 0.8,
+        abort=random.random() < 0.8,
+        entropy_threshold=float(random.choice([0.0, 0.5])),
+        window=int(random.integers(2, 9)) if random.random() < 0.5 else None,
+    )
+    delimiters = THOUGHT if random.random() < 0.5 else None
+    in_thought = delimiters is not None and bool(random.random() < 0.5)
+    keep = bool(random.random() < 0.5)
+    return GateRequest(spec, keep, "toy", SENTINEL, frozenset({EOS}), delimiters=delimiters, in_thought=in_thought)
+
+
+class Runner:
+    """What vLLM's V1 runner does to a processor: dense slots, a list of tokens per rollout, which come and go."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.gates = HostGates(NUM_SLOTS, toy)
+        self.rows: list[tuple[GateRequest | None, list[int]]] = []  # by slot
+        self.preempted: list[tuple[GateRequest | None, list[int]]] = []
+
+    def remove(self, slot: int) -> tuple[GateRequest | None, list[int]]:
+        """The last slot fills the gap, as V1 condenses its batch."""
+        removed, last = self.rows[slot], len(self.rows) - 1
+        self.gates.drop(slot)
+        self.rows[slot] = self.rows[last]
+        if slot != last:
+            self.gates.swap(last, slot)
+        self.gates.drop(last)
+        self.rows.pop()
+        return removed
+
+    def add(self, asked: GateRequest | None, output: list[int]) -> None:
+        slot = len(self.rows)
+        self.rows.append((asked, output))
+        if asked is None:
+            self.gates.drop(slot)
+        else:
+            self.gates.admit(slot, asked, output)
+
+    def change_batch(self) -> None:
+        if self.rows and self.random.random() < 0.2:
+            self.remove(int(self.random.integers(len(self.rows))))
+        if self.rows and self.random.random() < 0.2:
+            asked, output = self.remove(int(self.random.integers(len(self.rows))))
+            self.preempted.append((asked, list(output)))
+        if self.preempted and len(self.rows) < NUM_SLOTS and self.random.random() < 0.5:
+            self.add(*self.preempted.pop())
+        elif len(self.rows) < NUM_SLOTS and self.random.random() < 0.5:
+            self.add(None if self.random.random() < 0.2 else request(self.random), [])
+        if len(self.rows) > 1 and self.random.random() < 0.2:
+            first, second = self.random.choice(len(self.rows), 2, replace=False).tolist()
+            self.gates.swap(first, second)
+            self.rows[first], self.rows[second] = self.rows[second], self.rows[first]
+
+    def decode(self, logits: torch.Tensor) -> None:
+        """One token for most rollouts; the others are in the middle of their prompt."""
+        for slot, (_, output) in enumerate(self.rows):
+            if logits[slot, SENTINEL] != FORCED and (output or self.random.random() < 0.6):
+                output.append(int(self.random.choice([A, B, C])))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_decisions_are_those_of_a_gate_that_reads_every_token_at_once(seed):
+    runner = Runner(seed)
+    for _ in range(60):
+        runner.change_batch()
+        kinds = runner.random.integers(3, size=len(runner.rows))
+        logits = torch.stack([FLAT, CERTAIN, ABOUT_TO_END])[kinds].reshape(-1, NUM_TOKENS)
+        expected, oracle = logits.clone(), SlotGates(NUM_SLOTS, toy)
+        for slot, (asked, output) in enumerate(runner.rows):
+            if asked is not None:
+                oracle.admit(slot, asked, output)
+        oracle.edit(expected, oracle.slots)
+        runner.gates.apply(logits)
+        assert torch.equal(logits, expected)
+        runner.decode(logits)
+
+
+def at_sentinel(gates: HostGates) -> list[float]:
+    logits = torch.zeros(2, NUM_TOKENS)
+    gates.apply(logits)
+    return logits[:, SENTINEL].tolist()
+
+
+def plain(**changes) -> GateRequest:
+    return GateRequest(
+        GateSpec(**{"poll_threshold": 4, "abort_threshold": 4, "grace_window": 0, **changes}),
+        False,
+        "toy",
+        SENTINEL,
+        frozenset({EOS}),
+    )
+
+
+def test_refused_request_is_stopped_at_once_and_an_empty_batch_is_left_alone():
+    gates = HostGates(2, toy)
+    assert at_sentinel(gates) == [0.0, 0.0]
+    gates.admit(0, plain(), [])
+    gates.refuse(1, SENTINEL)
+    assert at_sentinel(gates) == [-torch.inf, FORCED]
+    gates.drop(1)
+    assert at_sentinel(gates) == [-torch.inf, 0.0]
+
+
+def test_placeholder_of_a_resumed_rollout_is_filled_in_before_it_is_read():
+    gates, output = HostGates(2, toy), [C, C, C, -1]
+    gates.admit(0, plain(), output)
+    output[-1] = C
+    assert at_sentinel(gates) == [FORCED, 0.0]
+
+
+def test_placeholder_that_stays_is_an_error_before_anything_is_decided():
+    gates, output = HostGates(2, toy), []
+    gates.admit(0, plain(), output)
+    with pytest.raises(RuntimeError, match=r"placeholder tokens.*async_scheduling=False"):
+        for _ in range(4):
+            assert at_sentinel(gates) == [-torch.inf, 0.0]
+            output.append(-1)
+
+
+@pytest.mark.parametrize("tokens", [[C], [C] * 9])
+def test_rollout_that_lost_tokens_or_gained_several_is_read_from_its_beginning(tokens):
+    gates, output = HostGates(2, toy), [C, C]
+    gates.admit(0, plain(), output)
+    output[:] = tokens
+    seen = [at_sentinel(gates)[0] for _ in range(4)]
+    assert seen[-1] == (FORCED if len(tokens) >= 4 else -torch.inf)

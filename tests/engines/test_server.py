@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate over HTTP, in a real `vllm serve` so small that it preempts requests and splits prefills."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl.engines.errors import ServerError, ServerLost
+from duet_trl.engines.server import Completion, GateServer
+from duet_trl.gate.automaton import compile_automaton
+from duet_trl.gate.markers import get_marker
+from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
+from duet_trl.gate.thoughts import Delimiters
+from duet_trl.seams.weight_folder import WeightFolder
+from tests.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+from tests.server_process import PAIR, ServerProcess, free_port
+
+pytestmark = pytest.mark.vllm
+
+CAP = 60
+NUM_ROWS = 1000
+SAMPLING = {"temperature": 1.0, "max_tokens": CAP}
+SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_ROWS)]
+KEEP = np.random.default_rng(0).random(NUM_ROWS) < 0.4
+MARKERS = {"math": "math", "code": "code", "qa": "qa", "pair": f"regex:{PAIR}"}
+
+
+def token_ids(rollouts: list[Completion]) -> list[list[int]]:
+    return [rollout.token_ids for rollout in rollouts]
+
+
+def mixed(server: ServerProcess, gate: TinyGate, seed: int) -> list[tuple[list[int], GateSpec, bool, str | None]]:
+    """A batch in which specs, coins, markers and rollouts without a gate are dealt out at random."""
+    random = np.random.default_rng(seed)
+    specs = [SPECS[row] for row in random.integers(len(SPECS), size=NUM_ROWS)]
+    keep = random.random(NUM_ROWS) < 0.4
+    markers = random.choice([*MARKERS, None], size=NUM_ROWS)
+    rows = zip(specs, keep, markers, strict=True)
+    parameters = [None if marker is None else gate.parameters(spec, coin, marker) for spec, coin, marker in rows]
+    ids = token_ids(server.client.complete(random_prompts(NUM_ROWS, seed), SAMPLING, parameters, gate.eos_ids))
+    return list(zip(ids, specs, keep, markers, strict=True))
+
+
+def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(server, tiny_gate):
+    prompts, before = random_prompts(NUM_ROWS, seed=5), server.metric("vllm:num_preemptions")
+    parameters = [tiny_gate.parameters(spec, coin) for spec, coin in zip(SPEC_OF_ROW, KEEP, strict=True)]
+    rollouts = server.client.complete(prompts, SAMPLING, parameters, tiny_gate.eos_ids)
+    assert server.metric("vllm:num_preemptions") > before + 10
+    ids = token_ids(rollouts)
+    replay_all(tiny_gate, ids, SPEC_OF_ROW, KEEP)
+    assert_algorithm_1(tiny_gate, prompts[:300], ids[:300], SPEC_OF_ROW[:300], KEEP[:300])
+    for rollout in rollouts:
+        assert len(rollout.logprobs) == len(rollout.token_ids)
+        if rollout.token_ids[-1] == tiny_gate.sentinel:
+            assert (rollout.finish_reason, rollout.stop_reason) == ("stop", tiny_gate.sentinel)
+            assert rollout.logprobs[-1] == 0.0  # exactly: the forced stop was certain
+        elif rollout.token_ids[-1] in tiny_gate.eos_ids:
+            assert rollout.finish_reason == "stop" and rollout.stop_reason in (None, *tiny_gate.eos_ids)
+        else:
+            assert (rollout.finish_reason, len(rollout.token_ids)) == ("length", CAP)
+    assert {rollout.finish_reason for rollout in rollouts} == {"stop", "length"}
+    assert any(rollout.token_ids[-1] in tiny_gate.eos_ids for rollout in rollouts)
+
+
+def test_rollouts_that_repeat_themselves_are_ended_by_the_engine_and_still_replay(server, tiny_gate):
+    detection = {"repetition_detection": {"max_pattern_size": 4, "min_count": 3}}
+    parameters = [tiny_gate.parameters(spec, coin) for spec, coin in zip(SPEC_OF_ROW, KEEP, strict=True)][:200]
+    rollouts = server.client.complete(random_prompts(200, seed=2), SAMPLING | detection, parameters, tiny_gate.eos_ids)
+    repeated = [rollout.token_ids for rollout in rollouts if rollout.finish_reason == "repetition"]
+    assert len(repeated) > 10 and all(len(ids) < CAP for ids in repeated)
+    for ids in repeated:
+        assert any(ids[-3 * size :] == ids[-size:] * 3 for size in range(1, 5))
+    replay_all(tiny_gate, token_ids(rollouts), SPEC_OF_ROW[:200], KEEP[:200])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_markers_and_ungated_requests_share_a_batch(server, tiny_gate, seed):
+    rows = mixed(server, tiny_gate, seed)
+    for name, pattern in MARKERS.items():
+        automaton, outcomes = compile_automaton(get_marker(pattern), tiny_gate.vocabulary), set()
+        for spec in SPECS:
+            own = [row for row in rows if row[1] is spec and row[3] == name]
+            ids, stopped = split_sentinel([row[0] for row in own], tiny_gate.sentinel)
+            outcomes |= set(replay(spec, automaton, ids, stopped, np.array([row[2] for row in own])).outcome.tolist())
+        # A code block hardly ever closes here; the other markers meet every fate.
+        assert outcomes >= set(Outcome) - ({Outcome.ANSWERED} if name == "code" else set()), name
+    ungated = [ids for ids, _, _, marker in rows if marker is None]
+    assert len(ungated) > 100
+    assert all(len(ids) == CAP or ids[-1] in tiny_gate.eos_ids for ids in ungated)
+
+
+def test_children_of_one_request_are_gated_one_by_one(server, tiny_gate):
+    spec = GateSpec(4, 12, 4, poll_interval=1)
+    body = {
+        "prompt": random_prompts(8, seed=3),
+        "n": 20,
+        "return_token_ids": True,
+        "stop_token_ids": [*tiny_gate.eos_ids, tiny_gate.sentinel],
+        "vllm_xargs": tiny_gate.parameters(spec, False),
+        **SAMPLING,
+    }
+    choices = server.complete(**body).json()["choices"]
+    ids, stopped = split_sentinel([choice["token_ids"] for choice in choices], tiny_gate.sentinel)
+    assert len(ids) == 160
+    outcome = replay(spec, tiny_gate.automaton, ids, stopped, np.zeros(160, bool)).outcome
+    assert {Outcome.NATURAL, Outcome.ANSWERED, Outcome.ABORTED} == set(outcome.tolist())
+
+
+def test_gate_that_never_fires_is_no_gate_token_for_token(server, tiny_gate):
+    # vLLM's CPU build crashes where a request with a seed is prefilled in chunks. Here all prompts and all next tokens
+    # fit into one step, and all rollouts into the cache, so that none is preempted and prefilled again.
+    prompts = random_prompts(12, seed=11, longest=5)
+    late = tiny_gate.parameters(GateSpec(CAP + 1, CAP + 1, 0), False)
+    gated, plain, other = (
+        server.client.complete(prompts, {**SAMPLING, "seed": seed}, [gate] * 12, tiny_gate.eos_ids)
+        for gate, seed in ((late, 7), (None, 7), (None, 8))
+    )
+    assert token_ids(gated) == token_ids(plain) != token_ids(other)  # the seed matters, the gate does not
+
+
+def test_complete_can_be_called_from_a_running_event_loop(server, tiny_gate):
+    async def cell() -> list[Completion]:
+        return server.client.complete([[65], [66]], {**SAMPLING, "temperature": 0.0}, [None, None], tiny_gate.eos_ids)
+
+    inside = asyncio.run(cell())
+    again = server.client.complete([[66], [65]], {**SAMPLING, "temperature": 0.0}, [None, None], tiny_gate.eos_ids)
+    assert token_ids(inside) == token_ids(again)[::-1]  # in the order of the prompts
+
+
+# What a request may ask for
+
+
+def ask(server: ServerProcess, gate: TinyGate, changes: dict, **body) -> tuple[int, str, list[int]]:
+    """Status, text and tokens of a raw request whose JSON is written as Python writes it."""
+    parameters = {**gate.parameters(SPECS[0], False), **changes}
+    body = {
+        "model": str(server.model),
+        "prompt": [65, 66, 67],
+        "max_tokens": 20,
+        "return_token_ids": True,
+        "stop_token_ids": [*gate.eos_ids, gate.sentinel],
+        "vllm_xargs": {name: value for name, value in parameters.items() if value is not ...},
+        **body,
+    }
+    answer = server.request("POST", "/v1/completions", data=json.dumps(body))
+    if answer.status_code != 200:
+        return answer.status_code, answer.json()["error"]["message"], []
+    return 200, "", answer.json()["choices"][0]["token_ids"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duet_k1": 3}, "unknown ['duet_k1']"),
+        ({"duet_eos": ...}, "missing ['duet_eos']"),
+        ({"duet_version": 99}, "same duet_trl for trainer and engine"),
+        ({"duet_poll_threshold": "16"}, "duet_poll_threshold must be an integer"),
+        ({"duet_poll_threshold": 16.0}, "duet_poll_threshold must be an integer"),
+        ({"duet_poll_threshold": 0}, "duet_poll_threshold must be an integer in [1,"),
+        ({"duet_window": -1}, "duet_window must be an integer in [0,"),
+        ({"duet_grace_window": 2**31}, "duet_grace_window must be an integer in [0, 2147483647]"),
+        ({"duet_grace_window": 2**63}, "duet_grace_window must be an integer in [0, 2147483647]"),
+        ({"duet_grace_window": 2**64}, "between -2**63 and 2**64"),  # vLLM's own words
+        ({"duet_abort_threshold": 1}, "K2=1 and K1=16"),
+        ({"duet_entropy_threshold": float("nan")}, "duet_entropy_threshold must be a finite number >= 0, got nan"),
+        ({"duet_entropy_threshold": float("inf")}, "duet_entropy_threshold must be a finite number >= 0, got inf"),
+        ({"duet_entropy_threshold": "3"}, "duet_entropy_threshold must be a finite number"),
+        ({"duet_trim": True}, "duet_trim must be one of 'on', 'off', got 1"),
+        ({"duet_at_gate": False}, "duet_at_gate must be one of 'keep', 'abort', 'off', got 0"),
+        ({"duet_marker": 3}, "duet_marker must be a string"),
+        ({"duet_marker": None}, "vllm_xargs.duet_marker"),
+        ({"duet_marker": {"name": "math"}}, "vllm_xargs.duet_marker"),
+        ({"duet_marker": "regex:("}, "is not a regular expression"),
+        ({"duet_marker": "regex:" + 3000 * "(" + "a" + 3000 * ")"}, "the marker pattern"),
+        ({"duet_eos": []}, "duet_eos must be a non-empty list"),
+        ({"duet_eos": list(range(33))}, "duet_eos may hold 32 token ids at most, got 33"),
+        ({"duet_eos": [1.5]}, "each id in duet_eos must be an integer"),
+        ({"duet_sentinel": 300}, "duet_sentinel 300 must be in stop_token_ids"),
+        ({"duet_sentinel": 301, "duet_eos": [301]}, "duet_sentinel 301 is also in duet_eos"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else json.dumps(value, default=str)[:40],
+)
+def test_bad_parameters_are_refused_with_our_text_and_the_server_lives_on(server, tiny_gate, changes, message):
+    status, text, _ = ask(server, tiny_gate, changes)
+    assert status == 400 and message in text, (status, text)
+    assert ask(server, tiny_gate, {})[0] == 200
+
+
+def test_a_boolean_is_the_number_it_becomes_and_never_a_switch(server, tiny_gate):
+    # As one token ends this rollout, true was taken for K1 = K2 = 1 and false for G = 0.
+    once = {"duet_poll_threshold": True, "duet_abort_threshold": True, "duet_grace_window": False}
+    status, _, ids = ask(server, tiny_gate, {**once, "duet_poll_interval": True})
+    assert status == 200 and len(ids) == 2 and ids[1] == tiny_gate.sentinel
+
+
+def test_the_servers_own_text_reaches_the_caller(server, tiny_gate):
+    bad = {**tiny_gate.parameters(SPECS[0], False), "duet_abort_threshold": 1}
+    with pytest.raises(ServerError, match="status 400: .*K2=1 and K1=16.*raise K2") as refused:
+        server.client.complete([[65]], SAMPLING, [bad], tiny_gate.eos_ids)
+    assert type(refused.value) is ServerError  # no reason to wait for another server
+
+
+# Whether the server is the right one
+
+
+@pytest.mark.parametrize("name", [*MARKERS, "regex:4", "regex:(?s)."])
+def test_probe_passes_for_every_marker(server, tiny_gate, name):
+    # The last two complete within the first token, often and always.
+    fingerprint = compile_automaton(get_marker(MARKERS.get(name, name)), tiny_gate.vocabulary).fingerprint
+    for _ in range(5):
+        assert server.client.probe(name, fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids) is None
+
+
+def test_probe_passes_for_thoughts_that_only_the_request_names(server, tiny_gate):
+    thought, ends = Delimiters("<think>", "</think>"), (tiny_gate.sentinel, tiny_gate.eos_ids)
+    fingerprint = compile_automaton(get_marker("math", thought), tiny_gate.vocabulary).fingerprint
+    assert server.client.probe("math", fingerprint, *ends, delimiters=thought) is None
+    with pytest.raises(ServerError, match="to another automaton"):
+        server.client.probe("math", fingerprint, *ends)
+
+
+def test_probe_finds_another_tokenizer(server, tiny_gate):
+    with pytest.raises(ServerError, match="another tokenizer or vocabulary size") as found:
+        server.client.probe("math", "0" * 32, tiny_gate.sentinel, tiny_gate.eos_ids)
+    assert type(found.value) is ServerError
+
+
+def test_probe_finds_other_weights(server, tiny_gate):
+    asked = tiny_gate.automaton.fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids, "/elsewhere"
+    with pytest.raises(ServerLost, match="has not loaded the weights in /elsewhere"):
+        server.client.probe("math", *asked)
+
+
+def test_no_server_is_said_within_the_timeout_with_the_line_that_starts_one():
+    url, started = f"http://127.0.0.1:{free_port()}", time.monotonic()
+    with pytest.raises(ServerLost, match=f"(?s){url} after 1 s.*--host 127.0.0.1 --logits-processors duet_trl"):
+        GateServer(url).wait(1.0)
+    assert time.monotonic() - started < 10
+    with pytest.raises(ServerLost, match=url):
+        GateServer(url).complete([[65]], SAMPLING, [None], [])
+
+
+def test_a_server_that_is_no_vllm_is_said_to_be_none():
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>Jupyter</html>")
+
+        def log_message(self, *arguments):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Page) as other, ThreadPoolExecutor(1) as pool:
+        pool.submit(other.serve_forever)
+        try:
+            with pytest.raises(ServerError, match="not answered by a vLLM server but with '<html>Jupyter"):
+                GateServer(f"http://127.0.0.1:{other.server_port}").wait(1.0)
+        finally:
+            other.shutdown()
+
+
+@pytest.mark.parametrize("token", [None, "not-the-servers-token"])
+def test_without_its_token_the_guard_opens_nothing(server, token):
+    for method, path in [
+        ("POST", "/v1/completions"),
+        ("POST", "/collective_rpc"),
+        ("POST", "/reset_prefix_cache"),
+        ("GET", "/health"),
+        ("GET", "/metrics"),
+    ]:
+        assert server.request(method, path, token=token, json={}).status_code == 401, path
+    with pytest.raises(ServerError, match="401.*DUET_SERVER_TOKEN") as refused:
+        GateServer(server.url, token).wait(60.0)
+    assert type(refused.value) is ServerError  # said at once: waiting gives no token
+
+
+# Weights
+
+
+def changed(gate: TinyGate) -> dict[str, torch.Tensor]:
+    """The tiny policy with noise on its embedding, which is its output layer too, and on one MLP."""
+    parameters, noise = {name: p.detach().clone() for name, p in gate.model.named_parameters()}, torch.Generator()
+    noise.manual_seed(0)
+    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
+        parameters[name] += 0.05 * torch.randn(parameters[name].shape, generator=noise)
+    return parameters
+
+
+def logits_under(gate: TinyGate, parameters: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda tokens: torch.func.functional_call(gate.model, parameters, (tokens,)).logits
+
+
+def test_reloaded_weights_are_the_ones_that_are_sampled_from(server, tiny_gate, server_weights):
+    prompt, new = random_prompts(1, seed=9)[0], changed(tiny_gate)
+    policy = logits_under(tiny_gate, new)
+    assert server.distance(policy, prompt) > 0.05
+    version = str(server_weights.write(new.items()))
+    server.client.reload_weights(version)
+    assert server.distance(policy, prompt) < 1e-3
+
+    asked = tiny_gate.automaton.fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids
+    server.client.probe("math", *asked, weights=version)
+    old, now = (
+        gate_parameters(SPECS[0], "math", False, tiny_gate.sentinel, tiny_gate.eos_ids, weights=path)
+        for path in (str(server.model), version)
+    )
+    rollouts = server.client.complete([prompt] * 8, SAMPLING, [old, now] * 4, tiny_gate.eos_ids)
+    assert token_ids(rollouts)[::2] == [[tiny_gate.sentinel]] * 4
+    assert all(ids[0] != tiny_gate.sentinel for ids in token_ids(rollouts)[1::2])
+
+
+def test_nothing_computed_under_old_weights_outlives_them_while_a_request_runs(server, tiny_gate, server_weights):
+    prompt, new = list(range(40, 140)), changed(tiny_gate)  # three full blocks of the prefix cache
+    policy = logits_under(tiny_gate, new)
+    old, version = (str(server_weights.write(w)) for w in (tiny_gate.model.named_parameters(), new.items()))
+    # Eight rollouts of 250 tokens leave room in the cache for the blocks of the prompt, and preempt no one.
+    body = {"model": str(server.model), "prompt": [65], "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True}
+    restarted = False
+    for _ in range(20):  # on a busy machine they may have ended before the weights arrive
+        server.client.reload_weights(old)
+        server.distance(policy, prompt)
+        before = server.metric("vllm:num_preemptions")
+        with server.request("POST", "/v1/completions", json=body, stream=True) as running:
+            lines = running.iter_lines()  # held: dropping the iterator would end the request
+            assert next(lines).startswith(b"data: ")
+            server.client.reload_weights(version)
+            assert server.distance(policy, prompt) < 1e-3
+            assert [line for line in lines if line][-1] == b"data: [DONE]"
+        restarted = server.metric("vllm:num_preemptions") > before  # they ran, and were made to start anew
+        if restarted:
+            break
+    assert restarted
+
+
+def test_weights_come_from_one_folder_only(server, tiny_gate, tmp_path):
+    greedy = [[65, 66]], {**SAMPLING, "temperature": 0.0}, [None], tiny_gate.eos_ids
+    before = server.client.complete(*greedy)
+    outside = WeightFolder(tmp_path).write(changed(tiny_gate).items())
+    with pytest.raises(ServerError, match=f"403.*inside {server.weights}.*DUET_WEIGHTS_DIR"):
+        server.client.reload_weights(str(outside))
+    inside = str(WeightFolder(server.weights).write(changed(tiny_gate).items()))
+    for body in [
+        {"method": "get_model", "kwargs": {}},
+        {"method": "reload_weights", "args": [inside]},
+        {"method": "reload_weights", "kwargs": {"weights_path": f"{inside}/../.."}},
+    ]:
+        assert server.request("POST", "/collective_rpc", json=body).status_code == 403, body
+    assert server.client.complete(*greedy) == before

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM servers that were started otherwise, that die, or that fall silent: each is a process of its own."""
+
+import signal
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from duet_trl.engines import server as server_client
+from duet_trl.engines.errors import ServerError, ServerLost
+from tests.server_process import GATE, ServerProcess
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "logprobs_mode", "message"),
+    [
+        ((), "processed_logprobs", "does not run the gate"),
+        (GATE, "raw_logprobs", "Restart it with --logprobs-mode processed_logprobs"),
+    ],
+    ids=["no-processor", "raw-logprobs"],
+)
+def test_probe_finds_a_server_that_was_started_otherwise(
+    tiny_path, tiny_gate, tmp_path, arguments, logprobs_mode, message
+):
+    with ServerProcess(tiny_path, tmp_path, *arguments, logprobs_mode=logprobs_mode) as other:
+        with pytest.raises(ServerError, match=message) as found:
+            other.client.probe("math", tiny_gate.automaton.fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids)
+        assert type(found.value) is ServerError  # waiting would not help
+
+
+def running(pool: ThreadPoolExecutor, server: ServerProcess) -> Future:
+    """A batch of which some rollouts have finished on the server while others run."""
+    rollouts = pool.submit(server.client.complete, [[65]] * 400, {"max_tokens": 240}, [None] * 400, [])
+    while server.metric("vllm:request_success") == 0 or server.metric("vllm:num_requests_running") == 0:
+        assert not rollouts.done()
+    return rollouts
+
+
+def test_a_server_that_falls_silent_and_one_that_dies_lose_the_whole_batch(tiny_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(server_client, "_HEARTBEAT_SECONDS", 0.3)
+    monkeypatch.setattr(server_client, "_HEARTBEATS_MISSED", 2)
+    with ServerProcess(tiny_path, tmp_path) as server, ThreadPoolExecutor(1) as pool:
+        rollouts = running(pool, server)
+        server.signal(signal.SIGSTOP)  # as a machine that vanishes: no connection is closed
+        try:
+            with pytest.raises(ServerLost, match="fell silent"):
+                rollouts.result(timeout=30)
+        finally:
+            server.signal(signal.SIGCONT)
+        server.client.wait(60.0)
+
+        rollouts = running(pool, server)
+        server.kill()
+        with pytest.raises(ServerLost, match="/v1/completions failed"):
+            rollouts.result(timeout=30)
+        with pytest.raises(ServerLost, match="no healthy vLLM server"):
+            server.client.wait(0.0)

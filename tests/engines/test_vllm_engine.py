@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate in a real in-process vLLM engine, small enough that it preempts requests and splits prefills."""
+
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl.engines.colocated import gated_requests, llm_factory, reload_weights_cpu
+from duet_trl.gate.automaton import compile_automaton
+from duet_trl.gate.markers import get_marker
+from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_sentinel
+from duet_trl.gate.thoughts import Delimiters
+from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+
+pytestmark = pytest.mark.vllm
+
+NUM_ROWS = 300
+PROMPTS = random_prompts(NUM_ROWS, seed=5)
+SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_ROWS)]
+KEEP = np.random.default_rng(0).random(NUM_ROWS) < 0.4
+
+
+@pytest.fixture(scope="session")
+def llm(tiny_gate: TinyGate) -> Iterator:
+    from vllm import LLM
+
+    before = dict(os.environ)
+    build = llm_factory(LLM, dtype="float32", enforce_eager=True, markers={"pair": "[42]{2}"})
+    yield build(
+        model=str(tiny_gate.path),
+        max_model_len=256,
+        max_num_seqs=48,
+        max_num_batched_tokens=96,  # prompts of up to 60 tokens are prefilled in chunks
+        block_size=32,
+        num_gpu_blocks_override=72,  # a third of what 48 rollouts of full length need
+        gpu_memory_utilization=0.1,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=False,
+        seed=0,
+    )
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def sampling(**changes):
+    from vllm import SamplingParams
+
+    return SamplingParams(**{"temperature": 1.0, "max_tokens": CAP, "logprobs": 0, **changes})
+
+
+def completions(outputs) -> list:
+    return [completion for output in outputs for completion in output.outputs]
+
+
+def token_ids(outputs) -> list[list[int]]:
+    return [list(completion.token_ids) for completion in completions(outputs)]
+
+
+def generate(llm, gate: TinyGate, parameters: list[dict | None], prompts=PROMPTS, params=None, seed: int = 0):
+    """Sampled rollouts through the path that TRL takes: one set of sampling parameters for all prompts."""
+    inputs = [{"prompt_token_ids": ids} for ids in prompts]
+    llm.reset_prefix_cache()
+    torch.manual_seed(seed)  # the engine in this process draws from the global generator
+    with gated_requests(llm, parameters, gate.eos_ids):
+        return llm.generate(inputs, sampling_params=params or sampling(), use_tqdm=False)
+
+
+def preemptions(llm) -> int:
+    return next(metric.value for metric in llm.get_metrics() if metric.name == "vllm:num_preemptions")
+
+
+@pytest.fixture(scope="session")
+def natural(llm, tiny_gate: TinyGate) -> list[list[int]]:
+    return token_ids(generate(llm, tiny_gate, [None] * NUM_ROWS))
+
+
+def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(llm, tiny_gate):
+    before = preemptions(llm)
+    rows = zip(SPEC_OF_ROW, KEEP, strict=True)
+    gated = token_ids(generate(llm, tiny_gate, [tiny_gate.parameters(spec, keep) for spec, keep in rows]))
+    assert preemptions(llm) > before + 10
+    assert_algorithm_1(tiny_gate, PROMPTS, gated, SPEC_OF_ROW, KEEP)
+    replay_all(tiny_gate, gated, SPEC_OF_ROW, KEEP)
+
+
+def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
+    thought = Delimiters(" the", " answer")  # two tokens that the tiny policy often writes
+    automaton = compile_automaton(get_marker(MARKER, thought), tiny_gate.vocabulary)
+    in_thought = np.random.default_rng(1).random(NUM_ROWS) < 0.5
+    names = {"delimiters": thought, "fingerprint": automaton.fingerprint}
+    spec, ends = SPECS[0], (tiny_gate.sentinel, tiny_gate.eos_ids)
+    rows = zip(KEEP.tolist(), in_thought.tolist(), strict=True)
+    asked = [gate_parameters(spec, MARKER, keep, *ends, in_thought=inside, **names) for keep, inside in rows]
+    ids, stopped = split_sentinel(token_ids(generate(llm, tiny_gate, asked)), tiny_gate.sentinel)
+    found = replay(spec, automaton, ids, stopped, KEEP, in_thought)  # an error where the engine ran another gate
+    assert {*found.outcome.tolist()} == {*Outcome}
+    for automaton_or_start in ((tiny_gate.automaton, None), (automaton, ~in_thought)):
+        with pytest.raises(GateMismatch):
+            replay(spec, automaton_or_start[0], ids, stopped, KEEP, automaton_or_start[1])
+
+
+def test_gated_and_ungated_requests_share_a_batch(llm, tiny_gate):
+    gated = np.arange(NUM_ROWS) % 3 > 0
+    parameters = [tiny_gate.parameters(SPEC_OF_ROW[row], KEEP[row]) if gated[row] else None for row in range(NUM_ROWS)]
+    ids = token_ids(generate(llm, tiny_gate, parameters))
+    rows = np.flatnonzero(gated)
+    replay_all(tiny_gate, [ids[row] for row in rows], [SPEC_OF_ROW[row] for row in rows], KEEP[rows])
+    ungated = [ids[row] for row in np.flatnonzero(~gated)]
+    ends = [len(row) == CAP or row[-1] in tiny_gate.eos_ids for row in ungated]
+    assert all(ends) and any(len(row) == CAP for row in ungated)
+
+
+def test_gate_that_never_fires_is_no_gate_token_for_token(llm, tiny_gate, natural):
+    late = tiny_gate.parameters(GateSpec(CAP + 1, CAP + 1, 0), False)
+    assert token_ids(generate(llm, tiny_gate, [late] * NUM_ROWS)) == natural
+
+
+def test_forced_stop_is_the_sentinel_with_log_probability_zero(llm, tiny_gate):
+    rows = zip(SPEC_OF_ROW, KEEP, strict=True)
+    outputs = generate(llm, tiny_gate, [tiny_gate.parameters(spec, keep) for spec, keep in rows])
+    stopped = [c for c in completions(outputs) if tiny_gate.sentinel in c.token_ids]
+    assert len(stopped) > 50
+    for completion in stopped:
+        assert list(completion.token_ids).index(tiny_gate.sentinel) == len(completion.token_ids) - 1
+        assert completion.logprobs[-1][tiny_gate.sentinel].logprob == 0.0
+        assert completion.stop_reason == tiny_gate.sentinel
+    replay_all(tiny_gate, token_ids(outputs), SPEC_OF_ROW, KEEP)
+
+
+def test_children_of_one_request_are_gated_one_by_one(llm, tiny_gate):
+    params = sampling(n=3)
+    outputs = generate(llm, tiny_gate, [tiny_gate.parameters(SPECS[0], False)] * 60, PROMPTS[:60], params)
+    ids, stopped = split_sentinel(token_ids(outputs), tiny_gate.sentinel)
+    assert len(ids) == 180
+    outcome = replay(SPECS[0], tiny_gate.automaton, ids, stopped, np.zeros(180, bool)).outcome
+    assert {Outcome.NATURAL, Outcome.ANSWERED, Outcome.ABORTED} <= set(outcome.tolist())
+
+
+def test_sentinel_is_never_sampled_unless_forced(llm, tiny_gate):
+    # Biased so that the policy would sample nothing else; the ungated rows show that the bias works.
+    idle = tiny_gate.parameters(GateSpec(8, 8, 0, trim=False, abort=False), False)
+    params = sampling(logit_bias={tiny_gate.sentinel: 100.0})
+    ids = token_ids(generate(llm, tiny_gate, [idle, None] * 10, PROMPTS[:20], params))
+    assert not any(tiny_gate.sentinel in row for row in ids[::2])
+    assert all(tiny_gate.sentinel in row for row in ids[1::2])
+
+
+def test_custom_marker_of_the_engine_and_of_the_request_agree(llm, tiny_gate):
+    spec = GateSpec(4, 60, 4, poll_interval=1)
+    rows = [tiny_gate.parameters(spec, False, marker) for marker in ("pair", "regex:[42]{2}")]
+    first, second = (generate(llm, tiny_gate, [row] * 20, PROMPTS[:20], seed=1) for row in rows)
+    assert token_ids(first) == token_ids(second)
+    assert any(len(ids) < 60 and ids[-1] == tiny_gate.sentinel for ids in token_ids(first))
+
+
+def test_engine_without_the_gate_is_found_by_replay(llm, tiny_gate, natural):
+    with pytest.raises(GateMismatch, match="DUETLogitsProcessor"):
+        replay(SPECS[0], tiny_gate.automaton, natural, np.zeros(NUM_ROWS, bool), KEEP)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"duet_k1": 3}, "duet_k1"),
+        ({"duet_poll_threshold": True}, "duet_poll_threshold must be an integer"),
+        ({"duet_entropy_threshold": float("nan")}, "duet_entropy_threshold"),
+        ({"duet_abort_threshold": 1}, "K2=1 and K1=16"),
+        ({"duet_marker": "regex:("}, "regular expression|pattern"),
+    ],
+)
+def test_bad_request_is_refused_with_our_text_and_the_engine_lives_on(llm, tiny_gate, changes, message):
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(VLLMValidationError, match=message):
+        generate(llm, tiny_gate, [{**tiny_gate.parameters(SPECS[0], False), **changes}], PROMPTS[:1])
+    assert token_ids(generate(llm, tiny_gate, [None], PROMPTS[:1]))
+
+
+def test_request_whose_sentinel_is_no_stop_token_is_refused(llm, tiny_gate):
+    from vllm.exceptions import VLLMValidationError
+
+    params = sampling(extra_args=tiny_gate.parameters(SPECS[0], False))
+    with pytest.raises(VLLMValidationError, match="must be in stop_token_ids"):
+        llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)
+
+
+def test_gate_needs_one_entry_per_prompt_and_leaves_the_engine_as_it_was(llm, tiny_gate):
+    with pytest.raises(ValueError, match="prepared for 1 prompts but 2"):
+        generate(llm, tiny_gate, [None], PROMPTS[:2])
+    assert "generate" not in llm.__dict__
+
+
+def test_callers_sampling_params_are_not_changed(llm, tiny_gate):
+    params = sampling(extra_args={"mine": 1}, stop_token_ids=[7])
+    generate(llm, tiny_gate, [tiny_gate.parameters(SPECS[0], False)], PROMPTS[:1], params)
+    assert (params.extra_args, params.stop_token_ids) == ({"mine": 1}, [7])
+
+
+def test_reloaded_weights_reach_the_tied_output_layer(llm, tiny_gate):
+    changed = {name: weight.clone() for name, weight in tiny_gate.model.named_parameters()}
+    noise = torch.Generator().manual_seed(0)
+    changed["model.embed_tokens.weight"] += 0.05 * torch.randn(
+        changed["model.embed_tokens.weight"].shape, generator=noise
+    )
+    try:
+        reload_weights_cpu(llm, changed.items())
+        (output,) = completions(generate(llm, tiny_gate, [None], PROMPTS[:1]))
+        ids = list(output.token_ids)
+        with torch.no_grad():
+            logits = torch.func.functional_call(tiny_gate.model, changed, (torch.tensor([PROMPTS[0] + ids]),)).logits[
+                0
+            ]
+        expected = logits[len(PROMPTS[0]) - 1 : -1].log_softmax(-1)[range(len(ids)), ids]
+        actual = torch.tensor([step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)])
+        torch.testing.assert_close(actual, expected, atol=1e-3, rtol=0)
+    finally:
+        reload_weights_cpu(llm, tiny_gate.model.named_parameters())
+
+
+def engine_config(llm, **changes) -> SimpleNamespace:
+    """The engine's own configuration with some parts replaced."""
+    config = llm.llm_engine.vllm_config
+    values = {name: config.__dict__[name] for name in ("model_config", "scheduler_config", "additional_config")}
+    return SimpleNamespace(**{**values, "speculative_config": None, **changes})
+
+
+def test_engine_set_ups_that_the_gate_cannot_run_in_are_refused_at_start_up(llm):
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    with pytest.raises(ValueError, match="without speculative_config"):
+        DUETLogitsProcessor(engine_config(llm, speculative_config=object()), torch.device("cpu"), False)
+    entry_point = {
+        "scheduler_config": SimpleNamespace(async_scheduling=True, max_num_seqs=4),
+        "model_config": SimpleNamespace(logits_processors=None),
+    }
+    with pytest.raises(RuntimeError, match="name the class in logits_processors"):
+        DUETLogitsProcessor(engine_config(llm, **entry_point), torch.device("cpu"), False)
+    with pytest.raises(ValueError, match="regular expression|pattern"):
+        DUETLogitsProcessor(engine_config(llm, additional_config={"duet_markers": {"x": "("}}), "cpu", False)
+
+
+def test_placeholder_tokens_are_an_error(llm, tiny_gate):
+    from vllm.v1.sample.logits_processor import BatchUpdate
+
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    processor = DUETLogitsProcessor(engine_config(llm), torch.device("cpu"), False)
+    params, output = sampling(extra_args=tiny_gate.parameters(SPECS[0], False)), []
+    processor.update_state(BatchUpdate(1, removed=[], added=[(0, params, [1], output)], moved=[]))
+    for _ in range(SPECS[0].poll_threshold - 1):
+        processor.apply(torch.zeros(1, 384))
+        output.append(-1)
+    with pytest.raises(RuntimeError, match="placeholder"):  # before the first poll
+        processor.apply(torch.zeros(1, 384))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"duet_marker": "nobody"}, {"duet_fingerprint": "other tokenizer"}, {"duet_weights": "/elsewhere"}]
+)
+def test_request_made_for_another_engine_is_stopped_before_its_first_token(llm, tiny_gate, changes):
+    mine = tiny_gate.parameters(SPECS[0], False)
+    fitting = {**mine, "duet_fingerprint": tiny_gate.automaton.fingerprint, "duet_weights": str(tiny_gate.path)}
+    ids = token_ids(generate(llm, tiny_gate, [{**mine, **changes}, fitting] * 4, PROMPTS[:8]))
+    assert ids[::2] == [[tiny_gate.sentinel]] * 4
+    assert all(row[0] != tiny_gate.sentinel for row in ids[1::2])
+    with pytest.raises(GateMismatch, match="at 0 tokens"):
+        replay(SPECS[0], tiny_gate.automaton, [[]], np.ones(1, bool), np.zeros(1, bool))

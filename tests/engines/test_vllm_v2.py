@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interface of vLLM's V2 runner, driven through its own request state and context on CPU tensors."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl.engines.slots import FORCED
+from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
+from duet_trl.gate.markers import pattern_marker
+from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.replay import GateSpec, Outcome
+from duet_trl.gate.thoughts import Delimiters
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
+
+pytestmark = pytest.mark.vllm
+
+NUM_SLOTS, VOCABULARY = 6, [b"a", b"b", b"c", None, None]
+SENTINEL, PROMPT, MAX_LENGTH = 4, [C, A, B], 64
+SPEC = GateSpec(4, 10, 3, poll_interval=3)
+LOADED = "/weights/7"
+
+
+def toy(delimiters: Delimiters | None = None) -> TokenAutomaton:
+    return compile_automaton(pattern_marker("toy", "ab", delimiters), VOCABULARY)
+
+
+TOY = toy()
+
+
+class Runner:
+    """Slots, token history and batch layout as the V2 runner keeps them; decodes given rollouts token by token."""
+
+    def __init__(self, processor_class, monkeypatch: pytest.MonkeyPatch) -> None:
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcRequestState
+
+        self.history = torch.zeros(NUM_SLOTS, MAX_LENGTH, dtype=torch.int32)
+        self.prompt_len = np.zeros(NUM_SLOTS, dtype=np.int32)
+        state = LogitsProcRequestState(
+            device=torch.device("cpu"),
+            max_num_reqs=NUM_SLOTS,
+            vocab_size=len(VOCABULARY),
+            all_token_ids=SimpleNamespace(gpu=self.history),
+            prompt_len=SimpleNamespace(np=self.prompt_len),
+            prefill_len=None,
+            total_len=None,
+        )
+        config = SimpleNamespace(
+            speculative_config=None,
+            additional_config={"duet_markers": {"toy": "ab"}},
+            model_config=SimpleNamespace(model=LOADED),
+        )
+        monkeypatch.setattr("duet_trl.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts))
+        monkeypatch.setattr("duet_trl.engines.vllm._Markers.delimiters", None)
+        self.processor = processor_class(config, state)
+        self.generated: dict[int, list[int]] = {}
+
+    def admit(self, slot: int, gated: bool, keep: bool, generated: list[int], marker: str = "toy", **expected) -> None:
+        """expected: fingerprint, weights and thoughts that the request asks for."""
+        from vllm import SamplingParams
+
+        extra = gate_parameters(SPEC, marker, keep, SENTINEL, [EOS], **expected) if gated else None
+        self.prompt_len[slot] = len(PROMPT)  # the runner has stored the request before it tells the processor
+        params = SamplingParams(extra_args=extra, stop_token_ids=[SENTINEL])
+        assert self.processor.add_request(slot, params) == gated
+        self.history[slot] = -7  # what an earlier occupant left must not be read
+        self.generated[slot] = []
+        for token in [*PROMPT, *generated]:
+            self.append(slot, token)
+        self.processor.apply_staged_writes()
+
+    def append(self, slot: int, token: int) -> None:
+        tokens = self.generated[slot]
+        self.history[slot, len(tokens)] = token
+        tokens.append(token)
+
+    def apply(self, slots: list[int], seen: list[int] | None = None) -> torch.Tensor:
+        """Logits after one call of `apply` on zeros. seen: tokens of each slot that a chunked prefill has reached."""
+        from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
+
+        seen = seen or [len(self.generated[slot]) for slot in slots]
+        mapping = np.array(slots, dtype=np.int32)
+        ctx = LogitsContext(
+            expanded_idx_mapping=torch.from_numpy(mapping),
+            idx_mapping=torch.from_numpy(mapping),
+            idx_mapping_np=mapping,
+            expanded_local_pos=torch.zeros(len(slots), dtype=torch.int32),
+            input_ids=torch.tensor([self.generated[s][n - 1] for s, n in zip(slots, seen, strict=True)]),
+            pos=torch.tensor(seen) - 1,
+            seq_lens_upper_bound_np=np.array(seen),
+        )
+        return self.processor.apply(torch.zeros(len(slots), len(VOCABULARY)), ctx)
+
+
+def natural_rollout(random: np.random.Generator) -> list[int]:
+    length = int(random.integers(1, 40))
+    return random.choice([A, B, C], p=[0.15, 0.15, 0.7], size=length).tolist() + [EOS]
+
+
+def test_forced_stops_are_those_of_algorithm_1_under_preemption_reuse_and_reordering(monkeypatch):
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    random = np.random.default_rng(0)
+    runner = Runner(DUETLogitsProcessor, monkeypatch)
+    thoughts = [{}, {"delimiters": THOUGHT}, {"delimiters": THOUGHT, "in_thought": True}]
+    waiting = [(natural_rollout(random), bool(random.random() < 0.4), thoughts[row % 3], []) for row in range(200)]
+    running: dict[int, tuple[list[int], bool, dict, list[int]]] = {}
+    outcomes, preempted = set(), 0
+    while waiting or running:
+        for slot in set(range(NUM_SLOTS)) - running.keys():
+            if waiting:
+                running[slot] = waiting.pop()
+                _, keep, asked, ids = running[slot]
+                runner.admit(slot, True, keep, ids, **asked)
+        slots = random.permutation(list(running)).tolist()
+        if random.random() < 0.2:  # the first part of a chunked prefill: its sample is discarded
+            runner.apply(slots, [int(random.integers(1, len(runner.generated[slot]) + 1)) for slot in slots])
+        for slot, row in zip(slots, runner.apply(slots), strict=True):
+            stop = bool(row[SENTINEL] == FORCED)
+            assert (row[:SENTINEL] == 0.0).all() and row[SENTINEL] in (FORCED, -torch.inf)
+            natural, keep, asked, ids = running[slot]
+            if not stop:
+                ids.append(natural[len(ids)])
+                runner.append(slot, ids[-1])
+            if stop or len(ids) == len(natural):
+                ends = toy_ends(natural, **asked)
+                expected = algorithm_1(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends)
+                assert (ids, stop) == (expected.ids, expected.stopped)
+                outcomes.add(expected.outcome)
+                del running[slot]
+            elif random.random() < 0.05:
+                waiting.insert(0, running.pop(slot))
+                preempted += 1
+    assert outcomes == set(Outcome) and preempted > 20
+
+
+def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    runner = Runner(DUETLogitsProcessor, monkeypatch)
+    runner.admit(0, False, False, [C] * 20)
+    runner.admit(1, True, False, [C] * 13)
+    untouched, forced = runner.apply([0, 1])
+    assert (untouched == 0.0).all() and forced.tolist() == [0.0] * 4 + [FORCED]  # at K2 + G
+    runner.admit(1, False, False, [C] * 13)  # the slot is used again
+    assert (runner.apply([1, 0]) == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("asked", "refused"),
+    [
+        ({"fingerprint": TOY.fingerprint, "weights": LOADED}, False),
+        ({"fingerprint": TOY.fingerprint[:-1] + "x"}, True),
+        ({"weights": "/weights/6"}, True),
+        ({"marker": "unheard of"}, True),
+    ],
+)
+def test_request_for_another_engine_is_stopped_before_its_first_token(monkeypatch, asked, refused):
+    from duet_trl.engines.vllm import DUETLogitsProcessor
+
+    runner = Runner(DUETLogitsProcessor, monkeypatch)
+    runner.admit(2, True, False, [], **asked)
+    assert runner.apply([2])[0, SENTINEL] == (FORCED if refused else -torch.inf)
+    runner.admit(2, True, False, [C])  # the slot is used again
+    assert runner.apply([2])[0, SENTINEL] == -torch.inf
+
+
+@pytest.mark.slow
+def test_real_v2_runner_stops_rollouts_where_algorithm_1_does(tiny_path):
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.engines.v2_runner", str(tiny_path)],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]  # a rollout that differs ends the process
+    report = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("REPORT"))[7:])
+    assert report["runner"].startswith("vllm.v1.worker.cpu.") and report["kernel"] and report["preemptions"] > 0
+    assert min(report["outcomes"]) > 0 and report["at_the_end"] > 0 and report["early"] > 0
+    assert report["forced_logprobs"] == [0.0] and report["ungated_forced"] == 0 and report["left_out"] <= 2
+    assert report["never_firing"]["equal"] and report["never_firing"]["tokens"] > 80

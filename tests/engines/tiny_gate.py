@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate around the tiny policy, and what the oracle needs to know about its rollouts."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, Qwen3ForCausalLM
+
+from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
+from duet_trl.gate.markers import completion_ends, get_marker
+from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
+from duet_trl.gate.sentinel import find_sentinel
+from duet_trl.gate.vocabulary import vocabulary_bytes
+from tests.gate.oracle import Rollout, algorithm_1
+from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
+
+MARKER = "math"
+CAP = 100
+SPECS = (
+    GateSpec(16, 32, 8, poll_interval=4),
+    GateSpec(8, 40, 12, poll_interval=8, entropy_threshold=3.36),  # near the median entropy of the tiny policy
+    GateSpec(16, 24, 0, poll_interval=5, trim=False),
+    GateSpec(16, 32, 8, poll_interval=4, abort=False, window=20),
+)
+
+
+@dataclass(frozen=True)
+class TinyGate:
+    """Tokenizer, compiled marker and special ids of the tiny policy saved at `path`."""
+
+    path: Path
+    vocabulary: list[bytes | None] = field(default_factory=lambda: vocabulary_bytes(tiny_tokenizer(), MODEL_VOCAB))
+
+    @cached_property
+    def eos_ids(self) -> list[int]:
+        tokenizer = tiny_tokenizer()
+        return [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
+
+    @cached_property
+    def sentinel(self) -> int:
+        return find_sentinel(tiny_tokenizer(), MODEL_VOCAB, self.eos_ids)
+
+    @cached_property
+    def automaton(self) -> TokenAutomaton:
+        return compile_automaton(get_marker(MARKER), self.vocabulary)
+
+    @cached_property
+    def model(self) -> PreTrainedModel:
+        return Qwen3ForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+
+    def parameters(self, spec: GateSpec, keep: bool, marker: str = MARKER) -> dict:
+        return gate_parameters(spec, marker, bool(keep), self.sentinel, self.eos_ids)
+
+    def marker_ends(self, ids: list[int]) -> list[int]:
+        """Lengths at which a marker is complete, read from the bytes of the text instead of the token table."""
+        ends, text, begin = [], b"", 0
+        for length, token in enumerate(ids, start=1):
+            piece = self.vocabulary[token]
+            if piece is None:  # no marker spans a special token
+                text, begin = b"", 0
+                continue
+            text += piece
+            if any(begin < end for end in completion_ends(get_marker(MARKER), text)):
+                ends.append(length)
+            begin = len(text)
+        return ends
+
+    def entropies(self, prompt: list[int], ids: list[int]) -> np.ndarray:
+        """Entropy of the next token after each prefix of a rollout, shape (L + 1,); inf where an EOS is likeliest."""
+        with torch.no_grad():
+            logits = self.model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 :]
+        entropy = torch.distributions.Categorical(logits=logits).entropy().double().numpy()
+        return np.where(np.isin(logits.argmax(-1).numpy(), self.eos_ids), np.inf, entropy)
+
+
+def random_prompts(num_prompts: int, seed: int, longest: int = 60) -> list[list[int]]:
+    """Prompts of 3 to `longest` printable bytes."""
+    random = np.random.default_rng(seed)
+    return [random.integers(33, 250, size=random.integers(3, longest)).tolist() for _ in range(num_prompts)]
+
+
+def assert_algorithm_1(
+    gate: TinyGate, prompts: list[list[int]], gated: list[list[int]], specs: list[GateSpec], keep: np.ndarray
+) -> list[Rollout]:
+    """An engine stopped its rollouts exactly where Algorithm 1 stops them, and replay recovers the same outcomes.
+
+    Where a rollout was stopped, what would have followed is unknown but also irrelevant: any token will do. Rollouts
+    with an entropy so near its threshold that rounding decides are left out; there must be few.
+    """
+    ids, stopped = split_sentinel(gated, gate.sentinel)
+    checked = []
+    for row, spec in enumerate(specs):
+        entropy = gate.entropies(prompts[row], ids[row])
+        if np.abs(entropy - spec.entropy_threshold).min() < 1e-4:
+            continue
+        natural = ids[row] + [0] * int(stopped[row])
+        expected = algorithm_1(spec, natural, keep[row], entropy, gate.marker_ends(ids[row]))
+        assert (ids[row], stopped[row]) == (expected.ids, expected.stopped), row
+        replayed = replay(spec, gate.automaton, ids[row : row + 1], stopped[row : row + 1], keep[row : row + 1])
+        assert (replayed.outcome[0], replayed.marker_at[0]) == (expected.outcome, expected.marker_at), row
+        checked.append(expected)
+    assert len(checked) > 0.9 * len(specs)
+    assert {rollout.outcome for rollout in checked} == set(Outcome)
+    assert any(rollout.stopped and rollout.outcome == Outcome.ANSWERED for rollout in checked)
+    return checked
+
+
+def replay_all(gate: TinyGate, gated: list[list[int]], specs: list[GateSpec], keep: np.ndarray) -> None:
+    """Replay the rollouts of each spec; raises if the engine did anything else."""
+    ids, stopped = split_sentinel(gated, gate.sentinel)
+    for spec in SPECS:
+        rows = [row for row, chosen in enumerate(specs) if chosen is spec]
+        replay(spec, gate.automaton, [ids[row] for row in rows], stopped[rows], keep[rows])

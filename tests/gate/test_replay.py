@@ -1,0 +1,333 @@
+# SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, propensity, replay, split_sentinel
+from duet_trl.gate.streaming import StreamingGate
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton, toy_ends
+
+AUTOMATON = toy_automaton()
+THINKING = toy_automaton(THOUGHT)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> GateSpec:
+    poll_threshold = draw(st.integers(1, 12))
+    return GateSpec(
+        poll_threshold=poll_threshold,
+        abort_threshold=poll_threshold + draw(st.integers(0, 12)),
+        grace_window=draw(st.integers(0, 6)),
+        poll_interval=draw(st.integers(1, 5)),
+        trim=draw(st.booleans()),
+        abort=draw(st.booleans()),
+        entropy_threshold=draw(st.sampled_from([0.0, 0.5])),
+        window=draw(st.sampled_from([None, 1, 2, 5])),
+    )
+
+
+@st.composite
+def natural_rollouts(draw: st.DrawFn) -> list[int]:
+    """C is likelier than A and B, so that markers come late; some rollouts end by EOS, some at the length cap."""
+    ids = draw(st.lists(st.sampled_from([A, B, C, C]), max_size=40))
+    return ids + draw(st.sampled_from([[EOS], [C]]))
+
+
+def spec(**changes) -> GateSpec:
+    """K1 = 4, K2 = 8, G = 3, polls at multiples of 2 and at 11."""
+    values = {"poll_threshold": 4, "abort_threshold": 8, "grace_window": 3, "poll_interval": 2, **changes}
+    return GateSpec(**values)
+
+
+def with_marker_at(position: int, length: int) -> list[int]:
+    """Rollout of C's whose only marker completes at `position` tokens."""
+    ids = [C] * length
+    ids[position - 2 : position] = [A, B]
+    return ids
+
+
+def stream(
+    gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0, automaton=AUTOMATON, in_thought=None
+) -> list[tuple[list[int], bool]]:
+    """A little engine: random subsets of rows decode, rows are preempted, moved and swapped between slots."""
+    random = np.random.default_rng(seed)
+    slots = len(naturals) + 2
+    gate = StreamingGate(slots, [automaton])
+    in_thought = [False] * len(naturals) if in_thought is None else in_thought
+    home = dict(enumerate(random.permutation(slots)[: len(naturals)].tolist()))  # rollout -> slot
+    generated: list[list[int]] = [[] for _ in naturals]
+    stopped = [False] * len(naturals)
+    for rollout, slot in home.items():
+        gate.admit(slot, gate_spec, keep[rollout], in_thought=in_thought[rollout])
+    running = list(home)
+    while running:
+        for _ in range(2):
+            first, second = random.integers(slots, size=2).tolist()
+            gate.swap(first, second)
+            exchange = {first: second, second: first}
+            home = {rollout: exchange.get(slot, slot) for rollout, slot in home.items()}
+        for rollout in running:
+            if random.random() < 0.1:  # preempted: resumes elsewhere from its tokens
+                free = next(slot for slot in range(slots) if slot not in home.values())
+                home[rollout] = free
+                prefix = generated[rollout]
+                gate.admit(free, gate_spec, keep[rollout], prefix=prefix, in_thought=in_thought[rollout])
+        batch = [rollout for rollout in random.permutation(running).tolist() if random.random() < 0.7]
+        if not batch:
+            continue
+        rows = np.array([home[rollout] for rollout in batch])
+        next_entropy = np.array([entropy[rollout][len(generated[rollout])] for rollout in batch])
+        armed = gate.armed(rows)
+        stops = gate.stops(rows, ~armed | (next_entropy < gate_spec.entropy_threshold))  # only armed rows may look
+        for rollout, stop in zip(batch, stops, strict=True):
+            if stop:
+                stopped[rollout] = True
+            else:
+                generated[rollout].append(naturals[rollout][len(generated[rollout])])
+        ended = {rollout for rollout in batch if stopped[rollout] or len(generated[rollout]) == len(naturals[rollout])}
+        alive = [rollout for rollout in batch if rollout not in ended]
+        if alive:
+            gate.step(np.array([home[r] for r in alive]), np.array([generated[r][-1] for r in alive]))
+        running = [rollout for rollout in running if rollout not in ended]
+    return list(zip(generated, stopped, strict=True))
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs(), st.lists(st.tuples(natural_rollouts(), st.booleans()), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_order(gate_spec, rollouts, seed):
+    naturals, keep = [ids for ids, _ in rollouts], [coin for _, coin in rollouts]
+    random = np.random.default_rng(seed)
+    entropy = [next_entropies(len(ids), random) for ids in naturals]
+    expected = [algorithm_1(gate_spec, *row, toy_ends(row[0])) for row in zip(naturals, keep, entropy, strict=True)]
+
+    streamed = stream(gate_spec, naturals, keep, entropy, seed)
+    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
+
+    replayed = replay(gate_spec, AUTOMATON, [ids for ids, _ in streamed], np.array([s for _, s in streamed]), keep)
+    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
+    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
+    assert replayed.length.tolist() == [len(rollout.ids) for rollout in expected]
+    assert replayed.trimmed.tolist() == [r.stopped and r.outcome == Outcome.ANSWERED for r in expected]
+    # The answer time is the tau of what was generated, had it run on with nothing but polls.
+    free, on = replace(gate_spec, trim=False, abort=False), [C] * 40
+    polled = [algorithm_1(free, r.ids + on, True, [], toy_ends(r.ids)).marker_at for r in expected]
+    assert replayed.answered_at.tolist() == polled
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    specs(),
+    st.lists(st.tuples(natural_rollouts(), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.integers(0, 2**32),
+)
+def test_markers_inside_a_thought_do_not_count_wherever_it_was_opened(gate_spec, rollouts, seed):
+    naturals, keep, in_thought = map(list, zip(*rollouts, strict=True))
+    random = np.random.default_rng(seed)
+    entropy = [next_entropies(len(ids), random) for ids in naturals]
+    ends = [toy_ends(ids, THOUGHT, inside) for ids, inside in zip(naturals, in_thought, strict=True)]
+    expected = [algorithm_1(gate_spec, *row) for row in zip(naturals, keep, entropy, ends, strict=True)]
+
+    streamed = stream(gate_spec, naturals, keep, entropy, seed, THINKING, in_thought)
+    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
+
+    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
+    replayed = replay(gate_spec, THINKING, ids, stopped, keep, np.array(in_thought))
+    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
+    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
+
+
+def test_a_rollout_that_begins_in_a_thought_needs_an_automaton_that_knows_it():
+    with pytest.raises(ValueError, match="without its delimiters"):
+        StreamingGate(1, [AUTOMATON]).admit(0, spec(), keep=False, in_thought=True)
+    with pytest.raises(ValueError, match="without its delimiters"):
+        replay(spec(), AUTOMATON, [[C]], np.array([False]), [False], np.array([True]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs(), natural_rollouts(), st.booleans(), st.integers(0, 2**32), st.sampled_from([-1, 1]))
+def test_replay_rejects_a_stop_at_any_other_time(gate_spec, natural, keep, seed, error):
+    entropy = next_entropies(len(natural), np.random.default_rng(seed))
+    rollout = algorithm_1(gate_spec, natural, keep, entropy, toy_ends(natural))
+    # With a low-entropy stop a whole interval is possible, so only a fixed stop time can be proven wrong.
+    fixed = gate_spec.entropy_threshold == 0 or rollout.outcome == Outcome.ABORTED
+    if not (rollout.stopped and fixed) or len(rollout.ids) + error > len(natural) or len(rollout.ids) + error < 1:
+        return
+    with pytest.raises(GateMismatch):
+        replay(gate_spec, AUTOMATON, [natural[: len(rollout.ids) + error]], [True], [keep])
+
+
+@settings(max_examples=200, deadline=None)
+@given(specs(), st.lists(st.sampled_from([A, B, C]), min_size=2, max_size=30), st.booleans(), st.data())
+def test_a_resumed_rollout_goes_on_as_the_uninterrupted_one(gate_spec, ids, keep, data):
+    cut = data.draw(st.integers(1, len(ids)))
+    slots = np.array([0, 1])
+    gate = StreamingGate(2, [AUTOMATON])
+    gate.admit(0, gate_spec, keep)
+    for token in ids[:cut]:
+        gate.step(slots[:1], np.array([token]))
+    gate.admit(1, gate_spec, keep, prefix=ids[:cut])
+    for token in [*ids[cut:], C]:
+        assert len(set(gate.stops(slots).tolist())) == len(set(gate.armed(slots).tolist())) == 1
+        gate.step(slots, np.array([token, token]))
+
+
+def test_a_resumed_rollout_remembers_its_latest_marker_for_the_window():
+    gate = StreamingGate(1, [AUTOMATON])
+    markers_at_2_and_7 = [A, B, C, C, C, A, B]
+    gate.admit(0, spec(poll_threshold=8, window=3, trim=False), keep=False, prefix=markers_at_2_and_7)
+    stops = [gate.step(np.array([0]), np.array([C]))[0] for _ in range(6)]
+    assert not any(stops)  # seen at 8, so the gate at 11 does not abort it
+
+
+def run(gate_spec: GateSpec, natural: list[int], keep: bool) -> Rollout:
+    """One rollout through the streaming gate, its outcome by replay."""
+    never_low = [np.full(len(natural) + 1, np.inf)]
+    ((ids, stopped),) = stream(gate_spec, [natural], [keep], never_low)
+    replayed = replay(gate_spec, AUTOMATON, [ids], [stopped], [keep])
+    return Rollout(ids, stopped, Outcome(replayed.outcome[0]), int(replayed.marker_at[0]))
+
+
+def test_marker_before_polling_starts_is_seen_at_the_first_poll():
+    rollout = run(spec(), with_marker_at(2, 30), keep=False)
+    assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 4, 7)  # K1, K1 + G
+
+
+def test_marker_between_k2_and_the_gate_keeps_its_full_grace():
+    # Eq. 5 would stop at K2 + G = 11, Algorithm 1 at tau + G with tau = 10.
+    rollout = run(spec(), with_marker_at(9, 30), keep=False)
+    assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 10, 13)
+
+
+def test_the_gate_itself_polls_off_the_grid_and_the_marker_wins_there():
+    rollout = run(spec(), with_marker_at(11, 30), keep=False)
+    assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 11, 14)
+
+
+def test_aborted_rollout_has_exactly_k2_plus_g_policy_tokens():
+    rollout = run(spec(), with_marker_at(12, 30), keep=False)
+    assert (rollout.outcome, rollout.stopped, len(rollout.ids)) == (Outcome.ABORTED, True, 11)
+
+
+def test_rollout_kept_by_its_coin_is_never_trimmed_and_keeps_its_propensity():
+    rollout = run(spec(), with_marker_at(14, 30), keep=True)
+    assert (rollout.outcome, rollout.marker_at, rollout.stopped, len(rollout.ids)) == (Outcome.KEPT, -1, False, 30)
+    assert propensity(np.array([rollout.outcome]), 0.05).tolist() == [0.05]
+
+
+@pytest.mark.parametrize("last", [EOS, C], ids=["eos", "length cap"])
+def test_rollout_that_ends_exactly_at_the_gate_was_never_decided_about(last):
+    rollout = run(spec(), [C] * 10 + [last], keep=False)
+    assert (rollout.outcome, rollout.stopped, len(rollout.ids)) == (Outcome.NATURAL, False, 11)
+
+
+def test_marker_in_the_last_token_is_not_seen_because_nothing_is_asked_after_it():
+    assert run(spec(), with_marker_at(6, 6), keep=False).outcome == Outcome.NATURAL
+
+
+def test_without_abort_polling_goes_on_and_without_trim_an_answer_runs_on():
+    late = run(spec(abort=False), with_marker_at(25, 40), keep=False)
+    assert (late.outcome, late.marker_at, len(late.ids)) == (Outcome.ANSWERED, 26, 29)
+    untrimmed = run(spec(trim=False), with_marker_at(5, 40), keep=False)
+    assert (untrimmed.outcome, untrimmed.marker_at, len(untrimmed.ids)) == (Outcome.ANSWERED, 6, 40)
+
+
+def test_inactive_gate_changes_nothing_and_needs_no_automaton():
+    inactive = spec(trim=False, abort=False)
+    assert len(run(inactive, [C] * 40, keep=False).ids) == 40
+    outcome = replay(inactive, None, [[C] * 40, [A, B]], [False, False], [False, True]).outcome
+    assert outcome.tolist() == [Outcome.NATURAL] * 2
+
+
+def test_window_hides_a_marker_that_scrolled_out():
+    # Completed at 2, first poll at 4: three tokens back is enough, two are not.
+    assert run(spec(window=3), with_marker_at(2, 30), keep=False).outcome == Outcome.ANSWERED
+    assert run(spec(window=2), with_marker_at(2, 30), keep=False).outcome == Outcome.ABORTED
+
+
+def test_low_entropy_ends_the_grace_window_and_high_entropy_does_not():
+    low = spec(entropy_threshold=0.5)
+    entropy = np.full(31, 0.9)
+    entropy[[3, 5]] = 0.1  # t = 3 lies before the marker was seen, t = 5 after
+    ((ids, stopped),) = stream(low, [with_marker_at(3, 30)], [False], [entropy])
+    assert (len(ids), stopped) == (5, True)
+    assert replay(low, AUTOMATON, [ids], [True], [False]).trimmed.all()
+
+
+def test_engine_without_the_gate_is_an_error_that_names_rollout_and_remedy():
+    with pytest.raises(GateMismatch, match=r"rollout 1 ended by itself at 30 tokens.*stops it at 11 .*DUETLogits"):
+        replay(spec(), AUTOMATON, [[C, EOS], [C] * 30], [False, False], [False, False])
+    with pytest.raises(GateMismatch, match="was stopped at 30 tokens, but this gate does not stop it at all"):
+        replay(spec(), AUTOMATON, [[C] * 30], [True], [True])
+    with pytest.raises(GateMismatch, match="was stopped at 6 tokens, but this gate stops it at 7"):
+        replay(spec(), AUTOMATON, [with_marker_at(2, 6)], [True], [False])
+    with pytest.raises(GateMismatch, match="between 4 and 7"):
+        replay(spec(entropy_threshold=0.5), AUTOMATON, [with_marker_at(2, 30)], [False], [True])
+
+
+def test_length_cap_before_a_due_stop_is_natural():
+    capped = replay(spec(), AUTOMATON, [[C] * 9, with_marker_at(2, 5)], [False, False], [False, False])
+    assert capped.outcome.tolist() == [Outcome.NATURAL, Outcome.ANSWERED]
+    assert not capped.trimmed.any()
+
+
+def test_replay_of_nothing_is_nothing():
+    empty = replay(spec(), AUTOMATON, [], np.zeros(0, bool), np.zeros(0, bool))
+    assert empty.outcome.shape == empty.marker_at.shape == empty.length.shape == (0,)
+
+
+def test_split_sentinel_cuts_at_the_first_sentinel():
+    ids, stopped = split_sentinel([[1, 2, 9, 0, 9], (4, 5), [9]], sentinel=9)
+    assert ids == [[1, 2], [4, 5], []]
+    assert stopped.tolist() == [True, False, True]
+
+
+def test_propensity_is_epsilon_exactly_for_rollouts_that_met_the_coin():
+    assert propensity(np.array(list(Outcome)), 0.25).tolist() == [1.0, 1.0, 0.25, 0.25]
+
+
+@pytest.mark.parametrize("keep_probability", [0.0, -0.1, 1.5, float("nan")])
+def test_propensity_rejects_impossible_probabilities(keep_probability):
+    with pytest.raises(ValueError, match="keep_probability must be in"):
+        propensity(np.zeros(1), keep_probability)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"poll_threshold": 0}, "poll_threshold must be an integer >= 1"),
+        ({"grace_window": -1}, "grace_window"),
+        ({"poll_interval": True}, "poll_interval"),
+        ({"abort_threshold": 8.0}, "abort_threshold"),
+        ({"window": 0}, "window"),
+        ({"abort_threshold": 3}, "K2=3 and K1=4"),
+        ({"entropy_threshold": float("nan")}, "entropy_threshold"),
+        ({"entropy_threshold": -0.1}, "entropy_threshold"),
+    ],
+)
+def test_spec_rejects_bad_values(changes, message):
+    with pytest.raises(ValueError, match=message):
+        spec(**changes)
+
+
+def test_gate_of_two_markers_reads_each_row_with_its_own():
+    from duet_trl.gate.automaton import compile_automaton
+    from duet_trl.gate.markers import pattern_marker
+
+    other = compile_automaton(pattern_marker("other", "cc"), [b"a", b"b", b"c", None])
+    gate = StreamingGate(2, [AUTOMATON])
+    index = gate.add_automaton(other)
+    gate.admit(0, spec(), False, 0)
+    gate.admit(1, spec(), False, index)
+    stops = [gate.step(np.array([0, 1]), np.array([C, C])) for _ in range(11)]
+    assert [s.tolist() for s in stops[6:]] == [[False, True]] * 4 + [[True, True]]  # seen at 4, stop 7; abort at 11
+
+
+def test_automata_over_different_vocabularies_are_refused():
+    from duet_trl.gate.automaton import compile_automaton
+    from duet_trl.gate.markers import pattern_marker
+
+    with pytest.raises(ValueError, match="one vocabulary"):
+        StreamingGate(1, [AUTOMATON, compile_automaton(pattern_marker("x", "ab"), [b"a", b"b"])])

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushing to a local stand-in of the Hub's HTTP interface, and what the card says."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers.utils.hub
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import TrlParser
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.seams.checkpoint import STATE_FILE
+from duet_trl.seams.hub import configuration_yaml
+from tests.runs import duet_settings, duet_trainer
+
+TOKEN = "hf_standin"
+
+
+class Hub(ThreadingHTTPServer):
+    """Takes one model: creation, upload by LFS or inline, one commit, and serves the files again."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.files: dict[str, bytes] = {}
+        self.objects: dict[str, bytes] = {}
+        self.address = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *args) -> None:
+        pass
+
+    def answer(self, value: object, status: int = 200) -> None:
+        body = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def do_POST(self) -> None:
+        body = self.body()
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            self.answer({"error": "Invalid username or password."}, 401)
+        elif self.path == "/api/repos/create":
+            name = json.loads(body)["name"]
+            self.answer({"url": f"{self.server.address}/me/{name}", "name": f"me/{name}", "id": "1"})
+        elif self.path == "/api/validate-yaml":
+            self.answer({"warnings": [], "errors": []})
+        elif "/preupload/" in self.path:
+            wanted = json.loads(body)["files"]
+            kinds = [{"path": f["path"], "uploadMode": _mode(f["path"]), "shouldIgnore": False} for f in wanted]
+            self.answer({"files": kinds})
+        elif self.path.endswith("/info/lfs/objects/batch"):
+            objects = [
+                {
+                    "oid": o["oid"],
+                    "size": o["size"],
+                    "actions": {"upload": {"href": f"{self.server.address}/lfs/{o['oid']}"}},
+                }
+                for o in json.loads(body)["objects"]
+            ]
+            self.answer({"transfer": "basic", "objects": objects})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                value = line["value"]
+                if line["key"] == "file":
+                    self.server.files[value["path"]] = base64.b64decode(value["content"])
+                elif line["key"] == "lfsFile":
+                    self.server.files[value["path"]] = self.server.objects[value["oid"]]
+            self.answer({"commitUrl": f"{self.server.address}/me/x/commit/1", "commitOid": "1" * 40})
+        else:
+            self.answer({"error": f"no such endpoint {self.path}"}, 404)
+
+    def do_PUT(self) -> None:
+        self.server.objects[self.path.rsplit("/", 1)[1]] = self.body()
+        self.answer({})
+
+    def do_GET(self) -> None:
+        self.answer({"id": "me/x", "siblings": [], "sha": "1" * 40, "lastModified": "2026-01-01T00:00:00.000Z"})
+
+
+def _mode(path: str) -> str:
+    return "lfs" if path.endswith((".safetensors", ".bin", ".png")) else "regular"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in of the Hub that this process takes for the real one."""
+    server = Hub()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    for name, value in (("ENDPOINT", server.address), ("HF_HUB_OFFLINE", False), ("HF_HUB_DISABLE_XET", True)):
+        monkeypatch.setattr(huggingface_hub.constants, name, value)
+    monkeypatch.setattr(transformers.utils.hub, "_hf_api", None)  # it remembers the address
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def trained(tiny_path: Path, output_dir: Path):
+    trainer = duet_trainer(tiny_path, output_dir, max_steps=2, hub_model_id="me/tiny", hub_token=TOKEN)
+    trainer.train()
+    return trainer
+
+
+def test_model_tokenizer_card_and_controller_reach_the_hub_and_load_again(tiny_path, tmp_path, hub):
+    trainer = trained(tiny_path, tmp_path / "out")
+    trainer.push_to_hub()
+    for name in ("model.safetensors", "tokenizer.json", "config.json", "README.md", STATE_FILE):
+        assert hub.files[name], name
+    received = tmp_path / "received"
+    for name, data in hub.files.items():
+        (received / name).parent.mkdir(parents=True, exist_ok=True)
+        (received / name).write_bytes(data)
+    model = AutoModelForCausalLM.from_pretrained(received, dtype=torch.float32)
+    pairs = zip(model.parameters(), trainer.model.parameters(), strict=True)
+    assert all(torch.equal(mine, yours) for mine, yours in pairs)
+    assert AutoTokenizer.from_pretrained(received)("4").input_ids == trainer.processing_class("4").input_ids
+    assert json.loads(hub.files[STATE_FILE]) == json.loads(json.dumps(trainer.controller.state_dict()))
+    card = hub.files["README.md"].decode()
+    assert "![outcomes](figures/outcomes.png)" in card
+    assert hub.files["figures/fan_out.png"].startswith(b"\x89PNG") and "arXiv:2605.08441" in card and "tags:" in card
+    assert TOKEN not in card and str(tmp_path) not in card
+
+
+def test_a_run_that_is_to_be_pushed_says_without_a_hub_what_to_do_before_it_trains(tiny_path, tmp_path, hub):
+    hub.shutdown()
+    hub.server_close()  # nothing listens: the HTTP library's own error, which is no OSError
+    with pytest.raises(ConnectionError, match=r"'me/tiny'.*hf auth login.*HF_HUB_OFFLINE.*push_to_hub=False"):
+        duet_trainer(tiny_path, tmp_path, push_to_hub=True, hub_model_id="me/tiny", hub_token=TOKEN)
+
+
+def test_without_a_network_a_push_says_where_the_model_is(tiny_path, tmp_path, hub):
+    trainer = trained(tiny_path, tmp_path)
+    hub.shutdown()
+    hub.server_close()
+    with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: ConnectError: .*hf auth login"):
+        trainer.push_to_hub()
+    assert (tmp_path / "model.safetensors").exists()
+
+
+def test_the_card_of_a_local_model_names_no_model_called_none(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path / "sums", max_steps=1)
+    trainer.create_model_card()
+    card = (tmp_path / "sums" / "README.md").read_text()
+    assert "# Model Card for sums\n" in card and "fine-tuned version of a local model" in card
+    assert "None" not in card.split("## Training under a token budget")[0]
+
+
+def test_without_a_hub_the_model_is_saved_and_the_error_says_where_and_what_to_do(tiny_path, tmp_path):
+    trainer = trained(tiny_path, tmp_path)
+    with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: .*hf auth login"):
+        trainer.push_to_hub()  # HF_HUB_OFFLINE is set for all tests
+    for name in ("model.safetensors", "tokenizer.json", STATE_FILE):
+        assert (tmp_path / name).exists()
+
+
+def test_wrong_token_is_named_after_the_model_is_saved(tiny_path, tmp_path, hub):
+    trainer = trained(tiny_path, tmp_path)
+    with pytest.raises(RuntimeError, match=r"was not pushed: .*401"):
+        trainer.push_to_hub(token="hf_wrong")
+    assert not hub.files and (tmp_path / "model.safetensors").exists()
+
+
+def test_configuration_in_the_card_is_read_back_to_the_same_one(tmp_path):
+    config = DUETGRPOConfig(**duet_settings(tmp_path, preset="paper", keep_probability=0.2, hub_token="secret"))
+    text = configuration_yaml(config)
+    assert "secret" not in text and str(tmp_path) not in text
+    path = tmp_path / "card.yaml"
+    path.write_text(text)
+    (again,) = TrlParser(DUETGRPOConfig).parse_args_and_config(
+        ["--config", str(path), "--output_dir", config.output_dir, "--hub_token", "secret"]
+    )
+    assert again.to_dict() == config.to_dict()
+    assert yaml.safe_load(text)["keep_probability"] == 0.2

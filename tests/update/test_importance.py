@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Weights of Eq. 6 and the surcharge of Theorem 2: closed forms, enumeration and seeded statistics."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.update.importance import effective_sample_size, rollout_weights, surcharge, surcharge_bound
+
+
+def weights_of(counts, **arguments):
+    """One weight per prompt when nothing was aborted or kept by the coin."""
+    counts = np.asarray(counts)
+    group = np.arange(len(counts))
+    return rollout_weights(counts, group, np.ones(len(counts)), np.zeros(len(counts), bool), **arguments)
+
+
+def test_clipped_weights_by_hand():
+    # Mean of 1, 4, 10 is 5: s_pre = 1/5, 4/5, min(10/5, 1).
+    assert np.allclose(weights_of([1, 4, 10]), [5.0, 1.25, 1.0])
+
+
+def test_floor_bounds_the_weight_of_a_scarce_prompt():
+    # Mean 16: 1/16 is above a floor of 0.05 and below one of 0.25.
+    assert np.allclose(weights_of([1, 31], floor=0.05), [16.0, 1.0])
+    assert np.allclose(weights_of([1, 31], floor=0.25), [4.0, 1.0])
+
+
+@given(st.lists(st.integers(1, 32), min_size=1, max_size=20))
+def test_exact_weights_give_every_prompt_the_same_total(counts):
+    counts = np.array(counts)
+    assert np.allclose(weights_of(counts, stratification="exact") * counts, counts.mean())
+
+
+@given(st.lists(st.integers(1, 32), min_size=1, max_size=20))
+def test_clipped_weights_are_the_exact_ones_where_neither_clip_binds(counts):
+    counts = np.array(counts)
+    free = (counts <= counts.mean()) & (counts / counts.mean() >= 0.05)
+    assert np.allclose(weights_of(counts)[free], weights_of(counts, stratification="exact")[free])
+    assert (weights_of(counts)[counts >= counts.mean()] == 1).all()
+
+
+def test_uniform_counts_without_abort_weigh_one():
+    for stratification in ("clip", "exact", "none"):
+        assert (weights_of([8, 8, 8], stratification=stratification) == 1).all()
+
+
+def test_kept_by_the_coin_weighs_the_inverse_propensity_and_aborted_nothing():
+    weights = rollout_weights([3], [0, 0, 0], [1.0, 0.05, 0.05], [False, False, True], stratification="none")
+    assert np.allclose(weights, [1.0, 20.0, 0.0])
+    assert weights.dtype == np.float64
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
+@settings(deadline=None)
+def test_permuting_rollouts_permutes_weights(counts, seed):
+    rng = np.random.default_rng(seed)
+    group = np.repeat(np.arange(len(counts)), counts)
+    propensity, aborted = rng.choice([0.05, 1.0], len(group)), rng.random(len(group)) < 0.2
+    order = rng.permutation(len(group))
+    weights = rollout_weights(counts, group, propensity, aborted)
+    assert np.array_equal(weights[order], rollout_weights(counts, group[order], propensity[order], aborted[order]))
+
+
+def test_weights_are_unbiased_over_the_coin():
+    # E[w] over the coin is 1 for both kinds of rollout: keep with eps and weigh 1/eps, or abort and weigh 0.
+    eps = 0.05
+    kept = rollout_weights([1], [0], [eps], [False])
+    aborted = rollout_weights([1], [0], [eps], [True])
+    assert eps * kept + (1 - eps) * aborted == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stratification": "clipped"}, "stratification must be one of"),
+        ({"num_rollouts": [0, 2]}, "num_rollouts must be at least 1, got 0"),
+        ({"propensity": [1.0, 0.0]}, "propensity must be in"),
+        ({"propensity": [1.0, np.nan]}, "propensity must be in"),
+        ({"propensity": [1.0]}, "propensity must have shape"),
+        ({"group": [0, 2]}, "group must be in 0..1, got 0..2"),
+        ({"aborted": [False]}, "aborted must have shape"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    arguments = {"num_rollouts": [1, 1], "group": [0, 1], "propensity": [1.0, 1.0], "aborted": [False, False]}
+    with pytest.raises(ValueError, match=message):
+        rollout_weights(**(arguments | change))
+
+
+def test_empty_step():
+    assert rollout_weights([], [], [], []).shape == (0,)
+    assert effective_sample_size([]) == 0.0
+
+
+def test_effective_sample_size_of_equal_weights_is_their_number():
+    assert effective_sample_size([2.0] * 7 + [0.0] * 3) == pytest.approx(7)
+    # (1 + 1 + 20)^2 / (1 + 1 + 400)
+    assert effective_sample_size([1.0, 1.0, 20.0]) == pytest.approx(484 / 402)
+
+
+def enumerated_second_moments(values, markerless, eps):
+    """E|h|^2 of the estimator of Theorem 2 and E|Z|^2 of the natural rollout, over rollouts and coins."""
+    natural = np.mean(values**2)
+    estimator = np.mean(np.where(markerless, eps * (values / eps) ** 2 + (1 - eps) * 0.0, values**2))
+    return estimator, natural
+
+
+def test_bound_is_met_with_equality_when_nothing_is_trimmed():
+    # Without a trim the dropped non-positive term of the proof is zero, so Eq. 8 holds with equality.
+    rng = np.random.default_rng(0)
+    values, markerless, eps = rng.normal(size=1000), rng.random(1000) < 0.3, 0.05
+    estimator, natural = enumerated_second_moments(values, markerless, eps)
+    bound = surcharge_bound(markerless.mean(), eps, np.mean(values[markerless] ** 2))
+    assert bound == pytest.approx(estimator - natural, rel=1e-12)
+
+
+def test_bound_at_the_extremes():
+    assert surcharge_bound(0.0, 0.05, 1.0) == 0.0
+    assert surcharge_bound(1.0, 1.0, 1.0) == 0.0
+    assert surcharge_bound(1.0, 0.01, 1.0) == pytest.approx(99.0)  # the paper's worst case
+    with pytest.raises(ValueError, match="keep_probability"):
+        surcharge_bound(0.1, 0.0, 1.0)
+
+
+def test_tracker_by_hand():
+    # Prompt 0: natural (z = -1), kept by the coin (z = -2), aborted. Prompt 1: natural with A = 0, log-prob unknown.
+    figures = surcharge(
+        advantages=[1.0, -1.0, -1.0, 0.0],
+        sum_logps=[-10.0, -60.0, np.nan, np.nan],
+        lengths=[10, 30, 50, 20],
+        group=[0, 0, 0, 1],
+        propensity=[1.0, 0.5, 0.5, 1.0],
+        aborted=[False, False, True, False],
+        num_prompts=2,
+        keep_probability=0.5,
+    )
+    # N_t = 60; prompt 0: marker-less rate 2/3, odds 1, sigma^2 = 4, weights 1/6 and 1/2. Prompt 1: rate 0.
+    assert figures.surcharge == pytest.approx(2 / 3 * 4 * (1 / 36 + 1 / 4))
+    assert figures.natural == pytest.approx(1 / 36 * 1 + 1 / 4 * 4 / 0.5)
+    assert figures.factor == pytest.approx(1 + figures.surcharge / figures.natural)
+
+
+def test_prompt_without_a_kept_marker_less_rollout_borrows_the_pool():
+    arguments = {"keep_probability": 0.5, "num_prompts": 2, "lengths": [10] * 4, "group": [0, 0, 1, 1]}
+    arguments |= {"advantages": [1.0] * 4, "sum_logps": [-10.0, -10.0, -30.0, -30.0]}
+    # Prompt 0 has an abort and no kept marker-less rollout; prompt 1's has z^2 = 9; N_t = 30.
+    pooled = surcharge(**arguments, propensity=[1, 0.5, 1, 0.5], aborted=[False, True, False, False])
+    assert pooled.surcharge == pytest.approx(0.5 * 9 * 1 / 9 + 0.5 * 9 * 2 / 9)
+    # Nobody has one: all kept rollouts stand in, mean of 1, 9, 9.
+    stand_in = surcharge(**arguments, propensity=[1, 0.5, 1, 1], aborted=[False, True, False, False])
+    assert stand_in.surcharge == pytest.approx(0.5 * 19 / 3 * 1 / 9)
+
+
+def test_factor_is_one_without_marker_less_rollouts_and_in_an_empty_step():
+    arguments = {"propensity": [1.0], "num_prompts": 1, "keep_probability": 0.05, "group": [0], "lengths": [5]}
+    assert surcharge([1.0], [-3.0], aborted=[False], **arguments).factor == 1.0
+    assert surcharge([1.0], [-3.0], aborted=[True], **arguments).factor == 1.0
+
+
+def test_tracked_factor_matches_the_realised_second_moments():
+    # 400 prompts x 8 rollouts of one length, 20% marker-less, z ~ N(0, 1) for both kinds: the estimator's second
+    # moment is (0.8 + 0.2 / eps) times the natural one, 1.8 at eps = 0.2. Aborted rollouts leave N_t, as in the
+    # paper's expression, which therefore sums weights over kept rows only: 0.84 of them.
+    rng, eps, num_prompts = np.random.default_rng(1), 0.2, 400
+    group = np.repeat(np.arange(num_prompts), 8)
+    markerless = rng.random(len(group)) < 0.2
+    aborted = markerless & (rng.random(len(group)) >= eps)
+    figures = surcharge(
+        advantages=rng.normal(size=len(group)),
+        sum_logps=np.full(len(group), -50.0),
+        lengths=np.full(len(group), 50),
+        group=group,
+        propensity=np.where(markerless, eps, 1.0),
+        aborted=aborted,
+        num_prompts=num_prompts,
+        keep_probability=eps,
+    )
+    # The natural moment weighs each kept marker-less rollout by 1/eps and so covers all rollouts: factor
+    # 1 + 0.8 * (kept share), up to sampling noise of about 7% in sigma^2_mless (128 kept rows).
+    assert figures.factor == pytest.approx(1 + 0.8 * 0.84, rel=0.1)
