@@ -5,7 +5,6 @@ A method is a set of switches (`METHODS`) plus the parts that `build_controller`
 the paper enters with one entry and one allocator, gate, filter or weigher of the same signature.
 """
 
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
@@ -13,12 +12,12 @@ from ..allocate.budget import Budget
 from ..allocate.mixed import MixedAllocator
 from ..allocate.statistics import PromptStatistics
 from ..allocate.surrogate import Surrogate
-from ..controller import Controller
 from ..gate.automaton import TokenAutomaton
 from ..gate.marker_gate import MarkerGate
 from ..gate.thresholds import LengthThresholds
-from ..update.filters import drop_aborted, drop_zero_advantage
-from ..update.importance import rollout_weights
+from .duet import Duet, Update
+from .grpo import GRPO, GRPOOptions
+from .method import Method, Setting
 
 if TYPE_CHECKING:
     from ..config import DUETGRPOConfig
@@ -39,36 +38,42 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Controller:
-    """Controller of a configuration (Algorithm 1 with the configured parts).
+def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+    """The method of a configuration.
 
     Args:
         config (DUETGRPOConfig): Checked configuration.
         automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
 
     Returns:
-        Controller: Fresh controller without observations.
+        Method: Fresh, without observations.
     """
-    return Controller(
-        allocator=_allocator(config),
-        gate=_gate(config, automaton),
-        weigher=partial(rollout_weights, stratification=config.stratification, floor=config.stratification_floor),
+    setting = Setting(
+        num_prompts=config.num_prompts,
+        num_generations=config.num_generations,
+        max_completion_length=config.max_completion_length,
+        max_rollouts=config.max_rollouts,
+        scale_rewards=config.scale_rewards,
+        multi_objective_aggregation=config.multi_objective_aggregation,
+        seed=config.seed,
+    )
+    if config.method == "grpo":
+        return GRPO(setting, GRPOOptions())
+    update = Update(
+        baseline=config.advantage_baseline,
         train_aborted=config.aborted_rollouts == "failure",
-        rollout_filter=(
-            partial(drop_zero_advantage, cutoff=config.advantage_cutoff)
-            if config.drop_zero_advantage
-            else drop_aborted
-        ),
-        identity={
-            "method": config.method,
-            "preset": config.preset,
-            "marker": config.marker if config.gated else None,
-            "automaton": automaton.fingerprint if automaton is not None else None,
-            "max_completion_length": config.max_completion_length,
-            "num_generations": config.num_generations,
-            "budget_reading": config.budget_reading,
-            "seed": config.seed,
-        },
+        stratification=config.stratification,
+        stratification_floor=config.stratification_floor,
+        drop_zero_advantage=config.drop_zero_advantage,
+        cutoff=config.advantage_cutoff,
+    )
+    return Duet(
+        setting,
+        _allocator(config),
+        _gate(config, automaton),
+        update,
+        plain=not config.duet_active,
+        identity={"method": config.method, "preset": config.preset, "budget_reading": config.budget_reading},
     )
 
 

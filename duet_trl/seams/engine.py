@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,13 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from ..config import DUETGRPOConfig
 from ..gate.automaton import TokenAutomaton, compile_automaton
-from ..gate.marker_gate import GatePlan
 from ..gate.markers import get_marker
 from ..gate.parameters import gate_parameters
 from ..gate.replay import split_sentinel
 from ..gate.sentinel import find_sentinel
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..gate.vocabulary import vocabulary_bytes
+from ..rollouts import Job
 from .answer_region import Thoughts
 from .lockstep import in_lockstep
 
@@ -189,6 +189,11 @@ def _check_installed(mode: str) -> None:
         )
 
 
+def active(jobs: Sequence[Job]) -> bool:
+    """Whether any of the rollouts may be stopped."""
+    return any(job.gate is not None and (job.gate.trim or job.gate.abort) for job in jobs)
+
+
 class Engine:
     """The engine TRL generates with, gated on demand.
 
@@ -280,23 +285,22 @@ class Engine:
             trainer.vllm_generation.generation_kwargs = kwargs | {"stop_token_ids": [*stops, *extra]}
 
     def gated(
-        self, trainer: "DUETGRPOTrainer", gate: GatePlan, rows: np.ndarray, prompt_ids: list[list[int]]
+        self, trainer: "DUETGRPOTrainer", jobs: Sequence[Job], prompt_ids: list[list[int]]
     ) -> AbstractContextManager:
         """While active, generation of these rollouts runs through the gate.
 
         Args:
             trainer (DUETGRPOTrainer): Owner of model and engine.
-            gate (GatePlan): Gate of the step.
-            rows (np.ndarray): Global numbers of the rollouts, in the order of the prompts, shape (R,).
+            jobs (Sequence[Job]): In the order of the prompts, length R.
             prompt_ids (list[list[int]]): Tokens of these, length R.
         """
-        if self.setup is None or not gate.active:
+        if not active(jobs):
             return nullcontext()
         eos_ids, marker, sentinel = trainer.eos_token_ids, self.setup.marker, self.setup.sentinel
         names = {"fingerprint": self.setup.automaton.fingerprint, "delimiters": self.setup.delimiters}
         parameters = [
-            gate_parameters(gate.spec, marker, bool(gate.keep[row]), sentinel, eos_ids, in_thought=thinks, **names)
-            for row, thinks in zip(rows, self.thoughts.open_after(prompt_ids).tolist(), strict=True)
+            gate_parameters(job.gate, marker, job.keep, sentinel, eos_ids, in_thought=thinks, **names)
+            for job, thinks in zip(jobs, self.thoughts.open_after(prompt_ids).tolist(), strict=True)
         ]
         if self._server is not None:
             return self._server.gated(parameters)
@@ -349,19 +353,19 @@ class Engine:
             trainer.generation_config, trainer.generation_kwargs = saved_config, saved_kwargs
 
     def split(
-        self, gate: GatePlan, ids: list[list[int]], logprobs: list | None
+        self, jobs: Sequence[Job], ids: list[list[int]], logprobs: list | None
     ) -> tuple[list, list | None, np.ndarray]:
         """Cut the forced stop off each rollout.
 
         Args:
-            gate (GatePlan): Gate the rollouts ran through. Without one the sentinel is an id like any other.
+            jobs (Sequence[Job]): Gates the rollouts ran through. Without one the sentinel is an id like any other.
             ids (list[list[int]]): Sampled ids.
             logprobs (list | None): Log-prob of each id, or None.
 
         Returns:
             tuple[list, list | None, np.ndarray]: Policy tokens, their log-probs, and whether the gate stopped each.
         """
-        if self.setup is None or not gate.active:
+        if not active(jobs):
             return ids, logprobs, np.zeros(len(ids), dtype=bool)
         policy, stopped = split_sentinel(ids, self.setup.sentinel)
         if logprobs is not None:

@@ -60,6 +60,16 @@ class Exchange:
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
 
+    @property
+    def num_processes(self) -> int:
+        """W, processes of the run."""
+        return self.accelerator.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Number of this process."""
+        return self.accelerator.process_index
+
     def objects(self, local: list) -> list:
         """Concatenate one list of each process, in process order."""
         return gather_object(local) if self.accelerator.num_processes > 1 else list(local)
