@@ -42,7 +42,7 @@ TABLE = {
     "rollouts": Room(NUMERIC, frozenset({"gate"})),
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
     "presets": Room(frozenset(), frozenset()),
-    "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config", "rollouts"}),
+    "methods": Room(NUMERIC | {"trl"}, CORE | {"controller", "config", "rollouts", "field_types"}),
     "field_types": Room(frozenset(), frozenset()),
     "config": Room(NUMERIC | {"trl"}, CORE | {"controller", "methods", "presets", "field_types"}),
     "trainer": Room(None, None),
