@@ -73,7 +73,7 @@ def train(args: argparse.Namespace) -> None:
     from tiny_math.task import sample_problems
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-    from duet_trl.evaluation.callback import HeldOutEvaluation
+    from duet_trl.evaluation.callbacks import HeldOutEvaluation
 
     name, method = ARMS[args.arm]
     pool = sample_problems(TRAIN, POOL_SIZE, seed=0)

@@ -16,10 +16,10 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from duet_trl.evaluation.ends import MODEL_REMEDY
+from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Grader, Settings, build_graders
+from duet_trl.evaluation.prompts import MODEL_REMEDY
 from duet_trl.evaluation.results import Subject
-from duet_trl.evaluation.suite_callback import SuiteEvaluation
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.report.environment import hardware, versions
 

@@ -21,15 +21,15 @@ from duet_trl.report import estimate
 from duet_trl.report.__main__ import main
 from duet_trl.report.logged_completions import (
     Completions,
+    RunLog,
     UnreadableRun,
     completion_text,
     find_files,
-    find_trainer_state,
     read_completions,
     read_run_log,
 )
 from duet_trl.report.logged_thoughts import find_thoughts
-from duet_trl.report.tokens import CharacterCounts, TokenizerCounts, load_tokenizer
+from duet_trl.report.tokens import cut_texts, load_tokenizer, tokenize
 from tests.runs import count_fours, prompts, settings
 from tests.tiny import thinking_tokenizer, tiny_tokenizer
 
@@ -311,10 +311,10 @@ def test_mean_under_the_gate_is_that_of_algorithm_1(
         keep_probability=eps,
     )
     completions = of_texts(texts)
-    counts = CharacterCounts(texts, 1.0)
-    lengths = estimate.measure_lengths(completions, counts, assumed)
+    tokens = cut_texts(texts, 1.0)
+    lengths = estimate.measure_lengths(completions, tokens, assumed)
     thoughts, unknown = find_thoughts(completions, None), np.full(len(texts), np.nan)
-    found = estimate.measure_marker(marker, completions, counts, thoughts, lengths, assumed, unknown)
+    found = estimate.measure_marker(marker, completions, tokens, thoughts, lengths, assumed, unknown)
     if not answer_quantile:
         assert found.abort_threshold == lengths.abort_threshold
     spec = (lengths.poll_threshold, found.abort_threshold, grace_window, poll_interval)
@@ -328,11 +328,11 @@ def test_projected_tokens_grow_with_the_budget_and_never_exceed_the_run(texts, g
     assumed = estimate.Settings(
         budgets=tuple(sorted([*budgets, 1.0])), grace_window=grace_window, keep_probability=eps
     )
-    completions, counts = of_texts(texts), CharacterCounts(texts, 2.5)
-    lengths = estimate.measure_lengths(completions, counts, assumed)
+    completions, tokens = of_texts(texts), cut_texts(texts, 2.5)
+    lengths = estimate.measure_lengths(completions, tokens, assumed)
     unknown = np.full(len(texts), np.nan)
     none = find_thoughts(completions, [])
-    markers = [estimate.measure_marker(m, completions, counts, none, lengths, assumed, unknown) for m in MARKERS]
+    markers = [estimate.measure_marker(m, completions, tokens, none, lengths, assumed, unknown) for m in MARKERS]
     for marker in markers:
         assert 0 <= marker.trim_saves <= marker.tokens_after_answer + 1e-12 <= 1
         assert 0 <= marker.abort_saves <= marker.tail_tokens <= 1
@@ -351,9 +351,7 @@ def of_texts(texts):
     """Completions of one batch and one prompt."""
     num = len(texts)
     return Completions(
-        runs=(Path("run"),),
-        num_files=1,
-        batches=((Path("run"), 1),),
+        steps=(1,),
         batch=np.zeros(num, np.int64),
         prompts=("",) * num,
         group=np.zeros(num, np.int64),
@@ -369,18 +367,28 @@ def of_texts(texts):
 
 @given(texts=TEXTS, marker=st.sampled_from(sorted(MARKERS)))
 def test_characters_find_the_marker_where_the_text_does(texts, marker):
-    found = CharacterCounts(texts, 1.0).answered_at(get_marker(marker))
+    found = cut_texts(texts, 1.0).answered_at(get_marker(marker))
     expected = [first_marker_end(get_marker(marker), text) for text in texts]
     assert [None if at >= estimate.NEVER else at for at in found.tolist()] == expected
 
 
 @given(text=st.lists(PIECES, min_size=1, max_size=12).map("".join), ratio=st.floats(0.3, 6.0))
 def test_tokens_from_characters_are_rounded_up(text, ratio):
-    assert CharacterCounts([text], ratio).lengths[0] == math.ceil(len(text) / ratio - 1e-9)
+    tokens = cut_texts([text], ratio)
+    assert tokens.lengths[0] == math.ceil(len(text) / ratio - 1e-9)
+    assert tokens.prefix(0, len(tokens.ids[0])) == text
+
+
+@given(texts=TEXTS, marker=st.sampled_from(sorted(MARKERS)), ratio=st.floats(0.3, 6.0))
+def test_a_marker_completes_at_the_token_that_stands_for_its_last_character(texts, marker, ratio):
+    found = cut_texts(texts, ratio).answered_at(get_marker(marker))
+    ends = [first_marker_end(get_marker(marker), text) for text in texts]
+    expected = [None if end is None else math.ceil(end / ratio - 1e-9) for end in ends]
+    assert [None if at >= estimate.NEVER else at for at in found.tolist()] == expected
 
 
 def test_a_prefix_has_as_many_characters_as_its_tokens_stand_for():
-    assert CharacterCounts(["abcdefgh"], 2.5).prefix(0, 2) == "abcde"
+    assert cut_texts(["abcdefgh"], 2.5).prefix(0, 2) == "abcde"
 
 
 @pytest.fixture(scope="module")
@@ -392,20 +400,20 @@ def tokenizer_folder(tmp_path_factory):
 
 def test_tokenizer_counts_tokens_and_finds_the_one_that_completes_the_marker(tokenizer_folder):
     texts = [r"so \boxed{42}$. It is é", "no box", "", r" the answer is \boxed{\frac{1}{2}}" + "x" * 40]
-    counts, tokenizer = TokenizerCounts(texts, load_tokenizer(str(tokenizer_folder))), tiny_tokenizer()
+    tokens, tokenizer = tokenize(texts, load_tokenizer(str(tokenizer_folder))), tiny_tokenizer()
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    assert counts.lengths.tolist() == [len(row) for row in ids]
-    for row, at in enumerate(counts.answered_at(get_marker("math")).tolist()):
+    assert tokens.lengths.tolist() == [len(row) for row in ids]
+    for row, at in enumerate(tokens.answered_at(get_marker("math")).tolist()):
         ends = [n for n in range(len(ids[row]) + 1) if extract_answer("math", tokenizer.decode(ids[row][:n]))]
         assert at == (ends[0] if ends else estimate.NEVER)
-    assert counts.prefix(0, len(ids[0])) == texts[0]
+    assert tokens.prefix(0, len(ids[0])) == texts[0]
 
 
 def test_tokenizer_file_that_truncates_does_not(tokenizer_folder, tmp_path):
     tokenizer = load_tokenizer(str(tokenizer_folder / "tokenizer.json"))
     tokenizer.enable_truncation(4)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert TokenizerCounts(["x" * 50], load_tokenizer(str(tmp_path))).lengths.tolist() == [50]
+    assert tokenize(["x" * 50], load_tokenizer(str(tmp_path))).lengths.tolist() == [50]
 
 
 @pytest.mark.parametrize("name", ["no-such-folder/tokenizer.json", "not/a/hub/name"])
@@ -447,7 +455,6 @@ def test_messages_and_strings_are_the_same_completions(tmp_path, capsys):
         ([], ""),
         ([{"role": "assistant", "content": None}], ""),
         ([{"role": "assistant", "reasoning_content": "why ", "content": "4"}], "<think>why </think>4"),
-        ([{"role": "assistant", "content": [{"type": "text", "text": "a"}, {"type": "image", "text": None}]}], "a"),
         (
             [
                 {"role": "assistant", "content": "a"},
@@ -508,38 +515,32 @@ def test_files_without_rewards_still_give_tokens(tmp_path, capsys):
     assert "zero variance  not known" in out
 
 
-def test_groups_are_recognised_by_run_step_and_prompt(tmp_path, capsys):
-    for name in "ab":
-        for step in (1, 2):
-            write(tmp_path / name / "completions", step, [("p", f"{name}{step}", 1.0), ("p", f"{name}{step}!", 0.0)])
-    result = figures(capsys, tmp_path, tmp_path / "a", tmp_path / "b" / "completions" / "*.parquet")
+def test_groups_are_recognised_by_step_and_prompt(tmp_path, capsys):
+    for step in (1, 2):
+        write(tmp_path / "completions", step, [("p", f"{step}", 1.0), ("p", f"{step}!", 0.0), ("q", "c", 1.0)])
+    result = figures(capsys, tmp_path, tmp_path)
     assert result["measured"]["groups"]["num_groups"] == 4
-    assert [(Path(b["run"]).parent.name, b["step"]) for b in result["inputs"]["batches"]] == [
-        ("a", 1),
-        ("a", 2),
-        ("b", 1),
-        ("b", 2),
-    ]
+    assert result["inputs"] == {"run": str(tmp_path / "completions"), "steps": [1, 2], "completions": 6}
 
 
-def test_one_step_over_two_files_is_one_batch(tmp_path):
-    write(tmp_path, 3, EIGHT[:2], name="one.parquet")
-    write(tmp_path, 3, EIGHT[2:], name="two.parquet")
-    completions = read_completions(find_files([tmp_path]))
-    assert completions.batches == ((tmp_path, 3),)
-    assert np.bincount(completions.group).tolist() == [4, 4]
+def test_a_run_is_found_by_its_folders_and_its_files(tmp_path):
+    path = write(tmp_path / "completions", 1, EIGHT)
+    for paths in ([tmp_path], [tmp_path / "completions"], [path], [path, tmp_path]):
+        assert find_files(paths) == [path]
 
 
-def test_a_file_named_twice_counts_once(tmp_path):
-    path = write(tmp_path, 1, EIGHT)
-    assert find_files([path, tmp_path, str(tmp_path / "*.parquet")]) == [path]
+def test_files_of_two_runs_are_refused(tmp_path, capsys):
+    for name in "ab":
+        write(tmp_path / name / "completions", 1, EIGHT)
+    status, _, errors = run(capsys, tmp_path / "a", tmp_path / "b")
+    assert (status, errors) == (1, "error: the files are of 2 folders. Estimate one run at a time.\n")
 
 
 def test_a_batch_that_was_logged_again_counts_once(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step, EIGHT if step < 3 else EIGHT[:4])
     completions = read_completions(find_files([tmp_path]))
-    assert [step for _, step in completions.batches] == [1, 3]
+    assert completions.steps == (1, 3)
     assert any("step 2" in note for note in completions.notes)
 
 
@@ -567,6 +568,8 @@ def unreadable(tmp_path, kind):
         pd.DataFrame({"step": [1], "prompt": ["p"], "completion": [3]}).to_parquet(path)
     elif kind == "steps":
         pd.DataFrame({"step": ["one"], "prompt": ["p"], "completion": ["c"]}).to_parquet(path)
+    elif kind == "several":
+        pd.DataFrame({"step": [1, 2], "prompt": ["p", "p"], "completion": ["c", "d"]}).to_parquet(path)
     elif kind == "empty":
         pd.DataFrame({"step": [], "prompt": [], "completion": []}).to_parquet(path)
     elif kind == "wordless":
@@ -580,7 +583,8 @@ def unreadable(tmp_path, kind):
         ("foreign", "lacks the columns step, completion; it has prompt, text"),
         ("text", "is not a readable parquet file"),
         ("numbers", "must hold strings or lists of messages, got int64"),
-        ("steps", "must hold an integer in every row"),
+        ("steps", "must hold one integer, got one"),
+        ("several", "must hold one integer, got 1, 2"),
         ("empty", "no completions in"),
         ("wordless", "every completion is empty"),
         ("absent", "leads to no parquet file"),
@@ -628,7 +632,7 @@ def test_no_marker_anywhere_is_said_plainly(tmp_path, capsys):
     status, out, _ = run(capsys, tmp_path / "run", "--grace_window", 8)
     assert status == 0
     assert "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing" in out
-    assert out.count("no completion shows it, so trimming saves nothing. Wrong marker?") == len(MARKERS)
+    assert out.count("not shown: wrong marker?") == len(MARKERS)
 
 
 def test_output_says_what_is_measured_and_what_is_not(tmp_path, capsys):
@@ -648,12 +652,12 @@ def write_state(folder, *entries, steps=2):
 
 
 def test_the_state_of_the_last_checkpoint_is_found(tmp_path):
-    assert find_trainer_state(tmp_path / "completions") is None
+    assert read_run_log(tmp_path / "completions") == RunLog()
     for step in (9, 10):
         write_state(tmp_path / f"checkpoint-{step}")
-    assert find_trainer_state(tmp_path / "completions") == tmp_path / "checkpoint-10" / "trainer_state.json"
+    assert read_run_log(tmp_path / "completions").path == tmp_path / "checkpoint-10" / "trainer_state.json"
     write_state(tmp_path)
-    assert find_trainer_state(tmp_path / "completions") == tmp_path / "trainer_state.json"
+    assert read_run_log(tmp_path / "completions").path == tmp_path / "trainer_state.json"
 
 
 def test_the_log_gives_seconds_ratio_and_reward_names(tmp_path, capsys):
@@ -692,7 +696,7 @@ def test_steps_that_an_evaluation_overwrote_are_left_out(tmp_path, capsys):
     write(tmp_path / "completions", 2, [("held out", "x" * 9, 1.0)])
     write_state(tmp_path, {"step": 2, "eval_loss": 0.1})
     result = figures(capsys, tmp_path, tmp_path)
-    assert [batch["step"] for batch in result["inputs"]["batches"]] == [1]
+    assert result["inputs"]["steps"] == [1]
     assert any(note.startswith("Left out: step 2.") for note in result["notes"])
 
 
@@ -706,7 +710,7 @@ def test_a_run_that_was_gated_already_is_pointed_out(tmp_path, capsys):
 def test_a_file_that_is_no_trainer_state_is_an_error(tmp_path, content):
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(UnreadableRun, match=r"trainer_state\.json"):
-        read_run_log(tmp_path / "trainer_state.json")
+        read_run_log(tmp_path, tmp_path / "trainer_state.json")
 
 
 # ---------------------------------------------------------------------------------------------------- thoughts
@@ -795,7 +799,7 @@ def test_real_outputs_show_that_the_papers_literal_marker_is_the_wrong_one(real_
     result = figures(capsys, tmp_path, real_outputs[0])
     assert by_marker(result, "math")["shown"] > 0.3
     assert by_marker(result, "math_paragraph")["shown"] < 0.01
-    assert any(note.startswith("math_paragraph: only") for note in result["notes"])
+    assert any(note.startswith("A rare marker saves little") for note in result["notes"])
     assert projected(result, "math", 1.0)["tokens"] < projected(result, None, 1.0)["tokens"]
 
 
@@ -825,12 +829,12 @@ def stock_run(request, tiny_path, tmp_path_factory):
 
 def test_completions_of_a_stock_run_from_the_command_line(stock_run, tmp_path):
     output_dir, steps, history = stock_run
-    command = [sys.executable, "-m", "duet_trl.report", "estimate", str(output_dir / "completions" / "*.parquet")]
+    command = [sys.executable, "-m", "duet_trl.report", "estimate", str(output_dir)]
     command += ["--grace_window", "8", "--json", str(tmp_path / "out.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads((tmp_path / "out.json").read_text())
-    assert [batch["step"] for batch in result["inputs"]["batches"]] == steps
+    assert result["inputs"]["steps"] == steps
     logged = {entry["step"]: entry for entry in history if "completions/mean_length" in entry}
     measured = result["measured"]
     # 32 completions a step in 8 groups; the log knows their tokens, their flat groups and the seconds

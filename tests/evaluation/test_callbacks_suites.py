@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from safetensors.torch import load_file
 
-from duet_trl.evaluation.ends import eos_token_ids
+from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings
-from duet_trl.evaluation.reading import read_results
-from duet_trl.evaluation.suite_callback import SuiteEvaluation
+from duet_trl.evaluation.prompts import eos_token_ids
+from duet_trl.evaluation.results import read_results
 from duet_trl.evaluation.suites import load_suite
 from tests.evaluation.policy import EOS_ID, TOKENIZER, ids, write_jsonl
 from tests.runs import duet_trainer
@@ -248,7 +248,7 @@ def test_a_real_run_that_resumes_from_a_checkpoint_goes_on_with_its_record(tiny_
 SCRIPT = """
 import json, sys
 from duet_trl.evaluation.measure import Settings
-from duet_trl.evaluation.suite_callback import SuiteEvaluation
+from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.suites import load_suite
 from tests.runs import duet_trainer, logged
 

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from duet_trl.evaluation.collective import is_first, on_first
+from duet_trl.evaluation.measure import on_first
 from tests.evaluation.policy import write_jsonl
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_a_process_that_is_alone_does_everything_itself():
-    assert is_first() and on_first(lambda: 7) == 7
+    assert on_first(lambda: 7) == 7
     with pytest.raises(OSError, match="full"):
         on_first(lambda: (_ for _ in ()).throw(OSError("full")))
 
@@ -31,7 +31,6 @@ def test_process_zero_grades_writes_and_decides_for_all(tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     zero, one = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
-    assert zero["first"] and not one["first"]
     assert zero["told"] == one["told"] == "from 0"
     assert zero["correct"] == one["correct"] == [[True, False, True, False]] * 3
     assert zero["errors"] == ["OSError: no space on 0"]

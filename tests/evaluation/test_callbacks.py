@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from duet_trl.evaluation import schedule as schedule_module
-from duet_trl.evaluation.callback import HeldOutEvaluation
+from duet_trl.evaluation import callbacks as callbacks_module
+from duet_trl.evaluation.callbacks import HeldOutEvaluation
 
 ANSWER = 7
 
@@ -102,7 +102,7 @@ def test_sampling_settings_reach_the_trainer():
 def test_time_spent_in_evaluation_is_not_training_time(monkeypatch):
     # A clock that stands still but for 5 s in each evaluation and 2 s in each step.
     clock = SimpleNamespace(now=100.0)
-    monkeypatch.setattr(schedule_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(callbacks_module, "time", SimpleNamespace(perf_counter=lambda: clock.now))
 
     class Slow(Trainer):
         def sample(self, *args, **kwargs):
@@ -115,7 +115,14 @@ def test_time_spent_in_evaluation_is_not_training_time(monkeypatch):
     assert callback.seconds == 20.0
 
 
-@pytest.mark.parametrize(("prompts", "keywords"), [([], {}), (["a"], {"num_samples": 0}), (["a"], {"every": -1})])
-def test_nothing_to_measure_is_refused(prompts, keywords):
-    with pytest.raises(ValueError, match="Evaluation needs"):
+@pytest.mark.parametrize(
+    ("prompts", "keywords", "message"),
+    [
+        ([], {}, "Evaluation needs prompts"),
+        (["a"], {"num_samples": 0}, "num_samples >= 1"),
+        (["a"], {"every": -1}, "every must be at least 0 optimizer steps, got -1"),
+    ],
+)
+def test_nothing_to_measure_is_refused(prompts, keywords, message):
+    with pytest.raises(ValueError, match=message):
         HeldOutEvaluation(Trainer(), prompts, grade, **keywords)

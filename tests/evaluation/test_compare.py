@@ -3,15 +3,15 @@
 
 import pytest
 
-from duet_trl.evaluation.comparison import best_and_last, candidates, metric_title, shift_of, shown, table
-from duet_trl.evaluation.reading import Figure, Results
+from duet_trl.evaluation.compare import best_and_last, candidates, metric_title, shift_of, shown, table
+from duet_trl.evaluation.results import Figure, Results
 
 HEADLINE = "mean@4,sampled"
 
 
-def run(step, math, gsm, model="m", origin="duet", metric=HEADLINE):
+def run(step, math, gsm, model="m", metric=HEADLINE):
     figures = {"math500": {metric: Figure(math, math - 0.01, math + 0.01)}, "gsm8k": {metric: Figure(gsm)}}
-    return Results(model, origin, step, figures)
+    return Results(model, step, figures)
 
 
 RUNS = [run(0, 0.9, 0.1), run(30, 0.5, 0.6), run(60, 0.4, 0.9), run(90, 0.3, 0.2)]
@@ -43,11 +43,11 @@ def test_a_model_without_a_step_is_the_beginning_of_a_run_or_one_of_a_list():
 
 def test_nothing_is_selected_among_nothing():
     assert best_and_last([run(0, 0.5, 0.5)]) == []
-    assert best_and_last([run(30, 0.5, 0.5, metric="exact_match,strict-match")]) == []
+    assert best_and_last([run(30, 0.5, 0.5, metric="mean@1,greedy")]) == []
 
 
 def test_checkpoints_that_were_not_measured_alike_are_refused():
-    other = Results("m", "duet", 60, {"math500": {HEADLINE: Figure(0.5)}})
+    other = Results("m", 60, {"math500": {HEADLINE: Figure(0.5)}})
     with pytest.raises(ValueError, match="not measured alike"):
         best_and_last([RUNS[1], other])
     with pytest.raises(ValueError, match="same --suites and --samples"):
@@ -73,16 +73,16 @@ def test_shifted_column_stands_beside_the_raw_one_which_it_never_replaces():
     assert [[row[i] for i in (0, 1, 2, 4, 6)] for row in rows] == raw_rows
 
 
-def test_shift_leaves_lengths_and_files_of_others_alone():
-    own = Results("m", "duet", 0, {"gsm8k": {HEADLINE: Figure(0.5), "mean_length,sampled": Figure(100.0)}})
+def test_shift_leaves_lengths_and_files_without_a_shift_alone():
+    own = Results("m", 0, {"gsm8k": {HEADLINE: Figure(0.5), "mean_length,sampled": Figure(100.0)}})
     shift = shift_of(own, own)
     assert shift == {"gsm8k": {HEADLINE: 0.0}}
-    other = Results("x", "lm-eval", None, {"gsm8k": {"exact_match,strict-match": Figure(0.6, 0.5, 0.7)}})
+    other = Results("x", None, {"gsm8k": {"mean@8,sampled": Figure(0.6, 0.5, 0.7)}})
     _, rows = table([own, other], [shift, None])
     assert rows == [
         ["m, step 0", "mean@4 (sampled)", "50.0", "50.0"],
         ["m, step 0", "mean length, tokens (sampled)", "100.0", None],
-        ["x (lm-eval)", "exact_match (strict-match)", "60.0 [50.0, 70.0]", None],
+        ["x", "mean@8 (sampled)", "60.0 [50.0, 70.0]", None],
     ]
 
 
@@ -91,20 +91,18 @@ def test_shift_without_a_common_figure_is_refused():
         shift_of(run(0, 0.1, 0.1), run(0, 0.1, 0.1, metric="mean@8,sampled"))
 
 
-def test_suites_of_ours_come_first_and_tasks_of_others_have_columns_of_their_own():
-    other = Results("x", "lm-eval", None, {"triviaqa": {"acc,none": Figure(0.25)}})
+def test_suites_have_their_order_and_a_suite_without_a_title_comes_last():
+    other = Results("x", None, {"own_suite": {HEADLINE: Figure(0.25)}})
     headers, rows = table([other, RUNS[1]])
-    assert headers == ["model", "metric", "MATH-500", "GSM8K", "triviaqa", "mean of suites"]
-    assert rows[0] == ["x (lm-eval)", "acc", None, None, "25.0", None]
-    assert rows[1][2:] == ["50.0 [49.0, 51.0]", "60.0", None, "55.0"]
-    partial = Results("m", "duet", 60, {"gsm8k": {HEADLINE: Figure(0.5)}})
-    assert table([partial, RUNS[1]])[1][0][-1] is None  # a mean over fewer suites would not compare
+    assert headers == ["model", "metric", "MATH-500", "GSM8K", "own_suite", "mean of suites"]
+    # a mean over fewer suites would not compare
+    assert rows[0] == ["x", "mean@4 (sampled)", None, None, "25.0", None] and rows[1][-1] is None
+    assert table([RUNS[1]])[1][0][2:] == ["50.0 [49.0, 51.0]", "60.0", "55.0"]
 
 
 def test_units():
     assert shown(HEADLINE, Figure(1.0, 0.9, 1.0)) == "100.0 [90.0, 100.0]"
     assert shown("mean_length,sampled", Figure(0.5)) == "0.5"
     assert shown("mean_length,sampled", Figure(1234.56)) == "1,234.6"
-    assert shown("single_turn", Figure(7.71)) == "7.7"
     assert metric_title("truncated,sampled") == "cut at the limit (sampled)"
-    assert metric_title("extractive_match") == "extractive_match"
+    assert metric_title("best@4,sampled") == "best@4 (sampled)"

@@ -3,7 +3,7 @@
 
 import pytest
 
-from duet_trl.evaluation.ends import end_of_turn_id, eos_token_ids, require_chat_template, until_eos
+from duet_trl.evaluation.prompts import end_of_turn_id, eos_token_ids, require_chat_template, until_eos
 from tests.tiny import END_OF_TURN, EOS, START_OF_TURN, tiny_tokenizer
 
 HEADERS = (

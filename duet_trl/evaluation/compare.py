@@ -7,14 +7,11 @@ measurements. The last checkpoint stands beside it (docs/evaluation.md).
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from .reading import Figure, Results
+from .results import Figure, Results
 from .suites import SUITES
-
-BEST = "best"
-LAST = "last"
 
 Shift = Mapping[str, Mapping[str, float]]
 """By suite and metric, what is subtracted."""
@@ -27,15 +24,13 @@ _TITLES = {"truncated": "cut at the limit", "mean_length": "mean length, tokens"
 
 def headline(results: Results) -> str | None:
     """Name of the figure that the paper reports, "mean@4,sampled"; None where a file has none."""
-    names = [name for metrics in results.figures.values() for name in metrics if _HEADLINE.fullmatch(name)]
-    return names[0] if names else None
+    return next((n for metrics in results.figures.values() for n in metrics if _HEADLINE.fullmatch(n)), None)
 
 
-def average(results: Results, metric: str, suites: Collection[str] | None = None) -> float | None:
+def average(results: Results, metric: str, suites: Sequence[str] | None = None) -> float | None:
     """Mean of a metric over suites (None: those of the file); None unless all of them have it."""
-    suites = results.figures.keys() if suites is None else suites
-    figures = {suite: metrics[metric] for suite, metrics in results.figures.items() if metric in metrics}
-    values = [figures[suite].value for suite in suites if suite in figures]
+    suites = list(results.figures) if suites is None else suites
+    values = [results.figures[suite][metric].value for suite in suites if metric in results.figures.get(suite, {})]
     return sum(values) / len(values) if values and len(values) == len(suites) else None
 
 
@@ -77,9 +72,9 @@ def best_and_last(runs: Sequence[Results]) -> list[Results]:
     figures = {suite: {metric: run.figures[suite][metric]} for suite, run in peaks.items()}
     best, last = max(chosen, key=lambda run: average(run, metric) or 0.0), chosen[-1]
     return [
-        Results(f"{BEST} of each suite", last.origin, None, figures),
-        replace(best, model=f"{BEST}: {_name(best)}", step=None),
-        replace(last, model=f"{LAST}: {_name(last)}", step=None),
+        Results("best of each suite", None, figures),
+        replace(best, model=f"best: {_name(best)}", step=None),
+        replace(last, model=f"last: {_name(last)}", step=None),
     ]
 
 
@@ -135,17 +130,17 @@ def table(
     shifts = [None] * len(runs) if shifts is None else shifts
     present = {suite for run in runs for suite in run.figures}
     suites = [name for name in SUITES if name in present] + sorted(present - SUITES.keys())
-    ours = {suite for run in runs if run.origin == "duet" for suite in run.figures}
     shifted = {suite for shift in shifts for suite in shift or {}}
     headers = ["model", "metric"]
     for suite in suites:
         title = SUITES[suite].title if suite in SUITES else suite
         headers += [title, f"{title} shifted"] if suite in shifted else [title]
+    headers += ["mean of suites"] if len(suites) > 1 else []
     rows = []
     for run, shift in zip(runs, shifts, strict=True):
         names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics)
         for metric in (name for name in names if name not in _NOT_SHOWN):
-            row: list[str | None] = [_label(run), metric_title(metric)]
+            row: list[str | None] = [_name(run), metric_title(metric)]
             for suite in suites:
                 figure = run.figures.get(suite, {}).get(metric)
                 row.append(None if figure is None else shown(metric, figure))
@@ -153,33 +148,26 @@ def table(
                     amount = (shift or {}).get(suite, {}).get(metric)
                     moved = None if figure is None or amount is None else figure.value - amount
                     row.append(None if moved is None else f"{100 * moved:.1f}")
-            if len(ours) > 1:
-                mean = average(run, metric, ours)
+            if len(suites) > 1:
+                mean = average(run, metric, suites)
                 row.append(None if mean is None else shown(metric, Figure(mean)))
             rows.append(row)
-    return headers + (["mean of suites"] if len(ours) > 1 else []), rows
+    return headers, rows
 
 
 def metric_title(metric: str) -> str:
     """A metric as a table names it: "mean@1 (greedy)"."""
     name, _, way = metric.partition(",")
-    return f"{_TITLES.get(name, name)} ({way})" if way and way != "none" else _TITLES.get(name, name)
+    return f"{_TITLES.get(name, name)} ({way})"
 
 
 def shown(metric: str, figure: Figure) -> str:
-    """A figure in its unit: accuracies and shares in percent, others as they are, with the interval where known."""
-    percent = not metric.startswith("mean_length") and 0.0 <= figure.value <= 1.0
-
-    def number(value: float) -> str:
-        return f"{100 * value:.1f}" if percent else f"{value:,.1f}"
-
-    if figure.low is None or figure.high is None:
-        return number(figure.value)
-    return f"{number(figure.value)} [{number(figure.low)}, {number(figure.high)}]"
-
-
-def _label(run: Results) -> str:
-    return _name(run) if run.origin == "duet" else f"{_name(run)} ({run.origin})"
+    """A figure in its unit: lengths as they are, all others in percent, with the interval where known."""
+    scale = "{:,.1f}" if metric.startswith("mean_length") else "{:.1%}"
+    value, low, high = (
+        None if one is None else scale.format(one).rstrip("%") for one in (figure.value, figure.low, figure.high)
+    )
+    return value if low is None else f"{value} [{low}, {high}]"
 
 
 def _name(run: Results) -> str:
