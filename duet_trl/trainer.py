@@ -22,11 +22,11 @@ from .exchange import Exchange
 from .loop import Loop
 from .methods import build_method
 from .methods.duet import Duet
+from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
-from .presets import settle_router_loss
 from .rollouts import Prompt, Prompts
 from .seams import logs, metrics, train_rows
-from .seams.arguments import ends_by_own_rules, own_config
+from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_text, prompt_keys
@@ -50,7 +50,7 @@ class DUETGRPOTrainer(Publishing, Generating):
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
 
     Args:
-        method (Method | None): A method of your own instead of `args.method` (docs/extending.md).
+        method (Method | None): A method of your own, with `args.method="own"` (docs/extending.md).
 
     Raises:
         TypeError: If `args` or the data set is of another class.
@@ -76,10 +76,12 @@ class DUETGRPOTrainer(Publishing, Generating):
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
+        check_method(method, args)
         self._own_rules = ends_by_own_rules(kwargs, args)
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)
-        setup = prepare_gate(model, processing_class, args)
+        gated = args.gated if method is None else method.gated
+        setup = prepare_gate(model, processing_class, args) if gated else None
         self.engine = Engine(args, setup, processing_class)
         self._current: StepRecord | None = None
         self._captured_logps: torch.Tensor | None = None

@@ -16,7 +16,6 @@ the paper and the default.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,61 +28,27 @@ from ..gate.replay import GateSpec, Outcome
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.baseline import history_advantages
 from ..update.importance import rollout_weights, surcharge
+from .duet_settings import DuetSettings
 from .grouping import group_relative
-from .method import Method, Setting
-
-
-@dataclass(frozen=True)
-class Update:
-    """Phase 3: what becomes of the rollouts.
-
-    Attributes:
-        baseline (str): "group" or "history".
-        train_aborted (bool): Train aborted rollouts as failures with propensity 1 instead of masking them. Biased
-            against long answers.
-        stratification (str): "clip", "exact" or "none": s_pre of Eq. 6.
-        stratification_floor (float): eps_pre.
-        drop_zero_advantage (bool): No forward pass for rollouts with advantage 0; they still count in N_t.
-        cutoff (float): With it, none for those with a smaller absolute advantage either.
-    """
-
-    baseline: str
-    train_aborted: bool
-    stratification: str
-    stratification_floor: float
-    drop_zero_advantage: bool
-    cutoff: float
+from .method import Method
 
 
 class Duet(Method):
     """The joint controller of counts and stops.
 
     Args:
-        setting (Setting): Of the run.
+        settings (DuetSettings): Resolved fields and options.
         allocator (Allocator): Phase 1.
         gate (MarkerGate): Phase 2.
-        update (Update): Phase 3.
-        plain (bool): Every part is off and the budget is full.
-        identity (dict): JSON values that must agree when a state is restored.
     """
 
-    def __init__(
-        self,
-        setting: Setting,
-        allocator: Allocator,
-        gate: MarkerGate,
-        update: Update,
-        *,
-        plain: bool,
-        identity: dict[str, Any],
-    ) -> None:
-        self.setting = setting
+    def __init__(self, settings: DuetSettings, allocator: Allocator, gate: MarkerGate) -> None:
+        self.settings = settings
         self.allocator = allocator
         self.gate = gate
-        self.update = update
-        self.gated = gate.trim or gate.abort
-        self.plain = plain
-        self.identity = identity
+        self.gated = settings.gated
+        self.plain = settings.is_grpo
+        self.identity = {"method": settings.method, "budget_reading": settings.budget_reading}
         self._allocation: Allocation | None = None
         self._spec: GateSpec | None = None
         self._metrics: dict[str, float] = {}
@@ -105,20 +70,20 @@ class Duet(Method):
         advantages = self._advantages(done)
         propensity = self.gate.propensity(done.replay.outcome)
         masked, applied = done.aborted, propensity
-        if self.update.train_aborted:
+        if self._trains_aborted:
             masked, applied = np.zeros_like(masked), np.ones_like(applied)
         weight = rollout_weights(
             self._allocation.num_rollouts,
             done.prompt,
             applied,
             masked,
-            stratification=self.update.stratification,
-            floor=self.update.stratification_floor,
+            stratification=self.settings.options.stratification,
+            floor=self.settings.options.stratification_floor,
         )
         trained = ~masked
-        if self.update.drop_zero_advantage:
+        if self.settings.options.drop_zero_advantage:
             size = np.abs(advantages)
-            trained = trained & (size > 0) & (size >= self.update.cutoff)
+            trained &= (size > 0) & (size >= self.settings.options.advantage_cutoff)
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
@@ -154,11 +119,15 @@ class Duet(Method):
         """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
         return self.allocator.metrics() | self._metrics
 
+    @property
+    def _trains_aborted(self) -> bool:
+        return self.settings.options.aborted_rollouts == "failure"
+
     def _advantages(self, done: Rollouts) -> np.ndarray:
-        if self.update.baseline == "group":
-            return group_relative(done, self.setting)
+        if self.settings.options.advantage_baseline == "group":
+            return group_relative(done, self.settings.run)
         history = self.allocator.statistics.reward_history(done.prompts.keys)
-        advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards)
+        advantages = history_advantages(done.rewards, done.prompt, history, self.settings.run.scale_rewards)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
 
@@ -178,7 +147,7 @@ class Duet(Method):
 
     def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:
         """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free."""
-        if self.update.train_aborted:
+        if self._trains_aborted:
             return 1.0  # none is masked, so none is weighted for those that are
         known = np.isfinite(sum_logps)
         return surcharge(
