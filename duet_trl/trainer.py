@@ -8,31 +8,36 @@ TRL's. The weights ride on the advantages, in which every admitted loss type is 
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
+from .engines.engine import Engine, Policy, Request, Sampling
 from .engines.errors import ServerError
 from .methods import build_controller
 from .presets import settle_router_loss
 from .seams import logs, metrics
 from .seams import train_rows as rows
+from .seams.answer_region import Thoughts
 from .seams.arguments import ends_by_own_rules, own_config
 from .seams.audit import AuditLog
+from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.ending import add_ending_reward, forget_unscored_endings
-from .seams.engine import Engine, load_tokenizer, prepare_gate
 from .seams.exchange import Exchange, Placement
 from .seams.finish import finish
+from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
 from .seams.outcomes import RunWatch, share_outcomes
@@ -67,6 +72,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: PreTrainedTokenizerBase | None = None,
+        engine: Callable[[Policy], Engine] | None = None,
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
@@ -74,12 +80,14 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args)
-        self.engine = Engine(args, setup, processing_class)
+        self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
+        backend = choose_backend(args, engine)
+        self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._replay: ReplayBatch | None = None
         self._current: Step | None = None
         self._rolling_out = False
         self._captured_logps: torch.Tensor | None = None
-        with self.engine.construction(self):
+        with backend.construction(self):
             super().__init__(
                 model=model,
                 reward_funcs=reward_funcs,
@@ -95,7 +103,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
             add_ending_reward(self, args.ending_reward_weight)
         self._keeps_order = rows.keeps_order(args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
-        self.engine.attach(self)
+        self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.controller = build_controller(args, None if setup is None else setup.automaton)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -148,7 +156,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
-        inputs = self.engine.thoughts.shown_to_rewards(self, inputs, prompts, completions, completion_ids_list)
+        inputs = self.thoughts.shown_to_rewards(self, inputs, prompts, completions, completion_ids_list)
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
             forget_unscored_endings(rewards)
@@ -162,14 +170,34 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         step = self._current
         generated = step.generated_rows if self.vllm_tensor_parallel_size == 1 else step.padded_rows
         count = len(generated)
-        with self.engine.gated(self, step.plan.gate, generated, prompt_ids[:count]):
-            ids, logprobs = super()._generate_single_turn(
-                prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
-            )
-        ids, logprobs, stopped = self.engine.split(step.plan.gate, ids, logprobs)
-        step.gate_stopped = stopped[: len(step.rows)]
-        padding = len(prompt_ids) - count
-        return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+        gate = step.plan.gate if step.plan.gate.active else None
+        thinks = self.thoughts.open_after(prompt_ids[:count])
+        self._sync_engine()
+        done = self.engine.generate(
+            [
+                Request(
+                    ids,
+                    max_tokens=self.max_completion_length,
+                    gate=None if gate is None else gate.spec,
+                    keep=gate is not None and bool(gate.keep[row]),
+                    in_thought=bool(inside),
+                )
+                for row, ids, inside in zip(generated, prompt_ids, thinks, strict=False)
+            ]
+        )
+        step.gate_stopped = np.array([rollout.gate_stopped for rollout in done])[: len(step.rows)]
+        done += done[-1:] * (len(prompt_ids) - count)
+        logprobs = None if done[0].logprobs is None else [rollout.logprobs for rollout in done]
+        return [rollout.token_ids for rollout in done], logprobs
+
+    def _turn(self, prompt_ids: list[list[int]]) -> tuple:
+        return super()._generate_single_turn(prompt_ids, None, {}, 1)
+
+    def _sync_engine(self) -> None:
+        if self.state.global_step != self._last_loaded_step:
+            with profiling_context(self, "sync_weights"):
+                self.engine.sync_weights()
+            self._last_loaded_step = self.state.global_step
 
     @contextmanager
     def _ungrouped(self) -> Iterator[None]:
@@ -220,7 +248,7 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
                 "supported. Install the range named in setup.cfg."
             )
         step.prompt_ids, step.completion_ids, _, step.completions, step.logprobs = generated[:5]
-        step.in_thought = self.engine.thoughts.open_after(step.prompt_ids)
+        step.in_thought = self.thoughts.open_after(step.prompt_ids)
         step.seconds["generate"] = time.perf_counter() - started
         started = time.perf_counter()
         share_outcomes(step, self.controller, self.exchange, {*self.eos_token_ids, self._tokenizer.pad_token_id})
@@ -387,8 +415,14 @@ class DUETGRPOTrainer(Publishing, GRPOTrainer):
         """
         # vLLM schedules by itself; generate holds the cache of a whole call in memory.
         size = None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
-        with self.engine.sampling(self, temperature, top_p, max_tokens):
-            return self.exchange.spread(prompts, num_samples, self._sample_local, size)
+        sampling = Sampling(
+            self.temperature if temperature is None else temperature,
+            self.top_p if top_p is None else top_p,
+            self.max_completion_length if max_tokens is None else max_tokens,
+        )
+        self._sync_engine()
 
-    def _sample_local(self, prompts: list) -> list[list[int]]:
-        return super()._generate_single_turn(self._tokenize_prompts(prompts)[0], None, {}, 1)[0]
+        def sample(prompts: list) -> list[list[int]]:
+            return self.engine.sample(self._tokenize_prompts(prompts)[0], sampling)
+
+        return self.exchange.spread(prompts, num_samples, sample, size)
