@@ -9,6 +9,7 @@ admitted loss type is positively homogeneous.
 """
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
+from .engines.engine import Engine, Policy
 from .exchange import Exchange
 from .loop import Loop
 from .methods import build_method
@@ -26,13 +28,15 @@ from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
 from .rollouts import Prompt, Prompts
 from .seams import logs, metrics, train_rows
+from .seams.answer_region import Thoughts
 from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
+from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.ending import add_ending_reward
-from .seams.engine import Engine, load_tokenizer, prepare_gate
 from .seams.finish import AllNonfinite, collect_logps
+from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
@@ -51,6 +55,7 @@ class DUETGRPOTrainer(Publishing, Generating):
 
     Args:
         method (Method | None): A method of your own, with `args.method="own"` (docs/extending.md).
+        engine (Callable[[Policy], Engine] | None): Builds an engine of your own, which then generates the rollouts.
 
     Raises:
         TypeError: If `args` or the data set is of another class.
@@ -73,6 +78,7 @@ class DUETGRPOTrainer(Publishing, Generating):
         processing_class: PreTrainedTokenizerBase | None = None,
         *,
         method: Method | None = None,
+        engine: Callable[[Policy], Engine] | None = None,
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
@@ -82,11 +88,13 @@ class DUETGRPOTrainer(Publishing, Generating):
         processing_class = load_tokenizer(model, processing_class, args)
         gated = args.gated if method is None else method.gated
         setup = prepare_gate(model, processing_class, args) if gated else None
-        self.engine = Engine(args, setup, processing_class)
+        self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
+        backend = choose_backend(args, engine)
+        self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None
         self._captured_logps: torch.Tensor | None = None
         self._loss_inputs: dict[str, Any] | None = None
-        with self.engine.construction(self):
+        with backend.construction(self):
             super().__init__(
                 model=model,
                 reward_funcs=reward_funcs,
@@ -104,7 +112,7 @@ class DUETGRPOTrainer(Publishing, Generating):
         self.method = build_method(args, automaton) if method is None else method
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
-        self.engine.attach(self)
+        self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = Loop(
             self.method,
             self,

@@ -134,6 +134,7 @@ BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy"
 NEEDS_EXTRA = {
     "duet_trl.engines.cpu_reload": "vllm",
     "duet_trl.engines.server": "vllm",
+    "duet_trl.engines.server_engine": "vllm",
     "duet_trl.engines.vllm": "vllm",
     "duet_trl.report.figures": "report",
     "duet_trl.rewards.math_worker": "math",

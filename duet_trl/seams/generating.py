@@ -8,15 +8,17 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
 from trl.trainer.utils import pad
 
+from ..engines.engine import Completion, Engine, Request, Sampling
 from ..engines.errors import ServerError
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
 from . import logs
+from .answer_region import Thoughts
 from .ending import forget_unscored_endings
-from .engine import Engine
 from .train_rows import ReplayBatch
 
 
@@ -25,14 +27,17 @@ class Generating(GRPOTrainer):
 
     Attributes:
         engine (Engine): Engine of the run.
+        thoughts (Thoughts): Of the run's model.
         exchange (Exchange): Collectives.
     """
 
     engine: Engine
+    thoughts: Thoughts
     exchange: Exchange
     _replay: ReplayBatch | None = None
     _jobs: Sequence[Job] | None = None  # of the round that is being generated
     _generated: Generated | None = None  # the round that is being scored
+    _last_loaded_step: int
     _stopped: np.ndarray
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
@@ -49,7 +54,7 @@ class Generating(GRPOTrainer):
     ) -> torch.Tensor:
         if self._replay is not None:
             return self._replay.rewards_per_func
-        thoughts, opened = self.engine.thoughts, np.zeros(len(inputs), dtype=bool)
+        thoughts, opened = self.thoughts, np.zeros(len(inputs), dtype=bool)
         if self._generated is not None:
             opened = self._generated.in_thought
         elif thoughts.delimiters is not None:  # of an evaluation, or of a run by rules of its own
@@ -67,13 +72,32 @@ class Generating(GRPOTrainer):
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
         count = len(self._jobs) if self.vllm_tensor_parallel_size == 1 else len(prompt_ids)
         jobs = [*self._jobs, *self._jobs[-1:] * (count - len(self._jobs))]
-        with self.engine.gated(self, jobs, prompt_ids[:count]):
-            ids, logprobs = super()._generate_single_turn(
-                prompt_ids[:count], images, multimodal_fields, num_generations, **kwargs
-            )
-        ids, logprobs, self._stopped = self.engine.split(jobs, ids, logprobs)
+        thinks = self.thoughts.open_after(prompt_ids[:count]).tolist()
+        requests = [
+            self._request(number, job, ids, inside)
+            for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, thinks, strict=False))
+        ]
+        self._sync_engine()
+        done = _checked(self.engine.generate(requests), requests)
+        self._stopped = np.array([rollout.gate_stopped for rollout in done])
         padding = len(prompt_ids) - count
+        ids = [[*job.prefix, *rollout.token_ids] for job, rollout in zip(jobs, done, strict=True)]
+        logprobs = None if done[0].logprobs is None else [*map(_logprobs, jobs, done)]
         return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+
+    def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
+        limit = self.max_completion_length if job.max_tokens is None else job.max_tokens
+        gate = job.gate if job.gate is not None and (job.gate.trim or job.gate.abort) else None
+        return Request(prompt_ids, job.prefix, limit, gate, job.keep, in_thought, number)
+
+    def _turn(self, prompt_ids: list[list[int]]) -> tuple:
+        return super()._generate_single_turn(prompt_ids, None, {}, 1)
+
+    def _sync_engine(self) -> None:
+        if self.state.global_step != self._last_loaded_step:
+            with profiling_context(self, "sync_weights"):
+                self.engine.sync_weights()
+            self._last_loaded_step = self.state.global_step
 
     @contextmanager
     def _ungrouped(self) -> Iterator[None]:
@@ -105,7 +129,7 @@ class Generating(GRPOTrainer):
         prompt_ids, completion_ids, _, completions, logprobs = generated[:5]
         ends, stopped = {*self.eos_token_ids, self._tokenizer.pad_token_id}, self._stopped[: len(jobs)]
         ended = np.array([bool(ids) and ids[-1] in ends for ids in completion_ids[: len(jobs)]], dtype=bool)
-        in_thought = self.engine.thoughts.open_after(prompt_ids)
+        in_thought = self.thoughts.open_after(prompt_ids)
         return Generated(prompt_ids, completion_ids, completions, logprobs, stopped, in_thought, ended & ~stopped)
 
     def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
@@ -184,8 +208,47 @@ class Generating(GRPOTrainer):
         """
         # vLLM schedules by itself; generate holds the cache of a whole call in memory.
         size = None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
-        with self.engine.sampling(self, temperature, top_p, max_tokens):
-            return self.exchange.spread(prompts, num_samples, self._sample_local, size)
+        sampling = Sampling(
+            self.temperature if temperature is None else temperature,
+            self.top_p if top_p is None else top_p,
+            self.max_completion_length if max_tokens is None else max_tokens,
+        )
+        self._sync_engine()
 
-    def _sample_local(self, prompts: list) -> list[list[int]]:
-        return super()._generate_single_turn(self._tokenize_prompts(prompts)[0], None, {}, 1)[0]
+        def sample(prompts: list) -> list[list[int]]:
+            return self.engine.sample(self._tokenize_prompts(prompts)[0], sampling)
+
+        return self.exchange.spread(prompts, num_samples, sample, size)
+
+
+def _checked(done: list[Completion], requests: list[Request]) -> list[Completion]:
+    """The completions, if they are those that were asked for."""
+    numbers = [rollout.number for rollout in done]
+    if numbers != list(range(len(requests))):
+        raise ValueError(
+            f"the engine was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} ({len(numbers)}). "
+            "Engine.generate must return one Completion for each Request, with its number and in their order."
+        )
+    for rollout, request in zip(done, requests, strict=True):
+        if len(rollout.token_ids) > request.new_tokens:
+            raise ValueError(
+                f"the engine returned {len(rollout.token_ids)} tokens for rollout {rollout.number}, which may have "
+                f"{request.new_tokens}. It must keep to the max_tokens of a Request."
+            )
+        if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
+            raise ValueError(
+                f"the engine returned {len(rollout.logprobs)} log-probs for the {len(rollout.token_ids)} tokens of "
+                f"rollout {rollout.number}. It must return one for each token, or None."
+            )
+    return done
+
+
+def _logprobs(job: Job, rollout: Completion) -> list[float]:
+    """Sampling log-probs of a rollout: those of its prefix, and those of what was generated."""
+    if job.prefix and job.prefix_logprobs is None:
+        raise ValueError(
+            f"a job continues a prefix of {len(job.prefix)} tokens without prefix_logprobs, but the engine returns "
+            "log-probs, and the importance correction needs one for every token. Give them: Rollouts.tokens has those "
+            "of this step's rollouts, and a Query asks for those of others."
+        )
+    return [*(job.prefix_logprobs or ()), *rollout.logprobs]

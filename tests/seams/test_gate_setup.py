@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is checked before a model is loaded, and how a forced stop is told import importlib.util
-from sampled tokens."""
+"""What is checked before a model is loaded."""
 
 import importlib.util
 import json
 import shutil
 
-import numpy as np
 import pytest
 from transformers import AutoTokenizer, GenerationConfig, dynamic_module_utils
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.gate.marker_gate import GatePlan
-from duet_trl.gate.replay import GateSpec
-from duet_trl.seams.engine import Engine, prepare_gate
+from duet_trl.seams.backend import choose_backend
+from duet_trl.seams.gate_setup import prepare_gate
 from tests.runs import duet_settings, duet_trainer
-from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
+from tests.tiny import END_OF_TURN, MODEL_VOCAB
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
@@ -80,22 +77,9 @@ def test_a_full_vocabulary_without_a_reserved_token_is_refused(tiny_path, tmp_pa
         prepare_gate(str(tiny_path), tokenizer, config(tmp_path))
 
 
-@pytest.mark.parametrize("active", [True, False])
-def test_the_sentinel_marks_a_forced_stop_only_where_there_is_a_gate(tiny_path, tmp_path, active):
-    args = config(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    setup = prepare_gate(str(tiny_path), tokenizer, args)
-    gate = GatePlan(GateSpec(4, 8, 2, trim=active, abort=active), np.zeros(2, dtype=bool))
-    sampled = [[5, 6, setup.sentinel, 0, 0], [5, 6, 7]]
-    ids, logprobs, stopped = Engine(args, setup, tokenizer).split(gate, sampled, [[-1.0] * 5, [-2.0] * 3])
-    assert stopped.tolist() == [active, False]
-    assert [len(row) for row in ids] == [len(row) for row in logprobs] == ([2, 3] if active else [5, 3])
-
-
 @pytest.mark.parametrize("mode", ["colocate", "server"])
 def test_without_its_libraries_vllm_is_refused_with_the_line_that_installs_it(tmp_path, monkeypatch, mode):
-    engine = Engine(config(tmp_path, use_vllm=True, vllm_mode=mode), None, tiny_tokenizer())
+    args = config(tmp_path, use_vllm=True, vllm_mode=mode)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=rf"vllm_mode='{mode}' needs vllm.*pip install 'duet-trl\[vllm\]'"):
-        with engine.construction(None):
-            pass
+        choose_backend(args)
