@@ -8,7 +8,7 @@ for does not hold ends the run before the model is loaded. Everything else is as
 
 from arguments import RecipeArguments, RecipeConfig
 from data import MBPP, load_code_train
-from training import load_tokenizer, start, train
+from run import load_tokenizer, start, train
 from trl import ModelConfig
 
 from duet_trl.rewards import CodeVerifier

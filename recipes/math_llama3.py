@@ -9,7 +9,7 @@ block would otherwise change with the day. The model is gated: accept its terms 
 """
 
 from math_qwen3 import main
-from training import start
+from run import start
 
 if __name__ == "__main__":
     start("math_llama3", main)

@@ -12,7 +12,7 @@ and data come from the Hub or from local paths. Two steps on a CPU with a tiny m
 
 from arguments import RecipeArguments, RecipeConfig
 from data import MATH, load_math_train
-from training import load_tokenizer, start, train
+from run import load_tokenizer, start, train
 from trl import ModelConfig
 
 from duet_trl.rewards import MathVerifier
