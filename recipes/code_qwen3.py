@@ -6,7 +6,7 @@ Programs of the policy run in a sandbox: `--sandbox` names its isolation, and a 
 for does not hold ends the run before the model is loaded. Everything else is as in math_qwen3.py.
 """
 
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from data import MBPP, load_code_train
 from run import load_tokenizer, start, train
 from trl import ModelConfig

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # python recipes/launch.py --model Qwen/Qwen3-1.7B-Base --server_gpus 0,1,2,3 --server_dp 4 --train_gpus 4,5,6,7 -- \
-#     recipes/math_qwen3.py --config server_8xh100    (8 x H100 80 GB)
+#     recipes/math_qwen3.py --config server_8xh100 --model qwen3_1.7b --method duet    (8 x H100 80 GB)
 """`vllm serve` with the gate on some GPUs, `accelerate launch` on the others; both end, whatever happens.
 
 Two nodes: `--only server --host <private address>` on one, `--only train --host <that address>` on the other, with the

@@ -5,7 +5,7 @@
 Everything but data, reward and marker is as in math_qwen3.py.
 """
 
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from data import SCIQ, load_qa_train
 from run import load_tokenizer, start, train
 from trl import ModelConfig

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
 import run as runner  # noqa: E402
-from arguments import parse  # noqa: E402
+from command_line import parse  # noqa: E402
 from data import prompt_length  # noqa: E402
 from run import load_suites  # noqa: E402
 
