@@ -22,7 +22,7 @@ from trl.trainer.utils import split_tensor_dict
 from .config import DUETGRPOConfig
 from .engines.errors import ServerError
 from .methods import build_controller
-from .presets import settle_router_loss
+from .methods.duet_settings import settle_router_loss
 from .seams import logs, metrics
 from .seams import train_rows as rows
 from .seams.arguments import ends_by_own_rules, own_config

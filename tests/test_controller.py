@@ -11,6 +11,7 @@ from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.replay import Outcome, Replay
 from duet_trl.methods import build_controller
+from tests.runs import grouped
 
 KEYS = [f"prompt {i}" for i in range(24)]
 VOCABULARY = [b"\\boxed{4}", b"x", None]
@@ -29,7 +30,7 @@ def controller(tmp_path, **overrides):
         "bf16": False,
         "seed": 3,
     }
-    config = DUETGRPOConfig(**{**settings, **overrides})
+    config = DUETGRPOConfig(**grouped(**{**settings, **overrides}))
     return build_controller(config, compile_automaton(get_marker("math"), VOCABULARY) if config.gated else None)
 
 
@@ -62,7 +63,7 @@ def run_step(unit, step: int, rng: np.random.Generator):
     [
         {},
         {"allocation_objective": "variance"},
-        {"preset": "paper"},
+        {"method": "paper"},
         {"budget_reading": "reference"},
     ],
 )
@@ -94,7 +95,7 @@ def test_a_plan_changes_nothing_until_its_rollouts_are_observed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change", [{"marker": "qa"}, {"seed": 4}, {"preset": "paper"}, {"max_completion_length": 300}]
+    "change", [{"marker": "qa"}, {"seed": 4}, {"method": "paper"}, {"max_completion_length": 300}]
 )
 def test_the_state_of_another_configuration_is_refused_by_name(tmp_path, change):
     state = controller(tmp_path).state_dict()

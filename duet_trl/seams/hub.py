@@ -14,6 +14,7 @@ import yaml
 from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 
+from ..config import DUETGRPOConfig
 from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
 from .checkpoint import write_state
@@ -107,7 +108,8 @@ def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> s
     """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations.
 
     Args:
-        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`.
+        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`, of which what it filled in
+            itself is left out.
         leave_out (Iterable[str]): Fields that follow from others.
 
     Returns:
@@ -115,13 +117,14 @@ def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> s
     """
     values = {}
     for configuration in configurations:
+        unset = configuration.filled_in if isinstance(configuration, DUETGRPOConfig) else ()
         for field in fields(configuration):
             value = configuration.__dict__[field.name]
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             value = value.value if isinstance(value, Enum) else value
             if is_dataclass(value):  # what transformers makes of an empty `accelerator_config`
                 value = default if value == type(value)() else asdict(value)
-            if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
+            if field.init and field.name not in (*_NOT_SHOWN, *leave_out, *unset) and value != default:
                 values[field.name] = value
     return yaml.safe_dump(values, sort_keys=True)
 

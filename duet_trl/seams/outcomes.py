@@ -8,6 +8,7 @@ import numpy as np
 from ..config import DUETGRPOConfig
 from ..controller import Controller
 from ..gate.replay import GateMismatch, Outcome, Replay
+from ..methods import settings_of
 from ..update.importance import surcharge
 from .exchange import Exchange
 from .step import Step
@@ -55,7 +56,8 @@ def surcharge_factor(step: Step, advantages: np.ndarray, args: DUETGRPOConfig) -
         advantages (np.ndarray): Unweighted, shape (N,).
         args (DUETGRPOConfig): What becomes of aborted rollouts, and eps_abort.
     """
-    if args.aborted_rollouts == "failure":
+    settings = settings_of(args)
+    if settings.options.aborted_rollouts == "failure":
         return 1.0  # none is masked, so none is weighted for those that are
     known = np.isfinite(step.sum_logps)
     return surcharge(
@@ -66,7 +68,7 @@ def surcharge_factor(step: Step, advantages: np.ndarray, args: DUETGRPOConfig) -
         step.judgement.propensity,
         step.replay.outcome == Outcome.ABORTED,
         num_prompts=len(step.plan.keys),
-        keep_probability=args.keep_probability,
+        keep_probability=settings.keep_probability,
     ).factor
 
 

@@ -12,7 +12,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from ..config import DUETGRPOConfig
 from ..gate.replay import GateSpec
 from ..gate.thresholds import scaled_grace_window
-from ..presets import mean_rollouts
+from ..methods.duet_settings import mean_rollouts
 
 if TYPE_CHECKING:
     from ..trainer import DUETGRPOTrainer
@@ -136,7 +136,7 @@ def batch_warnings(config: DUETGRPOConfig, num_rows: int | None, num_steps: int)
             "or set allocate=False."
         )
     lone = max(2 * per_step - math.floor(mean * per_step * (1 + 1e-12)), 0) if mean < 2 else 0
-    if lone and config.advantage_baseline == "history":
+    if lone and config.options.advantage_baseline == "history":
         found.append(
             f"{lone} or more of {per_step} prompts have a single rollout: without a gradient in step 1, and compared "
             "with the mean of other prompts until they come round again. Raise num_generations or budget_fraction."

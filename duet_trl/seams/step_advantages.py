@@ -7,6 +7,7 @@ import torch
 
 from ..config import DUETGRPOConfig
 from ..controller import Controller
+from ..methods import settings_of
 from ..update.advantages import GroupAdvantages, group_advantages
 from ..update.baseline import history_advantages
 from .step import Step
@@ -34,7 +35,7 @@ def step_advantages(
         scale_rewards=args.scale_rewards,
         multi_objective_aggregation=args.multi_objective_aggregation,
     )
-    if args.advantage_baseline == "group":
+    if settings_of(args).options.advantage_baseline == "group":
         return found
     history = controller.reward_history(step.plan)
     summed = found.rewards.double().cpu().numpy()

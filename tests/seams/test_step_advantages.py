@@ -64,7 +64,7 @@ def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts
         np.testing.assert_allclose(found.advantages, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}, {"preset": "paper"}])
+@pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}, {"method": "paper"}])
 def test_over_the_group_no_history_matters(tmp_path, options):
     args = config(tmp_path, **options)
     found = step_advantages(step(), remembering(args), args, WEIGHTS)
