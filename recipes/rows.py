@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import data
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import RecipeArguments, RecipeConfig, parse
+from command_line import RecipeArguments, RecipeConfig, parse
 from cell import build_cell, notes, print_cell, start_line
 from data import prompt_length
 from datasets import Dataset

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import torch  # noqa: E402
-from arguments import RecipeArguments, RecipeConfig, accumulation_steps, parse, read_yaml  # noqa: E402
+from command_line import RecipeArguments, RecipeConfig, accumulation_steps, parse, read_yaml  # noqa: E402
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 

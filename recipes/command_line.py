@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all recipes are configured with: YAML files that build on each other, and the command line over them.
+"""What all recipes are configured with: fields of YAML files (config_files.py) and the command line over them.
 
-A YAML file may begin with `extends: base/paper.yaml` (or a list, paths relative to the file): it then holds only what
-it changes, and what several files share stands once. Every field of `RecipeArguments`, `RecipeConfig` and TRL's
-`ModelConfig` can stand in it, and the command line has the last word.
+Every field of `RecipeArguments`, `RecipeConfig` and TRL's `ModelConfig` is an option and may stand in a file. The command
+line has the last word.
 """
 
 import argparse
@@ -16,12 +15,13 @@ from typing import Any
 
 import torch
 import yaml
+from config_files import read_fields
 from transformers.hf_argparser import string_to_bool
 from trl import ModelConfig, TrlParser
 
 from duet_trl import DUETGRPOConfig
 
-RECIPES = ("math_qwen3", "math_llama3", "code_qwen3", "qa_qwen3")
+RECIPES = ("math_qwen3", "code_qwen3", "qa_qwen3")
 
 
 def _listed(value: list[str] | str) -> list[str]:
@@ -165,14 +165,20 @@ def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArgumen
         ValueError: For an unknown field, a value out of range, or a configuration made for another recipe.
     """
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", type=Path, action="append", default=[])
+    for name in ("config", "model", "cell"):
+        first.add_argument(f"--{name}", action="append", default=[])
     first.add_argument("--dry_run", "--dry-run", type=string_to_bool, nargs="?", const=True)
     own, argv = first.parse_known_args(argv)
-    if len(own.config) > 1:
-        raise ValueError(f"--config takes one file, got {len(own.config)}. A file takes others in by `extends`.")
-    values = read_yaml(own.config[0]) if own.config else {}
+    given = {}
+    for name in ("config", "model", "cell"):
+        if len(found := getattr(own, name)) > 1:
+            raise ValueError(f"--{name} takes one value, got {len(found)}. A file takes others in by `extends`.")
+        given[name] = found[0] if found else None
+    values = read_fields(**given)
     if own.dry_run is not None:
         values["dry_run"] = own.dry_run
+    gate = values.pop("gate", {})
+    values = gate | values if is_gated(values, argv) else values
     bf16_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if values.get("dry_run") and not bf16_gpu:
         argv += ["--use_cpu", "true"]  # transformers admits bf16 only where a GPU has it, or on a CPU by name
@@ -187,34 +193,11 @@ def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArgumen
     return arguments, config, model
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """A YAML file with what it extends; of several values of a field the one nearest to the file holds.
-
-    Args:
-        path (Path): The file.
-
-    Raises:
-        ValueError: If a file is missing, is no YAML or no mapping, or extends itself.
-    """
-    return _read(path, ())
-
-
-def _read(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.resolve()
-    if path in above:
-        raise ValueError(f"{path} extends itself: {' -> '.join(p.name for p in (*above, path))}.")
-    if not path.is_file():
-        where = f", which {above[-1]} extends" if above else ""
-        raise ValueError(f"there is no configuration {path}{where}.")
-    try:
-        own = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no YAML: {error}") from error
-    if not isinstance(own, dict):
-        found = "nothing" if own is None else f"a {type(own).__name__}"
-        raise ValueError(f"{path} must hold fields and their values, got {found}.")
-    bases = own.pop("extends", None) or []
-    merged: dict[str, Any] = {}
-    for base in _listed(bases):
-        merged |= _read(path.parent / base, (*above, path))
-    return merged | own
+def is_gated(values: dict[str, Any], argv: Sequence[str]) -> bool:
+    """Whether the method that files and command line choose stops rollouts."""
+    chosen = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    chosen.add_argument("--method", default=values.get("method", "duet"))
+    for part in ("trim", "abort"):
+        chosen.add_argument(f"--{part}", type=string_to_bool, nargs="?", const=True, default=values.get(part, True))
+    found, _ = chosen.parse_known_args(argv)
+    return found.method != "grpo" and (found.trim or found.abort)
