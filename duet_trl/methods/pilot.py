@@ -104,21 +104,22 @@ class Pilot(Method):
         self.setting = setting
         self.options = options
         self.rollouts_per_prompt = options.budget_fraction * setting.num_generations
+        aggregation, k = setting.multi_objective_aggregation, options.pilot_rollouts
         if options.num_min > self.rollouts_per_prompt:
             raise ValueError(
-                f"pilot_rollouts={options.pilot_rollouts} with weighting={options.weighting!r} needs {options.num_min} rollouts "
-                f"per prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of "
-                "these, or lower pilot_rollouts."
+                f"pilot_rollouts={k} with weighting={options.weighting!r} needs {options.num_min} rollouts for each "
+                f"prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of these "
+                "or lower pilot_rollouts."
             )
         if options.num_min * setting.num_prompts > setting.max_rollouts:
             raise ValueError(
                 f"{options.num_min} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
                 f"{setting.max_rollouts}. Raise it, or lower pilot_rollouts or the batch."
             )
-        if setting.multi_objective_aggregation != "sum_then_normalize":
+        if aggregation != "sum_then_normalize":
             raise ValueError(
-                f"multi_objective_aggregation={setting.multi_objective_aggregation!r} has no summed reward to remember: "
-                "set 'sum_then_normalize'."
+                f"multi_objective_aggregation={aggregation!r} has no summed reward to remember. Set "
+                "'sum_then_normalize'."
             )
         self.identity = {"method": "pilot", "reward_decay": options.reward_decay}
         self.statistics = PromptStatistics(reward_decay=options.reward_decay)
