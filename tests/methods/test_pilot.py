@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from duet_trl.methods.pilot import Pilot, PilotOptions, remembered
+from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.update.advantages import EPSILON
 
 from .simulator import counts, make_prompts, run_step, setting, table
@@ -145,17 +145,6 @@ def test_rollouts_without_a_reward_teach_nothing_and_are_in_no_baseline() -> Non
     method = Pilot(setting(num_prompts=1, num_generations=8, scale_rewards="none"), PilotOptions(pilot_rollouts=3))
     _, judgement = run_step(method, make_prompts("a"), table(a=(1, NAN, 0, NAN)))
     assert judgement.advantages.tolist() == [1.0, 0.0, -1.0, 0.0]
-
-
-def test_remembered_rewards_are_those_of_one_longer_history() -> None:
-    method = Pilot(setting(), PilotOptions())
-    run_step(method, make_prompts("ab"), table(a=(0, 1, 1), b=(0.5,)))
-    history = method.statistics.reward_history(["a", "new", "b"])
-    seen = remembered(history, np.array([1.0, NAN, 0.0, 0.25]), np.array([0, 0, 0, 1]))
-    assert seen.count == pytest.approx(history.count + [2, 1, 0])
-    total = history.mean[0] * history.count[0] + 1.0
-    assert seen.mean.tolist() == pytest.approx([total / seen.count[0], 0.25, history.mean[2]])
-    assert seen.mean_square[1] == 0.0625 and seen.pool_mean == history.pool_mean
 
 
 def test_a_restored_method_makes_the_same_jobs() -> None:

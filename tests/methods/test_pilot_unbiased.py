@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from duet_trl.methods.grouping import group_relative
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.rollouts import Rollouts
 
@@ -70,11 +71,11 @@ def enumerated(
     return total, extra
 
 
-def pilot(weighting: str, scale_rewards: str = "none", remembers: bool = True, num_generations: int = 6) -> Pilot:
-    """Budget of half of 6 rollouts per prompt: 2 in the pilot of each, about 2 in the second round."""
+def pilot(weighting: str, remembers: bool = True, num_generations: int = 6, **options) -> Pilot:
+    """Budget of half of num_generations rollouts per prompt, 2 of them in the pilot of each."""
     method = Pilot(
-        setting(num_prompts=2, num_generations=num_generations, scale_rewards=scale_rewards),
-        PilotOptions(weighting=weighting),
+        setting(num_prompts=2, num_generations=num_generations, scale_rewards="none"),
+        PilotOptions(weighting=weighting, **options),
     )
     if remembers:
         run_step(method, make_prompts("q"), table(q=(0.3, 1.0, 0.0)), lambda key, number: 2)
@@ -118,22 +119,37 @@ def direction_error(total: np.ndarray, gradient: np.ndarray) -> float:
     return float(abs(across) / np.linalg.norm(total) / np.linalg.norm(gradient))
 
 
-def of_both_rounds(done: Rollouts) -> np.ndarray:
-    """The naive rule: each rollout against all others of its prompt, of whichever round."""
+def others_of_both_rounds(done: Rollouts) -> np.ndarray:
+    """Each rollout against all others of its prompt, of whichever round."""
     size = np.bincount(done.prompt)[done.prompt]
     total = np.bincount(done.prompt, weights=done.rewards)[done.prompt]
     return done.rewards - (total - done.rewards) / (size - 1)
 
 
-def test_a_baseline_over_both_rounds_is_biased() -> None:
-    """It has neither the coefficient nor the direction: the second round exists because of what it is held against."""
+def group_mean(done: Rollouts) -> np.ndarray:
+    """Each rollout against the mean of its group: GRPO's advantage, without its scale."""
+    return group_relative(done, setting(scale_rewards="none"))
+
+
+@pytest.mark.parametrize(("naive", "most_aside"), [(others_of_both_rounds, 0.01), (group_mean, 0.03)])
+def test_a_baseline_over_both_rounds_is_biased(naive: Callable[[Rollouts], np.ndarray], most_aside: float) -> None:
+    """It has neither the coefficient nor the direction: round 2 exists because of the rollouts it is held against."""
     method = pilot("rollouts")
-    total, extra = enumerated(method, of_both_rounds)
-    errors = [direction_error(total[key], GRADIENT[key]) for key in KEYS]
-    lengths = [
+    total, extra = enumerated(method, naive)
+    aside = [direction_error(total[key], GRADIENT[key]) for key in KEYS]
+    length = [
         np.linalg.norm(total[key]) / np.linalg.norm((2 + extra[index]) * GRADIENT[key])
         for index, key in enumerate(KEYS)
     ]
-    assert max(errors) > 0.005 and max(abs(length - 1) for length in lengths) > 0.01
+    assert max(aside) > most_aside and min(length) < 0.94
     right, _ = enumerated(method)
     assert max(direction_error(right[key], GRADIENT[key]) for key in KEYS) < 1e-12
+
+
+def test_stopping_on_outcomes_is_what_biases() -> None:
+    """With as many rollouts in round 2 whatever round 1 showed, the naive baseline points the right way."""
+    method = pilot("rollouts", num_generations=16, num_max=3)  # a budget that always pays for the third
+    total, extra = enumerated(method, others_of_both_rounds)
+    assert extra.tolist() == pytest.approx([1.0, 1.0])
+    for key in KEYS:
+        assert total[key] == pytest.approx(3 * GRADIENT[key], abs=1e-12)
