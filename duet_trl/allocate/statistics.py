@@ -60,6 +60,23 @@ class RewardHistory:
     pool_mean: float
     pool_mean_square: float
 
+    def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
+        """The history with more rewards in it, at full weight; the pool stays as it was.
+
+        Args:
+            rewards (np.ndarray): Shape (N,); nan is left out.
+            group (np.ndarray): Prompt of each, shape (N,), in 0..M-1.
+        """
+        scored = ~np.isnan(rewards)
+        group, rewards, size = group[scored], rewards[scored], len(self.count)
+        added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
+        count, before = self.count + added, self.count > 0.0
+        means = (
+            np.divide(np.where(before, self.count * mean, 0.0) + total, count, out=mean.copy(), where=count > 0.0)
+            for mean, total in ((self.mean, first), (self.mean_square, second))
+        )
+        return RewardHistory(count, *means, self.pool_mean, self.pool_mean_square)
+
 
 class PromptStatistics:
     """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.

@@ -37,7 +37,7 @@ import numpy as np
 from ..allocate.greedy import greedy_counts
 from ..allocate.mixed import PRIOR
 from ..allocate.state import check_state
-from ..allocate.statistics import PromptStatistics, RewardHistory
+from ..allocate.statistics import PromptStatistics
 from ..field_types import check_types
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
@@ -104,21 +104,22 @@ class Pilot(Method):
         self.setting = setting
         self.options = options
         self.rollouts_per_prompt = options.budget_fraction * setting.num_generations
+        aggregation, k = setting.multi_objective_aggregation, options.pilot_rollouts
         if options.num_min > self.rollouts_per_prompt:
             raise ValueError(
-                f"pilot_rollouts={options.pilot_rollouts} with weighting={options.weighting!r} needs {options.num_min} rollouts "
-                f"per prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of "
-                "these, or lower pilot_rollouts."
+                f"pilot_rollouts={k} with weighting={options.weighting!r} needs {options.num_min} rollouts for each "
+                f"prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of these "
+                "or lower pilot_rollouts."
             )
         if options.num_min * setting.num_prompts > setting.max_rollouts:
             raise ValueError(
                 f"{options.num_min} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
                 f"{setting.max_rollouts}. Raise it, or lower pilot_rollouts or the batch."
             )
-        if setting.multi_objective_aggregation != "sum_then_normalize":
+        if aggregation != "sum_then_normalize":
             raise ValueError(
-                f"multi_objective_aggregation={setting.multi_objective_aggregation!r} has no summed reward to remember: "
-                "set 'sum_then_normalize'."
+                f"multi_objective_aggregation={aggregation!r} has no summed reward to remember. Set "
+                "'sum_then_normalize'."
             )
         self.identity = {"method": "pilot", "reward_decay": options.reward_decay}
         self.statistics = PromptStatistics(reward_decay=options.reward_decay)
@@ -141,7 +142,7 @@ class Pilot(Method):
         for rows in (~second, second):
             rewards, group = done.rewards[rows], done.prompt[rows]
             advantages[rows] = history_advantages(rewards, group, seen, "group" if scale == "group" else "none")
-            seen = remembered(seen, rewards, group)
+            seen = seen.after(rewards, group)
         pilot = done.rewards[~second & done.scored]
         if scale == "batch" and len(pilot) > 1:
             advantages /= pilot.std(ddof=1) + EPSILON
@@ -195,32 +196,9 @@ class Pilot(Method):
         """E p(1 - p) of each prompt's success rate after this round, shape (M,)."""
         known = [*(self.statistics.reward_range or ()), *done.rewards[done.scored]]
         low, high = (min(known), max(known)) if known else (0.0, 0.0)
-        seen = remembered(self.statistics.reward_history(done.prompts.keys), done.rewards, done.prompt)
+        seen = self.statistics.reward_history(done.prompts.keys).after(done.rewards, done.prompt)
         # One reward so far does not tell what a success is: rollouts that earned it count as none.
         count = seen.count if low < high else np.zeros(len(seen.count))
         share = np.where(count > 0, np.clip((seen.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
         a, b = PRIOR + count * share, PRIOR + count * (1.0 - share)
         return a * b / ((a + b) * (a + b + 1.0))
-
-
-def remembered(history: RewardHistory, rewards: np.ndarray, group: np.ndarray) -> RewardHistory:
-    """A history with the rewards of a round in it, at full weight.
-
-    Args:
-        history (RewardHistory): Of M prompts.
-        rewards (np.ndarray): Shape (N,); nan is left out.
-        group (np.ndarray): Prompt of each, shape (N,).
-
-    Returns:
-        RewardHistory: The pool stays as it was.
-    """
-    scored = ~np.isnan(rewards)
-    group, rewards, size = group[scored], rewards[scored], len(history.count)
-    added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
-    count = history.count + added
-    before = history.count > 0
-    means = (
-        np.divide(np.where(before, history.count * mean, 0.0) + total, count, out=mean.copy(), where=count > 0)
-        for mean, total in ((history.mean, first), (history.mean_square, second))
-    )
-    return RewardHistory(count, *means, history.pool_mean, history.pool_mean_square)

@@ -177,6 +177,20 @@ def test_before_the_first_reward_nothing_is_known():
     assert np.isnan([*history.mean, *history.mean_square, history.pool_mean, history.pool_mean_square]).all()
 
 
+def test_rewards_join_a_history_at_full_weight_and_leave_the_pool():
+    statistics = PromptStatistics(reward_decay=0.5)
+    earn(statistics, ["a", "b"], [(0, 0.0), (0, 2.0), (1, 4.0)])
+    history = statistics.reward_history(["a", "new", "b"])
+    later = history.after(np.array([3.0, NAN, 5.0, 0.25]), np.array([0, 0, 0, 1]))
+    # a: 2 rollouts at half weight, mean 1 and mean square 2, then 3 and 5.
+    assert later.count.tolist() == [3.0, 1.0, 0.5]
+    assert later.mean.tolist() == pytest.approx([(1 + 8) / 3, 0.25, 4.0])
+    assert later.mean_square.tolist() == pytest.approx([(2 + 34) / 3, 0.0625, 16.0])
+    assert (later.pool_mean, later.pool_mean_square) == (history.pool_mean, history.pool_mean_square)
+    unseen = PromptStatistics().reward_history(["a", "b"]).after(np.array([2.0]), np.array([1]))
+    assert unseen.count.tolist() == [0.0, 1.0] and np.isnan(unseen.mean[0]) and unseen.mean[1] == 2.0
+
+
 def test_asking_for_a_history_changes_nothing():
     statistics = PromptStatistics()
     earn(statistics, ["a"], [(0, 1.0)])
