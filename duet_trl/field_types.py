@@ -1,11 +1,94 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the fields of a configuration hold what they are declared to hold, before anything is computed with them."""
+"""Fields of a configuration: how they are declared, what types they hold, and when they act.
 
+The fields of `DUETGRPOConfig` and the `method_kwargs` of each method are declared and checked by the same functions,
+and docs/notation.md is written from the same declarations (tests/notation.py).
+"""
+
+import difflib
 import numbers
-from types import UnionType
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from types import SimpleNamespace, UnionType
+from typing import Any, TypeVar, get_args, get_origin
 
-_NAMES = {bool: "True or False", int: "an integer", float: "a number", str: "a string", list: "a list of strings"}
+Options = TypeVar("Options")
+
+_NAMES = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list of strings",
+    dict: "a mapping of names to values",
+}
+
+
+@dataclass(frozen=True)
+class Acts:
+    """When a field can have an effect.
+
+    Attributes:
+        when (Callable): Does it, under these resolved fields and options?
+        condition (str): The same in words, to follow "only with".
+    """
+
+    when: Callable[[SimpleNamespace], bool]
+    condition: str
+
+
+def knob(help_text: str, default: Any = None) -> Any:
+    """A field of the configuration; its help stands in `--help` and in docs/notation.md."""
+    return field(default=default, metadata={"help": help_text})
+
+
+def option(help_text: str, default: Any = None, *, unit: str = "", symbol: str = "", **defaults: Any) -> Any:
+    """A field of a dataclass of `method_kwargs`.
+
+    Args:
+        help_text (str): What it means.
+        default (Any): Its default under every method that takes it.
+        unit (str): Unit or range.
+        symbol (str): Symbol of the paper.
+        **defaults (Any): Defaults under single methods, by the method's name.
+    """
+    metadata = {"help": help_text, "unit": unit, "symbol": symbol, "defaults": defaults}
+    return field(default=default, metadata=metadata)
+
+
+def default_of(declared: Any, method: str) -> Any:
+    """Default of an `option` (a `dataclasses.Field`) under a method; None: it follows from other fields."""
+    return declared.metadata.get("defaults", {}).get(method, declared.default)
+
+
+def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
+    """The options of a method from its `method_kwargs`.
+
+    Args:
+        kind (type): Frozen dataclass with a field for each; its `__post_init__` checks the values.
+        given (Mapping[str, Any] | None): As the user wrote them; None as a value is the default.
+        method (str): Name of the method.
+
+    Raises:
+        ValueError: If a name is unknown, or a value is of another type; names it and what to write.
+    """
+    declared = {one.name: one for one in fields(kind)}
+    chosen = {name: default_of(one, method) for name, one in declared.items()}
+    for name, value in (given or {}).items():
+        if name not in declared:
+            raise ValueError(_unknown(name, value, list(declared), method))
+        if value is not None:
+            _check_type(name, value, declared[name].type)
+            chosen[name] = value
+    return kind(**chosen)
+
+
+def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
+    if not known:
+        return f"method={method!r} takes no method_kwargs, got {name}={value!r}. Remove it."
+    near = difflib.get_close_matches(str(name), known, 1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"method_kwargs has no {name!r} (value {value!r}) under method={method!r}.{hint} It takes {sorted(known)}."
 
 
 def check_types(config: Any, owner: type) -> None:
@@ -13,18 +96,43 @@ def check_types(config: Any, owner: type) -> None:
 
     Args:
         config (Any): Instance of `owner`.
-        owner (type): Its fields are of type bool, int, float, str or list[str], each perhaps or None.
+        owner (type): Its fields are of type bool, int, float, str, dict or list[str], each perhaps or None.
 
     Raises:
         ValueError: If a field holds something else; names the field, the value and what to write.
     """
     # Not the types of its `fields`, which transformers' parser rewrites.
     for name, annotation in owner.__annotations__.items():
-        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        value = config.__dict__[name]
-        if not any(_fits(value, get_origin(kind) or kind) for kind in kinds):
-            wanted = _NAMES[get_origin(kinds[0]) or kinds[0]]
-            raise ValueError(f"{name} must be {wanted}, got {value!r}.{_remedy(value, wanted)}")
+        _check_type(name, config.__dict__[name], annotation)
+
+
+def check_choices(values: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise ValueError if a value is not one of its choices; None, where nothing is chosen, passes."""
+    for name, allowed in choices.items():
+        if values[name] is not None and values[name] not in allowed:
+            raise ValueError(f"{name} must be one of {list(allowed)}, got {values[name]!r}.")
+
+
+def check_counts(values: Mapping[str, Any], counts: Mapping[str, int]) -> None:
+    """Raise ValueError if a value is no integer of at least its minimum; None passes."""
+    for name, least in counts.items():
+        value = values[name]
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+
+
+def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[Callable[[float], bool], str]]) -> None:
+    """Raise ValueError if a value lies outside its range (test, and what it says); None passes, a NaN lies in none."""
+    for name, (inside, wanted) in ranges.items():
+        if values[name] is not None and not inside(values[name]):
+            raise ValueError(f"{name} must be {wanted}; got {values[name]}.")
+
+
+def _check_type(name: str, value: Any, annotation: Any) -> None:
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    if not any(_fits(value, get_origin(kind) or kind) for kind in kinds):
+        wanted = _NAMES[get_origin(kinds[0]) or kinds[0]]
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.{_remedy(value, wanted)}")
 
 
 def _fits(value: Any, kind: type) -> bool:
@@ -42,4 +150,6 @@ def _remedy(value: Any, wanted: str) -> str:
         return ""
     if wanted == _NAMES[list]:
         return f" Write [{value!r}]."
+    if wanted == _NAMES[dict]:
+        return " Write JSON on the command line: '{\"name\": value}'."
     return " Remove the quotes; YAML reads 1e-3 as text, write 1.0e-3." if wanted != _NAMES[str] else ""

@@ -50,7 +50,7 @@ def notes(cell: "Cell") -> list[str]:
             "stop there: ending_reward_weight is 0, as in the paper. On the tiny task that costs 0.067 of last-answer "
             "accuracy, with --ending_reward_weight 0.1 it is 0.021 (docs/performance.md)"
         )
-    if config.preset == "duet" and config.beta and not config.drop_zero_advantage:
+    if config.beta and not config.options.drop_zero_advantage:
         found.append(
             f"beta {config.beta:g}: the KL term also moves rollouts without an advantage, so all rollouts get a "
             "forward pass; drop_zero_advantage and advantage_cutoff are off. --beta 0 switches them on"
@@ -70,7 +70,7 @@ def _method(cell: "Cell") -> str:
     if config.budget_reading == "tokens":
         budget = f"{config.budget_tokens:,.0f} tokens per step"
     off = [part for part in ("allocate", "trim", "abort") if not config.__dict__[part]]
-    return f"{config.method} (preset {config.preset}), {budget}" + (f", without {' and '.join(off)}" if off else "")
+    return f"{config.method}, {budget}" + (f", without {' and '.join(off)}" if off else "")
 
 
 def _model(cell: "Cell") -> str:

@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
 NUM_PROMPTS = 32
@@ -55,15 +56,15 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
 
 
 def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
-    """`settings` plus DUET's, scaled to short rollouts so that every outcome occurs."""
-    duet = {
-        "budget_fraction": 0.9,
-        "grace_window": 8,
-        "threshold_interval": 1,
-        "threshold_window": 64,
-        "keep_probability": 0.3,
-    }
-    return settings(output_dir, **{**duet, **overrides})
+    """`settings` plus DUET's where they act, scaled to short rollouts so that every outcome occurs."""
+    duet: dict[str, Any] = {}
+    if overrides.get("method") != "grpo":
+        abort = overrides.get("abort", True)
+        duet |= {} if overrides.get("budget_reading") == "tokens" else {"budget_fraction": 0.9}
+        duet |= {"keep_probability": 0.3} if abort else {}
+        if abort or overrides.get("trim", True):
+            duet |= {"grace_window": 8, "threshold_interval": 1, "threshold_window": 64}
+    return settings(output_dir, **grouped({**duet, **overrides}))
 
 
 def duet_trainer(
@@ -111,7 +112,7 @@ def check_grpo_loss_for_loss(
         (GRPOTrainer, GRPOConfig, {}),
         (DUETGRPOTrainer, DUETGRPOConfig, switches),
     ):
-        args = config_class(**settings(output_dir / trainer_class.__name__, **options), **extra)
+        args = config_class(**settings(output_dir / trainer_class.__name__, **options), **grouped(extra))
         data = prompts() if data is None else data
         trainer = trainer_class(str(model), list(rewards), args=args, train_dataset=data, **arguments)
         trainer.train()

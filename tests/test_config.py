@@ -1,55 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration: presets, methods, and an error for every value and relation that cannot work."""
+"""The configuration: methods and their options, and an error for every value and relation that cannot work."""
 
+from dataclasses import fields
 from typing import get_args
 
 import pytest
 from transformers import HfArgumentParser
+from trl import TrlParser
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.presets import PRESETS
+from duet_trl.config import FIELD_ACTS
+from duet_trl.field_types import default_of
+from duet_trl.methods import METHOD_FIELDS, METHODS, setting_of
+from duet_trl.methods.duet_settings import ACTS, DuetOptions
+
+FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
+CONDITIONS = FIELD_ACTS | ACTS
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
-    """A valid configuration of 8 prompts x 8 rollouts with some fields changed."""
+    """A valid configuration of 8 prompts x 8 rollouts with some fields and options of `duet` changed."""
     settings = {
         "output_dir": str(tmp_path),
         "per_device_train_batch_size": 16,
         "gradient_accumulation_steps": 4,
         "num_generations": 8,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
     }
-    return DUETGRPOConfig(**{**settings, **overrides})
+    return DUETGRPOConfig(**grouped({**settings, **FIXED, **overrides}))
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_a_preset_fills_every_field_it_names(tmp_path, preset):
-    resolved = config(tmp_path, preset=preset)
-    assert {name: getattr(resolved, name) for name in PRESETS[preset]} == PRESETS[preset]
+# ---- What a method chooses --------------------------------------------------------------------------------------
 
 
-def test_presets_name_the_same_fields():
-    assert len({frozenset(values) for values in PRESETS.values()}) == 1
+@pytest.mark.parametrize("method", ["duet", "paper"])
+def test_a_method_gives_every_option_its_default(tmp_path, method):
+    options = config(tmp_path, method=method).options
+    chosen = {one.name: default_of(one, method) for one in fields(DuetOptions)}
+    assert {name for name, value in chosen.items() if value is None} <= {
+        "advantage_baseline",
+        "advantage_cutoff",
+        "drop_zero_advantage",
+    }
+    for name, value in chosen.items():
+        assert getattr(options, name) is not None and (value is None or getattr(options, name) == value), name
 
 
-def test_an_explicit_value_beats_the_preset(tmp_path):
-    assert config(tmp_path, preset="paper", marker="qa").marker == "qa"
-    assert config(tmp_path, preset="paper", surrogate_shrinkage=2.0).surrogate_shrinkage == 2.0
+CHOSEN = {
+    "duet": ("math", 2, "mixed", "none", "failure", 0.95, "history", 0.5, True),
+    "paper": ("math_paragraph", 1, "variance", "clip", "mask", 0.0, "group", 0.0, False),
+}
 
 
-def test_method_grpo_switches_every_part_off(tmp_path):
-    resolved = config(tmp_path, method="grpo", budget_fraction=0.25)
-    assert not resolved.duet_active
-    assert resolved.budget_fraction == 1.0
+@pytest.mark.parametrize("method", sorted(CHOSEN))
+def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, method):
+    resolved = config(tmp_path, method=method)
+    options = resolved.options
+    found = (
+        resolved.marker,
+        resolved.num_rollouts_min,
+        options.allocation_objective,
+        options.stratification,
+        options.aborted_rollouts,
+        options.abort_answer_quantile,
+        options.advantage_baseline,
+        options.advantage_cutoff,
+        options.drop_zero_advantage,
+    )
+    assert found == CHOSEN[method]
+    assert (options.reward_decay, options.abort_answer_slack) == (0.7, 1.25)
+
+
+def test_an_explicit_value_beats_the_methods(tmp_path):
+    assert config(tmp_path, method="paper", marker="qa").marker == "qa"
+    assert config(tmp_path, method="paper", surrogate_shrinkage=2.0).options.surrogate_shrinkage == 2.0
+    assert config(tmp_path, surrogate_shrinkage=None, marker=None).marker == "math"  # None is not set
+    paper = {
+        "allocation_objective": "variance",
+        "stratification": "clip",
+        "aborted_rollouts": "mask",
+        "abort_answer_quantile": 0.0,
+        "advantage_baseline": "group",
+        "advantage_cutoff": 0.0,
+    }
+    options = config(tmp_path, **paper).options
+    assert {name: getattr(options, name) for name in paper} == paper
+    duet = {
+        "allocation_objective": "mixed",
+        "advantage_baseline": "history",
+        "advantage_cutoff": 0.25,
+        "drop_zero_advantage": True,
+    }
+    options = config(tmp_path, method="paper", **duet).options
+    assert {name: getattr(options, name) for name in duet} == duet
+
+
+def test_method_grpo_has_every_part_off_and_no_options(tmp_path):
+    resolved = config(tmp_path, method="grpo")
+    assert not resolved.duet_active and not resolved.gated
+    assert (resolved.budget_fraction, resolved.max_rollouts) == (1.0, 64)
+    assert fields(resolved.options) == ()
+
+
+def test_with_every_part_off_duet_is_grpo(tmp_path):
+    assert not config(tmp_path, allocate=False, trim=False, abort=False, budget_fraction=1.0).duet_active
+
+
+@pytest.mark.parametrize("left_on", ["allocate", "trim", "abort", "budget_fraction"])
+def test_each_part_alone_makes_it_duet(tmp_path, left_on):
+    off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+    assert config(tmp_path, **{name: value for name, value in off.items() if name != left_on}).duet_active
 
 
 @pytest.mark.parametrize(
-    ("fraction", "preset", "expected"), [(0.5, "duet", 2), (0.25, "duet", 1), (0.5, "paper", 1), (1.0, "duet", 2)]
+    ("fraction", "method", "expected"), [(0.5, "duet", 2), (0.25, "duet", 1), (0.5, "paper", 1), (1.0, "duet", 2)]
 )
-def test_two_rollouts_are_the_minimum_where_the_budget_averages_more(tmp_path, fraction, preset, expected):
-    assert config(tmp_path, budget_fraction=fraction, preset=preset).num_rollouts_min == expected
+def test_two_rollouts_are_the_minimum_where_the_budget_averages_more(tmp_path, fraction, method, expected):
+    assert config(tmp_path, budget_fraction=fraction, method=method).num_rollouts_min == expected
 
 
 @pytest.mark.parametrize(("limit", "expected"), [(3072, 150), (8192, 400), (512, 25), (256, 12), (64, 8)])
@@ -57,17 +124,160 @@ def test_the_grace_window_keeps_the_papers_proportion_to_the_limit_unless_it_is_
     # 150 / 3,072 = 0.0488 of the limit, to the nearest token, 8 at least.
     assert config(tmp_path, max_completion_length=limit).grace_window == expected
     assert config(tmp_path, max_completion_length=limit, grace_window=150).grace_window == 150
-    assert config(tmp_path, max_completion_length=limit, preset="paper").grace_window == expected
+    assert config(tmp_path, max_completion_length=limit, method="paper").grace_window == expected
 
+
+def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
+    assert config(tmp_path).options.drop_zero_advantage
+    assert not config(tmp_path, beta=0.01).options.drop_zero_advantage
+    assert not config(tmp_path, entropy_coef=0.01).options.drop_zero_advantage
+
+
+def test_without_the_allocator_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
+    for without in ({"allocate": False}, {"advantage_baseline": "group"}):
+        options = config(tmp_path, **without).options
+        assert (options.advantage_baseline, options.advantage_cutoff) == ("group", 0.0), without
+    assert config(tmp_path, allocate=False, advantage_baseline="history").options.advantage_cutoff > 0
+
+
+@pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])
+def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
+    # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
+    # pass. And sigma of Theorem 1 needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
+    assert config(tmp_path, **option).options.advantage_cutoff == 0.0
+    assert config(tmp_path, **option, advantage_cutoff=0.1).options.advantage_cutoff == 0.1
+
+
+def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
+    for choice in ({}, {"method": "paper"}, {"allocate": False}, {"advantage_baseline": "group"}):
+        resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **choice)
+        assert resolved.options.advantage_baseline == "group"
+
+
+def test_every_method_may_read_the_runs_setting(tmp_path):
+    setting = setting_of(config(tmp_path, method="grpo", reward_weights=[1.0, 0.5], seed=5))
+    assert (setting.num_prompts, setting.num_generations, setting.max_rollouts, setting.seed) == (8, 8, 64, 5)
+    assert (setting.reward_weights, setting.scale_rewards) == ((1.0, 0.5), "group")
+
+
+# ---- What cannot have an effect ---------------------------------------------------------------------------------
+
+VALUES = {
+    "allocate": False,
+    "trim": False,
+    "abort": False,
+    "budget_fraction": 1.0,
+    "budget_reading": "rollouts",
+    "budget_tokens": 1e5,
+    "num_rollouts_min": 1,
+    "num_rollouts_max": 32,
+    "max_rollouts": 64,
+    "marker": "math",
+    "grace_window": 16,
+    "keep_probability": 0.05,
+    "sentinel_token_id": 5,
+}
+"""A value of each field that some methods do not read; most are what the field holds there anyway."""
+
+
+@pytest.mark.parametrize("name", sorted(METHOD_FIELDS))
+def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_do(tmp_path, name):
+    assert set(VALUES) == METHOD_FIELDS
+    with pytest.raises(ValueError) as refused:
+        config(tmp_path, method="grpo", **{name: VALUES[name]})
+    message = str(refused.value)
+    assert message.startswith(f"{name}={VALUES[name]!r} cannot have an effect under method='grpo'")
+    assert "Remove it, or choose a method that does: ['duet', 'paper'" in message
+    assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
+
+
+VARIANCE = {"allocation_objective": "variance"}
+NO_GATE = {"trim": False, "abort": False}
+TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
+BY_LENGTHS = {"abort_answer_quantile": 0.0}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+PAIRS = [  # the value, fields under which it acts, fields under which it does not
+    ("budget_fraction", 0.5, {}, TOKENS),
+    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
+    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
+    ("num_rollouts_min", 2, {}, {"allocate": False}),
+    ("num_rollouts_min", 2, {"allocate": False, **TOKENS}, {"allocate": False}),
+    ("marker", "math", {"abort": False}, NO_GATE),
+    ("grace_window", 25, {"trim": False}, NO_GATE),
+    ("sentinel_token_id", 5, {}, NO_GATE),
+    ("keep_probability", 0.05, {"trim": False}, {"abort": False}),
+    ("audit_columns", ["level"], {"audit_log": True}, {}),
+    ("server_weight_sync", "disk", SERVER, {}),
+    ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
+    ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),
+    ("server_weights_dir", "w", SERVER, {**SERVER, "server_weight_sync": "nccl"}),
+    ("allocation_objective", "mixed", {}, {"allocate": False}),
+    ("allocation_solver", "greedy", VARIANCE, {}),
+    ("allocation_solver", "bisection", {"method": "paper"}, {"method": "paper", "allocate": False}),
+    ("price_aborted", True, {}, {"abort": False}),
+    ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
+    ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
+    ("reward_decay", 0.7, {"allocate": False, "advantage_baseline": "history"}, {"allocate": False}),
+    *(
+        (name, value, VARIANCE, {})
+        for name, value in {
+            "surrogate_warmup": 2,
+            "surrogate_floor": 0.01,
+            "surrogate_floor_quantile": 0.05,
+            "surrogate_unseen": "median",
+            "surrogate_shrinkage": 1.0,
+            "surrogate_reprobe": 2,
+        }.items()
+    ),
+    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
+    ("marker_window", 0, {"abort": False}, NO_GATE),
+    ("poll_interval", 8, {"trim": False}, NO_GATE),
+    ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
+    ("threshold_window", 512, {"abort": False}, NO_GATE),
+    ("threshold_interval", 5, {"trim": False}, NO_GATE),
+    ("threshold_weighting", "none", {}, {"abort": False}),
+    ("poll_quantile", 0.3, {"abort": False}, NO_GATE),
+    ("poll_cold_fraction", 0.3, {"abort": False}, NO_GATE),
+    ("abort_quantile", 0.8, BY_LENGTHS, {}),
+    ("abort_quantile", 0.8, {"method": "paper"}, {"method": "paper", "abort": False}),
+    ("abort_answer_quantile", 0.95, {}, {"abort": False}),
+    ("abort_answer_slack", 1.25, {}, BY_LENGTHS),
+    ("abort_answer_slack", 1.25, {"method": "paper", "abort_answer_quantile": 0.9}, {"method": "paper"}),
+    ("abort_cold_fraction", 0.7, {}, {"abort": False}),
+    ("aborted_rollouts", "mask", {}, {"abort": False}),
+    ("stratification_floor", 0.05, {"stratification": "clip"}, {}),
+    ("stratification_floor", 0.05, {"method": "paper"}, {"method": "paper", "stratification": "exact"}),
+    ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
+    ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "acts", "idle"), PAIRS, ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_what_cannot_have_an_effect_is_refused_even_at_its_default(tmp_path, name, value, acts, idle):
+    assert config(tmp_path, **acts, **{name: value}) is not None
+    config(tmp_path, **idle)
+    with pytest.raises(ValueError) as refused:
+        config(tmp_path, **idle, **{name: value})
+    message = str(refused.value)
+    assert message.startswith(f"{name}={value!r} cannot have an effect under method={idle.get('method', 'duet')!r}")
+    assert f"it acts only with {CONDITIONS[name].condition}. Remove it" in message
+
+
+def test_every_condition_is_tried_on_both_sides():
+    assert {name for name, *_ in PAIRS} == set(CONDITIONS)
+
+
+# ---- Relations --------------------------------------------------------------------------------------------------
 
 LONE = [
-    {"num_generations": 4, "budget_fraction": 0.25, "preset": "paper"},
-    {"num_generations": 2, "budget_fraction": 0.5, "preset": "paper"},
+    {"num_generations": 4, "budget_fraction": 0.25, "method": "paper"},
+    {"num_generations": 2, "budget_fraction": 0.5, "method": "paper"},
     {"num_generations": 4, "budget_fraction": 0.25, "allocate": False},
     {"num_generations": 4, "budget_fraction": 0.25, "multi_objective_aggregation": "normalize_then_sum"},
-    {"preset": "paper", "num_rollouts_max": 1},
-    {"preset": "paper", "max_rollouts": 8},
-    {"method": "grpo", "num_rollouts_max": 1, "num_rollouts_min": 1},
+    {"method": "paper", "num_rollouts_max": 1},
+    {"method": "paper", "max_rollouts": 8},
 ]
 
 
@@ -86,158 +296,112 @@ def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_pa
         {"budget_fraction": 0.5},
         {"num_generations": 8},
         {"budget_reading": "reference"},  # frozen in tokens: shorter rollouts are more of them
-        {"budget_reading": "tokens", "budget_tokens": 1e6},
+        {"budget_reading": "tokens", "budget_tokens": 1e6, "budget_fraction": None},
     ],
 )
 def test_one_rollout_per_prompt_is_let_through_where_some_step_can_have_a_gradient(tmp_path, way_out):
-    assert config(tmp_path, **{**LONE[0], **way_out}).preset == "paper"
+    assert config(tmp_path, **{**LONE[0], **way_out}).method == "paper"
 
 
-def test_the_row_cap_defaults_to_the_generation_batch(tmp_path):
-    assert config(tmp_path).max_rollouts == 64
+def test_where_k2_is_unused_or_follows_answers_k1_may_lie_anywhere(tmp_path):
+    assert config(tmp_path, poll_quantile=0.9).options.poll_quantile == 0.9
+    assert config(tmp_path, abort=False, poll_cold_fraction=0.9).options.poll_cold_fraction == 0.9
 
 
-def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
-    assert config(tmp_path).drop_zero_advantage
-    assert not config(tmp_path, beta=0.01).drop_zero_advantage
-    assert not config(tmp_path, entropy_coef=0.01).drop_zero_advantage
-    assert not config(tmp_path, preset="paper").drop_zero_advantage
+BY_NAME = [
+    ({"method": "ppo"}, r"method must be one of \['duet', 'grpo', .*got 'ppo'"),
+    ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
+    ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
+    ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
+    ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
+    ({"budget_reading": "seconds"}, "budget_reading must be one of"),
+    ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
+    ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),
+    ({"budget_reading": "tokens", "budget_tokens": float("inf")}, "needs finite budget_tokens"),
+    ({"grace_window": 1.5}, "grace_window must be an integer"),
+    ({"grace_window": -1}, "grace_window must be an integer of at least 0, got -1"),
+    ({"max_completion_length": None}, "max_completion_length must be an integer of at least 1, got None"),
+    ({"max_completion_length": -5}, "max_completion_length must be an integer of at least 1, got -5"),
+    ({"keep_probability": 0.0}, "Use abort=False to keep everything"),
+    ({"keep_probability": 1.1}, "keep_probability must be in"),
+    ({"num_rollouts_min": 0}, "num_rollouts_min must be an integer of at least 1"),
+    ({"num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
+    ({"num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
+    ({"num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
+    ({"marker": "maths"}, "maths"),
+    ({"marker": "regex:(?=x)y"}, "uses look-around"),
+    ({"loss_type": "grpo"}, "does not divide by the global number of kept tokens"),
+    ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
+    ({"use_vllm": True, "generation_kwargs": {"seed": 1}}, r"generation_kwargs sets \['seed'\]"),
+    ({"use_transformers_continuous_batching": True}, "cannot stop single rollouts"),
+    ({"use_vllm": True, "top_p": 0.95}, "vllm_importance_sampling_correction=False"),
+    ({"use_vllm": True, "top_k": 20}, "vllm_importance_sampling_correction=False"),
+    ({"budget_fraction": "0.5"}, r"budget_fraction must be a number, got '0.5'. Remove the quotes; YAML reads 1e-3"),
+    ({"budget_tokens": "none"}, "budget_tokens must be a number, got 'none'"),
+    ({"keep_probability": True}, "keep_probability must be a number, got True"),
+    ({"trim": "false"}, "trim must be True or False, got 'false'"),
+    ({"marker": 5}, "marker must be a string, got 5"),
+    ({"audit_columns": "target"}, r"audit_columns must be a list of strings, got 'target'. Write \['target'\]"),
+    ({"extra_eos_tokens": [1]}, r"extra_eos_tokens must be a list of strings, got \[1\]"),
+]
+BY_OPTION = [
+    ({"poll_interval": True}, "poll_interval must be an integer, got True"),
+    ({"poll_interval": 0}, "poll_interval must be an integer of at least 1, got 0"),
+    ({"poll_interval": "8"}, "poll_interval must be an integer, got '8'. Remove the quotes"),
+    ({"threshold_window": 0}, "threshold_window must be an integer of at least 1"),
+    ({"marker_window": -8}, "marker_window must be an integer of at least 0"),
+    ({"price_aborted": "yes"}, "price_aborted must be True or False, got 'yes'"),
+    ({"stratification": 1}, "stratification must be a string, got 1"),
+    ({"stratification": "half"}, "stratification must be one of"),
+    ({"stratification_floor": 0.0}, "stratification_floor must be in"),
+    ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
+    ({"surrogate_floor": 0.0}, "surrogate_floor must be positive"),
+    ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
+    ({"advantage_baseline": "critic"}, r"advantage_baseline must be one of \['group', 'history'\]"),
+    ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
+    ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
+    ({"reward_decay": float("nan")}, "reward_decay must be in"),
+    ({"abort_answer_quantile": 1.0}, r"abort_answer_quantile must be in \[0, 1\).*; got 1.0"),
+    ({"abort_answer_slack": 0.9}, "abort_answer_slack must be at least 1; got 0.9"),
+    ({"abort_answer_slack": float("inf")}, "abort_answer_slack must be at least 1; got inf"),
+    ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
+    ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
+    ({"poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
+    ({"method": "paper", "abort_quantile": 1.2}, r"abort_quantile must be in \(0, 1\]; got 1.2"),
+    (
+        {"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "history"},
+        "has no summed reward to remember. Set advantage_baseline='group'",
+    ),
+    ({"drop_zero_advantage": True, "beta": 0.01}, "drop_zero_advantage=False"),
+    ({"drop_zero_advantage": True, "router_aux_loss_coef": 0.01}, "drop_zero_advantage=False"),
+]
 
 
-CHOSEN = {
-    "duet": ("mixed", "none", "failure", 0.95, "history"),
-    "paper": ("variance", "clip", "mask", 0.0, "group"),
-}
-
-
-@pytest.mark.parametrize("preset", sorted(CHOSEN))
-def test_a_preset_chooses_objective_weights_gate_and_baseline(tmp_path, preset):
-    resolved = config(tmp_path, preset=preset)
-    names = (
-        "allocation_objective",
-        "stratification",
-        "aborted_rollouts",
-        "abort_answer_quantile",
-        "advantage_baseline",
-    )
-    assert tuple(getattr(resolved, name) for name in names) == CHOSEN[preset]
-    assert (resolved.advantage_cutoff > 0) == (preset == "duet")
-    assert (resolved.reward_decay, resolved.abort_answer_slack) == (0.7, 1.25)
-
-
-def test_every_choice_of_a_preset_can_be_overridden(tmp_path):
-    paper = {
-        "allocation_objective": "variance",
-        "stratification": "clip",
-        "aborted_rollouts": "mask",
-        "abort_answer_quantile": 0.0,
-        "advantage_baseline": "group",
-        "advantage_cutoff": 0.0,
-    }
-    resolved = config(tmp_path, **paper)
-    assert {name: getattr(resolved, name) for name in paper} == paper
-    duet = {"allocation_objective": "mixed", "advantage_baseline": "history", "advantage_cutoff": 0.25}
-    resolved = config(tmp_path, preset="paper", **duet)
-    assert {name: getattr(resolved, name) for name in duet} == duet
-
-
-def test_without_the_allocator_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
-    for without in ({"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
-        resolved = config(tmp_path, **without)
-        assert (resolved.advantage_baseline, resolved.advantage_cutoff) == ("group", 0.0), without
-    assert config(tmp_path, allocate=False, advantage_baseline="history").advantage_cutoff > 0
-    assert config(tmp_path, method="grpo", advantage_baseline="history").advantage_baseline == "group"
-
-
-@pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])
-def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
-    # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
-    # pass. And sigma of Theorem 1 needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
-    assert config(tmp_path, **option).advantage_cutoff == 0.0
-    assert config(tmp_path, **option, advantage_cutoff=0.1).advantage_cutoff == 0.1
-
-
-def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
-    for options in ({}, {"preset": "paper"}, {"allocate": False}, {"method": "grpo"}, {"advantage_baseline": "group"}):
-        resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **options)
-        assert resolved.advantage_baseline == "group"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"preset": "best"}, "preset must be one of"),
-        ({"method": "ppo"}, "method must be one of"),
-        ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
-        ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
-        ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
-        ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
-        ({"budget_reading": "seconds"}, "budget_reading must be one of"),
-        ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
-        ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),
-        ({"budget_reading": "tokens", "budget_tokens": float("inf")}, "needs finite budget_tokens"),
-        ({"grace_window": 1.5}, "grace_window must be an integer"),
-        ({"max_completion_length": None}, "max_completion_length must be an integer of at least 1, got None"),
-        ({"poll_interval": True}, "poll_interval must be an integer"),
-        ({"max_completion_length": -5}, "max_completion_length must be an integer of at least 1, got -5"),
-        ({"budget_tokens": 1000.0}, "budget_tokens=1000.0 is ignored"),
-        ({"keep_probability": 0.0}, "Use abort=False to keep everything"),
-        ({"keep_probability": 1.1}, "keep_probability must be in"),
-        ({"stratification_floor": 0.0}, "stratification_floor must be in"),
-        ({"stratification": "half"}, "stratification must be one of"),
-        ({"poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
-        ({"poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
-        ({"abort_quantile": 1.2}, "abort_quantile <= 1 must hold"),
-        ({"grace_window": -1}, "grace_window must be an integer of at least 0, got -1"),
-        ({"poll_interval": 0}, "poll_interval must be an integer of at least 1, got 0"),
-        ({"threshold_window": 0}, "threshold_window must be an integer of at least 1"),
-        ({"marker_window": -8}, "marker_window must be an integer of at least 0"),
-        ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
-        ({"num_rollouts_min": 0}, "num_rollouts_min must be an integer of at least 1"),
-        ({"num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
-        ({"num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
-        ({"num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
-        ({"surrogate_floor": 0.0}, "surrogate_floor must be positive"),
-        ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
-        ({"advantage_baseline": "critic"}, r"advantage_baseline must be one of \['group', 'history'\]"),
-        ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
-        ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
-        ({"reward_decay": float("nan")}, "reward_decay must be in"),
-        ({"abort_answer_quantile": 1.0}, r"abort_answer_quantile must be in \[0, 1\).*; got 1.0"),
-        ({"abort_answer_slack": 0.9}, "abort_answer_slack must be at least 1; got 0.9"),
-        ({"abort_answer_slack": float("inf")}, "abort_answer_slack must be at least 1; got inf"),
-        ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
-        (
-            {"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "history"},
-            "has no summed reward to remember. Set advantage_baseline='group'",
-        ),
-        ({"marker": "maths"}, "maths"),
-        ({"marker": "regex:(?=x)y"}, "uses look-around"),
-        ({"audit_columns": ["level"]}, "needs audit_log=True"),
-        ({"loss_type": "grpo"}, "does not divide by the global number of kept tokens"),
-        ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
-        ({"use_vllm": True, "generation_kwargs": {"seed": 1}}, r"generation_kwargs sets \['seed'\]"),
-        ({"use_transformers_continuous_batching": True}, "cannot stop single rollouts"),
-        ({"use_vllm": True, "top_p": 0.95}, "vllm_importance_sampling_correction=False"),
-        ({"use_vllm": True, "top_k": 20}, "vllm_importance_sampling_correction=False"),
-        ({"drop_zero_advantage": True, "beta": 0.01}, "drop_zero_advantage=False"),
-        ({"drop_zero_advantage": True, "router_aux_loss_coef": 0.01}, "drop_zero_advantage=False"),
-        (
-            {"budget_fraction": "0.5"},
-            r"budget_fraction must be a number, got '0.5'. Remove the quotes; YAML reads 1e-3",
-        ),
-        ({"poll_interval": "8"}, "poll_interval must be an integer, got '8'. Remove the quotes"),
-        ({"budget_tokens": "none"}, "budget_tokens must be a number, got 'none'"),
-        ({"keep_probability": True}, "keep_probability must be a number, got True"),
-        ({"trim": "false"}, "trim must be True or False, got 'false'"),
-        ({"marker": 5}, "marker must be a string, got 5"),
-        ({"audit_columns": "target"}, r"audit_columns must be a list of strings, got 'target'. Write \['target'\]"),
-        ({"extra_eos_tokens": [1]}, r"extra_eos_tokens must be a list of strings, got \[1\]"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "message"), BY_NAME + BY_OPTION)
 def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, message):
     with pytest.raises(ValueError, match=message):
         config(tmp_path, **overrides)
+
+
+@pytest.mark.parametrize(
+    ("method", "kwargs", "message"),
+    [
+        (
+            "duet",
+            {"pol_interval": 4},
+            r"has no 'pol_interval' \(value 4\) under method='duet'. Did you mean 'poll_interval'\?",
+        ),
+        ("paper", {"x": 1}, r"has no 'x' \(value 1\) under method='paper'. It takes \["),
+        ("grpo", {"poll_interval": 4}, "method='grpo' takes no method_kwargs, got poll_interval=4. Remove it"),
+        ("duet", "{poll_interval: 4}", r"method_kwargs is no JSON: .*got '\{poll_interval: 4\}'. Write"),
+        ("duet", "[1]", r"method_kwargs must be a mapping of names to values, got \[1\]"),
+        ("duet", 4, "method_kwargs must be a mapping of names to values, got 4"),
+        ("duet", {"marker": "qa"}, "has no 'marker'"),
+    ],
+)
+def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        DUETGRPOConfig(str(tmp_path), method=method, method_kwargs=kwargs, **FIXED)
 
 
 def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path):
@@ -246,11 +410,34 @@ def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path
     assert config(tmp_path, top_p=0.95).top_p == 0.95
 
 
+# ---- The command line -------------------------------------------------------------------------------------------
+
+
+def test_options_come_as_json_from_the_command_line_and_as_a_mapping_from_yaml(tmp_path):
+    parser = TrlParser(DUETGRPOConfig)
+    common = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
+    line = ["--trim", "false", "--method_kwargs", '{"poll_interval": 4, "stratification": "exact"}']
+    (from_line,) = parser.parse_args_and_config([*common, *line])
+    written = tmp_path / "own.yaml"
+    written.write_text("trim: false\nmethod_kwargs:\n  poll_interval: 4\n  stratification: exact\n")
+    (from_yaml,) = parser.parse_args_and_config([*common, "--config", str(written)])
+    assert from_line.options == from_yaml.options
+    assert (from_line.options.poll_interval, from_line.options.stratification, from_line.trim) == (4, "exact", False)
+
+
+def test_every_field_has_a_help_and_every_option_too():
+    own = {one.name for one in fields(DUETGRPOConfig) if one.name in DUETGRPOConfig.__annotations__}
+    helped = {one.name: one.metadata["help"] for one in fields(DUETGRPOConfig) if one.name in own}
+    assert all(helped[name].endswith((".", ")")) for name in own)
+    for entry in METHODS.values():
+        assert all(one.metadata["help"] for one in fields(entry.options))
+
+
 def test_every_numeric_field_refuses_text(tmp_path):
     HfArgumentParser(DUETGRPOConfig)  # rewrites the types of the fields
-    annotations = DUETGRPOConfig.__annotations__
+    annotations = DUETGRPOConfig.__annotations__ | DuetOptions.__annotations__
     numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
-    assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "sentinel_token_id"} < set(numeric)
+    assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "advantage_cutoff"} < set(numeric)
     config(tmp_path)
     for name in numeric:
         with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):

@@ -40,11 +40,9 @@ def test_with_every_part_off_it_is_grpo_loss_for_loss(tiny_path, tmp_path, optio
     check_grpo_loss_for_loss(tiny_path, tmp_path, PARTS_OFF, options)
 
 
-@pytest.mark.parametrize("preset", ["duet", "paper"])
-def test_method_grpo_is_grpo_loss_for_loss_over_several_visits_of_a_prompt(tiny_path, tmp_path, preset):
+def test_method_grpo_is_grpo_loss_for_loss_over_several_visits_of_a_prompt(tiny_path, tmp_path):
     # Four steps are an epoch: from the fifth on there is a history, which nothing may use.
-    switches = {"method": "grpo", "preset": preset}
-    check_grpo_loss_for_loss(tiny_path, tmp_path, switches, {"max_steps": 6, "learning_rate": 0.005})
+    check_grpo_loss_for_loss(tiny_path, tmp_path, {"method": "grpo"}, {"max_steps": 6, "learning_rate": 0.005})
 
 
 @pytest.mark.parametrize(
@@ -90,9 +88,9 @@ def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
         {"allocation_objective": "variance"},
         {"advantage_baseline": "group"},
         {"advantage_baseline": "history", "advantage_cutoff": 0.0, "scale_rewards": "none"},
-        {"preset": "paper", "advantage_baseline": "history"},
+        {"method": "paper", "advantage_baseline": "history"},
         {"abort_answer_quantile": 0.0},
-        {"preset": "paper"},
+        {"method": "paper"},
         {"marker": "qa"},
         {"marker": "regex:4+2"},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
@@ -243,7 +241,7 @@ def test_extra_eos_tokens_end_rollouts_of_every_method(tiny_path, tmp_path, meth
         rollouts.extend(completion_ids)
         return [float(len(ids)) for ids in completion_ids]
 
-    options = {"extra_eos_tokens": ["\u0120the"], "method": method, "trim": False, "abort": method == "duet"}
+    options = {"extra_eos_tokens": ["\u0120the"], "method": method} | ({"trim": False} if method == "duet" else {})
     trainer = duet_trainer(tiny_path, tmp_path, rewards=record, max_steps=1, **options)
     trainer.train()
     the = trainer.processing_class.convert_tokens_to_ids("\u0120the")

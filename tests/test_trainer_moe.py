@@ -59,7 +59,7 @@ def by_hand(trainer, model):
     [
         {},
         {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32, "keep_probability": 0.05},
-        {"mask_truncated_completions": True, "preset": "paper"},
+        {"mask_truncated_completions": True, "method": "paper"},
     ],
     ids=["padding-rows", "micro-batches-of-padding", "closing-tokens"],
 )
@@ -79,7 +79,7 @@ def test_padding_stays_out_of_the_routers_loss(moe_path, tmp_path, options):
 
 def test_rollouts_without_an_advantage_are_kept_for_the_routers_loss(moe_path, tmp_path):
     trainer = duet_trainer(moe_path, tmp_path)
-    assert trainer.args.drop_zero_advantage is False
-    assert duet_trainer(moe_path, tmp_path, router_aux_loss_coef=0.0).args.drop_zero_advantage is True
+    assert trainer.args.options.drop_zero_advantage is False
+    assert duet_trainer(moe_path, tmp_path, router_aux_loss_coef=0.0).args.options.drop_zero_advantage is True
     with pytest.raises(ValueError, match=r"router \(coefficient 0\.1\).*Set drop_zero_advantage=False, or"):
         duet_trainer(moe_path, tmp_path, drop_zero_advantage=True)

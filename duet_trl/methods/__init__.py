@@ -1,129 +1,124 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named compositions: which allocator, gate, filter and weigher make a method.
+"""The methods of the package by name: how each is built, and which fields of the configuration it reads."""
 
-A method is a set of switches (`METHODS`) plus the parts that `build_controller` puts together from them. A rival of
-the paper enters with one entry and one allocator, gate, filter or weigher of the same signature.
-"""
-
-from functools import partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..allocate.allocators import NeymanAllocator, UniformAllocator
-from ..allocate.budget import Budget
-from ..allocate.mixed import MixedAllocator
-from ..allocate.statistics import PromptStatistics
-from ..allocate.surrogate import Surrogate
-from ..controller import Controller
+from ..field_types import Acts
 from ..gate.automaton import TokenAutomaton
-from ..gate.marker_gate import MarkerGate
-from ..gate.thresholds import LengthThresholds
-from ..update.filters import drop_aborted, drop_zero_advantage
-from ..update.importance import rollout_weights
+from .dapo import Dapo, DapoOptions
+from .duet_parts import build_duet
+from .duet_settings import ACTS, DuetOptions, check_relations, duet_settings, settle
+from .greso import Greso, GresoOptions
+from .grpo import GRPO, GRPOOptions
+from .method import Method, Setting
+from .pods import Pods, PodsOptions
 
 if TYPE_CHECKING:
     from ..config import DUETGRPOConfig
 
-METHODS: dict[str, dict[str, Any]] = {
-    "duet": {},
-    "grpo": {
-        "allocate": False,
-        "trim": False,
-        "abort": False,
-        "budget_fraction": 1.0,
-        "budget_reading": "rollouts",
-        "budget_tokens": None,
-        "drop_zero_advantage": False,
-        "stratification": "none",
-        "advantage_baseline": "group",
-    },
-}
+
+@dataclass(frozen=True)
+class Entry:
+    """A method as the configuration knows it.
+
+    Attributes:
+        build (Callable): (configuration, compiled marker or None where nothing is gated) -> the method.
+        options (type): Frozen dataclass of its `method_kwargs`.
+        reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
+        max_batches (int): Default of `max_rollouts`, in generation batches.
+        defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
+        acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
+        settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
+        check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
+    """
+
+    build: Callable[["DUETGRPOConfig", TokenAutomaton | None], Method]
+    options: type
+    reads: frozenset[str] = frozenset()
+    max_batches: int = 1
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    acts: Mapping[str, Acts] = field(default_factory=dict)
+    settle: Callable[["DUETGRPOConfig", Any], Any] = lambda config, options: options
+    check: Callable[["DUETGRPOConfig", Any], None] = lambda config, options: None
 
 
-def build_controller(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Controller:
-    """Controller of a configuration (Algorithm 1 with the configured parts).
+METHOD_FIELDS = frozenset(
+    {
+        "allocate",
+        "trim",
+        "abort",
+        "budget_fraction",
+        "budget_reading",
+        "budget_tokens",
+        "num_rollouts_min",
+        "num_rollouts_max",
+        "max_rollouts",
+        "marker",
+        "grace_window",
+        "keep_probability",
+        "sentinel_token_id",
+    }
+)
+"""Fields of `DUETGRPOConfig` that some methods read and others do not. The other fields are of every method."""
+
+
+def setting_of(config: "DUETGRPOConfig") -> Setting:
+    """What every method may read of a configuration."""
+    return Setting(
+        num_prompts=config.num_prompts,
+        num_generations=config.num_generations,
+        max_completion_length=config.max_completion_length,
+        max_rollouts=config.max_rollouts,
+        scale_rewards=config.scale_rewards,
+        multi_objective_aggregation=config.multi_objective_aggregation,
+        seed=config.seed,
+    )
+
+
+def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+    """The method of a configuration.
 
     Args:
         config (DUETGRPOConfig): Checked configuration.
         automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
 
     Returns:
-        Controller: Fresh controller without observations.
+        Method: Fresh, without observations.
     """
-    return Controller(
-        allocator=_allocator(config),
-        gate=_gate(config, automaton),
-        weigher=partial(rollout_weights, stratification=config.stratification, floor=config.stratification_floor),
-        train_aborted=config.aborted_rollouts == "failure",
-        rollout_filter=(
-            partial(drop_zero_advantage, cutoff=config.advantage_cutoff)
-            if config.drop_zero_advantage
-            else drop_aborted
-        ),
-        identity={
-            "method": config.method,
-            "preset": config.preset,
-            "marker": config.marker if config.gated else None,
-            "automaton": automaton.fingerprint if automaton is not None else None,
-            "max_completion_length": config.max_completion_length,
-            "num_generations": config.num_generations,
-            "budget_reading": config.budget_reading,
-            "seed": config.seed,
-        },
+    return METHODS[config.method].build(config, automaton)
+
+
+def _of_setting(method: type) -> Callable[["DUETGRPOConfig", TokenAutomaton | None], Method]:
+    """How a method is built that needs the shared setting and its own options alone."""
+    return lambda config, automaton: method(setting_of(config), config.options)
+
+
+def _build_duet(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+    return build_duet(duet_settings(config, setting_of(config)), automaton)
+
+
+def _build_own(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+    raise ValueError(
+        "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
     )
 
 
-def _allocator(config: "DUETGRPOConfig") -> UniformAllocator:
-    budget = Budget(
-        config.budget_reading,
-        fraction=config.budget_fraction,
-        num_generations=config.num_generations,
-        budget_tokens=config.budget_tokens,
-        num_min=config.num_rollouts_min,
-    )
-    shared = {
-        "max_length": config.max_completion_length,
-        "statistics": PromptStatistics(reward_decay=config.reward_decay),
-        "price_aborted": config.price_aborted,
-        "num_min": config.num_rollouts_min,
-        "num_max": config.num_rollouts_max,
-        "max_rollouts": config.max_rollouts,
-    }
-    if not config.allocate:
-        return UniformAllocator(budget, **shared)
-    if config.allocation_objective == "mixed":
-        return MixedAllocator(budget, **shared)
-    surrogate = Surrogate(
-        floor=config.surrogate_floor,
-        floor_quantile=config.surrogate_floor_quantile or None,
-        warmup=config.surrogate_warmup,
-        unseen=config.surrogate_unseen,
-        shrinkage=config.surrogate_shrinkage,
-        reprobe_after=config.surrogate_reprobe,
-    )
-    return NeymanAllocator(surrogate, budget, solver=config.allocation_solver, **shared)
-
-
-def _gate(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> MarkerGate:
-    thresholds = LengthThresholds(
-        max_length=config.max_completion_length,
-        window=config.threshold_window,
-        refit_every=config.threshold_interval,
-        quantiles=(config.poll_quantile, config.abort_quantile),
-        cold=(config.poll_cold_fraction, config.abort_cold_fraction),
-        weighted=config.threshold_weighting == "propensity",
-        min_samples=min(32, config.threshold_window),
-        answer_quantile=config.abort_answer_quantile,
-        answer_slack=config.abort_answer_slack,
-    )
-    return MarkerGate(
-        thresholds=thresholds,
-        automaton=automaton,
-        trim=config.trim,
-        abort=config.abort,
-        grace_window=config.grace_window,
-        poll_interval=config.poll_interval,
-        entropy_threshold=config.entropy_threshold,
-        window=config.marker_window or None,
-        keep_probability=config.keep_probability,
-        seed=config.seed,
-    )
+_ALWAYS = Acts(lambda v: True, "")
+_DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
+METHODS: dict[str, Entry] = {
+    "duet": _DUET,
+    "paper": Entry(**{**_DUET.__dict__, "defaults": {"marker": "math_paragraph"}}),
+    "grpo": Entry(_of_setting(GRPO), GRPOOptions),
+    "pods": Entry(_of_setting(Pods), PodsOptions, frozenset({"max_rollouts"})),
+    "greso": Entry(_of_setting(Greso), GresoOptions, frozenset({"max_rollouts"}), max_batches=4),
+    "dapo": Entry(_of_setting(Dapo), DapoOptions, frozenset({"max_rollouts"}), max_batches=10),
+    "own": Entry(
+        _build_own,
+        GRPOOptions,
+        frozenset({"max_rollouts", "marker", "sentinel_token_id"}),
+        acts={"marker": _ALWAYS, "sentinel_token_id": _ALWAYS},
+    ),
+}
+"""Every method by name; "own" is one that the trainer is given as an object."""

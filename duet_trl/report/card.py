@@ -12,7 +12,7 @@ History = Sequence[Mapping[str, Any]]
 
 _SHOWN = (
     ("method", "method"),
-    ("preset", "preset"),
+    ("options of the method", "method_kwargs"),
     ("budget, share of full GRPO", "budget_fraction"),
     ("reading of the budget", "budget_reading"),
     ("rollouts per prompt at full budget", "num_generations"),

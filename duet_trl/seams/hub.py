@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the controller."""
+"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -14,9 +14,9 @@ import yaml
 from huggingface_hub.errors import HTTPError
 from transformers import Trainer
 
+from ..config import DUETGRPOConfig
 from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
-from .checkpoint import write_state
 
 PAPER = {
     "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
@@ -44,6 +44,10 @@ class Publishing(Trainer):
     """How `DUETGRPOTrainer` publishes a model: an extended card, and errors that say what to do."""
 
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
+
+    def save_method_state(self, folder: Path) -> None:
+        """Write what the method remembers into a folder."""
+        raise NotImplementedError
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built.
@@ -84,7 +88,7 @@ class Publishing(Trainer):
         card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`.
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`.
 
         Raises:
             RuntimeError: If the Hub cannot be reached or refuses. Everything is saved by then; the text says where.
@@ -92,7 +96,7 @@ class Publishing(Trainer):
         folder = Path(self.args.output_dir)
         self.save_model(str(folder))
         if self.args.should_save:
-            write_state(folder, self.controller)
+            self.save_method_state(folder)
         try:
             return super().push_to_hub(*args, **kwargs)
         except (OSError, HTTPError) as error:
@@ -107,7 +111,8 @@ def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> s
     """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations.
 
     Args:
-        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`.
+        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`, of which what it filled in
+            itself is left out.
         leave_out (Iterable[str]): Fields that follow from others.
 
     Returns:
@@ -115,13 +120,14 @@ def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> s
     """
     values = {}
     for configuration in configurations:
+        unset = configuration.filled_in if isinstance(configuration, DUETGRPOConfig) else ()
         for field in fields(configuration):
             value = configuration.__dict__[field.name]
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             value = value.value if isinstance(value, Enum) else value
             if is_dataclass(value):  # what transformers makes of an empty `accelerator_config`
                 value = default if value == type(value)() else asdict(value)
-            if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
+            if field.init and field.name not in (*_NOT_SHOWN, *leave_out, *unset) and value != default:
                 values[field.name] = value
     return yaml.safe_dump(values, sort_keys=True)
 

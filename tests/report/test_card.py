@@ -6,7 +6,7 @@ from duet_trl.report.card import card_section
 SETTINGS = dict.fromkeys(
     (
         "method",
-        "preset",
+        "method_kwargs",
         "budget_fraction",
         "budget_reading",
         "num_generations",

@@ -178,7 +178,7 @@ def test_wrong_token_is_named_after_the_model_is_saved(tiny_path, tmp_path, hub)
 
 
 def test_configuration_in_the_card_is_read_back_to_the_same_one(tmp_path):
-    config = DUETGRPOConfig(**duet_settings(tmp_path, preset="paper", keep_probability=0.2, hub_token="secret"))
+    config = DUETGRPOConfig(**duet_settings(tmp_path, method="paper", keep_probability=0.2, hub_token="secret"))
     text = configuration_yaml(config)
     assert "secret" not in text and str(tmp_path) not in text
     path = tmp_path / "card.yaml"

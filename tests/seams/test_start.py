@@ -6,9 +6,10 @@ import re
 
 import pytest
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.gate.replay import GateSpec
-from duet_trl.presets import mean_rollouts
+from duet_trl.methods.duet_settings import mean_rollouts
 from duet_trl.seams.start import batch_line, batch_warnings, gate_line, gate_warnings
 from tests.runs import duet_trainer
 
@@ -17,7 +18,7 @@ def config(tmp_path, **overrides) -> DUETGRPOConfig:
     """8 prompts x 8 rollouts a step, half of them bought."""
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
     fixed = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "bf16": False}
-    return DUETGRPOConfig(**{**settings, **fixed, **overrides})
+    return DUETGRPOConfig(**grouped({**settings, **fixed, **overrides}))
 
 
 # ---- The gate ---------------------------------------------------------------------------------------------------
@@ -95,7 +96,7 @@ def test_the_line_names_the_first_step_of_the_second_epoch(tmp_path):
         ({"num_generations": 2}, 99, ["nothing to allocate", "32 or more of 32 .* without a gradient in step 1"]),
         ({"num_generations": 4, "budget_fraction": 0.375}, 99, ["8 or more of 16 .* without a gradient in step 1"]),
         (
-            {"num_generations": 4, "budget_fraction": 0.375, "preset": "paper"},
+            {"num_generations": 4, "budget_fraction": 0.375, "method": "paper"},
             99,
             ["8 or more of 16 .* teaches nothing under advantage_baseline='group'"],
         ),
@@ -147,5 +148,5 @@ def test_one_epoch_is_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path,
     assert printed.count("Gate at the start") == printed.count("prompts have a history in none of them") == 1
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="duet_trl"):
-        duet_trainer(tiny_path, tmp_path, max_steps=1, method="grpo", budget_fraction=1.0).train()
+        duet_trainer(tiny_path, tmp_path, max_steps=1, method="grpo").train()
     assert said(caplog) == []
