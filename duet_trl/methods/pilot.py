@@ -19,11 +19,11 @@ Given everything before its round, each rollout has E[A_i grad log pi_i] = grad 
 
 exactly, whatever the rule for n2: the first is the gradient of a sum in which a prompt counts by the rollouts it is
 expected to get, the second of one in which all count alike. A baseline over both rounds has neither: what it adds to a
-rollout of round 1 depends on n2_q, and so on that rollout (tests/methods/test_pilot.py enumerates both). The loss
-divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of a rollout's advantage is
-the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, and no other;
-with "batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone
-rollout of round 1 (k = 1) while nothing at all is remembered.
+rollout of round 1 depends on n2_q, and so on that rollout. tests/methods/test_pilot_unbiased.py enumerates all three.
+The loss divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of an advantage is
+the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, no other. With
+"batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone rollout of
+round 1 (k = 1) while nothing at all is remembered.
 
 B is `budget_fraction` of num_generations rollouts for each prompt at its expected length, less what the pilot
 generated. A graded reward counts as the share of a success that it is between the run's extremes.

@@ -59,8 +59,8 @@ def test_random_worlds(
     success: float,
     missing: float,
 ) -> None:
-    """Two steps in each of two epochs: `run_step` checks judgement, rounds and `max_rollouts`; a method that is restored
-    before every step does the same."""
+    """Two steps in each of two epochs. `run_step` checks judgement, rounds and `max_rollouts`; a method that is
+    restored before every step does the same."""
     run = setting(num_prompts, num_generations, 3 * num_prompts * num_generations, scale_rewards=scale, seed=seed)
     world = np.random.default_rng(seed)
     pool = [f"p{number}" for number in range(num_prompts + num_others)]
