@@ -21,7 +21,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "pods": lambda run: Pods(run, PodsOptions()),
     "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
-    "pilot": lambda run: Pilot(run, PilotOptions(num_max=9)),
+    "pilot": lambda run: Pilot(run, PilotOptions()),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
 }
 
