@@ -105,7 +105,7 @@ class Pilot(Method):
             )
         if setting.num_rollouts_max < options.num_min:
             raise ValueError(
-                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets under pilot_rollouts={k} "
+                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets with pilot_rollouts={k} "
                 f"and weighting={options.weighting!r}; got {setting.num_rollouts_max}."
             )
         if options.num_min * setting.num_prompts > setting.max_rollouts:
