@@ -49,7 +49,7 @@ from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
 from duet_trl.gate.automaton import TokenAutomaton  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.seams.engine import prepare_gate  # noqa: E402
+from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
 
 CACHE = RESULTS / "gradient"
 COORDINATES = 100_000

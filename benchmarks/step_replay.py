@@ -28,9 +28,9 @@ import duet_trl.trainer
 from duet_trl import DUETGRPOTrainer
 from duet_trl.engines.slots import nearly_certain
 from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.sentinel import find_sentinel
 from duet_trl.gate.streaming import StreamingGate
-from duet_trl.seams.engine import GateSetup
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 

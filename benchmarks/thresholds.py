@@ -41,7 +41,7 @@ from duet_trl.gate.replay import NEVER  # noqa: E402
 from duet_trl.gate.thresholds import weighted_quantile  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.seams.engine import prepare_gate  # noqa: E402
+from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
 
 ONE, OWN_ANSWERS, OWN_LENGTH, SHRUNK = (
     "one for all prompts",

@@ -149,6 +149,7 @@ class Rollouts:
         terminated (np.ndarray): Ended by an EOS, shape (N,), bool.
         rewards_per_func (torch.Tensor): Reward functions, shape (N, F); nan where one abstained.
         rewards (np.ndarray): Their weighted sum, shape (N,), float64; nan where all abstained.
+        reward_weights (torch.Tensor | None): Weight of each reward function, shape (F,); None: 1 each.
         answers (tuple[np.ndarray, ...]): Answers to the queries of all rounds, in the order in which they were asked.
         fetch (Callable): (rows) -> token ids and sampling log-probs (or None) of these rollouts; see `tokens`.
     """
@@ -161,6 +162,7 @@ class Rollouts:
     terminated: np.ndarray
     rewards_per_func: torch.Tensor
     rewards: np.ndarray
+    reward_weights: torch.Tensor | None = None
     answers: tuple[np.ndarray, ...] = ()
     fetch: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
         default=lambda rows: [], repr=False

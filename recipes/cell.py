@@ -8,7 +8,7 @@
 import math
 from dataclasses import dataclass
 
-from arguments import RecipeArguments, RecipeConfig, accumulation_steps
+from command_line import RecipeArguments, RecipeConfig, accumulation_steps
 from cell_text import notes, print_cell, start_line
 from rows import Rows, check_file, count_rows
 from trl import ModelConfig

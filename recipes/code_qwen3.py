@@ -6,9 +6,9 @@ Programs of the policy run in a sandbox: `--sandbox` names its isolation, and a 
 for does not hold ends the run before the model is loaded. Everything else is as in math_qwen3.py.
 """
 
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from data import MBPP, load_code_train
-from training import load_tokenizer, start, train
+from run import load_tokenizer, start, train
 from trl import ModelConfig
 
 from duet_trl.rewards import CodeVerifier

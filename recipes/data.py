@@ -16,10 +16,22 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from duet_trl.evaluation.ends import require_chat_template
-from duet_trl.evaluation.loaders import ALL_CONFIGS, check_columns, content_checksum, first_column, read_rows
-from duet_trl.evaluation.prompts import boxed_prompt, function_prompt_with_example, short_answer_prompt, user_message
-from duet_trl.evaluation.suites import final_answer, load_suite
+from duet_trl.evaluation.prompts import (
+    boxed_prompt,
+    function_prompt_with_example,
+    require_chat_template,
+    short_answer_prompt,
+    user_message,
+)
+from duet_trl.evaluation.suites import (
+    ALL_CONFIGS,
+    check_columns,
+    content_checksum,
+    final_answer,
+    first_column,
+    load_suite,
+    read_rows,
+)
 from duet_trl.gate.markers import extract_boxed
 from duet_trl.rewards.code import names_under_test
 

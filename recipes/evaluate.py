@@ -4,7 +4,7 @@
 # python recipes/evaluate.py --model <folder> --suites gsm8k --sources gsm8k=<file> --engine transformers    (a CPU)
 """Measures models on benchmark suites: mean@4, best@4 and greedy mean@1, each with an interval over problems.
 
-Result files have lm-evaluation-harness's layout; --beside puts files of that harness and of lighteval into the table.
+Result files have lm-evaluation-harness's layout; --beside puts earlier ones into the table.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from samplers import check_server, describe_model
 from transformers import logging as transformers_logging
 
 from duet_trl.evaluation.measure import Settings, build_graders
-from duet_trl.evaluation.reading import read_results
+from duet_trl.evaluation.results import read_results
 from duet_trl.evaluation.suites import SUITES
 from duet_trl.rewards import SandboxError
 
@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sandbox", help="isolation of programs (HumanEval); default: the strongest that works here")
     add("--output_dir", type=Path, default=Path("outputs/evaluation"), help="where result files go")
     add("--save_samples", action=switch, default=True, help="write every completion")
-    add("--beside", nargs="+", default=[], help="result files or folders (ours, lm-eval, lighteval) for the table")
+    add("--beside", nargs="+", default=[], help="earlier result files, or folders of them, for the table")
     add("--shift_to", help="result file of the common step 0: adds the paper's shifted columns (docs/evaluation.md)")
     add("--step0", help="result file of the run's own step 0, if it is not among the models")
     add("--revision", help="branch or commit of the models on the Hub")

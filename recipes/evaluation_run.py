@@ -13,10 +13,9 @@ from typing import Any
 from datasets import Dataset
 from samplers import Model, build_sampler
 
-from duet_trl.evaluation.comparison import Shift, best_and_last, candidates, shift_of, table
+from duet_trl.evaluation.compare import Shift, best_and_last, candidates, shift_of, table
 from duet_trl.evaluation.measure import Settings, measure
-from duet_trl.evaluation.reading import Results, read_results
-from duet_trl.evaluation.results import Subject, sanitized, write_json, write_results
+from duet_trl.evaluation.results import Results, Subject, read_results, sanitized, write_json, write_results
 from duet_trl.evaluation.suites import SUITES, load_suite
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import markdown_table
@@ -31,10 +30,6 @@ NOTES = {
     "shift": (
         "'shifted' = value - (step 0 of the run - common step 0), the paper's baseline correction. It adds the noise "
         "of two measurements of step 0 to every figure; the intervals are those of the raw values."
-    ),
-    "other": (
-        "Rows of other harnesses have their own prompts, few-shot examples, decoding and graders; their intervals are "
-        "1.96 standard errors."
     ),
 }
 
@@ -240,24 +235,21 @@ def print_table(
     rows: list[tuple[Results, Shift | None]] = []
     used, doubts = set(), []
     for group in groups:
-        own = [results for results in group if results.origin == "duet"]
         selected: list[Results] = []
         # Models without steps are different models, none of which is the best or the last checkpoint of the others.
-        if len(candidates(own)) > 1 and any(results.step for results in own):
+        if len(candidates(group)) > 1 and any(results.step for results in group):
             try:
-                selected = best_and_last(own)
+                selected = best_and_last(group)
                 used.add("best")
             except ValueError as error:
                 doubts.append(f"No best and last: {error}")
         shift = None
-        if reference is not None and own:
+        if reference is not None:
             begun = step0 if group in (runs or groups[-1:]) else None
-            begun = begun or _step0(own) or (_step0(measured) if group in runs else None)
+            begun = begun or _step0(group) or (_step0(measured) if group in runs else None)
             shift = None if begun is None else shift_of(begun, reference)
             used.add("shift")
-        if len(own) < len(group):
-            used.add("other")
-        rows += [(results, shift if results.origin == "duet" else None) for results in [*group, *selected]]
+        rows += [(results, shift) for results in [*group, *selected]]
     headers, cells = table([results for results, _ in rows], [shift for _, shift in rows])
     notes = ["Accuracies and shares in percent, 95% bootstrap intervals over problems."]
     notes += [text for name, text in NOTES.items() if name in used] + doubts

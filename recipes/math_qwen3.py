@@ -6,13 +6,13 @@ Every field of `RecipeArguments`, `RecipeConfig` (arguments.py) and TRL's `Model
 be overridden on the command line; `--dry_run` shows what a configuration comes to, without a GPU or a network. Model
 and data come from the Hub or from local paths. Two steps on a CPU with a tiny model:
 
-    python recipes/math_qwen3.py --config recipes/configs/math_tiny_smoke.yaml \
+    python recipes/math_qwen3.py --config math_tiny_smoke \
         --model_name_or_path <folder of a tiny model> --dataset_name <file.jsonl>
 """
 
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from data import MATH, load_math_train
-from training import load_tokenizer, start, train
+from run import load_tokenizer, start, train
 from trl import ModelConfig
 
 from duet_trl.rewards import MathVerifier

@@ -60,7 +60,7 @@ def compare(args: argparse.Namespace) -> None:
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
         if subprocess.run(command, env=ENVIRONMENT | os.environ).returncode != 0:
             sys.exit(f"The {name} run failed; its message is above.")
-    from tiny_math.comparison import write_report
+    from tiny_math.demo_report import write_report
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
     print(f"\n{write_report(runs, args.output_dir)}\n\nFigures and summary: {args.output_dir}/")
@@ -71,14 +71,14 @@ def train(args: argparse.Namespace) -> None:
     """Train one arm and write its record."""
     # Only the training process pays for these imports, and only it has the environment they need.
     from datasets import Dataset
-    from tiny_math.comparison import run_record
+    from tiny_math.demo_report import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
     from tiny_math.reward import first_box_reward, is_correct
     from tiny_math.task import sample_problems
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-    from duet_trl.evaluation.callback import HeldOutEvaluation
+    from duet_trl.evaluation.callbacks import HeldOutEvaluation
 
     name, method = ARMS[args.arm]
     pool = sample_problems(TRAIN, POOL_SIZE, seed=0)

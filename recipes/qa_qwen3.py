@@ -5,9 +5,9 @@
 Everything but data, reward and marker is as in math_qwen3.py.
 """
 
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from data import SCIQ, load_qa_train
-from training import load_tokenizer, start, train
+from run import load_tokenizer, start, train
 from trl import ModelConfig
 
 from duet_trl.rewards import ChoiceVerifier

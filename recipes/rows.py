@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import data
-from arguments import RecipeArguments, RecipeConfig
+from command_line import RecipeArguments, RecipeConfig
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from duet_trl.evaluation.loaders import FILE_READERS
+from duet_trl.evaluation.suites import FILE_READERS
 
 PUBLISHED = {"math_qwen3": data.MATH, "math_llama3": data.MATH, "code_qwen3": data.MBPP, "qa_qwen3": data.SCIQ}
 """The training set of each recipe that names none."""

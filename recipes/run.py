@@ -9,20 +9,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import RecipeArguments, RecipeConfig, parse
+from command_line import RecipeArguments, RecipeConfig, parse
 from cell import build_cell, notes, print_cell, start_line
 from data import prompt_length
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
-from duet_trl.evaluation.ends import MODEL_REMEDY
+from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Grader, Settings, build_graders
+from duet_trl.evaluation.prompts import MODEL_REMEDY
 from duet_trl.evaluation.results import Subject
-from duet_trl.evaluation.suite_callback import SuiteEvaluation
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.report.environment import hardware, versions
-from duet_trl.seams.checkpoint import write_state
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
@@ -132,7 +131,7 @@ def _save(trainer: "DUETGRPOTrainer", dataset_name: str, push: bool) -> None:
     """Save model, controller and card, then push them if that is asked for."""
     trainer.save_model(trainer.args.output_dir)
     if trainer.args.should_save:
-        write_state(Path(trainer.args.output_dir), trainer.controller)
+        trainer.save_method_state(Path(trainer.args.output_dir))
     # The Hub refuses a card that names a data set by a place on this machine.
     published = None if Path(dataset_name).exists() else dataset_name
     name = Path(trainer.args.hub_model_id or trainer.args.output_dir).name

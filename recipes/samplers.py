@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from duet_trl.engines.guard import TOKEN_VARIABLE
 from duet_trl.engines.server import GateServer
-from duet_trl.evaluation.ends import MODEL_REMEDY, eos_token_ids, require_chat_template, until_eos
+from duet_trl.evaluation.prompts import MODEL_REMEDY, eos_token_ids, require_chat_template, until_eos
 
 Prompt = list[dict[str, str]]
 CPU_ENVIRONMENT = {

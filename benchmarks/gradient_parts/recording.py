@@ -15,8 +15,8 @@ from benchmarks.step_replay import Rollout, cut
 from duet_trl.controller import Controller
 from duet_trl.engines.slots import nearly_certain
 from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, Replay, replay, split_sentinel
-from duet_trl.seams.engine import GateSetup
 from duet_trl.update.advantages import group_advantages
 
 REFITS = 8

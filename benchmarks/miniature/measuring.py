@@ -4,7 +4,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from duet_trl.evaluation.schedule import ScheduledMeasurement
+from duet_trl.evaluation.callbacks import ScheduledMeasurement
 from duet_trl.gate.markers import extract_answer
 from recipes.tiny_math.problems import Problem
 

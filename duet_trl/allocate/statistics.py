@@ -60,6 +60,23 @@ class RewardHistory:
     pool_mean: float
     pool_mean_square: float
 
+    def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
+        """The history with more rewards in it, at full weight; the pool stays as it was.
+
+        Args:
+            rewards (np.ndarray): Shape (N,); nan is left out.
+            group (np.ndarray): Prompt of each, shape (N,), in 0..M-1.
+        """
+        scored = ~np.isnan(rewards)
+        group, rewards, size = group[scored], rewards[scored], len(self.count)
+        added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
+        count, before = self.count + added, self.count > 0.0
+        means = (
+            np.divide(np.where(before, self.count * mean, 0.0) + total, count, out=mean.copy(), where=count > 0.0)
+            for mean, total in ((self.mean, first), (self.mean_square, second))
+        )
+        return RewardHistory(count, *means, self.pool_mean, self.pool_mean_square)
+
 
 class PromptStatistics:
     """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
@@ -235,23 +252,26 @@ class PromptStatistics:
         return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
 
     def state_dict(self) -> dict:
-        """Keys and sums, JSON types."""
-        columns = {name: self._column(name).tolist() for name in _COLUMNS}
-        return {"keys": list(self._rows), "reward_range": self.reward_range, **columns}
+        """Keys, the range of rewards, and one row of the table for each kind of sum, shape (C, P)."""
+        return {
+            "keys": list(self._rows),
+            "reward_range": self.reward_range,
+            "sums": self._table[:, : len(self._rows)].copy(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`.
 
         Raises:
-            ValueError: If keys or lengths differ, or a prompt occurs twice.
+            ValueError: If keys or shapes differ, or a prompt occurs twice.
         """
-        check_state("prompt statistics", state, {"keys": None, "reward_range": None, **dict.fromkeys(_COLUMNS)})
+        check_state("prompt statistics", state, dict.fromkeys(("keys", "reward_range", "sums")))
         rows = {key: row for row, key in enumerate(state["keys"])}
-        if len(rows) != len(state["keys"]) or any(len(state[name]) != len(rows) for name in _COLUMNS):
-            raise ValueError("The prompt statistics state is damaged: columns of unequal length or repeated prompts.")
+        if len(rows) != len(state["keys"]) or np.shape(state["sums"]) != (len(_COLUMNS), len(rows)):
+            raise ValueError("The prompt statistics state is damaged: a table of another shape or repeated prompts.")
         self._rows = rows
         self.reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
-        self._table = np.array([state[name] for name in _COLUMNS], dtype=np.float64).reshape(len(_COLUMNS), -1)
+        self._table = np.array(state["sums"], dtype=np.float64)
 
     def _column(self, name: str) -> np.ndarray:
         """Writable view of one column over the prompts seen so far."""

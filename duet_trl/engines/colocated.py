@@ -7,16 +7,56 @@ They work on the objects they are given, so that nothing of vLLM is imported unt
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from .turn import TurnEngine
+
 if TYPE_CHECKING:
-    import torch
     from vllm import LLM
 
 PROCESSOR = "duet_trl.engines.vllm:DUETLogitsProcessor"
 """Name under which an engine loads the gate."""
+
+
+class ColocatedEngine(TurnEngine):
+    """vLLM in the training process.
+
+    Args:
+        *turn (Any): As for `TurnEngine`.
+        llm (LLM): Engine from `llm_factory` that a turn generates with.
+        sync (Callable[[], None]): Brings the weights into it.
+        group (torch.distributed.ProcessGroup | None): Processes that share it under tensor parallelism: each runs the
+            prompts of all of them. None: it belongs to this one.
+    """
+
+    def __init__(
+        self,
+        *turn: Any,
+        llm: "LLM",
+        sync: Callable[[], None],
+        group: torch.distributed.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(*turn)
+        self._llm, self._sync, self._group = llm, sync, group
+
+    def sync_weights(self) -> None:
+        """See [`Engine.sync_weights`]."""
+        self._sync()
+
+    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+        rows = list(zip(gates, limits, strict=True))
+        if self._group is not None:
+            gathered: list[list] = [[] for _ in range(self._group.size())]
+            torch.distributed.all_gather_object(gathered, rows, group=self._group)
+            rows = [row for rank in gathered for row in rank]
+        if not any(gate or limit for gate, limit in rows):
+            return nullcontext()
+        gates, limits = zip(*rows, strict=True)
+        return gated_requests(self._llm, gates, self._eos_ids, limits)
 
 
 def llm_factory(
@@ -50,7 +90,10 @@ def llm_factory(
 
 @contextmanager
 def gated_requests(
-    llm: "LLM", parameters: Sequence[Mapping[str, Any] | None], eos_ids: Sequence[int]
+    llm: "LLM",
+    parameters: Sequence[Mapping[str, Any] | None],
+    eos_ids: Sequence[int],
+    limits: Sequence[int | None] | None = None,
 ) -> Iterator[None]:
     """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
 
@@ -60,6 +103,7 @@ def gated_requests(
             order, or None for a prompt without a gate. Under tensor parallelism the calls bring the prompts of all
             ranks of the group, one rank after the other.
         eos_ids (Sequence[int]): All token ids that end a rollout, for gated and ungated prompts alike.
+        limits (Sequence[int | None] | None): Maximum tokens of each prompt's rollout; None: as the call says.
 
     Raises:
         ValueError: By `llm.generate`, if the number of prompts differs.
@@ -73,7 +117,8 @@ def gated_requests(
                 "entry per prompt; under tensor parallelism, those of the whole group."
             )
         base = llm.get_default_sampling_params() if sampling_params is None else sampling_params
-        return generate(prompts, sampling_params=[_with_gate(base, row, eos_ids) for row in parameters], **kwargs)
+        rows = zip(parameters, limits or [None] * len(parameters), strict=True)
+        return generate(prompts, sampling_params=[_with_gate(base, *row, eos_ids) for row in rows], **kwargs)
 
     llm.generate = gated
     try:
@@ -94,9 +139,11 @@ def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Ten
     llm.reset_prefix_cache()
 
 
-def _with_gate(base: Any, parameters: Mapping[str, Any] | None, eos_ids: Sequence[int]) -> Any:
-    """A copy of sampling parameters that ends at every EOS id and carries one row's gate."""
+def _with_gate(base: Any, parameters: Mapping[str, Any] | None, limit: int | None, eos_ids: Sequence[int]) -> Any:
+    """A copy of sampling parameters that ends at every EOS id and carries one row's gate and length limit."""
     params = base.clone()
+    if limit is not None:
+        params.max_tokens = limit
     stops = {*(params.stop_token_ids or ()), *eos_ids}
     if parameters is not None:
         params.extra_args = {**(params.extra_args or {}), **parameters}

@@ -123,11 +123,12 @@ class DeviceGates:
         Args:
             slot (int): Slot; what it held before is forgotten.
             request (GateRequest): Its gate.
-            prompt_len (int): Tokens of its prompt, without any it has generated.
+            prompt_len (int): Tokens of its prompt, those at its end included that the rollout continues, without any
+                it has generated.
         """
         automaton = self.prepare(request.marker, request.delimiters)
         row = _request_row(request)
-        row[Column.PROMPT_LEN] = prompt_len
+        row[Column.PROMPT_LEN] = prompt_len - request.prefix_length
         row[Column.TABLE_ROW] = self._automata[request.marker, request.delimiters][0]
         row[Column.STATE] = automaton.first_state(request.in_thought)
         self._stage(slot, row)

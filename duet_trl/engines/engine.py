@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
+"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/engines.md)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
+
+from ..gate.parameters import GateSetup
 from ..gate.replay import GateSpec
 
 
@@ -14,11 +17,13 @@ class Request:
 
     Attributes:
         prompt_ids (list[int]): Tokens of the prompt.
-        prefix (tuple[int, ...]): Tokens of the rollout that exist already.
+        prefix (tuple[int, ...]): Tokens of the rollout that exist already; the engine continues them.
         max_tokens (int): Length at which the rollout is cut, prefix included.
-        gate (GateSpec | None): Gate it runs through; None: none.
+        gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none. A
+            rollout whose prefix the gate would have stopped is stopped before its first new token.
         keep (bool): Its coin.
-        in_thought (bool): Whether the rollout begins inside a thought.
+        in_thought (bool): Whether the rollout begins, with its prefix, inside a thought.
+        number (int): Its number among the requests of one call.
     """
 
     prompt_ids: list[int]
@@ -27,6 +32,17 @@ class Request:
     gate: GateSpec | None = None
     keep: bool = False
     in_thought: bool = False
+    number: int = 0
+
+    @property
+    def input_ids(self) -> list[int]:
+        """What the engine continues: the prompt and the prefix."""
+        return [*self.prompt_ids, *self.prefix]
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens it may generate."""
+        return self.max_tokens - len(self.prefix)
 
 
 @dataclass(frozen=True)
@@ -37,21 +53,23 @@ class Completion:
         token_ids (list[int]): Tokens after the prefix; a sampled EOS included, the forced stop removed.
         logprobs (list[float] | None): Log-prob of each under the sampling distribution, nats; None: not known.
         gate_stopped (bool): Whether the gate stopped it.
+        number (int): That of its request.
     """
 
     token_ids: list[int]
     logprobs: list[float] | None = None
     gate_stopped: bool = False
+    number: int = 0
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How an ungated completion is sampled, for evaluation.
+    """How completions are sampled.
 
     Attributes:
         temperature (float): 0 is greedy.
         top_p (float): In (0, 1].
-        max_tokens (int): Tokens at most.
+        max_tokens (int): Maximum length, tokens.
     """
 
     temperature: float
@@ -86,3 +104,21 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What an engine of one's own is built from: the policy that a trainer trains.
+
+    Attributes:
+        gate (GateSetup | None): Marker, sentinel and token automaton of the run's gates; None: no request has a gate.
+        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
+        sampling (Sampling): How its rollouts are sampled. A request has a length limit of its own.
+        weights (Callable): Name and full tensor of each parameter. Every process must iterate to the end: gathering a
+            parameter is a collective.
+    """
+
+    gate: GateSetup | None
+    eos_ids: tuple[int, ...]
+    sampling: Sampling
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]

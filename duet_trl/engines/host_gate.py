@@ -7,6 +7,8 @@ that have gathered since: decisions are those of a gate that reads each token at
 steps. In between, a step writes the decisions that stand.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -30,6 +32,7 @@ class HostGates:
     def __init__(self, num_slots: int, automaton: Compile) -> None:
         self._gates = SlotGates(num_slots, automaton)
         self._requests: list[GateRequest | None] = [None] * num_slots
+        self._prefixes: list[Sequence[int]] = [()] * num_slots
         self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
         self._calls = 0
         self._read_at = np.full(num_slots, NEVER)  # the call of `apply` that has to read the slot's tokens
@@ -40,7 +43,7 @@ class HostGates:
         """Compile a marker for a model with such thoughts unless it is already there."""
         return self._gates.prepare(marker, delimiters)
 
-    def admit(self, slot: int, request: GateRequest, output: list[int]) -> None:
+    def admit(self, slot: int, request: GateRequest, output: list[int], prompt: Sequence[int] = ()) -> None:
         """Put a request into a slot.
 
         Args:
@@ -48,9 +51,11 @@ class HostGates:
             request (GateRequest): Its gate.
             output (list[int]): The tokens it has generated so far. The runner goes on appending to this list. A
                 placeholder at its end (-1) must be filled in before the next `apply`.
+            prompt (Sequence[int]): Its prompt, at whose end the tokens stand that it continues.
         """
-        self._gates.admit(slot, request, output[:-1] if output and output[-1] < 0 else output)
-        self._requests[slot], self._outputs[slot] = request, output
+        prefix = prompt[len(prompt) - request.prefix_length :]
+        self._gates.admit(slot, request, [*prefix, *(output[:-1] if output and output[-1] < 0 else output)])
+        self._requests[slot], self._prefixes[slot], self._outputs[slot] = request, prefix, output
         self._read_at[slot] = read_at = self._calls + self._gates.quiet_steps(slot)
         self._next_read = min(self._next_read, read_at)
         self._decisions = None
@@ -74,7 +79,7 @@ class HostGates:
         """Exchange two slots."""
         if self._gates.is_gated(first) or self._gates.is_gated(second):
             self._gates.swap(first, second)
-            for column in (self._requests, self._outputs, self._read_at):
+            for column in (self._requests, self._prefixes, self._outputs, self._read_at):
                 column[first], column[second] = column[second], column[first]
             self._decisions = None
 
@@ -99,12 +104,13 @@ class HostGates:
     def _read(self, slots: np.ndarray) -> None:
         """Consume the tokens that have gathered in some slots, ascending, shape (R,)."""
         outputs = [self._outputs[slot] for slot in slots.tolist()]
-        generated = np.fromiter(map(len, outputs), dtype=np.int64, count=len(outputs))
-        behind = generated - self._gates.length(slots)
+        lengths = (len(self._prefixes[slot]) + len(self._outputs[slot]) for slot in slots.tolist())
+        behind = np.fromiter(lengths, dtype=np.int64, count=len(outputs)) - self._gates.length(slots)
         # The runner has thrown tokens away, or added several: from the beginning again.
         lost = (behind < 0) | (behind > self._gates.quiet_steps(slots))
         for index in np.flatnonzero(lost).tolist():
-            self.admit(int(slots[index]), self._requests[slots[index]], outputs[index])
+            slot = int(slots[index])
+            self.admit(slot, self._requests[slot], outputs[index], self._prefixes[slot])
         behind[lost] = 0
         for count in np.unique(behind[behind > 0]).tolist():
             group = np.flatnonzero(behind == count)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Completion:
+class Choice:
     """One rollout as the server returned it.
 
     Attributes:
@@ -111,7 +111,8 @@ class GateServer:
         sampling: Mapping[str, Any],
         parameters: Sequence[Mapping[str, Any] | None],
         eos_ids: Sequence[int],
-    ) -> list[Completion]:
+        limits: Sequence[int | None] | None = None,
+    ) -> list[Choice]:
         """One completion of each prompt, all of them running at the same time.
 
         Args:
@@ -120,27 +121,31 @@ class GateServer:
             parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout, length N; None for a
                 rollout without a gate.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
+            limits (Sequence[int | None] | None): Maximum tokens of each rollout, length N; None: as `sampling` says.
 
         Returns:
-            list[Completion]: Length N, in the order of the prompts.
+            list[Choice]: Length N, in the order of the prompts.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
                 the short ones, and to keep them would bias the batch.
             ServerError: If the server refuses a request; its own text is part of the message.
         """
+        limits = limits or [None] * len(prompts)
 
-        async def complete(session: aiohttp.ClientSession) -> list[Completion]:
+        async def complete(session: aiohttp.ClientSession) -> list[Choice]:
             model = self._model or await self._served_model(session)
-            done: list[Completion | None] = [None] * len(prompts)
+            done: list[Choice | None] = [None] * len(prompts)
 
             async def send(rows: list[int]) -> None:
-                body = _body(model, [list(prompts[row]) for row in rows], sampling, parameters[rows[0]], eos_ids)
+                first = rows[0]
+                own = sampling if limits[first] is None else {**sampling, "max_tokens": limits[first]}
+                body = _body(model, [list(prompts[row]) for row in rows], own, parameters[first], eos_ids)
                 answer = await _call(session, "POST", f"{self.base_url}/v1/completions", body)
                 for row, choice in zip(rows, sorted(answer["choices"], key=lambda c: c["index"]), strict=True):
-                    done[row] = _completion(choice)
+                    done[row] = _choice(choice)
 
-            await self._guarded(session, [send(rows) for rows in _batches(parameters)])
+            await self._guarded(session, [send(rows) for rows in _batches(zip(parameters, limits, strict=True))])
             return done
 
         return self._run(complete)
@@ -173,7 +178,7 @@ class GateServer:
         """
         spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
-        def ask(fingerprint: str, weights: str) -> Completion:
+        def ask(fingerprint: str, weights: str) -> Choice:
             names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
             gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
             sampling = {
@@ -293,12 +298,12 @@ class GateServer:
             future.cancel()  # an interrupt does not wait for the rollouts
 
 
-def _batches(parameters: Sequence[Mapping[str, Any] | None]) -> list[list[int]]:
-    """Rows with equal parameters, `_PROMPTS_PER_REQUEST` at a time."""
+def _batches(asked: Iterable[tuple[Mapping[str, Any] | None, int | None]]) -> list[list[int]]:
+    """Rows with equal gates and limits, `_PROMPTS_PER_REQUEST` at a time."""
     groups: dict[str, list[int]] = {}
-    for row, gate in enumerate(parameters):
-        groups.setdefault(json.dumps(gate, sort_keys=True), []).append(row)
-    size = max(_PROMPTS_PER_REQUEST, -(-len(parameters) // _MOST_REQUESTS))
+    for row, alike in enumerate(asked):
+        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(row)
+    size = max(_PROMPTS_PER_REQUEST, -(-sum(map(len, groups.values())) // _MOST_REQUESTS))
     return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
 
 
@@ -317,7 +322,7 @@ def _body(
     return {**body, "stop_token_ids": sorted(stops)}
 
 
-def _completion(choice: Mapping[str, Any]) -> Completion:
+def _choice(choice: Mapping[str, Any]) -> Choice:
     reason = choice["finish_reason"]
     if reason == "abort":
         raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
@@ -328,7 +333,7 @@ def _completion(choice: Mapping[str, Any]) -> Completion:
             "generation_kwargs what ends rollouts in this way."
         )
     logprobs = choice["logprobs"]["token_logprobs"]
-    return Completion(choice["token_ids"], logprobs, reason, choice["stop_reason"])
+    return Choice(choice["token_ids"], logprobs, reason, choice["stop_reason"])
 
 
 async def _call(

@@ -63,7 +63,7 @@ class SlotGates:
         return self._automata[key][1]
 
     def admit(self, slot: int, request: GateRequest, prefix: Sequence[int] = ()) -> None:
-        """Put a request into a slot, with the tokens it has generated so far."""
+        """Put a request into a slot, with the tokens of its rollout so far, generated or given."""
         self.prepare(request.marker, request.delimiters)
         index, _ = self._automata[request.marker, request.delimiters]
         self._gate.admit(slot, request.spec, request.keep, index, prefix, request.in_thought)

@@ -5,18 +5,45 @@ transformers runs custom processors after its own penalties and before the tempe
 the entropy that ends a grace window early is that of the policy at temperature 1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from ..gate.automaton import TokenAutomaton
 from ..gate.parameters import GateRequest, parse_gate_parameters
 from .slots import SlotGates
+from .turn import TurnEngine
+
+
+class TransformersEngine(TurnEngine):
+    """`model.generate` of the model in training.
+
+    Args:
+        *turn (Any): As for `TurnEngine`.
+        model (Callable[[], PreTrainedModel]): The model whose `generate` a turn calls, unwrapped.
+    """
+
+    def __init__(self, *turn: Any, model: Callable[[], PreTrainedModel]) -> None:
+        super().__init__(*turn)
+        self._model = model
+
+    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+        if not any(gates) and not any(limits):
+            return nullcontext()
+        automata = {} if self.setup is None else {self.setup.marker: self.setup.automaton}
+        return gated_generate(self._model(), gates, automata, limits)
 
 
 class GateLogitsProcessor(LogitsProcessor):
@@ -46,11 +73,8 @@ class GateLogitsProcessor(LogitsProcessor):
         self._sentinel, eos_ids = ends.pop() if ends else (None, frozenset())
         self._ends = np.array(sorted({*eos_ids, self._sentinel} - {None}), dtype=np.int64)
         self._gates = SlotGates(len(requests), lambda marker, _: automata[marker])
-        for row, request in enumerate(requests):
-            if request is not None:
-                self._gates.admit(row, request)
-        self._running = self._gates.is_gated(np.arange(len(requests)))
-        self._started = False
+        self._requests = requests
+        self._running: np.ndarray | None = None  # before the first call
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Consume the newest token of each running row and force or forbid the sentinel.
@@ -67,12 +91,13 @@ class GateLogitsProcessor(LogitsProcessor):
                 f"the gate was prepared for {self._num_rows} rows but generate runs {len(input_ids)}. Beam search and "
                 "num_return_sequences > 1 are not supported: repeat the prompts instead."
             )
-        if self._started:
+        if self._running is None:
+            self._admit(input_ids)
+        else:
             tokens = input_ids[:, -1].cpu().numpy()
             self._running &= ~np.isin(tokens, self._ends)
             running = np.flatnonzero(self._running)
             self._gates.consume(running, tokens[None, running])
-        self._started = True
         if self._sentinel is None:
             return scores
         scores = scores.clone()
@@ -82,10 +107,38 @@ class GateLogitsProcessor(LogitsProcessor):
         self._gates.edit(scores, running)
         return scores
 
+    def _admit(self, prompts: torch.LongTensor) -> None:
+        width = prompts.shape[1]
+        for row, request in enumerate(self._requests):
+            if request is not None:
+                self._gates.admit(row, request, prompts[row, width - request.prefix_length :].tolist())
+        self._running = self._gates.is_gated(np.arange(len(self._requests)))
+
+
+class RowLimits(StoppingCriteria):
+    """Ends each row of one call of `generate` at a length of its own; what follows is padding.
+
+    Args:
+        limits (Sequence[int | None]): New tokens of each row, length B; None: that of the call.
+    """
+
+    def __init__(self, limits: Sequence[int | None]) -> None:
+        self._limits = torch.tensor([2**62 if limit is None else limit for limit in limits])
+        self._first: int | None = None
+
+    def __call__(self, input_ids: torch.LongTensor, scores: Any, **kwargs: Any) -> torch.BoolTensor:
+        """Rows that have reached their length, shape (B,), after one more token each."""
+        if self._first is None:
+            self._first = input_ids.shape[1]
+        return (self._limits <= input_ids.shape[1] - self._first + 1).to(input_ids.device)
+
 
 @contextmanager
 def gated_generate(
-    model: PreTrainedModel, parameters: Sequence[Mapping[str, Any] | None], automata: Mapping[str, TokenAutomaton]
+    model: PreTrainedModel,
+    parameters: Sequence[Mapping[str, Any] | None],
+    automata: Mapping[str, TokenAutomaton],
+    limits: Sequence[int | None] = (),
 ) -> Iterator[None]:
     """While active, `model.generate` runs the gate; a stopped row ends with its sentinel.
 
@@ -94,6 +147,7 @@ def gated_generate(
         parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each row of the next calls, length B, or
             None for a row without a gate.
         automata (Mapping[str, TokenAutomaton]): Compiled markers by name.
+        limits (Sequence[int | None]): New tokens of each row, length B; None, or empty: those of the call.
 
     Raises:
         ValueError: If parameters are inconsistent.
@@ -110,6 +164,9 @@ def gated_generate(
         config.eos_token_id = [*eos_ids, *sentinels]
         processors = LogitsProcessorList(kwargs.pop("logits_processor", None) or [])
         processors.append(GateLogitsProcessor(requests, automata))
+        if any(limits):
+            criteria = kwargs.pop("stopping_criteria", None) or []
+            kwargs["stopping_criteria"] = StoppingCriteriaList([*criteria, RowLimits(limits)])
         return generate(*args, generation_config=config, logits_processor=processors, **kwargs)
 
     model.generate = gated

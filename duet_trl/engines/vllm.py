@@ -109,8 +109,9 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             return
         for slot in batch_update.removed:
             self._gates.drop(slot)
-        for slot, params, _, output in batch_update.added:
-            self._enter(slot, params, output)
+        for slot, params, prompt, output in batch_update.added:
+            prompt = prompt or []  # None for a prompt that came as embeddings
+            self._enter(slot, params, len(prompt), output, prompt)
         for source, target, direction in batch_update.moved:
             self._gates.swap(source, target)
             if direction == MoveDirectionality.UNIDIRECTIONAL:
@@ -120,7 +121,8 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         """Initialise a slot; what a preempted rollout has generated is read by the next `apply`."""
-        return self._enter(req_idx, sampling_params, int(self._req_states.prompt_len.np[req_idx]))
+        prompt_len = int(self._req_states.prompt_len.np[req_idx])
+        return self._enter(req_idx, sampling_params, prompt_len, prompt_len)
 
     def apply_staged_writes(self) -> None:
         """Upload what `add_request` has staged."""
@@ -145,21 +147,23 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             self._gates.apply(logits, ctx.expanded_idx_mapping, ctx.idx_mapping_np, ctx.pos, ctx.input_ids, tokens)
         return logits
 
-    def _enter(self, slot: int, params: SamplingParams, progress: list[int] | int) -> bool:
-        """Put a request into a slot; with it the tokens it has generated (V1), or the length of its prompt (V2)."""
+    def _enter(self, slot: int, params: SamplingParams, prompt_len: int, *progress: list[int] | int) -> bool:
+        """Put a request into a slot, with its output and its prompt (V1), or with the prompt's length (V2)."""
         request = _checked_request(params)
         if request is None:
             self._gates.drop(slot)
-        elif self._accepts(request):
-            self._gates.admit(slot, request, progress)
+        elif self._accepts(request, prompt_len):
+            self._gates.admit(slot, request, *progress)
         else:
             self._gates.refuse(slot, request.sentinel)
         return request is not None
 
-    def _accepts(self, request: GateRequest) -> bool:
+    def _accepts(self, request: GateRequest, prompt_len: int) -> bool:
         """Whether this engine is the one the request was made for. An exception here would end the engine."""
         reason = ""
-        if request.weights and request.weights != self._model_config.model:
+        if request.prefix_length > prompt_len:
+            reason = f"it continues {request.prefix_length} tokens of a prompt that has {prompt_len}"
+        elif request.weights and request.weights != self._model_config.model:
             reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
         elif not self._markers.knows(request.marker):
             reason = (

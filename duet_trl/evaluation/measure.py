@@ -6,25 +6,26 @@ ends it, whatever the engine stops at, and graded by the reward function that it
 """
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import torch.distributed as dist
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters, prompt_opens_thought
 from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
 from ..rewards.completions import WRITTEN, written_completions
-from .collective import on_first
-from .ends import until_eos
+from .prompts import until_eos
 from .protocol import Score, best_at_k, mean_at_k
 from .suites import SUITES
 
 Prompt = str | list[dict[str, Any]]
 Grader = MathVerifier | CodeVerifier | ChoiceVerifier
+T = TypeVar("T")
 
 
 class Sampler(Protocol):
@@ -220,9 +221,31 @@ def measure(
     return found
 
 
-def average(measurements: Mapping[str, Measurement]) -> float:
-    """Mean over suites of mean@k, by which checkpoints are compared."""
-    return float(np.mean([measurement.headline.value for measurement in measurements.values()]))
+def on_first(work: Callable[[], T]) -> T:
+    """Do some work on process 0 and give its result to every process; all of them must call this.
+
+    Args:
+        work (Callable[[], T]): What to do; its result must be picklable.
+
+    Returns:
+        T: The result on every process.
+
+    Raises:
+        RuntimeError: On the other processes, if the work failed on process 0, which raises the error itself.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return work()
+    box: list[tuple[T] | None] = [None]
+    if dist.get_rank() == 0:
+        try:
+            box[0] = (work(),)
+        finally:  # also when it failed: the others wait
+            dist.broadcast_object_list(box, src=0)
+    else:
+        dist.broadcast_object_list(box, src=0)
+        if box[0] is None:
+            raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
+    return box[0][0]
 
 
 def _open_thoughts(

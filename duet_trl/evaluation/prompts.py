@@ -1,18 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""User messages of every training and evaluation prompt (appendix "Prompt Templates").
+r"""User messages of every training and evaluation prompt (appendix "Prompt Templates"), and what ends an answer.
 
 A prompt is one message of the user, without a system message; the tokenizer's own chat template goes around it. The
 templates of the benchmarks are the paper's listings byte for byte. The paper has none for MBPP and for short answers:
 those two are ours, in the form of its own (docs/fidelity.md#prompts).
+
+The tokens of model and tokenizer end a completion, and the end of turn of the chat template. A base model declares
+only its end of text, but is prompted through the chat template and learns to end its turn. If nothing stops it there
+it goes on with an invented user, whose echoed box is then graded as its answer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+from transformers import PreTrainedTokenizerBase
 
 BOXED_SUFFIX = r"Please reason step by step, and put your final answer within \boxed{}."
 """Last line of a math or multiple-choice prompt; the marker and the verifier look for the box it asks for."""
 ANSWER_TAG_SUFFIX = "Please reason step by step, and put your final answer within <answer></answer> tags."
 """Last line of a short-answer prompt, for the marker `qa`."""
 OPTION_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+MODEL_REMEDY = (
+    "Check the name; of a gated model accept the terms on its page, then run `hf auth login` or set HF_TOKEN; without "
+    "a network give a folder."
+)
+"""What to do about a model or a tokenizer that cannot be loaded."""
+
+_ANSWER = "answer"
 
 
 def user_message(content: str) -> list[dict[str, str]]:
@@ -56,3 +69,80 @@ def multiple_choice_question(question: str, options: Sequence[str]) -> str:
     """
     lines = [f"{letter}) {option}" for letter, option in zip(OPTION_LETTERS, options, strict=False)]
     return "\n".join([question, "", *lines])
+
+
+def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Check that a tokenizer can render conversational prompts.
+
+    Raises:
+        ValueError: If it has no chat template.
+    """
+    if tokenizer.chat_template is None:
+        raise ValueError(
+            f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and all prompts are "
+            "messages. Add a chat_template to its files (that of the instruct model of the family), or set "
+            "tokenizer.chat_template."
+        )
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes behind a message of the assistant.
+
+    Args:
+        tokenizer (PreTrainedTokenizerBase): A tokenizer with a chat template.
+
+    Returns:
+        int | None: Its id; None if the template ends a turn without a special token.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template.
+    """
+    require_chat_template(tokenizer)
+    turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
+    behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition(_ANSWER)[2]
+    special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
+    for token in tokenizer(behind, add_special_tokens=False)["input_ids"]:
+        if token in special:
+            return token
+        if tokenizer.decode([token]).strip():
+            return None
+    return None
+
+
+def eos_token_ids(tokenizer: PreTrainedTokenizerBase, declared: int | Iterable[int] | None = None) -> tuple[int, ...]:
+    """All ids that end a completion.
+
+    Args:
+        tokenizer (PreTrainedTokenizerBase): A tokenizer with a chat template.
+        declared (int | Iterable[int] | None): What the model's generation configuration declares.
+
+    Returns:
+        tuple[int, ...]: The tokenizer's own EOS first, each id once.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template, or nothing ends a completion.
+    """
+    of_model = [declared] if isinstance(declared, int) else list(declared or [])
+    found = [tokenizer.eos_token_id, *of_model, end_of_turn_id(tokenizer)]
+    ends = tuple(dict.fromkeys(token for token in found if token is not None))
+    if not ends:
+        raise ValueError(
+            f"nothing ends a completion of {tokenizer.name_or_path!r}: neither tokenizer nor model nor chat template "
+            "names an end. Set tokenizer.eos_token."
+        )
+    return ends
+
+
+def until_eos(ids: Sequence[int], eos_ids: Iterable[int]) -> list[int]:
+    """A completion up to its first end, which is kept.
+
+    Args:
+        ids (Sequence[int]): Sampled ids, shape (L,).
+        eos_ids (Iterable[int]): Ids that end it.
+
+    Returns:
+        list[int]: Shape (L',), L' <= L.
+    """
+    ends = frozenset(eos_ids)
+    position = next((index for index, token in enumerate(ids) if token in ends), len(ids))
+    return list(ids[: position + 1])

@@ -4,11 +4,16 @@
 The samples of one problem are not independent of each other (a hard problem fails all of them), so the uncertainty
 of an accuracy comes from the choice of problems: the interval draws problems with replacement and keeps each one's
 samples together. It does not contain the spread between training seeds.
+
+Every function takes `num_resamples`, the bootstrap draws, and their `seed`: the same seed gives the same interval.
 """
 
 from dataclasses import asdict, dataclass
 
 import numpy as np
+
+CONFIDENCE = 0.95
+"""Coverage of the percentile interval."""
 
 # Draws are made in blocks of at most this many counts, so that a benchmark of any size fits into memory.
 _BLOCK = 4_000_000
@@ -24,7 +29,6 @@ class Score:
         high (float): Upper end of the interval.
         num_problems (int): Problems it rests on.
         num_samples (int): Samples per problem.
-        confidence (float): Coverage of the interval.
         standard_error (float): Standard error over problems, as other harnesses report it: sample standard deviation
             of the per-problem figures over sqrt(num_problems). 0 for a single problem, from which none can be told.
     """
@@ -34,7 +38,6 @@ class Score:
     high: float
     num_problems: int
     num_samples: int
-    confidence: float = 0.95
     standard_error: float = 0.0
 
     def __str__(self) -> str:
@@ -45,35 +48,30 @@ class Score:
         return asdict(self)
 
 
-def mean_at_k(correct: np.ndarray, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0) -> Score:
-    """Mean accuracy over k samples per problem (the paper's mean@k) with a bootstrap interval over problems.
+def mean_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
+    """Mean accuracy over k samples per problem: the paper's mean@k.
 
     Args:
         correct (np.ndarray): Whether sample k solved problem p, shape (P, k), bool or {0, 1}.
-        confidence (float): Coverage of the percentile interval, in (0, 1).
         num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws; the same seed gives the same interval.
+        seed (int): Seed of the draws.
 
     Returns:
         Score: The mean and its interval.
 
     Raises:
-        ValueError: If `correct` is not a non-empty (P, k) array of zeros and ones, or `confidence` is not in (0, 1).
+        ValueError: If `correct` is not a non-empty (P, k) array of zeros and ones.
 
     Example:
         >>> mean_at_k(np.array([[1, 0], [1, 1]])).value
         0.75
     """
-    return _score(_checked(correct).mean(axis=1), correct, confidence, num_resamples, seed)
+    table = _checked(correct)
+    return _score(table.mean(axis=1), table.shape[1], num_resamples, seed)
 
 
 def paired_difference(
-    correct: np.ndarray,
-    reference: np.ndarray,
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 4000,
-    seed: int = 0,
+    correct: np.ndarray, reference: np.ndarray, *, num_resamples: int = 4000, seed: int = 0
 ) -> Score:
     """Difference of two policies' mean@k on the same problems, with an interval that keeps the problems paired.
 
@@ -83,7 +81,6 @@ def paired_difference(
     Args:
         correct (np.ndarray): Graded samples of one policy, shape (P, k), bool or {0, 1}.
         reference (np.ndarray): Those of the other on the same problems in the same order, shape (P, k').
-        confidence (float): Coverage of the percentile interval, in (0, 1).
         num_resamples (int): Bootstrap draws.
         seed (int): Seed of the draws.
 
@@ -96,12 +93,10 @@ def paired_difference(
     first, second = _checked(correct), _checked(reference)
     if len(first) != len(second):
         raise ValueError(f"A paired difference needs the same problems, got {len(first)} and {len(second)}.")
-    return _score(first.mean(axis=1) - second.mean(axis=1), correct, confidence, num_resamples, seed)
+    return _score(first.mean(axis=1) - second.mean(axis=1), first.shape[1], num_resamples, seed)
 
 
-def best_at_k(
-    correct: np.ndarray, k: int | None = None, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0
-) -> Score:
+def best_at_k(correct: np.ndarray, k: int | None = None, *, num_resamples: int = 4000, seed: int = 0) -> Score:
     """Share of problems that at least one of k samples solves (the paper's best@k, also called pass@k).
 
     With more than k samples n per problem, c of them correct, the chance that a random subset of k contains a correct
@@ -110,7 +105,6 @@ def best_at_k(
     Args:
         correct (np.ndarray): Whether sample n solved problem p, shape (P, n), bool or {0, 1}.
         k (int | None): Samples allowed; None = all n.
-        confidence (float): Coverage of the percentile interval, in (0, 1).
         num_resamples (int): Bootstrap draws.
         seed (int): Seed of the draws.
 
@@ -132,22 +126,11 @@ def best_at_k(
     wrong = num_samples - table.sum(axis=1)  # (P,)
     # C(wrong, k) / C(n, k) as a product of ratios, 0 as soon as fewer than k samples are wrong
     ratios = np.clip(wrong[:, None] - np.arange(k), 0, None) / (num_samples - np.arange(k))  # (P, k)
-    return _score(1.0 - ratios.prod(axis=1), correct, confidence, num_resamples, seed)
+    return _score(1.0 - ratios.prod(axis=1), num_samples, num_resamples, seed)
 
 
-def mean_over_problems(
-    values: np.ndarray, *, confidence: float = 0.95, num_resamples: int = 4000, seed: int = 0
-) -> Score:
-    """Mean of any quantity of the samples, such as their length, with the interval of `mean_at_k`.
-
-    Args:
-        values (np.ndarray): Value of sample k of problem p, shape (P, k), finite.
-        confidence (float): Coverage of the percentile interval, in (0, 1).
-        num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws.
-
-    Returns:
-        Score: The mean and its interval, in the unit of the values.
+def mean_over_problems(values: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
+    """Mean of any quantity of the samples, such as their length, shape (P, k), with the interval of `mean_at_k`.
 
     Raises:
         ValueError: If `values` is not a non-empty (P, k) table of finite numbers.
@@ -155,7 +138,7 @@ def mean_over_problems(
     table = np.asarray(values, dtype=np.float64)
     if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
         raise ValueError(f"values must be a non-empty (problems, samples) table of numbers, got shape {table.shape}.")
-    return _score(table.mean(axis=1), table, confidence, num_resamples, seed)
+    return _score(table.mean(axis=1), table.shape[1], num_resamples, seed)
 
 
 def _checked(correct: np.ndarray) -> np.ndarray:
@@ -167,9 +150,7 @@ def _checked(correct: np.ndarray) -> np.ndarray:
     return table
 
 
-def _score(per_problem: np.ndarray, correct: np.ndarray, confidence: float, num_resamples: int, seed: int) -> Score:
-    if not 0.0 < confidence < 1.0:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}.")
+def _score(per_problem: np.ndarray, num_samples: int, num_resamples: int, seed: int) -> Score:
     num_problems = len(per_problem)
     rng = np.random.default_rng(seed)
     block = max(1, _BLOCK // num_problems)
@@ -178,14 +159,13 @@ def _score(per_problem: np.ndarray, correct: np.ndarray, confidence: float, num_
         draws = min(block, num_resamples - start)
         counts = rng.multinomial(num_problems, np.full(num_problems, 1.0 / num_problems), size=draws)  # (draws, P)
         means.append(counts @ per_problem / num_problems)
-    tail = (1.0 - confidence) / 2.0
+    tail = (1.0 - CONFIDENCE) / 2.0
     low, high = np.quantile(np.concatenate(means), (tail, 1.0 - tail))
     return Score(
         value=float(per_problem.mean()),
         low=float(low),
         high=float(high),
         num_problems=num_problems,
-        num_samples=np.asarray(correct).shape[1],
-        confidence=confidence,
+        num_samples=num_samples,
         standard_error=float(per_problem.std(ddof=1) / num_problems**0.5) if num_problems > 1 else 0.0,
     )

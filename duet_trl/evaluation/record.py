@@ -18,10 +18,9 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from .comparison import average, best_and_last, headline
+from .compare import average, best_and_last, headline
 from .measure import Measurement
-from .reading import Results, read_results
-from .results import Subject, write_json, write_results
+from .results import Results, Subject, read_results, write_json, write_results
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes measurements in the result layout of lm-evaluation-harness, so that its figures can stand beside ours.
+"""Result files of measurements, written and read; the layout is lm-evaluation-harness's, whose tools can read them.
 
 `results` holds "metric,filter" and "metric_stderr,filter" per task, where the filter is the way of decoding;
 `samples_<task>` has one line per problem and way of decoding. What the harness does not know stands in keys of its
@@ -8,6 +8,7 @@ own (`intervals`, `step`, `environment`), which its tools pass over.
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,12 +19,11 @@ import numpy as np
 from datasets import Dataset
 
 from .measure import Measurement
-from .protocol import Score, mean_over_problems
+from .protocol import CONFIDENCE, Score, mean_over_problems
 from .suites import SUITES, suite_checksum
 
 TASK_VERSION = 1.0
 """Of all tasks here: prompts, gold answers and verifiers as `SUITES` has them."""
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ def results_payload(
         dict[str, Any]: JSON types.
     """
     figures = {name: _figures(measurement) for name, measurement in measurements.items()}
-    payload = {
+    return {
         "results": {name: {"alias": SUITES[name].title, **_flat(figures[name])} for name in figures},
         "intervals": {
-            name: {key(*metric): [score.low, score.high] for metric, score in found.items()}
+            name: {f"{metric},{way}": [score.low, score.high] for (metric, way), score in found.items()}
             for name, found in figures.items()
         },
         "confidence": CONFIDENCE,
@@ -101,7 +101,6 @@ def results_payload(
         "total_evaluation_time_seconds": str(sum(m.seconds for m in measurements.values())),
         "environment": subject.environment,
     }
-    return payload
 
 
 def write_results(
@@ -143,6 +142,72 @@ def write_json(path: Path, payload: Any) -> None:
     beginning.replace(path)
 
 
+@dataclass(frozen=True)
+class Figure:
+    """A figure of a result file, accuracies in [0, 1], and the ends of its 95% interval where it has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """A result file.
+
+    Attributes:
+        model (str): Model as the file names it.
+        step (int | None): Optimizer steps of a training run; None where the file does not say.
+        figures (dict[str, dict[str, Figure]]): By suite and by metric and way of decoding: "mean@4,sampled".
+        path (Path | None): Where it was read.
+    """
+
+    model: str
+    step: int | None
+    figures: dict[str, dict[str, Figure]]
+    path: Path | None = field(default=None, compare=False)
+
+
+def read_results(place: str | Path) -> list[Results]:
+    """Result files of a place.
+
+    Args:
+        place (str | Path): A file, or a folder: every `results*.json` in and below it.
+
+    Returns:
+        list[Results]: By step, then by path.
+
+    Raises:
+        ValueError: If there is none, or `write_results` did not write a file.
+    """
+    place = Path(place)
+    if not place.exists():
+        raise ValueError(f"there is no file or folder {str(place)!r} with results.")
+    paths = sorted(place.rglob("results*.json")) if place.is_dir() else [place]
+    if not paths:
+        raise ValueError(f"{str(place)!r} has no results*.json, in no folder below it either.")
+    return sorted(map(_read, paths), key=lambda results: math.inf if results.step is None else results.step)
+
+
+def _read(path: Path) -> Results:
+    try:
+        payload = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is no JSON: {error}. It may be cut off: measure again.") from error
+    try:
+        model, step, tables = payload["model_name"], payload["step"], payload["results"]
+        figures = {
+            suite: {name: Figure(tables[suite][name], low, high) for name, (low, high) in intervals.items()}
+            for suite, intervals in payload["intervals"].items()
+        }
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no result file of recipes/evaluate.py or of a training run ({type(error).__name__}: {error}). "
+            "Files of other harnesses are not read."
+        ) from error
+    return Results(model, step, figures, path)
+
+
 def sample_lines(measurement: Measurement, problems: Dataset) -> Iterator[dict[str, Any]]:
     """One line per problem and way of decoding, as in the harness's sample files.
 
@@ -178,11 +243,6 @@ def sample_lines(measurement: Measurement, problems: Dataset) -> Iterator[dict[s
             }
 
 
-def key(metric: str, way: str) -> str:
-    """Name of a figure in `results`."""
-    return f"{metric},{way}"
-
-
 def sanitized(model: str) -> str:
     """A model's name as the harness makes a folder of it."""
     return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
@@ -200,8 +260,8 @@ def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
 def _flat(figures: Mapping[tuple[str, str], Score]) -> dict[str, float | str]:
     flat: dict[str, float | str] = {}
     for (metric, way), score in figures.items():
-        flat[key(metric, way)] = score.value
-        flat[key(f"{metric}_stderr", way)] = score.standard_error if score.num_problems > 1 else "N/A"
+        flat[f"{metric},{way}"] = score.value
+        flat[f"{metric}_stderr,{way}"] = score.standard_error if score.num_problems > 1 else "N/A"
     return flat
 
 

@@ -1,36 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 2 as the controller sees it: thresholds, coins, the gate of this step and its replay.
 
-An exchangeable gate has these methods: `plan`, `replay`, `propensity`, `observe`, `state_dict`, `load_state_dict`.
+A method asks it for the gate of a step (`spec`), the coins, and the propensity of what came of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from .automaton import TokenAutomaton
 from .coins import keep_coins
-from .replay import GateSpec, Replay, propensity, replay
+from .replay import GateSpec, propensity
 from .thresholds import LengthThresholds
-
-
-@dataclass(frozen=True)
-class GatePlan:
-    """The gate of one step.
-
-    Attributes:
-        spec (GateSpec): Thresholds and switches, the same for every rollout.
-        keep (np.ndarray): Coin of each rollout, shape (N,), bool: True survives the gate without a marker.
-    """
-
-    spec: GateSpec
-    keep: np.ndarray
-
-    @property
-    def active(self) -> bool:
-        """Whether any rollout may be stopped."""
-        return self.spec.trim or self.spec.abort
 
 
 class MarkerGate:
@@ -76,21 +57,17 @@ class MarkerGate:
         self.keep_probability = keep_probability
         self.seed = seed
 
-    def plan(self, step: int, keys: Sequence[str], group: np.ndarray, active: bool = True) -> GatePlan:
-        """Thresholds and coins of a step (Algorithm 1, lines 10 and 22).
+    def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
+        """The coin of each rollout of a step (Algorithm 1, line 22).
 
         Args:
             step (int): Generation step, part of the coins' key.
-            keys (Sequence[str]): Prompt keys, length M.
-            group (np.ndarray): Prompt of each rollout, shape (N,), sorted.
-            active (bool): False lets every rollout end by itself.
+            keys (Sequence[str]): Prompt of each rollout, length N. A prompt that occurs again gets other coins.
 
         Returns:
-            GatePlan: Spec and coins, shape (N,).
+            np.ndarray: Shape (N,), bool: True survives the gate without a marker.
         """
-        row_keys = [keys[q] for q in group]
-        keep = keep_coins(self.seed, step, row_keys, _occurrence(row_keys), self.keep_probability)
-        return GatePlan(self.spec(active), keep)
+        return keep_coins(self.seed, step, keys, _occurrence(keys), self.keep_probability)
 
     def spec(self, active: bool = True) -> GateSpec:
         """The gate with its present thresholds; switched off where `active` is false."""
@@ -104,17 +81,6 @@ class MarkerGate:
             entropy_threshold=self.entropy_threshold,
             window=self.window,
         )
-
-    def replay(
-        self,
-        spec: GateSpec,
-        keep: np.ndarray,
-        completion_ids: Sequence[Sequence[int]],
-        gate_stopped: np.ndarray,
-        in_thought: np.ndarray | None = None,
-    ) -> Replay:
-        """Outcome of each rollout, recovered from its tokens alone; see [`~duet_trl.gate.replay.replay`]."""
-        return replay(spec, self.automaton, completion_ids, gate_stopped, keep, in_thought)
 
     def propensity(self, outcome: np.ndarray) -> np.ndarray:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""

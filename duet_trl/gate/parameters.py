@@ -10,12 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .automaton import TokenAutomaton
 from .replay import GateSpec
 from .thoughts import Delimiters, parse_delimiters
 
 PREFIX = "duet_"
 
-GATE_VERSION = 3
+GATE_VERSION = 4
 """Goes up with every change of what the parameters mean; trainer and engine must agree on it."""
 
 MAX_EOS_IDS = 32
@@ -28,6 +29,7 @@ _COUNTS = {
     "duet_poll_interval": 1,
     "duet_window": 0,
     "duet_sentinel": 0,
+    "duet_prefix": 0,
 }
 """Integer parameters and their least values."""
 
@@ -47,6 +49,25 @@ _NAMES = frozenset(
 
 
 @dataclass(frozen=True)
+class GateSetup:
+    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer.
+
+    Attributes:
+        marker (str): Marker name or pattern of the configuration.
+        automaton (TokenAutomaton): Compiled marker.
+        sentinel (int): Token id the engine samples when the gate stops a rollout.
+        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
+        delimiters (Delimiters | None): Of the model's thoughts.
+    """
+
+    marker: str
+    automaton: TokenAutomaton
+    sentinel: int
+    eos_ids: tuple[int, ...]
+    delimiters: Delimiters | None = None
+
+
+@dataclass(frozen=True)
 class GateRequest:
     """The gate that one request asks for.
 
@@ -60,6 +81,7 @@ class GateRequest:
         weights (str): Path that the engine must have loaded its weights from last; empty: not compared.
         delimiters (Delimiters | None): Of the thoughts in which the marker does not complete; None: there are none.
         in_thought (bool): Whether the prompt has opened one.
+        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout.
     """
 
     spec: GateSpec
@@ -71,6 +93,7 @@ class GateRequest:
     weights: str = ""
     delimiters: Delimiters | None = None
     in_thought: bool = False
+    prefix_length: int = 0
 
 
 def gate_parameters(
@@ -84,6 +107,7 @@ def gate_parameters(
     weights: str = "",
     delimiters: Delimiters | None = None,
     in_thought: bool = False,
+    prefix_length: int = 0,
 ) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
@@ -100,6 +124,8 @@ def gate_parameters(
             in either stops the rollout before its first token.
         delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
         in_thought (bool): Whether the rollout begins inside a thought.
+        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout, which it
+            continues: the gate counts from the first of them.
 
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
@@ -121,6 +147,7 @@ def gate_parameters(
         "duet_begins": "in thought" if in_thought else "in answer",
         "duet_fingerprint": fingerprint,
         "duet_weights": weights,
+        "duet_prefix": int(prefix_length),
     }
 
 
@@ -184,6 +211,7 @@ def parse_gate_parameters(
         weights=texts["duet_weights"],
         delimiters=delimiters,
         in_thought=in_thought,
+        prefix_length=counts["duet_prefix"],
     )
 
 

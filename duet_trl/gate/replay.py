@@ -156,6 +156,7 @@ def replay(
     gate_stopped: np.ndarray,
     keep: np.ndarray,
     in_thought: np.ndarray | None = None,
+    prefix_length: np.ndarray | None = None,
 ) -> Replay:
     """Recover from the tokens alone what the gate did while they were generated (Eq. 5, Algorithm 1, phase 2).
 
@@ -171,6 +172,8 @@ def replay(
         gate_stopped (np.ndarray): Whether the gate stopped it, shape (N,), bool.
         keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
         in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (N,), bool; None: nowhere.
+        prefix_length (np.ndarray | None): How many of its tokens existed before the engine met it, shape (N,); one
+            whose stop lies within them is stopped behind them. None: 0 each.
 
     Returns:
         Replay: Outcome, tau, trimmed flag, length and answer time of each.
@@ -199,6 +202,8 @@ def replay(
     outcome = np.select([answered, undecided & keep, undecided], [Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
     latest = np.select([answered & spec.trim, undecided & ~keep], [tau + spec.grace_window, spec.abort_at], NEVER)
     earliest = np.where(answered, tau, latest) if spec.trims_early else latest
+    if prefix_length is not None:
+        earliest, latest = np.maximum(earliest, prefix_length), np.maximum(latest, prefix_length)
     consistent = np.where(gate_stopped, (earliest <= length) & (length <= latest), length <= latest)
     if not consistent.all():
         raise GateMismatch(_mismatch(int(np.argmin(consistent)), consistent, length, gate_stopped, earliest, latest))

@@ -255,6 +255,11 @@ class DuetSettings:
         """Whether any rollout may be stopped by the gate."""
         return self.trim or self.abort
 
+    @property
+    def is_grpo(self) -> bool:
+        """Whether every part is off and the budget is full."""
+        return not (self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens")
+
 
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
     """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place.

@@ -21,14 +21,14 @@ def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None 
 
     Args:
         done (Rollouts): N rollouts.
-        setting (Setting): Scale, aggregation and weights of the reward functions.
+        setting (Setting): Scale and aggregation of the reward functions.
         include (np.ndarray | None): Rollouts that make up the baseline, shape (N,), bool; the others get 0. None: all.
 
     Returns:
         np.ndarray: Shape (N,), float64 with the precision of the rewards.
     """
     rewards = done.rewards_per_func
-    weights = torch.ones(rewards.shape[1]) if setting.reward_weights is None else torch.tensor(setting.reward_weights)
+    weights = torch.ones(rewards.shape[1]) if done.reward_weights is None else done.reward_weights
     found = group_advantages(
         rewards,
         weights.to(rewards.device),

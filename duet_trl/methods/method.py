@@ -27,7 +27,6 @@ class Setting:
         max_rollouts (int): Most rollouts of a step, over all rounds and processes.
         scale_rewards (str): "group", "batch" or "none".
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum".
-        reward_weights (tuple[float, ...] | None): Weight of each reward function; None: 1 each.
         seed (int): Of every random decision.
     """
 
@@ -37,7 +36,6 @@ class Setting:
     max_rollouts: int
     scale_rewards: str = "group"
     multi_objective_aggregation: str = "sum_then_normalize"
-    reward_weights: tuple[float, ...] | None = None
     seed: int = 0
 
 

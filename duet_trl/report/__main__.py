@@ -7,34 +7,18 @@ Needs no model, no GPU and no network. Exit status: 0 done, 1 unreadable input, 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
 from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
-from .estimate_text import RARE, Estimate, as_json, percent, report_text
-from .logged_completions import (
-    Completions,
-    RunLog,
-    UnreadableRun,
-    find_files,
-    find_trainer_state,
-    read_completions,
-    read_run_log,
-)
+from .estimate_text import RARE, Estimate, as_json, report_text
+from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
 from .logged_thoughts import find_thoughts, thought_notes
 from .spread import measure_groups, total_reward
-from .tokens import (
-    CHARS_PER_TOKEN,
-    CharacterCounts,
-    TokenCounts,
-    TokenizerCounts,
-    load_tokenizer,
-    logged_tokens,
-    mean_over_logged,
-)
+from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, load_tokenizer, logged_means, tokenize
 
 FEW_COMPLETIONS = 32
 """Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""
@@ -82,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     default = Settings()
     add = estimate.add_argument
-    add("paths", nargs="+", metavar="PATH", help="parquet files, patterns, folders of them, or output_dir of a run")
+    add("paths", nargs="+", type=Path, metavar="PATH", help="output_dir of the run, its folder of files, or files")
     add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
     gate = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)")
     known = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
@@ -90,22 +74,27 @@ def _parser() -> argparse.ArgumentParser:
     delimiters = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
     gate.add_argument("--thought_delimiters", nargs="*", metavar="TEXT", help=delimiters)
     for name, kind, value, meaning in (
-        ("poll_interval", _positive_count, default.poll_interval, "tokens between two marker checks"),
-        ("keep_probability", _positive_share, default.keep_probability, "eps of the coin at the abort gate"),
-        ("poll_quantile", _share, default.quantiles[0], "length quantile of K1"),
-        ("abort_answer_quantile", _proper_share, default.answer_quantile, "K2: quantile of answer times; 0: lengths"),
-        ("abort_answer_slack", _factor, default.answer_slack, "K2: factor on that quantile"),
-        ("abort_quantile", _share, default.quantiles[1], "K2 where abort_answer_quantile is 0: length quantile"),
+        ("poll_interval", _in("[1, inf)", int), default.poll_interval, "tokens between two marker checks"),
+        ("keep_probability", _in("(0, 1]"), default.keep_probability, "eps of the coin at the abort gate"),
+        ("poll_quantile", _in("[0, 1]"), default.quantiles[0], "length quantile of K1"),
+        ("abort_answer_quantile", _in("[0, 1)"), default.answer_quantile, "K2: quantile of answer times; 0: lengths"),
+        ("abort_answer_slack", _in("[1, inf)"), default.answer_slack, "K2: factor on that quantile"),
+        (
+            "abort_quantile",
+            _in("[0, 1]"),
+            default.quantiles[1],
+            "K2 if abort_answer_quantile is 0: length quantile",
+        ),
     ):
         gate.add_argument(f"--{name}", type=kind, default=value, metavar="X", help=f"{meaning} (default: {value})")
     add = gate.add_argument
     help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
-    add("--grace_window", type=_count, metavar="X", help=help_text)
+    add("--grace_window", type=_in("[0, inf)", int), metavar="X", help=help_text)
     add("--no_trim", action="store_true", help="let answered rollouts run to their end")
     add("--no_abort", action="store_true", help="let marker-less rollouts run to their end")
     shares = " ".join(f"{budget:g}" for budget in default.budgets)
     help_text = f"shares of the full number of rollouts, in (0, 1] (default: {shares})"
-    add("--budgets", type=_positive_share, nargs="+", default=default.budgets, metavar="B", help=help_text)
+    add("--budgets", type=_in("(0, 1]"), nargs="+", default=default.budgets, metavar="B", help=help_text)
     _add_sources(estimate, default)
     return parser
 
@@ -116,20 +105,20 @@ def _add_sources(estimate: argparse.ArgumentParser, default: Settings) -> None:
     add("--tokenizer", metavar="PATH_OR_NAME", help="count tokens: folder with a tokenizer.json, or a model's name")
     add(
         "--chars_per_token",
-        type=_positive,
+        type=_in("(0, inf)"),
         metavar="X",
         help="without a tokenizer (default: from completions/mean_length in the run's log, else "
         f"{CHARS_PER_TOKEN:g}, which is that of mathematical text)",
     )
     columns = "reward functions (default: those in the run's log, else all numeric columns)"
     add("--reward_columns", nargs="+", metavar="NAME", help=columns)
-    add("--reward_weights", nargs="+", type=_weight, metavar="W", help="as in GRPOConfig (default: 1 each)")
+    add("--reward_weights", nargs="+", type=_in("(-inf, inf)"), metavar="W", help="as in GRPOConfig (default: 1 each)")
     add = estimate.add_argument_group("seconds").add_argument
     add("--trainer_state", type=Path, metavar="FILE", help="log of the run (default: looked for beside the files)")
-    add("--seconds_per_step", type=_positive, metavar="X", help="(default: mean step_time in the run's log)")
+    add("--seconds_per_step", type=_in("(0, inf)"), metavar="X", help="(default: mean step_time in the run's log)")
     add(
         "--generation_share",
-        type=_share,
+        type=_in("[0, 1]"),
         default=default.generation_share,
         metavar="X",
         help=f"share of a step that is generation (default: {default.generation_share:g}, an assumption; TRL logs its "
@@ -140,9 +129,9 @@ def _add_sources(estimate: argparse.ArgumentParser, default: Settings) -> None:
 
 def _estimate(options: argparse.Namespace) -> Estimate:
     files = find_files(options.paths)
-    runs = list(dict.fromkeys(file.parent for file in files))
-    logs = _logs(runs, options.trainer_state)
-    completions = read_completions(files, [(run, step) for run, log in logs.items() for step in log.evaluated_steps])
+    run = files[0].parent
+    log = read_run_log(run, options.trainer_state)
+    completions = read_completions(files, log.evaluated_steps)
     settings = Settings(
         markers=tuple(dict.fromkeys([*MARKERS, *options.marker])),
         budgets=tuple(options.budgets),
@@ -156,33 +145,34 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         abort=not options.no_abort,
         generation_share=options.generation_share,
     )
-    counts, source, ratio, disagreement = _counts(completions, logs, options)
-    lengths = measure_lengths(completions, counts, settings)
+    tokens, source, ratio, disagreement = _tokens(completions, log, options)
+    lengths = measure_lengths(completions, tokens, settings)
     settings = settings.with_limit(lengths.longest)
-    columns, guessed = _reward_columns(completions, logs.values(), options.reward_columns)
+    columns, guessed = _reward_columns(completions, log, options.reward_columns)
     reward = total_reward(completions, columns, options.reward_weights)
     unweighted = len(columns) > 1 and options.reward_weights is None
     try:
         thoughts = find_thoughts(completions, options.thought_delimiters)
         markers = [
-            measure_marker(m, completions, counts, thoughts, lengths, settings, reward) for m in settings.markers
+            measure_marker(m, completions, tokens, thoughts, lengths, settings, reward) for m in settings.markers
         ]
-    except ValueError as error:
+    except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
-    seconds, seconds_source = _seconds(list(logs.values()), len(runs), options.seconds_per_step)
+    seconds, seconds_source = _seconds(log, options.seconds_per_step)
     return Estimate(
+        run=run,
         completions=completions,
         token_source=source,
         chars_per_token=ratio,
         thoughts=thoughts,
         lengths=lengths,
-        groups=measure_groups(completions, counts.lengths, columns, reward),
+        groups=measure_groups(completions, tokens.lengths, columns, reward),
         reward_columns=columns,
         markers=markers,
         projections=project(lengths, markers, len(completions.texts), settings),
         seconds_per_step=seconds,
         seconds_source=seconds_source,
-        num_steps=next((log.num_steps for log in logs.values()), None) if len(runs) == 1 else None,
+        num_steps=log.num_steps or None,
         settings=settings,
         notes=[
             *completions.notes,
@@ -190,29 +180,17 @@ def _estimate(options: argparse.Namespace) -> Estimate:
             *disagreement,
             *guessed,
             *(["Reward functions are added with weight 1 each; --reward_weights gives others."] if unweighted else []),
-            *_notes(completions, markers, list(logs.values()), settings),
+            *_notes(completions, markers, log, settings),
         ],
     )
 
 
-def _logs(runs: Sequence[Path], given: Path | None) -> dict[Path, RunLog]:
-    if given is not None:
-        if len(runs) > 1:
-            raise UnreadableRun(f"--trainer_state belongs to one run, the files are of {len(runs)} folders.")
-        return {runs[0]: read_run_log(given)}
-    found = {run: find_trainer_state(run) for run in runs}
-    return {run: read_run_log(path) for run, path in found.items() if path is not None}
-
-
-def _reward_columns(
-    completions: Completions, logs: Iterable[RunLog], given: list[str] | None
-) -> tuple[list[str], list[str]]:
+def _reward_columns(completions: Completions, log: RunLog, given: list[str] | None) -> tuple[list[str], list[str]]:
     """Columns that hold rewards, and a note if that had to be guessed."""
     numbers = list(completions.numbers)
     if given is not None:
         return given, []
-    logged = {name for log in logs for name in log.reward_names}
-    if named := [name for name in numbers if name in logged]:
+    if named := [name for name in numbers if name in log.reward_names]:
         return named, []
     if len(numbers) < 2:
         return numbers, []
@@ -221,56 +199,47 @@ def _reward_columns(
     ]
 
 
-def _counts(
-    completions: Completions, logs: dict[Path, RunLog], options: argparse.Namespace
-) -> tuple[TokenCounts, str, float | None, list[str]]:
-    """Token counts, where they come from, the ratio if they are an estimate, and a note if the log disagrees."""
-    logged = logged_tokens(completions, logs)
-    tokens_in_log = mean_over_logged(completions, logged[completions.batch], logged)
-    chars = np.fromiter(map(len, completions.texts), np.float64, len(completions.texts))
-    chars_in_log = mean_over_logged(completions, chars, logged)
+def _tokens(
+    completions: Completions, log: RunLog, options: argparse.Namespace
+) -> tuple[Tokens, str, float | None, list[str]]:
+    """Tokens, where they come from, the ratio if they are an estimate, and a note if the log disagrees."""
     ratio = None
     if options.tokenizer is not None:
-        tokenizer = load_tokenizer(options.tokenizer)
-        try:
-            counts = TokenizerCounts(completions.texts, tokenizer)
-        except ValueError as error:
-            raise UnreadableRun(f"--tokenizer {options.tokenizer}: {error}") from error
+        tokens = tokenize(completions.texts, load_tokenizer(options.tokenizer))
         source = f"counted with the tokenizer {options.tokenizer}, end tokens left out"
     else:
+        chars = np.fromiter(map(len, completions.texts), np.float64, len(completions.texts))
+        logged = logged_means(completions, log, chars)
         if options.chars_per_token is not None:
             ratio, source = options.chars_per_token, "--chars_per_token"
-        elif tokens_in_log and chars_in_log:
-            ratio, source = chars_in_log / tokens_in_log, "from completions/mean_length in the run's log"
+        elif logged is not None and all(logged):
+            ratio, source = logged[1] / logged[0], "from completions/mean_length in the run's log"
         else:
             ratio, source = CHARS_PER_TOKEN, "the default, for mathematical text; --tokenizer counts exactly"
-        counts = CharacterCounts(completions.texts, ratio)
+        tokens = cut_texts(completions.texts, ratio)
         source = f"ESTIMATED at {ratio:.3g} characters per token ({source})"
-    found = mean_over_logged(completions, counts.lengths, logged)
-    if not tokens_in_log or abs(found / tokens_in_log - 1.0) <= DISAGREEMENT:
-        return counts, source, ratio, []
-    note = f"{found:.1f} tokens per completion here, {tokens_in_log:.1f} in the run's log. Wrong tokenizer or ratio?"
-    return counts, source, ratio, [note]
+    logged = logged_means(completions, log, tokens.lengths)
+    if logged is None or not logged[0] or abs(logged[1] / logged[0] - 1.0) <= DISAGREEMENT:
+        return tokens, source, ratio, []
+    note = f"{logged[1]:.1f} tokens per completion here, {logged[0]:.1f} in the run's log. Wrong tokenizer or ratio?"
+    return tokens, source, ratio, [note]
 
 
-def _seconds(logs: Sequence[RunLog], num_runs: int, given: float | None) -> tuple[float | None, str]:
+def _seconds(log: RunLog, given: float | None) -> tuple[float | None, str]:
     if given is not None:
         return given, "--seconds_per_step"
-    if num_runs == len(logs) == 1:
-        log = logs[0]
-        if times := log.values("step_time"):
-            return sum(times.values()) / len(times), f"mean step_time of {log.path}"
-        if (runtime := log.values("train_runtime")) and log.num_steps:
-            return list(runtime.values())[-1] / log.num_steps, f"train_runtime of {log.path} over its steps"
-        return None, f"not known: {log.path} has no step_time. Give --seconds_per_step"
-    return None, "not known: no trainer_state.json of one run was found. Give --trainer_state or --seconds_per_step"
+    if log.path is None:
+        return None, "not known: no trainer_state.json was found. Give --trainer_state or --seconds_per_step"
+    if times := log.values("step_time"):
+        return sum(times.values()) / len(times), f"mean step_time of {log.path}"
+    if (runtime := log.values("train_runtime")) and log.num_steps:
+        return list(runtime.values())[-1] / log.num_steps, f"train_runtime of {log.path} over its steps"
+    return None, f"not known: {log.path} has no step_time. Give --seconds_per_step"
 
 
-def _notes(
-    completions: Completions, markers: Sequence[MarkerEstimate], logs: Sequence[RunLog], settings: Settings
-) -> list[str]:
+def _notes(completions: Completions, markers: Sequence[MarkerEstimate], log: RunLog, settings: Settings) -> list[str]:
     notes = []
-    if any(log.is_gated for log in logs):
+    if log.is_gated:
         notes.append("DUETGRPOTrainer made this run: its completions were gated already, and so this understates.")
     if len(completions.texts) < FEW_COMPLETIONS:
         notes.append(f"{len(completions.texts)} completions are few: K1 and K2 are quantiles of what is there.")
@@ -284,16 +253,8 @@ def _notes(
             "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing and aborting would stop long rollouts "
             'blindly. Give the form of this run\'s answers with --marker "regex:<pattern>".'
         )
-    for marker in markers:
-        if marker.shown == 0:
-            notes.append(f"{marker.marker}: no completion shows it, so trimming saves nothing. Wrong marker?")
-        elif marker.shown < RARE:
-            effect = (
-                "so trimming saves little and aborting stops answers too" if settings.abort else "so it saves little"
-            )
-            notes.append(
-                f"{marker.marker}: only {percent(marker.shown)}% of completions show it, {effect}. Wrong marker?"
-            )
+    if any(0 < marker.shown < RARE for marker in markers):
+        notes.append("A rare marker saves little by trimming, and aborting stops answers in another form too.")
     return notes
 
 
@@ -305,44 +266,19 @@ def _marker(name: str) -> str:
     return name
 
 
-def _number(text: str, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
-    value = float(text)  # argparse words its ValueError
-    if not low <= value <= high or (open_low and value == low) or (open_high and value == high):
-        left, right = "(" if open_low else "[", ")" if open_high else "]"
-        raise argparse.ArgumentTypeError(f"must be in {left}{low:g}, {high:g}{right}, got {text}")
-    return value
+def _in(interval: str, kind: type = float) -> Callable[[str], float]:
+    """Reads a number of an interval such as "(0, 1]"; argparse words the ValueError of what is no number."""
+    low, high = map(float, interval[1:-1].split(","))
 
+    def read(text: str) -> float:
+        value = kind(text)
+        above = value > low if interval[0] == "(" else value >= low
+        if not (above and (value < high if interval[-1] == ")" else value <= high)):
+            raise argparse.ArgumentTypeError(f"must be in {interval}, got {text}")
+        return value
 
-def _share(text: str) -> float:
-    return _number(text, 0.0, 1.0)
-
-
-def _proper_share(text: str) -> float:
-    return _number(text, 0.0, 1.0, open_high=True)
-
-
-def _factor(text: str) -> float:
-    return _number(text, 1.0, 1e9)
-
-
-def _positive_share(text: str) -> float:
-    return _number(text, 0.0, 1.0, open_low=True)
-
-
-def _positive(text: str) -> float:
-    return _number(text, 0.0, 1e9, open_low=True)
-
-
-def _weight(text: str) -> float:
-    return _number(text, -1e9, 1e9)
-
-
-def _count(text: str) -> int:
-    return int(_number(str(int(text)), 0.0, 1e9))
-
-
-def _positive_count(text: str) -> int:
-    return int(_number(str(int(text)), 1.0, 1e9))
+    read.__name__ = kind.__name__
+    return read
 
 
 if __name__ == "__main__":

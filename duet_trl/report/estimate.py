@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..gate.markers import MARKERS
-from ..gate.replay import NEVER, GateSpec
+from ..gate.replay import NEVER, GateSpec, Outcome, replay
 from ..gate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
 from .logged_completions import Completions, UnreadableRun
 from .logged_thoughts import LoggedThoughts
 from .spread import above_group_mean
-from .tokens import TokenCounts
+from .tokens import Tokens
 
 COLD_ABORT = 0.7
 """K2 before anything is known, as a share of the length limit (`abort_cold_fraction`)."""
@@ -26,7 +26,7 @@ COLD_ABORT = 0.7
 
 @dataclass(frozen=True)
 class Settings:
-    """What the estimate assumes about the gate and the clock. Defaults: those of `DUETGRPOConfig` with method `duet`.
+    """What the estimate assumes about the gate and the clock. Defaults: those of the method duet.
 
     Attributes:
         markers (tuple[str, ...]): Names for `get_marker`.
@@ -145,13 +145,13 @@ class Projection:
     time_share_high: float
 
 
-def measure_lengths(completions: Completions, counts: TokenCounts, settings: Settings) -> Lengths:
+def measure_lengths(completions: Completions, tokens: Tokens, settings: Settings) -> Lengths:
     """Total, mean and the two quantiles of everything that was logged.
 
     Raises:
         UnreadableRun: If every completion is empty.
     """
-    lengths = counts.lengths
+    lengths = tokens.lengths
     if not lengths.any():
         raise UnreadableRun("every completion is empty: there are no tokens to save.")
     means = np.bincount(completions.batch, weights=lengths) / np.bincount(completions.batch)
@@ -170,18 +170,20 @@ def measure_lengths(completions: Completions, counts: TokenCounts, settings: Set
 def measure_marker(
     name: str,
     completions: Completions,
-    counts: TokenCounts,
+    tokens: Tokens,
     thoughts: LoggedThoughts,
     lengths: Lengths,
     settings: Settings,
     reward: np.ndarray,
 ) -> MarkerEstimate:
-    """Run the gate of Eq. 5 over finished completions, with the expectation over its coins; one K2 for all of them.
+    """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
+
+    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing.
 
     Args:
         name (str): Marker.
         completions (Completions): N completions, generated without a gate.
-        counts (TokenCounts): Their tokens.
+        tokens (Tokens): Their tokens.
         thoughts (LoggedThoughts): Where they think.
         lengths (Lengths): K1, and K2 by the paper's rule.
         settings (Settings): The rest of the gate; its grace window is known (`Settings.with_limit`).
@@ -190,18 +192,17 @@ def measure_marker(
     Returns:
         MarkerEstimate: Shares and the mean length under the gate.
     """
-    length, total = counts.lengths, lengths.total
-    answer_at = thoughts.answered_at(name, counts)
+    length, total = tokens.lengths, lengths.total
+    marker = thoughts.marker(name)
+    answer_at = tokens.answered_at(marker, thoughts.opened)
     spec = _gate(answer_at, reward, lengths, settings)
-    shown = answer_at < NEVER
-    tau = np.full(len(length), NEVER)
-    tau[shown] = spec.seen_at(answer_at[shown])
-    last_decision = length - 1  # the gate is asked before each token, so never after the last one
-    answered = tau <= last_decision
-    tail = ~answered & (last_decision >= spec.abort_at)
-    stop = np.where(answered & spec.trim, np.minimum(length, tau + spec.grace_window), length)
+    nobody = np.zeros(len(length), dtype=bool)
+    found = replay(replace(spec, trim=False), tokens.automaton(marker), tokens.ids, nobody, ~nobody, thoughts.opened)
+    answered, tail = found.outcome == Outcome.ANSWERED, found.outcome == Outcome.KEPT
+    stop = np.where(answered & spec.trim, np.minimum(length, found.marker_at + spec.grace_window), length)
     tail_tokens = int((length[tail] - spec.abort_at).sum())
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
+    shown = answer_at < NEVER
     above = above_group_mean(completions, reward)[tail]
     return MarkerEstimate(
         marker=name,
@@ -209,14 +210,14 @@ def measure_marker(
         trim_can_act=spec.trim_at < lengths.longest,
         abort_can_act=spec.abort_at < lengths.longest,
         shown=float(shown.mean()),
-        in_thought=float(thoughts.hides_first(name, counts).mean()),
+        in_thought=float(thoughts.hides_first(name, tokens).mean()),
         tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
         trim_saves=trim_tokens / total,
         tail=float(tail.mean()),
         tail_tokens=tail_tokens / total,
         abort_saves=abort_tokens / total,
         tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
-        answer_changes=thoughts.answer_changes(name, completions.texts, counts, stop),
+        answer_changes=thoughts.answer_changes(name, completions.texts, tokens, stop),
         gated_mean=(total - trim_tokens - abort_tokens) / len(length),
     )
 

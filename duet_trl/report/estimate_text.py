@@ -4,6 +4,7 @@
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..gate.thresholds import REWARDED_QUANTILE
@@ -25,6 +26,7 @@ class Estimate:
     """Everything there is to say about a run.
 
     Attributes:
+        run (Path): Folder of the files.
         completions (Completions): What was read.
         token_source (str): Where token counts come from.
         chars_per_token (float | None): The ratio if they are estimated; None if a tokenizer counted them.
@@ -41,6 +43,7 @@ class Estimate:
         notes (list[str]): What the reader should know about this run.
     """
 
+    run: Path
     completions: Completions
     token_source: str
     chars_per_token: float | None
@@ -72,16 +75,15 @@ def report_text(estimate: Estimate) -> str:
 
 def _measured(estimate: Estimate) -> str:
     completions, lengths, groups = estimate.completions, estimate.lengths, estimate.groups
-    steps = sorted({step for _, step in completions.batches})
+    steps = completions.steps
     when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
     settings = estimate.settings
     about = "" if estimate.chars_per_token is None else "about "
     rows = [
         (
             "completions",
-            f"{len(completions.texts):,} in {counted(groups.num_groups, 'group')} (run, step, prompt), "
-            f"{counted(len(completions.batches), 'batch', 'batches')} logged at {when}, "
-            f"{counted(completions.num_files, 'file')}",
+            f"{len(completions.texts):,} in {counted(groups.num_groups, 'group')} (step, prompt), "
+            f"{counted(len(steps), 'batch', 'batches')} logged at {when}",
         ),
         ("tokens", f"{about}{lengths.total:,}, {estimate.token_source}"),
         (
@@ -222,9 +224,8 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
     seconds = estimate.seconds_per_step
     return {
         "inputs": {
-            "runs": [str(run) for run in completions.runs],
-            "files": completions.num_files,
-            "batches": [{"run": str(run), "step": step} for run, step in completions.batches],
+            "run": str(estimate.run),
+            "steps": list(completions.steps),
             "completions": len(completions.texts),
         },
         "settings": asdict(estimate.settings),

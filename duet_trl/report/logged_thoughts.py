@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..gate.markers import extract_answer, get_marker
+from ..gate.markers import Marker, extract_answer, get_marker
 from ..gate.replay import NEVER
 from ..gate.thoughts import Delimiters, Written, ends_in_thought, parse_delimiters, recognise
 from .logged_completions import Completions, counted
-from .tokens import TokenCounts
+from .tokens import Tokens
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,31 @@ class LoggedThoughts:
     delimiters: Delimiters | None
     opened: np.ndarray
 
-    def answered_at(self, name: str, counts: TokenCounts) -> np.ndarray:
-        """Tokens up to the one that first completes a marker outside of thoughts, (N,) int64; `NEVER` without one."""
-        return counts.answered_at(get_marker(name, self.delimiters), self.opened)
+    def marker(self, name: str) -> Marker:
+        """The marker that completes outside of these thoughts only."""
+        return get_marker(name, self.delimiters)
 
-    def hides_first(self, name: str, counts: TokenCounts) -> np.ndarray:
+    def hides_first(self, name: str, tokens: Tokens) -> np.ndarray:
         """Completions whose first completed marker stands inside a thought, (N,) bool."""
         hidden = np.zeros(len(self.opened), dtype=bool)
         if self.delimiters is None:
             return hidden
-        first = counts.answered_at(get_marker(name))
+        first = tokens.answered_at(get_marker(name))
         for row in np.flatnonzero(first < NEVER):
-            prefix = counts.prefix(row, first[row])
+            prefix = tokens.prefix(row, first[row])
             unopened = prefix if not self.opened[row] else self.delimiters.opening + prefix
             hidden[row] = ends_in_thought(unopened, self.delimiters)
         return hidden
 
-    def answer_changes(self, name: str, texts: Sequence[str], counts: TokenCounts, stop: np.ndarray) -> float | None:
+    def answer_changes(self, name: str, texts: Sequence[str], tokens: Tokens, stop: np.ndarray) -> float | None:
         """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
 
         def last_answer(row: int, text: str) -> str | None:
             return extract_answer(name, Written(text, self.delimiters, bool(self.opened[row])), "last")
 
         changed = [
-            last_answer(row, counts.prefix(row, stop[row])) != last_answer(row, texts[row])
-            for row in np.flatnonzero(stop < counts.lengths)
+            last_answer(row, tokens.prefix(row, stop[row])) != last_answer(row, texts[row])
+            for row in np.flatnonzero(stop < tokens.lengths)
         ]
         return float(np.mean(changed)) if changed else None
 

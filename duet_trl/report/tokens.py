@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many tokens logged texts have, and at which of them a marker completes.
-
-Logs hold text. With the run's tokenizer its tokens are counted; without, they are estimated from characters.
+"""Tokens of logged texts. Logs hold text: with the run's tokenizer its tokens are counted; without, a text is cut into
+pieces of so many characters, which stand for tokens.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
-from ..gate.automaton import compile_automaton
-from ..gate.markers import Marker, count_characters
+from ..gate.automaton import TokenAutomaton, compile_automaton
+from ..gate.markers import Marker
 from ..gate.replay import NEVER
 from ..gate.vocabulary import vocabulary_bytes
 from .logged_completions import Completions, RunLog, UnreadableRun
@@ -20,66 +23,72 @@ CHARS_PER_TOKEN = 3.0
 """Of mathematical text: 480 solutions of MATH problems have 3.01 under a tokenizer of 131,072 tokens (Tekken)."""
 
 _CHUNK = 1024
-"""Texts that are searched or tokenized at a time."""
-
-_BYTES = tuple(bytes([value]) for value in range(256))
+"""Texts that are tokenized at a time."""
 
 
-class TokenCounts(Protocol):
-    """Lengths and positions in tokens of N texts.
+@dataclass(frozen=True)
+class Tokens:
+    """N texts in tokens.
 
     Attributes:
-        lengths (np.ndarray): Tokens of each text, shape (N,), int64.
+        ids (list[np.ndarray]): Token ids of each text.
+        vocabulary (Callable): Bytes of each token id, given the texts of thought delimiters.
+        decode (Callable): Token ids as text.
     """
 
-    lengths: np.ndarray
+    ids: list[np.ndarray]
+    vocabulary: Callable[[Sequence[str]], Sequence[bytes | None]]
+    decode: Callable[[np.ndarray], str]
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each text, shape (N,), int64."""
+        return np.fromiter(map(len, self.ids), np.int64, len(self.ids))
+
+    def automaton(self, marker: Marker) -> TokenAutomaton:
+        """A marker over these tokens."""
+        return compile_automaton(marker, self.vocabulary(() if marker.delimiters is None else marker.delimiters.parts))
 
     def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
         """Tokens up to and including the one that first completes the marker, (N,) int64; `NEVER` without it.
 
         `opened` (N,) bool says which texts begin inside a thought; None: none does.
         """
+        ends = np.full(len(self.ids), NEVER)
+        row, position = self.automaton(marker).completions(self.ids, opened)
+        np.minimum.at(ends, row, position)
+        return ends
 
     def prefix(self, row: int, num_tokens: int) -> str:
         """The first tokens of a text, as text."""
+        return self.decode(self.ids[row][:num_tokens])
 
 
-class CharacterCounts:
-    """Tokens estimated from characters: n characters are ceil(n / ratio) tokens.
+def cut_texts(texts: Sequence[str], chars_per_token: float) -> Tokens:
+    """Tokens estimated from characters: the first k tokens of a text are its first k x ratio characters.
 
     Args:
         texts (Sequence[str]): N texts.
         chars_per_token (float): The ratio, > 0.
+
+    Returns:
+        Tokens: ceil(n / ratio) of a text of n characters.
     """
-
-    def __init__(self, texts: Sequence[str], chars_per_token: float) -> None:
-        self.texts = texts
-        self.chars_per_token = chars_per_token
-        self.lengths = self._tokens(np.fromiter(map(len, texts), np.int64, len(texts)))
-
-    def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
-        """See `TokenCounts`."""
-        chars = np.full(len(self.texts), NEVER)
-        for start in range(0, len(self.texts), _CHUNK):
-            data = [text.encode("utf-8", "surrogatepass") for text in self.texts[start : start + _CHUNK]]
-            inside = None if opened is None else opened[start : start + _CHUNK]
-            ends = first_completions(marker, _BYTES, [np.frombuffer(text, np.uint8) for text in data], inside)
-            for row in np.flatnonzero(ends < NEVER):
-                chars[start + row] = count_characters(data[row][: ends[row]])
-        shown = chars < NEVER
-        return np.where(shown, self._tokens(np.where(shown, chars, 0)), NEVER)
-
-    def prefix(self, row: int, num_tokens: int) -> str:
-        """See `TokenCounts`."""
-        return self.texts[row][: int(num_tokens * self.chars_per_token)]
-
-    def _tokens(self, chars: np.ndarray) -> np.ndarray:
+    number: dict[str, int] = {}
+    ids = []
+    for text in texts:
         # The margin keeps 3 characters at a ratio of 0.3 at 10 tokens, where the quotient is 10.000000000000002.
-        return np.ceil(chars / self.chars_per_token * (1.0 - 1e-12)).astype(np.int64)
+        count = int(np.ceil(len(text) / chars_per_token * (1.0 - 1e-12)))
+        ends = [*(np.arange(count) * chars_per_token * (1.0 + 1e-12)).astype(np.int64).tolist(), len(text)]
+        pieces = [text[begin:end] for begin, end in pairwise(ends)]
+        ids.append(np.array([number.setdefault(piece, len(number)) for piece in pieces], dtype=np.int32))
+    pieces = list(number)
+    vocabulary = [piece.encode("utf-8", "surrogatepass") for piece in pieces]
+    return Tokens(ids, lambda shown: vocabulary, lambda row: "".join(pieces[token] for token in row))
 
 
-class TokenizerCounts:
-    """Tokens counted with the run's tokenizer, markers found by the trainer's own token automaton.
+def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
+    """Tokens counted with the run's tokenizer.
 
     Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text.
 
@@ -87,60 +96,23 @@ class TokenizerCounts:
         texts (Sequence[str]): N texts.
         tokenizer (Any): A `tokenizers.Tokenizer`.
 
-    Raises:
-        ValueError: If it is not known how this tokenizer writes text.
-    """
-
-    def __init__(self, texts: Sequence[str], tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.backend_tokenizer = tokenizer  # what vocabulary_bytes reads of transformers' fast tokenizers
-        self.ids: list[np.ndarray] = []
-        for start in range(0, len(texts), _CHUNK):
-            encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
-            self.ids += [np.array(encoding.ids, np.int32) for encoding in encoded]
-        self.lengths = np.fromiter(map(len, self.ids), np.int64, len(self.ids))
-
-    def answered_at(self, marker: Marker, opened: np.ndarray | None = None) -> np.ndarray:
-        """See `TokenCounts`."""
-        shown = () if marker.delimiters is None else marker.delimiters.parts
-        vocabulary = vocabulary_bytes(self, shown=shown)
-        inside = np.zeros(len(self.ids), dtype=bool) if opened is None else opened
-        chunks = [slice(start, start + _CHUNK) for start in range(0, len(self.ids), _CHUNK)]
-        return np.concatenate([first_completions(marker, vocabulary, self.ids[c], inside[c]) for c in chunks])
-
-    def prefix(self, row: int, num_tokens: int) -> str:
-        """See `TokenCounts`."""
-        return self.tokenizer.decode(self.ids[row][:num_tokens].tolist(), skip_special_tokens=False)
-
-
-def first_completions(
-    marker: Marker, vocabulary: Sequence[bytes | None], rows: Sequence[np.ndarray], opened: np.ndarray | None = None
-) -> np.ndarray:
-    """Number of tokens of each row up to the first completion of the marker.
-
-    Args:
-        marker (Marker): The marker.
-        vocabulary (Sequence[bytes | None]): Bytes of each token id.
-        rows (Sequence[np.ndarray]): Token ids of N texts.
-        opened (np.ndarray | None): Whether each begins inside a thought, shape (N,), bool; None: none does.
-
     Returns:
-        np.ndarray: Shape (N,), int64; `NEVER` where it does not complete.
+        Tokens: Its vocabulary raises ValueError if it is not known how this tokenizer writes text.
     """
-    ends = np.full(len(rows), NEVER)
-    row, position = compile_automaton(marker, vocabulary).completions(rows, opened)
-    np.minimum.at(ends, row, position)
-    return ends
+    ids: list[np.ndarray] = []
+    for start in range(0, len(texts), _CHUNK):
+        encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
+        ids += [np.array(encoding.ids, np.int32) for encoding in encoded]
+    fast = SimpleNamespace(backend_tokenizer=tokenizer)  # what is read of transformers' fast tokenizers
+    return Tokens(
+        ids,
+        lambda shown: vocabulary_bytes(fast, shown=shown),
+        lambda row: tokenizer.decode(row.tolist(), skip_special_tokens=False),
+    )
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """The tokenizer in a folder, in a `tokenizer.json`, or of a model on the Hub.
-
-    Args:
-        path_or_name (str): The folder, the file, or the name.
-
-    Returns:
-        Any: A `tokenizers.Tokenizer` that neither truncates nor pads.
+    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub; it does not truncate.
 
     Raises:
         UnreadableRun: If there is none.
@@ -166,30 +138,18 @@ def load_tokenizer(path_or_name: str) -> Any:
     return tokenizer
 
 
-def logged_tokens(completions: Completions, logs: Mapping[Path, RunLog]) -> np.ndarray:
-    """Tokens of a batch's completions by the run's own `completions/mean_length`, end tokens included.
+def logged_means(completions: Completions, log: RunLog, values: np.ndarray) -> tuple[float, float] | None:
+    """Mean tokens per completion by the run's own log, end tokens included, and the mean of `values` beside it.
 
     Args:
-        completions (Completions): Logged completions in B batches.
-        logs (Mapping[Path, RunLog]): Log of each run that has one.
+        completions (Completions): N completions.
+        log (RunLog): Its `completions/mean_length` is read.
+        values (np.ndarray): One value per completion, shape (N,).
 
     Returns:
-        np.ndarray: Mean tokens per completion, shape (B,); nan where the log has no entry at the step.
+        tuple[float, float] | None: Both over the batches that have an entry in the log; None if none has.
     """
-    means = {run: log.values("completions/mean_length") for run, log in logs.items()}
-    return np.array([means.get(run, {}).get(step, np.nan) for run, step in completions.batches])
-
-
-def mean_over_logged(completions: Completions, values: np.ndarray, logged: np.ndarray) -> float | None:
-    """Mean of one value per completion over the batches that have an entry in the log; None if none has.
-
-    Args:
-        completions (Completions): N completions in B batches.
-        values (np.ndarray): Shape (N,).
-        logged (np.ndarray): Shape (B,), nan where there is no entry.
-
-    Returns:
-        float | None: The mean.
-    """
-    chosen = values[~np.isnan(logged)[completions.batch]]
-    return float(chosen.mean()) if len(chosen) else None
+    means = log.values("completions/mean_length")
+    tokens = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
+    known = ~np.isnan(tokens)
+    return (float(tokens[known].mean()), float(values[known].mean())) if known.any() else None

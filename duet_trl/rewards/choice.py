@@ -16,12 +16,9 @@ from functools import cache
 from typing import Any
 
 from ..gate.markers import Which, extract_answer, get_marker
-from .completions import Completion, read_completions
+from .completions import MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
 
 logger = logging.getLogger(__name__)
-
-MAX_ANSWER_LENGTH = 2_000
-"""Longer answers, in characters, are wrong unread."""
 
 
 def choice_reward(
@@ -45,11 +42,6 @@ def choice_reward(
     return _default_verifier()(completions, answer, options, **kwargs)
 
 
-@cache
-def _default_verifier() -> "ChoiceVerifier":
-    return ChoiceVerifier()
-
-
 class ChoiceVerifier:
     """Grades letters and short answers; callable as a TRL reward function.
 
@@ -65,11 +57,9 @@ class ChoiceVerifier:
     __name__ = "choice_reward"  # TRL names the reward's metrics after it
 
     def __init__(self, *, marker: str = "qa", which: Which = "last") -> None:
-        if which not in ("first", "last"):
-            raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
         get_marker(marker)
         self._marker = marker
-        self._which: Which = which
+        self._which = checked_which(which)
         self._warned = False
 
     def __call__(
@@ -101,6 +91,9 @@ class ChoiceVerifier:
             self._warned = True
             logger.warning("Rows without a gold answer stay ungraded: %d of this batch.", verdicts.count(None))
         return verdicts
+
+
+_default_verifier = cache(ChoiceVerifier)
 
 
 def normalize_answer(text: str) -> str:

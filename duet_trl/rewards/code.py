@@ -21,7 +21,7 @@ from typing import Any
 from ..gate.extract import answer_region
 from ..gate.markers import Which, extract_answer
 from ..gate.thoughts import Written
-from .completions import Completion, read_completions
+from .completions import Completion, checked_which, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
@@ -55,11 +55,6 @@ def code_reward(completions: list[Completion], **columns: Any) -> list[float | N
             weak one.
     """
     return _default_verifier()(completions, **columns)
-
-
-@cache
-def _default_verifier() -> "CodeVerifier":
-    return CodeVerifier()
 
 
 class CodeVerifier:
@@ -98,9 +93,7 @@ class CodeVerifier:
         isolation: str = "auto",
         limits: Limits | None = None,
     ) -> None:
-        if which not in ("first", "last"):
-            raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
-        self._which: Which = which
+        self._which = checked_which(which)
         self._fenced = fenced
         limits = limits or Limits(cpu_seconds=timeout, wall_seconds=2.0 * timeout)
         self._sandbox = Sandbox(isolation=isolation, limits=limits, workers=workers)
@@ -167,6 +160,9 @@ class CodeVerifier:
         if kind not in self._warned:
             self._warned.add(kind)
             logger.warning("Completions stay ungraded. First reason: %s", reason)
+
+
+_default_verifier = cache(CodeVerifier)
 
 
 def names_under_test(tests: Sequence[str], setup: Sequence[str] = ()) -> tuple[str, ...]:

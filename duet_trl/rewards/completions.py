@@ -4,12 +4,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..gate.markers import Which
 from ..gate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
 
 Completion = str | list[dict[str, Any]]
 
+MAX_ANSWER_LENGTH = 2_000
+"""Longer answers, in characters, are wrong unread. The longest gold answer of MATH has 159."""
 WRITTEN = "duet_written"
 """Column that `DUETGRPOTrainer` and the evaluation add to the rows of reward functions: a `Written` per completion."""
+
+
+def checked_which(which: str) -> Which:
+    """The answer of a completion that a verifier grades, "first" or "last"; ValueError for another word."""
+    if which not in ("first", "last"):
+        raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
+    return which
 
 
 def completion_text(completion: Completion | None) -> str:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gate.markers import extract_boxed
-from .completions import Completion, read_completions
+from .completions import MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
 from .math_pairs import comparable
 from .math_text import readable
 
@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
 """Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
-MAX_ANSWER_LENGTH = 2_000
-"""Longer answers, in characters, score 0 unread. The longest gold answer of MATH has 159."""
 CACHE_SIZE = 65_536
 """Verdicts remembered: prompts come back every epoch, often with the same answers."""
 
@@ -53,11 +51,6 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
         ImportError: If Math-Verify is not installed.
     """
     return _default_verifier()(completions, answer, **kwargs)
-
-
-@cache
-def _default_verifier() -> "MathVerifier":
-    return MathVerifier()
 
 
 class MathVerifier:
@@ -85,11 +78,9 @@ class MathVerifier:
             raise ValueError(f"timeout must be positive, got {timeout} seconds.")
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}. Use None for one per core.")
-        if which not in ("first", "last"):
-            raise ValueError(f"which must be 'first' or 'last', got {which!r}.")
         if importlib.util.find_spec("math_verify") is None:
             raise ImportError('math_reward needs Math-Verify. Install it with: pip install "duet-trl[math]"')
-        self._which = which
+        self._which = checked_which(which)
         self._num_workers = workers or min(8, os.cpu_count() or 1)
         self._workers = [_Worker(timeout) for _ in range(self._num_workers)]
         self._cache: dict[tuple[str | None, str], float | None] = {}
@@ -165,6 +156,9 @@ class MathVerifier:
             self._warned.add(message)
             answer, gold = (repr(part and part[:200]) for part in pair)
             logger.warning("%s. First seen: answer %s, gold %s", message, answer, gold)
+
+
+_default_verifier = cache(MathVerifier)
 
 
 class _Worker:

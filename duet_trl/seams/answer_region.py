@@ -2,16 +2,12 @@
 """Where rollouts think: for the gate, which begins in the state that the prompt left, and for the reward functions."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..gate.thoughts import Delimiters, prompt_opens_thought
 from ..rewards.completions import WRITTEN, Completion, written_completions
-
-if TYPE_CHECKING:
-    from ..trainer import DUETGRPOTrainer
 
 
 class Thoughts:
@@ -36,29 +32,21 @@ class Thoughts:
 
     def shown_to_rewards(
         self,
-        trainer: "DUETGRPOTrainer",
         inputs: Sequence[dict],
-        prompts: Sequence,
+        opened: np.ndarray,
         completions: Sequence[Completion],
         completion_ids: Sequence[Sequence[int]],
     ) -> list[dict]:
         """Rows with the column from which verifiers know the answer region of their rollouts.
 
         Args:
-            trainer (DUETGRPOTrainer): Which knows the tokens of the prompts.
             inputs (Sequence[dict]): Data-set rows, one per rollout, length R.
-            prompts (Sequence): Their prompts.
+            opened (np.ndarray): Whether the prompt of each opens a thought, shape (R,), bool; see `open_after`.
             completions (Sequence[Completion]): As TRL decoded them.
             completion_ids (Sequence[Sequence[int]]): Policy tokens.
 
         Returns:
             list[dict]: The rows; TRL hands their columns to the reward functions.
         """
-        opened = np.zeros(len(inputs), dtype=bool)
-        if self.delimiters is not None:
-            # In training the current step has tokenized them. Rollouts of an evaluation, or of a run by rules of its
-            # own, belong to no step.
-            step = trainer._current if trainer.model.training else None
-            opened = self.open_after(trainer._tokenize_prompts(prompts)[0]) if step is None else step.in_thought
         written = written_completions(completions, completion_ids, opened, self.tokenizer, self.delimiters)
         return [{**row, WRITTEN: one} for row, one in zip(inputs, written, strict=True)]

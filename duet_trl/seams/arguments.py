@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from ..config import DUETGRPOConfig
+from ..methods.method import Method
 
 
 def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
@@ -23,6 +24,16 @@ def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
             "method='grpo' it is plain GRPO."
         )
     return args
+
+
+def check_method(method: Method | None, args: DUETGRPOConfig) -> None:
+    """Raise ValueError unless a method is given exactly where the configuration says so."""
+    if (method is None) == (args.method == "own"):
+        given = "no method was given to the trainer" if method is None else f"{type(method).__name__} was given"
+        raise ValueError(
+            f"args.method is {args.method!r}, and {given}. A method of your own needs both: "
+            "DUETGRPOConfig(method='own') and DUETGRPOTrainer(method=...)."
+        )
 
 
 def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Per-rollout audit log: what was decided about every single rollout, as parquet."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from ..rollouts import Prompt
 
 
 class AuditLog:
@@ -20,14 +23,14 @@ class AuditLog:
         self.folder = Path(output_dir) / "duet_audit"
         self.columns = columns
 
-    def write(self, step: int, rollouts: dict[str, Any], examples: list[dict], group: list[int]) -> Path:
+    def write(self, step: int, rollouts: dict[str, Any], prompts: list[Prompt], group: Iterable[int]) -> Path:
         """Write the rollouts of one step.
 
         Args:
             step (int): Generation step.
             rollouts (dict[str, Any]): Columns of length N.
-            examples (list[dict]): Data-set row of each prompt, length M.
-            group (list[int]): Prompt of each rollout, length N.
+            prompts (list[Prompt]): Length M.
+            group (Iterable[int]): Prompt of each rollout, length N.
 
         Returns:
             Path: The file.
@@ -36,10 +39,10 @@ class AuditLog:
             ValueError: If a configured column is not in the data set.
         """
         for column in self.columns:
-            if column not in examples[0]:
-                raise ValueError(f"audit_columns names {column!r}, but the data set has {sorted(examples[0])}.")
-        extra = {column: [str(examples[q][column]) for q in group] for column in self.columns}
+            if column not in prompts[0].example:
+                raise ValueError(f"audit_columns names {column!r}, but the data set has {sorted(prompts[0].example)}.")
+        extra = {column: [str(prompts[q].example[column]) for q in group] for column in self.columns}
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"step_{step:06d}.parquet"
-        pq.write_table(pa.table({"step": [step] * len(group), **rollouts, **extra}), path)
+        pq.write_table(pa.table({"step": [step] * len(rollouts["prompt"]), **rollouts, **extra}), path)
         return path

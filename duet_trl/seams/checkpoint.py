@@ -1,57 +1,103 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The controller's file in every checkpoint, and the checkpoint that an interrupted run leaves."""
+"""The method's state in every checkpoint, and the checkpoint that an interrupted run leaves."""
 
 import json
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ..controller import Controller
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-if TYPE_CHECKING:
-    from ..trainer import DUETGRPOTrainer
+from ..loop import Loop
 
 logger = logging.getLogger(__name__)
 
-STATE_FILE = "duet_controller.json"
+STATE_FILE = "duet_state.json"
+ARRAYS_FILE = "duet_state.safetensors"
+VERSION = 1
+"""Goes up with every change of what a state holds."""
+
+_ARRAY = "__array__"
 
 
-def write_state(folder: Path, controller: Controller) -> None:
-    """Write the controller's state into a checkpoint folder."""
+def write_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
+    """Write the state of a run's method into a checkpoint folder: values as JSON, arrays as safetensors.
+
+    Args:
+        folder (Path): Made if it is not there.
+        loop (Loop): Holds the method.
+        identity (dict[str, Any]): JSON values that must agree when it is restored.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    state = {"version": VERSION, "identity": identity, **_without_arrays(loop.state_dict(), "", arrays)}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / STATE_FILE).write_text(json.dumps(controller.state_dict()))
+    save_file(arrays, folder / ARRAYS_FILE)
+    # Last: a folder that has it is whole.
+    (folder / STATE_FILE).write_text(json.dumps(state))
 
 
-def read_state(folder: Path, controller: Controller) -> None:
-    """Restore the controller from a checkpoint folder.
+def read_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
+    """Restore the method from a checkpoint folder.
 
     Raises:
-        ValueError: If the folder has no state, or that of another configuration.
+        ValueError: If the folder has no state, or that of another version, method or configuration.
     """
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
-            f"{folder} has no {STATE_FILE}: it was not written by DUETGRPOTrainer, and without it the plans would "
-            "start cold. Load its weights as a model in a new run instead of resuming."
+            f"{folder} has no {STATE_FILE}: it was not written by this version of DUETGRPOTrainer, and without it the "
+            "plans would start cold. Load its weights as a model in a new run instead of resuming."
         )
-    controller.load_state_dict(json.loads(path.read_text()))
+    state = json.loads(path.read_text())
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"{path} has version {state.get('version')!r}, this library reads {VERSION}. Resume with the library that "
+            "wrote it, or load its weights as a model in a new run."
+        )
+    found = state["identity"]
+    differences = [
+        f"{name}: {found.get(name)!r} in the state, {identity.get(name)!r} now"
+        for name in sorted({*found, *identity})
+        if found.get(name) != identity.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"The state in {path} belongs to another configuration ({', '.join(differences)}). Resume with the "
+            "configuration of the checkpoint, or start a new output_dir."
+        )
+    loop.load_state_dict(_with_arrays(state, load_file(folder / ARRAYS_FILE)))
 
 
-def leave_checkpoint(trainer: "DUETGRPOTrainer", folder: Path, *, saved: bool) -> None:
-    """Say where the checkpoint of an interrupted run is, once it is whole; called on all processes.
+def leave_checkpoint(folder: Path, step: int, max_steps: int) -> None:
+    """Say where the checkpoint of an interrupted run is, once it is whole.
 
     Args:
-        trainer (DUETGRPOTrainer): After its training.
         folder (Path): Checkpoint of the last step.
-        saved (bool): False: the interrupt came behind the last step, and the checkpoint is still to be written.
+        step (int): Optimizer steps done.
+        max_steps (int): Of the whole run.
     """
-    if not saved:
-        trainer._save_checkpoint(trainer.model, trial=None)
-    trainer.accelerator.wait_for_everyone()
-    if trainer.accelerator.is_main_process:
-        logger.warning(
-            "Interrupted after step %d of %d. The checkpoint is %s; resume_from_checkpoint=True continues from it.",
-            trainer.state.global_step,
-            trainer.state.max_steps,
-            folder,
-        )
+    logger.warning(
+        "Interrupted after step %d of %d. The checkpoint is %s; resume_from_checkpoint=True continues from it.",
+        step,
+        max_steps,
+        folder,
+    )
+
+
+def _without_arrays(value: Any, name: str, arrays: dict[str, np.ndarray]) -> Any:
+    """The same nested dicts, with each array moved to `arrays` under its path."""
+    if isinstance(value, np.ndarray):
+        arrays[name] = np.ascontiguousarray(value)
+        return {_ARRAY: name}
+    if isinstance(value, dict):
+        return {key: _without_arrays(one, f"{name}.{key}".lstrip("."), arrays) for key, one in value.items()}
+    return value
+
+
+def _with_arrays(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    if isinstance(value, dict):
+        if _ARRAY in value:
+            return arrays[value[_ARRAY]]
+        return {key: _with_arrays(one, arrays) for key, one in value.items()}
+    return value

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the controller."""
+"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -17,7 +17,6 @@ from transformers import Trainer
 from ..config import DUETGRPOConfig
 from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
-from .checkpoint import write_state
 
 PAPER = {
     "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
@@ -45,6 +44,10 @@ class Publishing(Trainer):
     """How `DUETGRPOTrainer` publishes a model: an extended card, and errors that say what to do."""
 
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
+
+    def save_method_state(self, folder: Path) -> None:
+        """Write what the method remembers into a folder."""
+        raise NotImplementedError
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
         """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built.
@@ -85,7 +88,7 @@ class Publishing(Trainer):
         card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and controller are saved in `output_dir`.
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`.
 
         Raises:
             RuntimeError: If the Hub cannot be reached or refuses. Everything is saved by then; the text says where.
@@ -93,7 +96,7 @@ class Publishing(Trainer):
         folder = Path(self.args.output_dir)
         self.save_model(str(folder))
         if self.args.should_save:
-            write_state(folder, self.controller)
+            self.save_method_state(folder)
         try:
             return super().push_to_hub(*args, **kwargs)
         except (OSError, HTTPError) as error:

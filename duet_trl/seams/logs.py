@@ -9,47 +9,53 @@ import numpy as np
 import torch
 from trl.trainer.utils import nanstd
 
+from ..exchange import Exchange
 from ..gate.replay import Outcome
-from ..update.filters import unscored
-from .exchange import Exchange
-from .step import Step
+from ..step_record import StepRecord
+from ..update.advantages import GroupAdvantages
 
 
-def share_extra_logs(step: Step, pending: dict[str, list], exchange: Exchange) -> dict[str, list]:
-    """Take the columns that reward functions logged, for all rollouts in global order.
+def share_extra_logs(rows: np.ndarray, pending: dict[str, list], exchange: Exchange) -> dict[str, list]:
+    """Take the columns that reward functions logged, for all rollouts of a round in global order.
 
     Args:
-        step (Step): Current step.
+        rows (np.ndarray): Numbers of the local rollouts in the round, shape (R,).
         pending (dict[str, list]): TRL's buffer of the local rows; emptied.
         exchange (Exchange): Collectives.
 
     Returns:
-        dict[str, list]: Columns of length N.
+        dict[str, list]: Columns with one entry for each rollout of the round.
     """
     local = {column: list(values) for column, values in pending.items()}
     pending.clear()
-    shared = {}
-    for column in sorted(set(exchange.objects(list(local)))):
-        values = local.get(column, [None] * len(step.padded_rows))
-        shared[column] = exchange.in_order(step.rows, values)
-    return shared
+    columns = sorted(set(exchange.objects(list(local))))
+    return {column: exchange.in_order(rows, local.get(column, [None] * len(rows))) for column in columns}
+
+
+def merge_rounds(metrics: dict[str, list], before: dict[str, int]) -> None:
+    """Keep one entry of what TRL has reported for each round of a step; the figures themselves are rewritten later.
+
+    Args:
+        metrics (dict[str, list]): TRL's metrics, in place.
+        before (dict[str, int]): Entries of each before the step.
+    """
+    for name, values in metrics.items():
+        del values[before.get(name, 0) + 1 :]
 
 
 def correct_trl_metrics(
-    step: Step, metrics: dict[str, list], reward_names: list[str], reward_weights: torch.Tensor
+    step: StepRecord, metrics: dict[str, list], reward_names: list[str], grouped: GroupAdvantages
 ) -> None:
     """Rewrite the metrics of this step that TRL computed from the trained rows alone, over all rollouts."""
-    rewards = step.rewards_per_func
+    rewards = step.done.rewards_per_func
     for index, name in enumerate(reward_names):
         metrics[f"rewards/{name}/mean"][-1] = torch.nanmean(rewards[:, index]).item()
         metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, index]).item()
-    total = (rewards * reward_weights.to(rewards.device)).nansum(dim=1)
-    total[unscored(rewards)] = torch.nan
-    metrics["reward"][-1] = torch.nanmean(total).item()
-    metrics["reward_std"][-1] = nanstd(total).item()
-    metrics["frac_reward_zero_std"][-1] = step.advantages.zero_std.float().mean().item()
+    metrics["reward"][-1] = torch.nanmean(grouped.rewards).item()
+    metrics["reward_std"][-1] = nanstd(grouped.rewards).item()
+    metrics["frac_reward_zero_std"][-1] = grouped.zero_std.float().mean().item()
 
-    lengths, ended = step.replay.length, step.terminated | step.stopped
+    lengths, ended = step.replay.length, step.done.terminated | step.stopped
     finished = lengths[ended] if ended.any() else np.zeros(1)
     for name, values in (("", lengths), ("terminated_", finished)):
         for statistic, value in (("mean", values.mean()), ("min", values.min()), ("max", values.max())):
@@ -77,12 +83,12 @@ def forget_token_means(metrics: dict[str, list]) -> None:
 
 
 def log_all_rollouts(
-    step: Step, logs: dict[str, Any], reward_names: list[str], exchange: Exchange, completions: bool
+    step: StepRecord, logs: dict[str, Any], reward_names: list[str], exchange: Exchange, completions: bool
 ) -> None:
     """Put all rollouts of this step, aborted ones included, into TRL's completion table.
 
     Args:
-        step (Step): Current step.
+        step (StepRecord): Current step.
         logs (dict[str, Any]): TRL's table, whose rows of the step are the trained ones alone; replaced.
         reward_names (list[str]): Reward columns.
         exchange (Exchange): Collectives.
@@ -90,29 +96,30 @@ def log_all_rollouts(
     """
     if not completions:
         return
-    logs["prompt"] = deque(step.examples[q]["prompt"] for q in step.plan.group)
-    logs["completion"] = deque(exchange.in_order(step.rows, step.completions))
+    logs["prompt"] = deque(step.prompts[q].example["prompt"] for q in step.done.prompt)
+    logs["completion"] = deque(exchange.in_order(step.rows, [rollout.completion for rollout in step.local.values()]))
     for index, name in enumerate(reward_names):
-        logs["rewards"][name] = deque(step.rewards_per_func[:, index].tolist())
-    logs["advantages"] = deque(step.advantages.advantages.tolist())
+        logs["rewards"][name] = deque(step.done.rewards_per_func[:, index].tolist())
+    logs["advantages"] = deque(step.judgement.advantages.tolist())
     logs["extra"].clear()
     for column, values in step.extra_logs.items():
         logs["extra"][column] = deque(values)
 
 
-def audit_columns(step: Step, advantages: np.ndarray) -> dict[str, list]:
+def audit_columns(step: StepRecord) -> dict[str, list]:
     """One column per decision, each of length N, for the audit log."""
-    group = step.plan.group
+    group, keys = step.done.prompt, step.prompts.keys
     return {
-        "prompt": [step.plan.keys[q] for q in group],
-        "num_rollouts": step.plan.num_rollouts[group].tolist(),
+        "prompt": [keys[q] for q in group],
+        "round": step.done.round.tolist(),
+        "num_rollouts": step.num_rollouts[group].tolist(),
         "outcome": [Outcome(value).name.lower() for value in step.replay.outcome],
         "trimmed": step.replay.trimmed.tolist(),
         "marker_at": step.replay.marker_at.tolist(),
         "length": step.replay.length.tolist(),
         "propensity": step.judgement.propensity.tolist(),
         "weight": step.judgement.weight.tolist(),
-        "reward": step.advantages.rewards.tolist(),
-        "advantage": advantages.tolist(),
+        "reward": step.done.rewards.tolist(),
+        "advantage": step.judgement.advantages.tolist(),
         "sum_logp": step.sum_logps.tolist(),
     }

@@ -1,48 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step reports: plain floats computed once from the plan, the outcomes and the weights."""
+"""What a step of any method reports: plain floats computed once from the rollouts and the judgement."""
 
 import numpy as np
 
-from ..controller import Judgement, StepPlan
-from ..gate.replay import Outcome, Replay
+from ..gate.replay import Outcome
+from ..step_record import StepRecord
 from ..update.importance import effective_sample_size
 
 # Bins of rollouts per prompt, both ends included; the last is open.
-HISTOGRAM = ((1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
+HISTOGRAM = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
 
 
-def step_metrics(
-    plan: StepPlan,
-    replay: Replay,
-    judgement: Judgement,
-    advantages: np.ndarray,
-    num_generations: int,
-    engine_ended: np.ndarray,
-) -> dict[str, float]:
+def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
     """Metrics of one step without their `duet/` prefix.
 
     Args:
-        plan (StepPlan): Plan of the step.
-        replay (Replay): Outcomes, shape (N,) each.
-        judgement (Judgement): Weights and masks, shape (N,) each.
-        advantages (np.ndarray): Unweighted, shape (N,).
+        step (StepRecord): Judged step.
         num_generations (int): Rollouts per prompt of full-budget GRPO.
-        engine_ended (np.ndarray): Ended by neither EOS, gate nor length limit, shape (N,), bool.
+        max_tokens (int): Length limit of a rollout whose job names none.
 
     Returns:
         dict[str, float]: Tokens, counts, shares, rates, weights.
     """
+    limits = np.array([max_tokens if job.max_tokens is None else job.max_tokens for job in step.jobs])
     return {
-        **_tokens(plan, replay, judgement, num_generations),
-        **_counts(plan),
-        **_gate(plan, replay, judgement, advantages),
-        **_weights(plan, replay, judgement, advantages),
-        "engine_end_rate": float(engine_ended.mean()),
+        **_tokens(step, num_generations),
+        **_counts(step.num_rollouts),
+        **_gate(step),
+        **_weights(step),
+        "rounds": float(step.rounds),
+        "engine_end_rate": float((step.truncated & (step.replay.length < limits)).mean()),
     }
 
 
 def time_metrics(seconds: dict[str, float]) -> dict[str, float]:
-    """Where the time of a step went, without the prefix `duet/`; `seconds` is that of a `Step`."""
+    """Where the time of a step went, without the prefix `duet/`; `seconds` is that of a `StepRecord`."""
     overhead = seconds["plan"] + seconds["overhead"]
     return {
         "seconds_plan": seconds["plan"],
@@ -53,30 +45,29 @@ def time_metrics(seconds: dict[str, float]) -> dict[str, float]:
     }
 
 
-def _tokens(plan: StepPlan, replay: Replay, judgement: Judgement, num_generations: int) -> dict[str, float]:
-    length, aborted = replay.length, replay.outcome == Outcome.ABORTED
+def _tokens(step: StepRecord, num_generations: int) -> dict[str, float]:
+    length, aborted, generated = step.replay.length, step.done.aborted, step.done.new_tokens
     # Lengths of the rollouts that were not aborted, weighted to stand for those that were. Trimmed ones are cut
     # short, so the cost of full-budget GRPO, and with it the saving, is a lower bound.
-    inverse = np.where(aborted, 0.0, 1.0 / judgement.propensity)
+    inverse = np.where(aborted, 0.0, 1.0 / step.judgement.propensity)
     natural = float((inverse * length).sum() / max(inverse.sum(), 1e-12))
-    full = len(plan.keys) * num_generations * natural
+    full = step.prompts.num_drawn * num_generations * natural
     return {
-        "generated_tokens": float(length.sum()),
-        "aborted_tokens": float(length[aborted].sum()),
-        "trimmed_tokens": float(length[replay.trimmed].sum()),
-        "saved_tokens": full - float(length.sum()),
-        "trained_tokens": float(length[judgement.trained].sum()),
+        "generated_tokens": float(generated.sum()),
+        "aborted_tokens": float(generated[aborted].sum()),
+        "trimmed_tokens": float(generated[step.replay.trimmed].sum()),
+        "saved_tokens": full - float(generated.sum()),
+        "trained_tokens": float(length[step.judgement.in_gradient].sum()),
+        "asked_tokens": float(step.asked_tokens),
     }
 
 
-def _counts(plan: StepPlan) -> dict[str, float]:
-    n = plan.num_rollouts
+def _counts(n: np.ndarray) -> dict[str, float]:
     metrics = {
         "num_rollouts/mean": float(n.mean()),
         "num_rollouts/min": float(n.min()),
         "num_rollouts/max": float(n.max()),
         "num_rollouts/std": float(n.std()),
-        "cold_prompts": float(plan.cold.sum()),
         "singleton_prompts": float((n == 1).sum()),
     }
     for low, high in HISTOGRAM:
@@ -86,32 +77,25 @@ def _counts(plan: StepPlan) -> dict[str, float]:
     return metrics
 
 
-def _gate(plan: StepPlan, replay: Replay, judgement: Judgement, advantages: np.ndarray) -> dict[str, float]:
-    outcome = replay.outcome
-    # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
-    late = (outcome == Outcome.KEPT) & (replay.answered_at >= 0) & (advantages > 0)
+def _gate(step: StepRecord) -> dict[str, float]:
+    outcome = step.replay.outcome
     return {
-        "poll_threshold": float(plan.gate.spec.poll_threshold),
-        "abort_threshold": float(plan.gate.spec.abort_threshold),
         "share_ended_before_gate": float((outcome == Outcome.NATURAL).mean()),
         "share_marker_seen": float((outcome == Outcome.ANSWERED).mean()),
         "share_marker_less": float(((outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)).mean()),
         "abort_rate": float((outcome == Outcome.ABORTED).mean()),
         "keep_rate": float((outcome == Outcome.KEPT).mean()),
-        "trim_rate": float(replay.trimmed.mean()),
-        "late_answers_lost": float((1.0 / judgement.propensity[late] - 1.0).sum()),
+        "trim_rate": float(step.replay.trimmed.mean()),
     }
 
 
-def _weights(plan: StepPlan, replay: Replay, judgement: Judgement, advantages: np.ndarray) -> dict[str, float]:
-    weight = judgement.weight[judgement.kept]
-    mass = np.abs(judgement.weight * advantages) * replay.length
-    total = max(float(mass.sum()), 1e-12)
-    cold = plan.cold[plan.group]
+def _weights(step: StepRecord) -> dict[str, float]:
+    weight = step.judgement.weight[step.judgement.in_divisor]
+    mass = np.abs(step.judgement.weight * step.judgement.advantages) * step.replay.length
+    single = (step.num_rollouts == 1)[step.done.prompt]
     return {
         "weight_mean": float(weight.mean()) if weight.size else 0.0,
         "weight_max": float(weight.max()) if weight.size else 0.0,
         "effective_sample_size": effective_sample_size(weight) if weight.size else 0.0,
-        "cold_gradient_share": float(mass[cold].sum()) / total,
-        "singleton_gradient_share": float(mass[(plan.num_rollouts == 1)[plan.group]].sum()) / total,
+        "singleton_gradient_share": float(mass[single].sum()) / max(float(mass.sum()), 1e-12),
     }

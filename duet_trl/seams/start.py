@@ -4,18 +4,16 @@
 import logging
 import math
 from collections.abc import Sized
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ..config import DUETGRPOConfig
+from ..gate.marker_gate import MarkerGate
 from ..gate.replay import GateSpec
 from ..gate.thresholds import scaled_grace_window
 from ..methods.duet_settings import mean_rollouts
-
-if TYPE_CHECKING:
-    from ..trainer import DUETGRPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -27,26 +25,30 @@ class StartNotice(TrainerCallback):
     """One line about the gate and one about the batches; a warning for each setting that does nothing.
 
     Args:
-        trainer (DUETGRPOTrainer): Asked when training starts, after a checkpoint was restored.
+        config (DUETGRPOConfig): Checked configuration.
+        gate (MarkerGate): Asked when training starts, after a checkpoint was restored.
+        rows (Any): Training data.
     """
 
-    def __init__(self, trainer: "DUETGRPOTrainer") -> None:
-        self.trainer = trainer
+    def __init__(self, config: DUETGRPOConfig, gate: MarkerGate, rows: Any) -> None:
+        self.config = config
+        self.gate = gate
+        self.rows = rows
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Say it, on the main process."""
-        config = self.trainer.args
+        config, rows = self.config, self.rows
         if not (state.is_world_process_zero and config.duet_active):
             return
         if config.gated:
-            spec = self.trainer.controller.gate.spec()
+            spec = self.gate.spec()
             _say(gate_line(spec, config.max_completion_length))
             for warning in gate_warnings(spec, config.max_completion_length):
                 logger.warning(warning)
         per_generation = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
-        rows, num_steps = self.trainer.train_dataset, math.ceil(state.max_steps / per_generation)
+        num_steps = math.ceil(state.max_steps / per_generation)
         num_rows = len(rows) if isinstance(rows, Sized) else None
         _say(batch_line(config, num_rows, num_steps))
         for warning in batch_warnings(config, num_rows, num_steps):

@@ -1,16 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
 """From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
 from ..config import DUETGRPOConfig
+from ..exchange import Exchange
+from ..step_record import LocalRollout, StepRecord
 from ..update.packing import PADDING_ROW, pack
-from .exchange import Exchange
-from .step import ReplayBatch, Rollout, Step
 
 
-def keeps_order(args: DUETGRPOConfig, router_loss: bool) -> bool:
+@dataclass(frozen=True)
+class ReplayBatch:
+    """Answers TRL's `_generate` and `_calculate_rewards` with rollouts that already exist.
+
+    Attributes:
+        generated (tuple): The 8-tuple of `GRPOTrainer._generate`.
+        rewards_per_func (torch.Tensor): Rewards of the rows of all processes, shape (W * rows, F).
+    """
+
+    generated: tuple
+    rewards_per_func: torch.Tensor
+
+
+def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 
     It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
@@ -18,47 +33,48 @@ def keeps_order(args: DUETGRPOConfig, router_loss: bool) -> bool:
     which is not linear in the rows of a micro-batch.
 
     Args:
+        plain (bool): The method is plain GRPO.
         args (DUETGRPOConfig): Checked configuration.
         router_loss (bool): Whether TRL adds that loss.
     """
-    return not args.duet_active and (router_loss or args.steps_per_generation > args.gradient_accumulation_steps)
+    return plain and (router_loss or args.steps_per_generation > args.gradient_accumulation_steps)
 
 
-def place(step: Step, args: DUETGRPOConfig, num_processes: int, keep_order: bool) -> None:
+def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order: bool) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
     if keep_order:
-        step.packed_rows = np.arange(step.placement.num_rollouts).reshape(num_processes, -1)
+        step.packed_rows = np.arange(len(step.jobs)).reshape(num_processes, -1)
         return
     num_windows, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
     if rest or num_windows == 0:
         num_windows = 1  # optimizer steps and generation steps are out of phase
-    trained = np.flatnonzero(step.judgement.trained)
+    trained = np.flatnonzero(step.judgement.in_gradient)
     lengths = step.replay.length[trained]
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing.rows].reshape(num_processes, -1)
 
 
-def count_tokens(step: Step, mask_truncated: bool) -> None:
+def count_tokens(step: StepRecord, mask_truncated: bool) -> None:
     """Policy tokens that get a forward pass, and N_t of Eq. 6: those of every kept rollout.
 
     Args:
-        step (Step): Judged step.
+        step (StepRecord): Judged step.
         mask_truncated (bool): TRL leaves rollouts that ran into the length limit out of the loss.
     """
     step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.replay.length)
-    step.num_train_tokens = int(step.loss_tokens[step.judgement.trained].sum())
-    step.num_kept_tokens = int(step.loss_tokens[step.judgement.kept].sum())
+    step.num_train_tokens = int(step.loss_tokens[step.judgement.in_gradient].sum())
+    step.num_kept_tokens = int(step.loss_tokens[step.judgement.in_divisor].sum())
 
 
-def is_empty(step: Step, chunk: int, num_chunks: int) -> bool:
+def is_empty(step: StepRecord, chunk: int, num_chunks: int) -> bool:
     """Whether a micro-batch of packed rows holds no policy token on any process."""
     rows = step.packed_rows.reshape(len(step.packed_rows), num_chunks, -1)[:, chunk]
     return not step.loss_tokens[rows[rows != PADDING_ROW]].any()
 
 
 def replay_batch(
-    step: Step, exchange: Exchange, process: int, eos_id: int, mask_truncated: bool
+    step: StepRecord, exchange: Exchange, process: int, eos_id: int, mask_truncated: bool
 ) -> tuple[list[dict], ReplayBatch]:
     """Rows of one process as TRL's `_generate` would have returned them, in micro-batch order.
 
@@ -66,7 +82,7 @@ def replay_batch(
     would otherwise take it for one that ran into the length limit.
 
     Args:
-        step (Step): Packed step.
+        step (StepRecord): Packed step.
         exchange (Exchange): Collectives.
         process (int): This process.
         eos_id (int): An id TRL takes for the end of a completion.
@@ -82,7 +98,7 @@ def replay_batch(
     completion_ids = [r.completion_ids + [eos_id] * end for r, end in zip(train, closing, strict=True)]
     masks = [[1] * len(r.completion_ids) + [0] * end for r, end in zip(train, closing, strict=True)]
     logprobs = None
-    if step.logprobs is not None:
+    if step.spare.logprobs is not None:
         logprobs = [r.logprobs + [0.0] * end for r, end in zip(train, closing, strict=True)]
     generated = (
         [r.prompt_ids for r in train],
@@ -94,37 +110,31 @@ def replay_batch(
         None,
         [],
     )
-    inputs = [step.examples[step.plan.group[row]] for row in rows]
+    inputs = [dict(step.prompts[step.done.prompt[row]].example) for row in rows]
     return inputs, ReplayBatch(generated, _rewards(step))
 
 
-def _any_closing(step: Step, mask_truncated: bool) -> bool:
+def _any_closing(step: StepRecord, mask_truncated: bool) -> bool:
     """Whether any process has a token outside the loss, so that all build the same mask."""
-    closed = mask_truncated and (step.stopped & step.judgement.trained).any()
+    closed = mask_truncated and (step.stopped & step.judgement.in_gradient).any()
     return bool(closed or (step.packed_rows == PADDING_ROW).any())
 
 
-def _rewards(step: Step) -> torch.Tensor:
+def _rewards(step: StepRecord) -> torch.Tensor:
     """Rewards of the packed rows of all processes, shape (W * rows, F); 0 for padding."""
-    everywhere = torch.from_numpy(step.packed_rows.reshape(-1)).to(step.rewards_per_func.device)
-    return torch.where((everywhere >= 0)[:, None], step.rewards_per_func[everywhere.clamp(min=0)], 0.0)
+    everywhere = torch.from_numpy(step.packed_rows.reshape(-1)).to(step.done.rewards_per_func.device)
+    return torch.where((everywhere >= 0)[:, None], step.done.rewards_per_func[everywhere.clamp(min=0)], 0.0)
 
 
-def _fetch(step: Step, exchange: Exchange, rows: np.ndarray) -> dict[int, Rollout]:
+def _fetch(step: StepRecord, exchange: Exchange, rows: np.ndarray) -> dict[int, LocalRollout]:
     """The rollouts with these global numbers, and an empty one for padding."""
-    local = {}
-    for index, row in enumerate(step.rows.tolist()):
-        if step.judgement.trained[row]:
-            logprobs = None if step.logprobs is None else list(step.logprobs[index])
-            local[row] = Rollout(
-                list(step.prompt_ids[index]), list(step.completion_ids[index]), step.completions[index], logprobs
-            )
+    local = {row: rollout for row, rollout in step.local.items() if step.judgement.in_gradient[row]}
     wanted = exchange.rollouts(local, [row for row in rows.tolist() if row != PADDING_ROW])
     # Any prompt does; it is attended to by one token that no loss sees.
-    return wanted | {PADDING_ROW: Rollout(list(step.prompt_ids[0]), [], step.completions[0], [])}
+    return wanted | {PADDING_ROW: LocalRollout(step.spare.prompt_ids, [], step.spare.completion, [])}
 
 
-def check_token_count(step: Step, counted: int) -> None:
+def check_token_count(step: StepRecord, counted: int) -> None:
     """Compare TRL's token count with the kept tokens.
 
     Raises:
@@ -137,7 +147,7 @@ def check_token_count(step: Step, counted: int) -> None:
         )
 
 
-def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
+def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> None:
     """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
 
     What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding.
@@ -146,7 +156,7 @@ def weigh(step: Step, output: dict[str, torch.Tensor], process: int) -> None:
         RuntimeError: If TRL counts other tokens than were kept.
     """
     check_token_count(step, int(output["num_items_in_batch"]))
-    advantages = step.advantages.advantages
+    advantages = torch.from_numpy(step.judgement.advantages).to(output["advantages"])
     numbers = torch.from_numpy(step.packed_rows[process]).to(advantages.device)
     weighted = advantages * torch.from_numpy(step.judgement.weight).to(advantages)
     output["advantages"] = torch.where(numbers >= 0, weighted[numbers.clamp(min=0)], 0.0)
@@ -171,7 +181,7 @@ def only_padding(batch: dict[str, torch.Tensor]) -> bool:
     return bool((batch["duet_row"] == PADDING_ROW).all())
 
 
-def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
+def check_divisor(step: StepRecord, batch: dict[str, torch.Tensor]) -> None:
     """Compare the divisor of the loss with N_t of Eq. 6.
 
     Raises:
@@ -182,11 +192,11 @@ def check_divisor(step: Step, batch: dict[str, torch.Tensor]) -> None:
         raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
 
 
-def fill_sum_logps(step: Step, captured: np.ndarray) -> np.ndarray:
+def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:
     """Spread the captured sums over all rollouts and check that each trained token was seen once.
 
     Args:
-        step (Step): Current step.
+        step (StepRecord): Current step.
         captured (np.ndarray): Row number (-1: padding), sum of log pi, policy tokens; shape (R, 3).
 
     Returns:
@@ -194,7 +204,7 @@ def fill_sum_logps(step: Step, captured: np.ndarray) -> np.ndarray:
     """
     captured = captured[captured[:, 0] >= 0]
     check_token_count(step, int(captured[:, 2].sum()))
-    step.sum_logps = np.full(step.placement.num_rollouts, np.nan)
+    step.sum_logps = np.full(len(step.jobs), np.nan)
     seen = captured[captured[:, 2] > 0]
     numbers = seen[:, 0].astype(np.int64)
     step.sum_logps[numbers] = seen[:, 1]

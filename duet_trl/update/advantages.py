@@ -65,7 +65,7 @@ def group_advantages(
     """
     _check(rewards_per_func, reward_weights, group, include)
     _check_choice("scale_rewards", scale_rewards, ("group", "batch", "none"))
-    summed = _weighted_sum(rewards_per_func, reward_weights)
+    summed = weighted_sum(rewards_per_func, reward_weights)
     if not len(group):
         return GroupAdvantages(summed, summed, torch.zeros_like(summed, dtype=torch.bool))
 
@@ -82,7 +82,7 @@ def group_advantages(
     alone = torch.bincount(group)[group] == 1
 
     if multi_objective_aggregation == "sum_then_normalize":
-        rewards = _weighted_sum(scored, reward_weights)
+        rewards = weighted_sum(scored, reward_weights)
         advantages, std = _normalize_sum(rewards, slot, table_shape, scale_rewards)
     elif multi_objective_aggregation == "normalize_then_sum":
         advantages, std = _normalize_each(scored, reward_weights, slot, table_shape, alone)
@@ -132,7 +132,7 @@ def _normalize_each(
     return (rewards - torch.nanmean(rewards)) / (batch_std + EPSILON), batch_std
 
 
-def _weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
+def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over the functions that did not abstain, NaN where all did, shape (N,)."""
     rewards = (rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)).nansum(dim=1)
     rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan

@@ -36,9 +36,9 @@ from benchmarks.miniature.tasks import MATH
 from benchmarks.step_replay import Rollout, Sampling
 from benchmarks.step_replay import record as sample_rollouts
 from duet_trl.allocate.budget import Budget
+from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import Outcome
 from duet_trl.methods import build_controller
-from duet_trl.seams.engine import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate
 from tests.gate.oracle import algorithm_1
 from tests.runs import duet_trainer, prompts

@@ -41,7 +41,7 @@ from benchmarks.step_replay import (
     seam_names,
 )
 from duet_trl.gate.marker_gate import GatePlan
-from duet_trl.seams.engine import GateSetup
+from duet_trl.gate.parameters import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
 from tests.runs import count_fours, prompts, settings
 

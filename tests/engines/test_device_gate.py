@@ -14,7 +14,7 @@ from duet_trl.gate.markers import pattern_marker
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.thoughts import Delimiters
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
 VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
@@ -53,12 +53,16 @@ def request(keep: bool = False, eos_ids: frozenset[int] = frozenset({EOS}), **ch
 
 @dataclass
 class Rollout:
-    """What would be generated without a gate, the kind of distribution before each of its tokens, and its gate."""
+    """What would be generated without a gate, the kind of distribution before each of its tokens, and its gate.
+
+    The first `begun` tokens are the end of the prompt that the engine sees.
+    """
 
     natural: list[int]
     kinds: list[str]
     request: GateRequest | None
     prompt: list[int]
+    begun: int = 0
     ids: list[int] = field(default_factory=list)
     stopped: bool = False
 
@@ -69,9 +73,8 @@ class Rollout:
         spec, first, second = self.request.spec, *PAIRS[self.request.marker]
         ends = toy_ends(self.natural, self.request.delimiters, self.request.in_thought, (first, second))
         certain = [spec.trims_early and kind in FIRES for kind in self.kinds]
-        rollout = algorithm_1(
-            replace(spec, entropy_threshold=0.5), self.natural, self.request.keep, np.where(certain, 0.0, 1.0), ends
-        )
+        row = self.natural, self.request.keep, np.where(certain, 0.0, 1.0), ends, self.begun
+        rollout = continued(replace(spec, entropy_threshold=0.5), *row)
         return rollout.ids, rollout.stopped
 
 
@@ -103,7 +106,9 @@ def rollouts(draw: st.DrawFn) -> Rollout:
         st.lists(st.sampled_from([*PROBABILITIES, "flat", "flat"]), min_size=len(natural), max_size=len(natural))
     )
     prompt = draw(st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=5))
-    return Rollout(natural, kinds, draw(st.none() | requests()), prompt)
+    begun, asked = draw(st.integers(0, len(natural) - 1)), draw(st.none() | requests())
+    asked = asked and replace(asked, prefix_length=begun)
+    return Rollout(natural, kinds, asked, prompt, begun, natural[:begun])
 
 
 class Engine:
@@ -141,7 +146,7 @@ class Engine:
         if rollout.request is None:
             self.gates.drop(slot)
         else:
-            self.gates.admit(slot, rollout.request, len(rollout.prompt))
+            self.gates.admit(slot, rollout.request, len(rollout.prompt) + rollout.begun)
 
     def step(self, batch: list[int]) -> None:
         """Compute some or all of the tokens that each slot lacks, and sample where none is left."""

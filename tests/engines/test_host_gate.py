@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -46,10 +48,10 @@ class Runner:
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
         self.gates = HostGates(NUM_SLOTS, toy)
-        self.rows: list[tuple[GateRequest | None, list[int]]] = []  # by slot
-        self.preempted: list[tuple[GateRequest | None, list[int]]] = []
+        self.rows: list[tuple[GateRequest | None, list[int], list[int]]] = []  # by slot: gate, output, prompt
+        self.preempted: list[tuple[GateRequest | None, list[int], list[int]]] = []
 
-    def remove(self, slot: int) -> tuple[GateRequest | None, list[int]]:
+    def remove(self, slot: int) -> tuple[GateRequest | None, list[int], list[int]]:
         """The last slot fills the gap, as V1 condenses its batch."""
         removed, last = self.rows[slot], len(self.rows) - 1
         self.gates.drop(slot)
@@ -60,24 +62,27 @@ class Runner:
         self.rows.pop()
         return removed
 
-    def add(self, asked: GateRequest | None, output: list[int]) -> None:
+    def add(self, asked: GateRequest | None, output: list[int], prompt: list[int]) -> None:
         slot = len(self.rows)
-        self.rows.append((asked, output))
+        self.rows.append((asked, output, prompt))
         if asked is None:
             self.gates.drop(slot)
         else:
-            self.gates.admit(slot, asked, output)
+            self.gates.admit(slot, asked, output, prompt)
 
     def change_batch(self) -> None:
         if self.rows and self.random.random() < 0.2:
             self.remove(int(self.random.integers(len(self.rows))))
         if self.rows and self.random.random() < 0.2:
-            asked, output = self.remove(int(self.random.integers(len(self.rows))))
-            self.preempted.append((asked, list(output)))
+            asked, output, prompt = self.remove(int(self.random.integers(len(self.rows))))
+            self.preempted.append((asked, list(output), prompt))
         if self.preempted and len(self.rows) < NUM_SLOTS and self.random.random() < 0.5:
             self.add(*self.preempted.pop())
         elif len(self.rows) < NUM_SLOTS and self.random.random() < 0.5:
-            self.add(None if self.random.random() < 0.2 else request(self.random), [])
+            prompt = self.random.choice([A, B, C], size=30).tolist()
+            begun = int(self.random.integers(30)) if self.random.random() < 0.5 else 0
+            asked = replace(request(self.random), prefix_length=begun)
+            self.add(None if self.random.random() < 0.2 else asked, [], prompt)
         if len(self.rows) > 1 and self.random.random() < 0.2:
             first, second = self.random.choice(len(self.rows), 2, replace=False).tolist()
             self.gates.swap(first, second)
@@ -85,7 +90,7 @@ class Runner:
 
     def decode(self, logits: torch.Tensor) -> None:
         """One token for most rollouts; the others are in the middle of their prompt."""
-        for slot, (_, output) in enumerate(self.rows):
+        for slot, (_, output, _) in enumerate(self.rows):
             if logits[slot, SENTINEL] != FORCED and (output or self.random.random() < 0.6):
                 output.append(int(self.random.choice([A, B, C])))
 
@@ -99,9 +104,9 @@ def test_decisions_are_those_of_a_gate_that_reads_every_token_at_once(seed):
         kinds = runner.random.integers(3, size=len(runner.rows))
         logits = torch.stack([FLAT, CERTAIN, ABOUT_TO_END])[kinds].reshape(-1, NUM_TOKENS)
         expected, oracle = logits.clone(), SlotGates(NUM_SLOTS, toy)
-        for slot, (asked, output) in enumerate(runner.rows):
+        for slot, (asked, output, prompt) in enumerate(runner.rows):
             if asked is not None:
-                oracle.admit(slot, asked, output)
+                oracle.admit(slot, asked, prompt[len(prompt) - asked.prefix_length :] + output)
         oracle.edit(expected, oracle.slots)
         runner.gates.apply(logits)
         assert torch.equal(logits, expected)
@@ -148,6 +153,19 @@ def test_placeholder_that_stays_is_an_error_before_anything_is_decided():
         for _ in range(4):
             assert at_sentinel(gates) == [-torch.inf, 0.0]
             output.append(-1)
+
+
+@pytest.mark.parametrize("new", [[C, C], [C] * 5], ids=["one by one", "several at once"])
+def test_a_rollout_that_continues_a_prefix_is_counted_and_read_again_from_its_first_token(new):
+    gates, output = HostGates(2, toy), []
+    prompt = [A, B, C, C]  # a rollout of two tokens so far: the marker is none of its own
+    gates.admit(0, replace(plain(poll_threshold=4), prefix_length=2), output, prompt)
+    assert at_sentinel(gates) == [-torch.inf, 0.0]
+    if len(new) == 2:
+        output.append(C)
+        assert at_sentinel(gates) == [-torch.inf, 0.0]
+    output[:] = new
+    assert at_sentinel(gates) == [FORCED, 0.0]  # at 4 tokens, K2 + G, or beyond
 
 
 @pytest.mark.parametrize("tokens", [[C], [C] * 9])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from duet_trl.engines.errors import ServerError, ServerLost
-from duet_trl.engines.server import Completion, GateServer
+from duet_trl.engines.server import Choice, GateServer
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.parameters import gate_parameters
@@ -33,7 +33,7 @@ KEEP = np.random.default_rng(0).random(NUM_ROWS) < 0.4
 MARKERS = {"math": "math", "code": "code", "qa": "qa", "pair": f"regex:{PAIR}"}
 
 
-def token_ids(rollouts: list[Completion]) -> list[list[int]]:
+def token_ids(rollouts: list[Choice]) -> list[list[int]]:
     return [rollout.token_ids for rollout in rollouts]
 
 
@@ -127,7 +127,7 @@ def test_gate_that_never_fires_is_no_gate_token_for_token(server, tiny_gate):
 
 
 def test_complete_can_be_called_from_a_running_event_loop(server, tiny_gate):
-    async def cell() -> list[Completion]:
+    async def cell() -> list[Choice]:
         return server.client.complete([[65], [66]], {**SAMPLING, "temperature": 0.0}, [None, None], tiny_gate.eos_ids)
 
     inside = asyncio.run(cell())

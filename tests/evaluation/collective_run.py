@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One of two processes that measure together; started by test_collective.py."""
+"""One of two processes that measure together; started by test_measure_collective.py."""
 
 import json
 import os
@@ -8,9 +8,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from duet_trl.evaluation.collective import is_first, on_first
-from duet_trl.evaluation.measure import Settings, measure
-from duet_trl.evaluation.suite_callback import SuiteEvaluation
+from duet_trl.evaluation.callbacks import SuiteEvaluation
+from duet_trl.evaluation.measure import Settings, measure, on_first
 from duet_trl.evaluation.suites import load_suite
 from tests.evaluation.policy import EOS_ID, TOKENIZER, ids
 
@@ -42,7 +41,7 @@ def main() -> None:
         """Verdicts that depend on the process, as those that depend on time do."""
         return [float(rank == 0 and index % 2 == 0) for index in range(len(completions))]
 
-    report = {"first": is_first(), "told": on_first(lambda: f"from {rank}"), "errors": []}
+    report = {"told": on_first(lambda: f"from {rank}"), "errors": []}
     settings = Settings(num_samples=4, greedy=False, max_tokens=9)
     found = measure(Trainer(), suites, {"math500": grader}, TOKENIZER, (EOS_ID,), settings)["math500"]
     report["correct"] = found.graded["sampled"].correct.tolist()

@@ -4,8 +4,8 @@
 import numpy as np
 import pytest
 
-from duet_trl.evaluation.ends import eos_token_ids
-from duet_trl.evaluation.measure import Settings, average, build_graders, measure
+from duet_trl.evaluation.measure import Settings, build_graders, measure
+from duet_trl.evaluation.prompts import eos_token_ids
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.gate.thoughts import Delimiters
 from duet_trl.rewards import SandboxError
@@ -133,16 +133,6 @@ def test_code_suite_runs_programs_in_the_mode_asked_for_and_names_it(code_file):
 def test_suites_of_one_kind_share_their_verifier():
     graders = build_graders(["math500", "gsm8k", "gpqa_diamond"])
     assert graders["math500"] is graders["gsm8k"] is not graders["gpqa_diamond"]
-
-
-def test_average_is_the_mean_over_suites_not_over_problems(math_file, tmp_path):
-    rows = [{"question": "delta", "answer": "#### 42"}]
-    suites = {
-        "math500": load_suite("math500", math_file),
-        "gsm8k": load_suite("gsm8k", write_jsonl(tmp_path / "g.jsonl", rows)),
-    }
-    policy = Scripted({**dict.fromkeys(("alpha", "beta", "gamma"), [WRONG]), "delta": [RIGHT]}, {})
-    assert average(run(policy, suites, Settings(num_samples=1, greedy=False))) == 0.5
 
 
 @pytest.mark.parametrize(

@@ -1,52 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Result files: the layout of lm-evaluation-harness as written, and files of three harnesses as read."""
+"""Result files: the layout of lm-evaluation-harness as written, and read back."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from duet_trl.evaluation.ends import eos_token_ids
 from duet_trl.evaluation.measure import Settings, build_graders, measure
-from duet_trl.evaluation.reading import Figure, parse_results, read_results, suite_of
-from duet_trl.evaluation.results import Subject, results_payload, sample_lines, sanitized, write_results
+from duet_trl.evaluation.prompts import eos_token_ids
+from duet_trl.evaluation.results import (
+    Figure,
+    Subject,
+    read_results,
+    results_payload,
+    sample_lines,
+    sanitized,
+    write_results,
+)
 from duet_trl.evaluation.suites import load_suite, suite_checksum
 from tests.evaluation.policy import TOKENIZER, Scripted, ids, write_jsonl
 
 RIGHT, WRONG = ids(r"\boxed{42}"), ids(r"\boxed{41}")
 SUBJECT = Subject(model="org/name", engine="transformers", step=30, limit=None, chat_template="T", eos_ids=(3, 4))
 SETTINGS = Settings(num_samples=2, max_tokens=20)
-
-# As lm-evaluation-harness writes it: one task, two filters, a group, a figure without an error, a version.
-LM_EVAL = {
-    "results": {
-        "gsm8k": {
-            "alias": "gsm8k",
-            "exact_match,strict-match": 0.62,
-            "exact_match_stderr,strict-match": 0.01,
-            "exact_match,flexible-extract": 0.65,
-            "exact_match_stderr,flexible-extract": "N/A",
-            "sample_len": 1319,
-        },
-        "leaderboard": {" ": " ", "alias": "leaderboard"},
-        "gpqa_diamond_cot_zeroshot": {"alias": "gpqa", "acc_norm,none": 0.25, "acc_norm_stderr,none": 0.03},
-        "triviaqa": {"alias": "triviaqa", "exact_match,none": 0.4},
-    },
-    "configs": {"gsm8k": {"task": "gsm8k"}},
-    "versions": {"gsm8k": 3.0},
-    "n-shot": {"gsm8k": 5},
-    "config": {"model": "hf", "model_args": "dtype=auto,pretrained=Qwen/Qwen3-1.7B-Base,revision=main"},
-    "git_hash": "abc",
-}
-LIGHTEVAL = {
-    "config_general": {"lighteval_sha": "abc", "model_name": "Qwen/Qwen2.5-1.5B-Instruct"},
-    "results": {
-        "lighteval|math_500|0": {"extractive_match": 0.5, "extractive_match_stderr": 0.02},
-        "lighteval|gpqa:diamond|0": {"extractive_match": 0.25},
-        "all": {"extractive_match": 0.375, "extractive_match_stderr": 0.01},
-    },
-    "versions": {"lighteval|math_500|0": 1},
-}
 
 
 @pytest.fixture
@@ -130,52 +106,11 @@ def test_files_are_named_as_the_harness_names_them_and_read_back(measured, tmp_p
     ]
     assert len((path.parent / "samples_math500_step-000030.jsonl").read_text().splitlines()) == 4
     (found,) = read_results(path.parent)
-    assert (found.model, found.origin, found.step, found.path) == ("org/name", "duet", 30, path)
+    assert (found.model, found.step, found.path) == ("org/name", 30, path)
     score = measured[0]["math500"].headline
     assert found.figures["math500"]["mean@2,sampled"] == Figure(score.value, score.low, score.high)
     write_results(tmp_path / "bare", "a", *measured, SUBJECT, samples=False)
     assert [file.name for file in (tmp_path / "bare").iterdir()] == ["results_a.json"]
-
-
-def test_file_of_lm_eval_gives_its_figures_with_normal_intervals():
-    found = parse_results(LM_EVAL)
-    assert (found.model, found.origin, found.step) == ("Qwen/Qwen3-1.7B-Base", "lm-eval", None)
-    assert found.figures.keys() == {"gsm8k", "gpqa_diamond", "triviaqa"}
-    assert found.figures["gsm8k"].keys() == {"exact_match,strict-match", "exact_match,flexible-extract"}
-    strict = found.figures["gsm8k"]["exact_match,strict-match"]
-    assert (strict.value, strict.low, strict.high) == pytest.approx((0.62, 0.6004, 0.6396))
-    assert found.figures["gsm8k"]["exact_match,flexible-extract"] == Figure(0.65)
-    assert found.figures["triviaqa"]["exact_match,none"] == Figure(0.4)
-
-
-def test_file_of_lighteval_gives_its_figures_without_the_total():
-    found = parse_results(LIGHTEVAL)
-    assert (found.model, found.origin) == ("Qwen/Qwen2.5-1.5B-Instruct", "lighteval")
-    assert found.figures.keys() == {"math500", "gpqa_diamond"}
-    assert found.figures["math500"]["extractive_match"].low == pytest.approx(0.5 - 1.96 * 0.02)
-    newer = LIGHTEVAL | {"config_general": {"model_config": {"model_name": "org/other"}}}
-    assert parse_results(newer).model == "org/other"
-
-
-@pytest.mark.parametrize(
-    ("task", "suite"),
-    [
-        ("math500", "math500"),
-        ("hendrycks_math500", "math500"),
-        ("lighteval|math_500|0", "math500"),
-        ("math_500|0", "math500"),
-        ("lighteval|aime24|0", "aime2024"),
-        ("aime24", "aime2024"),
-        ("aime25", "aime25"),
-        ("humaneval_instruct", "humaneval"),
-        ("humaneval_plus", "humaneval_plus"),
-        ("gsm8k_platinum", "gsm8k_platinum"),
-        ("lighteval|gpqa:diamond|0", "gpqa_diamond"),
-        ("gpqa_main_zeroshot", "gpqa_main_zeroshot"),
-    ],
-)
-def test_task_names_of_other_harnesses_map_to_the_same_benchmark_only(task, suite):
-    assert suite_of(task) == suite
 
 
 def test_a_folder_is_read_by_steps_and_other_files_in_it_are_left_alone(measured, tmp_path):
@@ -190,9 +125,13 @@ def test_a_folder_is_read_by_steps_and_other_files_in_it_are_left_alone(measured
     ("text", "message"),
     [
         ('{"results": {"a": {', r"is no JSON.*cut off"),
-        ("[]", "no 'results'"),
-        ('{"results": {"gsm8k": 0.5}}', "no 'results'"),
-        ('{"results": {"gsm8k": {"alias": "gsm8k"}}}', "hold no figures"),
+        ("[]", "no result file of recipes/evaluate.py"),
+        (
+            '{"results": {"gsm8k": {"exact_match,strict-match": 0.5}}, "model_name": "m"}',
+            "other harnesses are not read",
+        ),
+        ('{"results": {}, "intervals": {"gsm8k": {"mean@4,sampled": [0, 1]}}, "model_name": "m", "step": 0}', "gsm8k"),
+        ('{"results": {}, "intervals": [], "model_name": "m", "step": 0}', "no result file"),
     ],
 )
 def test_a_file_that_is_none_of_these_is_an_error_that_names_it(tmp_path, text, message):

@@ -13,9 +13,8 @@ import huggingface_hub
 import pytest
 from datasets import Dataset
 
-from duet_trl.evaluation import loaders
 from duet_trl.evaluation.prompts import function_prompt_with_example, multiple_choice_question, short_answer_prompt
-from duet_trl.evaluation.suites import SUITES, load_suite, shuffled_options, suite_checksum
+from duet_trl.evaluation.suites import ALL_CONFIGS, SUITES, load_suite, read_rows, shuffled_options, suite_checksum
 from duet_trl.gate.markers import MARKERS
 from duet_trl.rewards.choice import ChoiceVerifier
 from tests.tiny import tiny_tokenizer
@@ -281,7 +280,7 @@ def test_missing_data_set_is_named(hub):
     with pytest.raises(ValueError, match="no data set 'nobody/nothing'"):
         load_suite("math500", "nobody/nothing")
     with pytest.raises(ValueError, match="no data set 'nobody/nothing'"):
-        loaders.read_rows("nobody/nothing", config=loaders.ALL_CONFIGS)
+        read_rows("nobody/nothing", config=ALL_CONFIGS)
 
 
 def test_offline_mode_is_an_error_that_offers_a_local_file(hub, monkeypatch):

@@ -2,7 +2,7 @@
 """Algorithm 1, phase 2, written once more as a loop over the tokens of one rollout: the oracle of the gate tests."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -61,6 +61,15 @@ def algorithm_1(
     if marker_at is not None:
         return Rollout(generated, False, Outcome.ANSWERED, marker_at)
     return Rollout(generated, False, Outcome.KEPT if coin_thrown else Outcome.NATURAL, -1)
+
+
+def continued(
+    spec: GateSpec, natural: Sequence[int], keep: bool, entropy: Sequence[float], ends: Collection[int], begun: int
+) -> Rollout:
+    """`algorithm_1` for a rollout whose first `begun` tokens exist already: it is first asked behind them."""
+    within = algorithm_1(spec, natural, keep, [np.inf] * begun + list(entropy[begun:]), ends)
+    overdue = within.stopped and len(within.ids) < begun
+    return replace(within, ids=list(natural[:begun])) if overdue else within
 
 
 def _has_marker(t: int, ends: Collection[int], window: int | None) -> bool:

@@ -29,16 +29,19 @@ def parameters(**changes) -> dict:
     ),
     st.booleans(),
     st.sampled_from([(None, False), (THINK, False), (THINK, True)]),
+    st.integers(0, 4096),
 )
-def test_parameters_are_read_back_as_they_were(spec, keep, thoughts):
+def test_parameters_are_read_back_as_they_were(spec, keep, thoughts, prefix_length):
     names = dict(zip(("delimiters", "in_thought"), thoughts, strict=True))
-    sent = gate_parameters(spec, "qa", keep, 7, [3, 4], fingerprint="f", weights="/w", **names)
+    sent = gate_parameters(
+        spec, "qa", keep, 7, [3, 4], fingerprint="f", weights="/w", prefix_length=prefix_length, **names
+    )
     request = parse_gate_parameters(sent, stop_token_ids=[7])
     assert request.spec == spec
     assert request.keep == (keep and spec.abort)
     assert (request.marker, request.sentinel, request.eos_ids) == ("qa", 7, {3, 4})
     assert (request.fingerprint, request.weights) == ("f", "/w")
-    assert (request.delimiters, request.in_thought) == thoughts
+    assert (request.delimiters, request.in_thought, request.prefix_length) == (*thoughts, prefix_length)
 
 
 def test_parameters_are_flat_as_http_needs_them():
@@ -62,6 +65,8 @@ def test_request_without_gate_parameters_is_ungated(extra_args):
         ({"duet_poll_threshold": 2**31}, "duet_poll_threshold"),
         ({"duet_abort_threshold": 31}, "K2=31 and K1=32"),
         ({"duet_grace_window": -1}, "duet_grace_window"),
+        ({"duet_prefix": -1}, "duet_prefix must be an integer in"),
+        ({"duet_prefix": [7]}, "duet_prefix must be an integer in"),
         ({"duet_poll_interval": 8.0}, "duet_poll_interval"),
         ({"duet_at_gate": True}, "'keep', 'abort', 'off'"),
         ({"duet_trim": 1}, "'on', 'off'"),
@@ -70,7 +75,7 @@ def test_request_without_gate_parameters_is_ungated(extra_args):
         ({"duet_entropy_threshold": False}, "duet_entropy_threshold"),
         ({"duet_entropy_threshold": -0.5}, "duet_entropy_threshold"),
         ({"duet_margin_threshold": 0.0}, r"unknown \['duet_margin_threshold'\]"),
-        ({"duet_version": 2}, "version 3, the request was made for 2. Install the same duet_trl"),
+        ({"duet_version": 2}, "version 4, the request was made for 2. Install the same duet_trl"),
         ({"duet_version": True}, "made for True"),
         ({"duet_fingerprint": 7}, "duet_fingerprint must be a string"),
         ({"duet_weights": ["a"]}, "duet_weights must be a string"),

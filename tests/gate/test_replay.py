@@ -8,7 +8,19 @@ from hypothesis import strategies as st
 
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, propensity, replay, split_sentinel
 from duet_trl.gate.streaming import StreamingGate
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, Rollout, algorithm_1, next_entropies, toy_automaton, toy_ends
+from tests.gate.oracle import (
+    EOS,
+    THOUGHT,
+    A,
+    B,
+    C,
+    Rollout,
+    algorithm_1,
+    continued,
+    next_entropies,
+    toy_automaton,
+    toy_ends,
+)
 
 AUTOMATON = toy_automaton()
 THINKING = toy_automaton(THOUGHT)
@@ -50,18 +62,21 @@ def with_marker_at(position: int, length: int) -> list[int]:
 
 
 def stream(
-    gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0, automaton=AUTOMATON, in_thought=None
+    gate_spec: GateSpec, naturals, keep, entropy, seed: int = 0, automaton=AUTOMATON, in_thought=None, begun=None
 ) -> list[tuple[list[int], bool]]:
-    """A little engine: random subsets of rows decode, rows are preempted, moved and swapped between slots."""
+    """A little engine: random subsets of rows decode, rows are preempted, moved and swapped between slots.
+
+    begun: how many tokens of each rollout exist already; None: none.
+    """
     random = np.random.default_rng(seed)
     slots = len(naturals) + 2
     gate = StreamingGate(slots, [automaton])
     in_thought = [False] * len(naturals) if in_thought is None else in_thought
     home = dict(enumerate(random.permutation(slots)[: len(naturals)].tolist()))  # rollout -> slot
-    generated: list[list[int]] = [[] for _ in naturals]
+    generated = [ids[:count] for ids, count in zip(naturals, begun or [0] * len(naturals), strict=True)]
     stopped = [False] * len(naturals)
     for rollout, slot in home.items():
-        gate.admit(slot, gate_spec, keep[rollout], in_thought=in_thought[rollout])
+        gate.admit(slot, gate_spec, keep[rollout], prefix=generated[rollout], in_thought=in_thought[rollout])
     running = list(home)
     while running:
         for _ in range(2):
@@ -115,6 +130,25 @@ def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_
     free, on = replace(gate_spec, trim=False, abort=False), [C] * 40
     polled = [algorithm_1(free, r.ids + on, True, [], toy_ends(r.ids)).marker_at for r in expected]
     assert replayed.answered_at.tolist() == polled
+
+
+@settings(max_examples=300, deadline=None)
+@given(specs(), st.lists(st.tuples(natural_rollouts(), st.booleans()), min_size=1, max_size=6), st.integers(0, 2**32))
+def test_streaming_and_replay_of_a_prefix_are_algorithm_1_that_is_first_asked_behind_it(gate_spec, rollouts, seed):
+    naturals, keep = [ids for ids, _ in rollouts], [coin for _, coin in rollouts]
+    random = np.random.default_rng(seed)
+    entropy = [next_entropies(len(ids), random) for ids in naturals]
+    begun = [int(random.integers(len(ids))) for ids in naturals]
+    rows = zip(naturals, keep, entropy, map(toy_ends, naturals), begun, strict=True)
+    expected = [continued(gate_spec, *row) for row in rows]
+
+    streamed = stream(gate_spec, naturals, keep, entropy, seed, begun=begun)
+    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
+
+    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
+    replayed = replay(gate_spec, AUTOMATON, ids, stopped, keep, prefix_length=np.array(begun))
+    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
+    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
 
 
 @settings(max_examples=300, deadline=None)
@@ -265,6 +299,16 @@ def test_engine_without_the_gate_is_an_error_that_names_rollout_and_remedy():
         replay(spec(), AUTOMATON, [with_marker_at(2, 6)], [True], [False])
     with pytest.raises(GateMismatch, match="between 4 and 7"):
         replay(spec(entropy_threshold=0.5), AUTOMATON, [with_marker_at(2, 30)], [False], [True])
+
+
+def test_a_prefix_beyond_its_stop_is_stopped_at_once_and_nowhere_else():
+    begun = np.array([20])  # K2 + G = 11 lies within it
+    assert replay(spec(), AUTOMATON, [[C] * 20], [True], [False], prefix_length=begun).outcome == [Outcome.ABORTED]
+    for length, stopped in ((21, True), (21, False), (19, True)):
+        with pytest.raises(GateMismatch):
+            replay(spec(), AUTOMATON, [[C] * length], [stopped], [False], prefix_length=begun)
+    with pytest.raises(GateMismatch, match="stops it at 11"):
+        replay(spec(), AUTOMATON, [[C] * 20], [True], [False])
 
 
 def test_length_cap_before_a_due_stop_is_natural():

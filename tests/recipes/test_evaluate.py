@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from duet_trl.evaluation.reading import Figure, Results, read_results
+from duet_trl.evaluation.results import Figure, Results, read_results
 from tests.tiny import END_OF_TURN, EOS
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +55,13 @@ def base_model(tiny_path, tmp_path):
 def write(path: Path, rows: list[dict]) -> str:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def result_file(path: Path, figures: dict, model: str = "m", step: int | None = None) -> Path:
+    """A result file whose intervals have no width."""
+    intervals = {suite: {name: [value, value] for name, value in table.items()} for suite, table in figures.items()}
+    path.write_text(json.dumps({"results": figures, "intervals": intervals, "model_name": model, "step": step}))
+    return path
 
 
 def run(*arguments) -> str:
@@ -115,16 +122,13 @@ def test_real_suites_end_to_end_on_transformers(tiny_path, tmp_path):
 
 
 @pytest.mark.slow
-def test_checkpoints_shift_and_other_harnesses_share_a_table(tiny_path, tmp_path, gsm):
+def test_checkpoints_shift_and_earlier_files_share_a_table(tiny_path, tmp_path, gsm):
     run_folder = tmp_path / "run"
     for step in (100, 30):
         shutil.copytree(tiny_path, run_folder / f"checkpoint-{step}")
-    other = tmp_path / "results_lm.json"
-    table = {"gsm8k": {"exact_match,strict-match": 0.625, "exact_match_stderr,strict-match": 0.01}}
-    other.write_text(json.dumps({"results": table, "model_name": "org/other"}))
-    reference = tmp_path / "results_reference.json"
+    other = result_file(tmp_path / "results_other.json", {"gsm8k": {"mean@2,sampled": 0.625}}, "org/other")
     figures = {"mean@2,sampled": 0.5, "best@2,sampled": 0.5, "mean@1,greedy": 0.5}
-    reference.write_text(json.dumps({"results": {"gsm8k": figures}, "intervals": {}, "model_name": "ref"}))
+    reference = result_file(tmp_path / "results_reference.json", {"gsm8k": figures}, "ref")
     printed = run("--model", tiny_path, run_folder, "--engine", "transformers", "--suites", "gsm8k", "--samples", 2,
                   "--sources", f"gsm8k={gsm}", "--max_tokens", 40, "--output_dir", tmp_path / "out", "--beside", other,
                   "--shift_to", reference)  # fmt: skip
@@ -133,10 +137,10 @@ def test_checkpoints_shift_and_other_harnesses_share_a_table(tiny_path, tmp_path
     rows = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
     headlines = {row[0]: row for row in rows if row[1] == "mean@2 (sampled)"}
     names = [name.replace(str(tmp_path), "") for name in headlines]
-    assert names[1:3] == ["/run/checkpoint-30, step 30", "/run/checkpoint-100, step 100"]
-    assert names[3] == "best of each suite" and names[4].startswith("best: ") and names[5].startswith("last: ")
-    assert names[5].endswith("checkpoint-100, step 100")
-    assert rows[0] == ["org/other (lm-eval)", "exact_match (strict-match)", "62.5 [60.5, 64.5]", None]
+    assert names[2:4] == ["/run/checkpoint-30, step 30", "/run/checkpoint-100, step 100"]
+    assert names[4] == "best of each suite" and names[5].startswith("best: ") and names[6].startswith("last: ")
+    assert names[6].endswith("checkpoint-100, step 100")
+    assert rows[0] == ["org/other", "mean@2 (sampled)", "62.5 [62.5, 62.5]", "50.0"]
     begun, last = (found[step].figures["gsm8k"]["mean@2,sampled"].value for step in (None, 100))
     assert headlines[str(tiny_path)][3] == "50.0"  # step 0 becomes the reference
     assert float(list(headlines.values())[-1][3]) == pytest.approx(100 * (last - (begun - 0.5)), abs=0.051)
@@ -268,8 +272,7 @@ def test_a_model_that_cannot_be_measured_is_refused(tiny_path, tmp_path, gsm, ca
 
 def test_a_shift_without_what_it_needs_is_refused(tiny_path, tmp_path, gsm, capsys):
     checkpoint = shutil.copytree(tiny_path, tmp_path / "checkpoint-30")
-    reference = tmp_path / "results_r.json"
-    reference.write_text(json.dumps({"results": {"gsm8k": {"mean@4,sampled": 0.5}}, "intervals": {}}))
+    reference = result_file(tmp_path / "results_r.json", {"gsm8k": {"mean@4,sampled": 0.5}})
     options = ("--suites", "gsm8k", "--sources", f"gsm8k={gsm}", "--shift_to", reference)
     assert "--shift_to needs step 0 of the run itself" in refused(capsys, "--model", checkpoint, *options)
     message = refused(capsys, "--model", tiny_path, *options, "--samples", 2)
@@ -281,19 +284,19 @@ def test_result_files_alone_make_a_table_and_a_record_ends_with_best_and_last(tm
     folder.mkdir()
     for step, value in ((0, 0.2), (30, 0.6), (60, 0.4)):
         table = {"gsm8k": {"mean@4,sampled": value}, "math500": {"mean@4,sampled": 0.1}}
-        payload = {"results": table, "intervals": {}, "model_name": "m", "step": step}
-        (folder / f"results_step-{step:06d}.json").write_text(json.dumps(payload))
+        result_file(folder / f"results_step-{step:06d}.json", table, step=step)
     shifted = ("--shift_to", str(folder / "results_step-000000.json"))
     evaluate.main(["--beside", str(folder), "--output_dir", str(tmp_path / "out"), *shifted])
     rows = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
     assert [row[0] for row in rows[3:]] == ["best of each suite", "best: m, step 30", "last: m, step 60"]
-    assert [row[4] for row in rows] == ["20.0", "60.0", "40.0", "60.0", "60.0", "40.0"]
-    assert [row[5] for row in rows] == [row[4] for row in rows]  # shifted to its own step 0: by nothing
+    values = ["20.0", "60.0", "40.0", "60.0", "60.0", "40.0"]
+    assert [row[4] for row in rows] == [f"{value} [{value}, {value}]" for value in values]
+    assert [row[5] for row in rows] == values  # shifted to its own step 0: by nothing
     assert "| best: m, step 30 | mean@4 (sampled) |" in capsys.readouterr().out
 
 
 def headline(model: str, step: int | None, value: float) -> Results:
-    return Results(model, "duet", step, {"gsm8k": {"mean@4,sampled": Figure(value)}})
+    return Results(model, step, {"gsm8k": {"mean@4,sampled": Figure(value)}})
 
 
 def shown(tmp_path, measured, **options) -> list[tuple[str, ...]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from duet_trl.evaluation.loaders import content_checksum
+from duet_trl.evaluation.suites import content_checksum
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from duet_trl.evaluation import mean_at_k
-from duet_trl.evaluation.callback import Evaluation
-from recipes.tiny_math.comparison import run_record, write_report
+from duet_trl.evaluation.callbacks import Evaluation
+from recipes.tiny_math.demo_report import run_record, write_report
 from recipes.tiny_math.reward import first_box_reward, is_correct
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
 

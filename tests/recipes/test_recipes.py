@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
-import training  # noqa: E402
-from arguments import parse  # noqa: E402
+import run as runner  # noqa: E402
+from command_line import parse  # noqa: E402
 from data import prompt_length  # noqa: E402
-from training import load_suites  # noqa: E402
+from run import load_suites  # noqa: E402
 
 SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
 
@@ -138,7 +138,7 @@ def test_the_configuration_that_a_run_leaves_is_the_same_cell_with_other_micro_b
     options = ["--output_dir", str(tmp_path), "--prompts_per_step", "4", "--gradient_accumulation_steps", "1"]
     _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
     left = tmp_path / "recipe.yaml"
-    left.write_text(configuration_yaml(config, leave_out=training.derived_fields(config)))
+    left.write_text(configuration_yaml(config, leave_out=runner.derived_fields(config)))
     _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2], "--per_device_train_batch_size", "4"])
     assert (config.gradient_accumulation_steps, again.gradient_accumulation_steps) == (2, 4)
     for batch in (config, again):
@@ -151,7 +151,7 @@ def test_steps_per_generation_and_rows_that_were_chosen_are_kept(tmp_path):
     options = ["--output_dir", str(tmp_path), "--steps_per_generation", "4", "--max_rollouts", "24"]
     _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
     left = tmp_path / "recipe.yaml"
-    left.write_text(configuration_yaml(config, leave_out=training.derived_fields(config)))
+    left.write_text(configuration_yaml(config, leave_out=runner.derived_fields(config)))
     _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2]])
     assert (again.steps_per_generation, again.max_rollouts, again.gradient_accumulation_steps) == (4, 24, 2)
 

@@ -72,9 +72,9 @@ def test_answers_inside_a_thought_neither_stop_a_rollout_nor_earn_a_reward(tmp_p
 def test_a_field_names_other_delimiters_or_none(tmp_path):
     model = save_thinking(tmp_path / "model", THINK, special=False, opened=True)
     trainer = duet_trainer(model, tmp_path / "none", thought_delimiters=[])
-    assert trainer.engine.thoughts.delimiters is None and trainer.engine.setup.automaton.thought is None
+    assert trainer.thoughts.delimiters is None and trainer.engine.setup.automaton.thought is None
     other = duet_trainer(model, tmp_path / "other", thought_delimiters=["(", ")"], max_steps=1)
-    assert other.engine.thoughts.delimiters == other.engine.setup.delimiters == Delimiters("(", ")")
+    assert other.thoughts.delimiters == other.engine.setup.delimiters == Delimiters("(", ")")
     other.train()
     with pytest.raises(ValueError, match="thought delimiters must be a list of two texts"):
         DUETGRPOConfig(**settings(tmp_path), thought_delimiters=["<think>"])

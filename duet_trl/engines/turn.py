@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the engines that TRL drives have in common: one turn of generation, in which each row has its gate.
+
+TRL synchronises weights, unwraps, pads and gathers; an engine here lets each row of that turn run through a gate and
+to a length of its own.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from ..gate.parameters import GateSetup, gate_parameters
+from ..gate.replay import split_sentinel
+from .engine import Completion, Request, Sampling
+
+Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+"""Token ids of prompts -> sampled ids of each, and their log-probs in nats (None: not known)."""
+
+
+class TurnEngine:
+    """An engine around one turn of generation.
+
+    Args:
+        turn (Turn): Generates `max_tokens` for each prompt, or up to an EOS.
+        setup (GateSetup | None): None: no request has a gate.
+        eos_ids (Sequence[int]): Ids that end a rollout by themselves.
+        max_tokens (int): Tokens.
+        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples so.
+    """
+
+    def __init__(
+        self,
+        turn: Turn,
+        setup: GateSetup | None,
+        eos_ids: Sequence[int],
+        max_tokens: int,
+        sampled: Callable[[Sampling], AbstractContextManager],
+    ) -> None:
+        self._turn = turn
+        self.setup = setup
+        self._eos_ids = list(eos_ids)
+        self._max_tokens = max_tokens
+        self._sampled = sampled
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See [`Engine.generate`].
+
+        Raises:
+            ValueError: If a request leaves nothing to generate, wants more tokens than a turn generates, or has a gate
+                in a run without a marker.
+        """
+        gates = [self._parameters(request) for request in requests]
+        limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
+        with self._each(gates, limits):
+            ids, logprobs = self._turn([request.input_ids for request in requests])
+        found = []
+        for row, request in enumerate(requests):
+            policy, stopped = ids[row][: request.new_tokens], False  # padding may follow
+            if request.gate is not None:
+                (policy,), (stopped,) = split_sentinel([policy], self.setup.sentinel)
+            known = None if logprobs is None else logprobs[row][: len(policy)]
+            found.append(Completion(policy, known, bool(stopped), request.number))
+        return found
+
+    def sync_weights(self) -> None:
+        """Nothing to do where the engine samples from the model in training."""
+
+    def sample(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+        """See [`Engine.sample`]."""
+        with self._sampled(sampling):
+            return self._turn(list(prompts))[0]
+
+    def close(self) -> None:
+        """Nothing to do: the engine ends with the trainer."""
+
+    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+        """While active, a turn gives each prompt its gate and its length limit; None: no gate, that of the turn."""
+        raise NotImplementedError
+
+    def _parameters(self, request: Request) -> dict[str, Any] | None:
+        if not 1 <= request.new_tokens <= self._max_tokens:
+            raise ValueError(
+                f"a request with a prefix of {len(request.prefix)} tokens and max_tokens={request.max_tokens} has "
+                f"{request.new_tokens} tokens to generate; this engine generates 1 to {self._max_tokens}. Correct "
+                "max_tokens of the job, or raise max_completion_length."
+            )
+        if request.gate is None:
+            return None
+        if self.setup is None:
+            raise ValueError("a request has a gate, but the run has no marker. Use a method that is gated.")
+        return gate_parameters(
+            request.gate,
+            self.setup.marker,
+            request.keep,
+            self.setup.sentinel,
+            self._eos_ids,
+            fingerprint=self.setup.automaton.fingerprint,
+            delimiters=self.setup.delimiters,
+            in_thought=request.in_thought,
+            prefix_length=len(request.prefix),
+        )

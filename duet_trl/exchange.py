@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which process generates which rollout, and how rollouts reach the process that trains them.
+
+Everything is indexed by the global, prompt-major rollout number 0..N-1, so that plans, outcomes and advantages never
+depend on the number of processes.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, gather_object
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Rollouts of one step over the processes that generate them.
+
+    Attributes:
+        num_rollouts (int): N.
+        num_processes (int): W.
+        interleaved (bool): Process r takes r, r + W, ...: expected lengths spread evenly. Otherwise contiguous blocks
+            as in GRPOTrainer.
+    """
+
+    num_rollouts: int
+    num_processes: int
+    interleaved: bool
+
+    @property
+    def rows_per_process(self) -> int:
+        """Rows of every process once the short ones are padded."""
+        return -(-self.num_rollouts // self.num_processes)
+
+    def rows(self, process: int) -> np.ndarray:
+        """Global numbers of the rollouts of one process, shape (R,), R <= rows_per_process."""
+        if self.interleaved:
+            return np.arange(process, self.num_rollouts, self.num_processes)
+        return np.array_split(np.arange(self.num_rollouts), self.num_processes)[process]
+
+    def from_processes(self, gathered: torch.Tensor) -> torch.Tensor:
+        """Sort gathered rows (W * rows_per_process, ...) into global order (N, ...), without the padding."""
+        position = np.empty(self.num_rollouts, dtype=np.int64)
+        for process in range(self.num_processes):
+            rows = self.rows(process)
+            position[rows] = process * self.rows_per_process + np.arange(len(rows))
+        return gathered[torch.from_numpy(position).to(gathered.device)]
+
+
+class Exchange:
+    """Collectives over rollouts.
+
+    Args:
+        accelerator (Accelerator): Of the trainer.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.accelerator = accelerator
+
+    @property
+    def num_processes(self) -> int:
+        """W, processes of the run."""
+        return self.accelerator.num_processes
+
+    @property
+    def process_index(self) -> int:
+        """Number of this process."""
+        return self.accelerator.process_index
+
+    def objects(self, local: list) -> list:
+        """Concatenate one list of each process, in process order."""
+        return gather_object(local) if self.accelerator.num_processes > 1 else list(local)
+
+    def first(self, value: Any) -> Any:
+        """The value of process 0, so that every process decides alike."""
+        return broadcast_object_list([value], from_process=0)[0]
+
+    def numbers(self, placement: Placement, columns: np.ndarray) -> np.ndarray:
+        """Gather integer columns of local rollouts into global order.
+
+        Args:
+            placement (Placement): Where the rollouts are.
+            columns (np.ndarray): Local rows, shape (R, C), integers.
+
+        Returns:
+            np.ndarray: Shape (N, C), int64.
+        """
+        padded = np.zeros((placement.rows_per_process, columns.shape[1]), dtype=np.int64)
+        padded[: len(columns)] = columns
+        gathered = self.accelerator.gather(torch.from_numpy(padded).to(self.accelerator.device))
+        return placement.from_processes(gathered).cpu().numpy()
+
+    def in_order(self, rows: np.ndarray, values: list) -> list:
+        """Gather one object of each local rollout into global order.
+
+        Args:
+            rows (np.ndarray): Global numbers of the local rollouts, shape (R,).
+            values (list): One object for each, then any padding.
+
+        Returns:
+            list: One object of each rollout of all processes, the same on every process.
+        """
+        pairs = self.objects(list(zip(rows.tolist(), values, strict=False)))
+        return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
+
+    def fail_together(self, work: Callable[[], Any], errors: type[Exception]) -> Any:
+        """Run local work; if it fails on one process, raise on all of them instead of leaving the others waiting."""
+        try:
+            result, failure = work(), None
+        except errors as error:
+            result, failure = None, error
+        if failure is not None and self.accelerator.num_processes == 1:
+            raise failure
+        failures = [message for message in self.objects([None if failure is None else str(failure)]) if message]
+        if failures:
+            raise errors(failures[0]) from failure
+        return result
+
+    def rollouts(self, local: dict[int, Any], wanted: Iterable[int]) -> dict[int, Any]:
+        """Bring rollouts to the process that trains them.
+
+        Args:
+            local (dict[int, Any]): Payload of each rollout generated here that is trained anywhere, by global number.
+            wanted (Iterable[int]): Global numbers trained here.
+
+        Returns:
+            dict[int, Any]: Payload of each wanted rollout.
+        """
+        if self.accelerator.num_processes == 1:
+            return {row: local[row] for row in wanted}
+        pool = dict(self.objects(list(local.items())))
+        return {row: pool[row] for row in wanted}
+
+    def spread(
+        self, prompts: list, num_samples: int, sample: Callable[[list], list[list[int]]], size: int | None
+    ) -> list[list[list[int]]]:
+        """Sample every prompt several times, shared out over the processes.
+
+        Args:
+            prompts (list): Length P, the same on every process.
+            num_samples (int): Samples per prompt.
+            sample (Callable): Token ids of one completion for each prompt of a list; called equally often everywhere.
+            size (int | None): Most prompts of one call; None: no limit.
+
+        Returns:
+            list[list[list[int]]]: Token ids, P x num_samples, the same on every process.
+        """
+        placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
+        own = placement.rows(self.accelerator.process_index)
+        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
+        size = len(padded) if size is None else size
+        sampled: list[list[int]] = []
+        for start in range(0, len(padded), size):
+            sampled += sample([prompts[row // num_samples] for row in padded[start : start + size]])
+        ordered = self.in_order(own, sampled)
+        return [ordered[first : first + num_samples] for first in range(0, len(ordered), num_samples)]

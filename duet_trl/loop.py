@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One generation step of any method: rounds of jobs until the method asks for no more, then one judgement.
+
+    while jobs := method.jobs(prompts, done):
+        done = done + score(replay(engine.generate(jobs)))
+    judgement = method.judge(done)
+    ... rows -> GRPOTrainer's loss -> method.observe(done, judgement, sum_logps)
+
+The loop numbers rollouts over all rounds and processes, shares them out, replays the gate on what comes back, and
+checks what a method or an engine must not do. Generating, scoring and answering is the host's: the trainer.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from .exchange import Exchange, Placement
+from .gate.automaton import TokenAutomaton
+from .gate.replay import GateMismatch, GateSpec, Replay, replay
+from .methods.method import Method
+from .rollouts import Job, Judgement, Query, Rollouts
+from .step_record import Generated, StepRecord
+from .update.advantages import weighted_sum
+
+MAX_ROUNDS = 64
+"""A method that still asks after so many rounds never ends."""
+
+_NO_GATE = GateSpec(1, 1, 0, trim=False, abort=False)
+
+
+class Host(Protocol):
+    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each.
+
+    Attributes:
+        reward_weights (torch.Tensor): Weight of each reward function, shape (F,).
+    """
+
+    reward_weights: torch.Tensor
+
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
+        """Generate the rollouts of some jobs, and repeat the last of them `padding` times."""
+
+    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+        """Rewards of the rows of all processes, process by process, shape (W * R, F)."""
+
+    def share_logs(self, rows: np.ndarray) -> dict[str, list]:
+        """Columns that the reward functions have just logged, for all rollouts of the round in global order."""
+
+    def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
+        """Answers of the model in training, equal on every process."""
+
+
+class Loop:
+    """Runs the generation steps of one method.
+
+    Args:
+        method (Method): Decides.
+        host (Host): Acts.
+        exchange (Exchange): Collectives.
+        automaton (TokenAutomaton | None): Compiled marker; None: no job of the method carries a gate.
+        max_rollouts (int): Most rollouts of a step over all rounds and processes.
+        max_tokens (int): Length limit of a rollout.
+        vocab_size (int): Tokens of the model, by which prefixes are checked.
+        end_ids (set[int]): Tokens that end a rollout; none may be in a prefix.
+        interleaved (bool): Deal rollouts to the processes one by one instead of in blocks.
+
+    Attributes:
+        num_steps (int): Generation steps that the method has observed.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        host: Host,
+        exchange: Exchange,
+        *,
+        automaton: TokenAutomaton | None,
+        max_rollouts: int,
+        max_tokens: int,
+        vocab_size: int,
+        end_ids: set[int],
+        interleaved: bool,
+    ) -> None:
+        self.method = method
+        self.host = host
+        self.exchange = exchange
+        self.automaton = automaton
+        self.max_rollouts = max_rollouts
+        self.max_tokens = max_tokens
+        self.vocab_size = vocab_size
+        self.end_ids = end_ids
+        self.interleaved = interleaved
+        self.num_steps = 0
+        self._name = type(method).__name__
+
+    def run(self, step: StepRecord) -> None:
+        """All rounds of a step, and its judgement.
+
+        Args:
+            step (StepRecord): With its prompts; gets everything up to `judgement`.
+
+        Raises:
+            GateMismatch: On every process, if the engine of any cannot have run the gate.
+            ValueError: If the method asks for what cannot be, or judges what is not there.
+            RuntimeError: If the method does not end its rounds or asks for no rollout at all.
+        """
+        answers: list[np.ndarray] = []
+        for _ in range(MAX_ROUNDS):
+            jobs, queries = self._next_round(step)
+            if not jobs and not queries:
+                break
+            if queries:
+                answers += self._ask(step, queries)
+                step.done = step.done and replace(step.done, answers=tuple(answers))
+            if jobs:
+                self._roll_out(step, jobs, tuple(answers))
+        else:
+            raise RuntimeError(
+                f"{self._name} still asks for rollouts after {MAX_ROUNDS} rounds of a step. Its `jobs` must return an "
+                "empty list once it has what it needs."
+            )
+        if step.done is None:
+            raise RuntimeError(
+                f"{self._name} asked for no rollout in generation step {step.prompts.step}. Its `jobs` must ask for "
+                "at least one; prompts.more has other prompts."
+            )
+        step.nonfinite = ~step.done.scored
+
+    def judge(self, step: StepRecord) -> None:
+        """Fill in the judgement.
+
+        Raises:
+            ValueError: If its arrays do not fit the rollouts.
+        """
+        started = time.perf_counter()
+        step.judgement = _checked(self.method.judge(step.done), step.done, self._name)
+        step.seconds["overhead"] += time.perf_counter() - started
+
+    def observe(self, step: StepRecord) -> None:
+        """Let the method learn from a step whose rollouts have been through the policy; `step.sum_logps` is set."""
+        self.method.observe(step.done, step.judgement, step.sum_logps)
+        self.num_steps = step.prompts.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the method and the number of steps: JSON values and numpy arrays."""
+        return {"step": self.num_steps, "method": self.method.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self.method.load_state_dict(state["method"])
+        self.num_steps = int(state["step"])
+
+    # ---- One round ----------------------------------------------------------------------------------------------
+
+    def _next_round(self, step: StepRecord) -> tuple[list[Job], list[Query]]:
+        started = time.perf_counter()
+        # The decision of process 0 counts, so that a last bit of a float cannot part the processes.
+        wanted = self.exchange.first(list(self.method.jobs(step.prompts, step.done)))
+        jobs = [job for job in wanted if isinstance(job, Job)]
+        queries = [query for query in wanted if isinstance(query, Query)]
+        self._check(step, wanted, jobs)
+        step.seconds["plan"] += time.perf_counter() - started
+        return jobs, queries
+
+    def _check(self, step: StepRecord, wanted: list, jobs: list[Job]) -> None:
+        num_prompts, num_rollouts = len(step.prompts), len(step.jobs) + len(jobs)
+        for one in wanted:
+            if not isinstance(one, Job | Query):
+                raise ValueError(f"{self._name}.jobs returned {one!r}. It must return a list of Job and Query.")
+            if not 0 <= one.prompt < num_prompts:
+                raise ValueError(
+                    f"{self._name} asks for prompt {one.prompt} of {num_prompts}. Use an index into the prompts of "
+                    "the step, or one that prompts.more returned."
+                )
+        if num_rollouts > self.max_rollouts:
+            raise ValueError(
+                f"{self._name} asks for {num_rollouts} rollouts in one step, max_rollouts is {self.max_rollouts}. "
+                "Raise max_rollouts, or lower num_generations or the number of prompts."
+            )
+        for job in jobs:
+            self._check_job(job)
+
+    def _check_job(self, job: Job) -> None:
+        limit = self.max_tokens if job.max_tokens is None else job.max_tokens
+        if not len(job.prefix) < limit <= self.max_tokens:
+            raise ValueError(
+                f"{self._name} asks for a rollout of {limit} tokens with a prefix of {len(job.prefix)}. max_tokens "
+                f"must be above the length of the prefix and at most max_completion_length ({self.max_tokens})."
+            )
+        for token in job.prefix:
+            if not 0 <= token < self.vocab_size or token in self.end_ids:
+                raise ValueError(
+                    f"{self._name} asks to continue a prefix that holds {token!r}, which no unfinished rollout does. "
+                    f"Use token ids in [0, {self.vocab_size}) without an end of sequence."
+                )
+        if job.prefix_logprobs is not None and len(job.prefix_logprobs) != len(job.prefix):
+            raise ValueError(
+                f"{self._name} gives {len(job.prefix_logprobs)} log-probs for a prefix of {len(job.prefix)} tokens. "
+                "Give one for each token."
+            )
+        if job.gate is not None and (job.gate.trim or job.gate.abort) and self.automaton is None:
+            raise ValueError(
+                f"{self._name} asks for a gated rollout, but its attribute `gated` is False. Set it to True."
+            )
+
+    def _ask(self, step: StepRecord, queries: list[Query]) -> list[np.ndarray]:
+        for query in queries:
+            if not query.ids or not (query.hidden_at is None or 0 <= query.hidden_at < len(query.ids)):
+                raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at among them.")
+        started = time.perf_counter()
+        answers = self.host.answer(step, queries)
+        step.asked_tokens += sum(len(query.ids) for query in queries)
+        step.seconds["score"] += time.perf_counter() - started
+        return answers
+
+    def _roll_out(self, step: StepRecord, jobs: list[Job], answers: tuple[np.ndarray, ...]) -> None:
+        """Generate, replay and score one round, and add it to `step.done`."""
+        placement = Placement(len(jobs), self.exchange.num_processes, self.interleaved)
+        rows = placement.rows(self.exchange.process_index)
+        # A process without a rollout generates one that nobody reads: the collectives need it.
+        generated_rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
+        own = [jobs[row] for row in generated_rows]
+        padding = placement.rows_per_process - len(own)
+
+        started = time.perf_counter()
+        generated = self.host.generate(step, own, padding)
+        step.seconds["generate"] += time.perf_counter() - started
+        started = time.perf_counter()
+        found, terminated = self._outcomes(placement, own[: len(rows)], generated)
+        first, local = len(step.jobs), generated.rollouts(len(own))
+        step.local |= {first + row: rollout for row, rollout in zip(rows.tolist(), local, strict=False)}
+        step.spare = local[0]
+        step.seconds["overhead"] += time.perf_counter() - started
+
+        started = time.perf_counter()
+        rewards = placement.from_processes(self.host.score(step, own + own[-1:] * padding, generated))  # (N, F)
+        rewards[torch.isinf(rewards).any(dim=1)] = torch.nan
+        _extend(step.extra_logs, first, len(jobs), self.host.share_logs(rows))
+        step.seconds["score"] += time.perf_counter() - started
+        self._add(step, jobs, found, terminated, rewards, answers)
+
+    def _outcomes(self, placement: Placement, jobs: list[Job], generated: Generated) -> tuple[Replay, np.ndarray]:
+        """Replay the gate on the local rollouts, and gather what every process must know of all of them."""
+        local = self.exchange.fail_together(lambda: self._replay(jobs, generated), GateMismatch)
+        columns = [local.outcome, local.marker_at, local.trimmed, local.length, local.answered_at]
+        table = self.exchange.numbers(
+            placement, np.stack([*columns, generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
+        )
+        found = Replay(table[:, 0], table[:, 1], table[:, 2].astype(bool), table[:, 3], table[:, 4])
+        return found, table[:, 5].astype(bool)
+
+    def _replay(self, jobs: list[Job], generated: Generated) -> Replay:
+        """Outcome of each local rollout of a round; rollouts that share a gate are replayed together."""
+        gates: dict[GateSpec | None, list[int]] = {}
+        for row, job in enumerate(jobs):
+            gates.setdefault(job.gate, []).append(row)
+        keep = np.array([job.keep for job in jobs], dtype=bool)
+        found = _empty_replay(len(jobs))
+        for spec, rows in gates.items():
+            part = replay(
+                spec or _NO_GATE,
+                None if spec is None else self.automaton,
+                [generated.completion_ids[row] for row in rows],
+                generated.gate_stopped[rows],
+                keep[rows],
+                generated.in_thought[rows],
+            )
+            for name, column in vars(part).items():
+                vars(found)[name][rows] = column
+        return found
+
+    def _add(
+        self,
+        step: StepRecord,
+        jobs: list[Job],
+        found: Replay,
+        terminated: np.ndarray,
+        rewards: torch.Tensor,
+        answers: tuple[np.ndarray, ...],
+    ) -> None:
+        before, step.jobs, step.rounds = step.done, step.jobs + jobs, step.rounds + 1
+        prompt = np.fromiter((job.prompt for job in jobs), np.int64, len(jobs))
+        round_ = np.full(len(jobs), step.rounds - 1)
+        if before is not None:
+            prompt, round_ = np.append(before.prompt, prompt), np.append(before.round, round_)
+            terminated = np.append(before.terminated, terminated)
+            rewards = torch.cat([before.rewards_per_func, rewards])
+            found = Replay(*(np.append(vars(before.replay)[name], vars(found)[name]) for name in vars(found)))
+        step.done = Rollouts(
+            prompts=step.prompts,
+            jobs=tuple(step.jobs),
+            prompt=prompt,
+            round=round_,
+            replay=found,
+            terminated=terminated,
+            rewards_per_func=rewards,
+            reward_weights=self.host.reward_weights,
+            rewards=weighted_sum(rewards, self.host.reward_weights).double().cpu().numpy(),
+            answers=answers,
+            fetch=lambda rows: self._fetch(step, rows),
+        )
+
+    def _fetch(self, step: StepRecord, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:
+        local = {row: step.local[row] for row in rows if row in step.local}
+        found = self.exchange.rollouts(local, rows)
+        return [(found[row].completion_ids, found[row].logprobs) for row in rows]
+
+
+def _empty_replay(count: int) -> Replay:
+    def numbers() -> np.ndarray:
+        return np.zeros(count, dtype=np.int64)
+
+    return Replay(numbers(), numbers(), np.zeros(count, dtype=bool), numbers(), numbers())
+
+
+def _extend(columns: dict[str, list], before: int, added: int, new: dict[str, list]) -> None:
+    """Add the columns of a round to those of the rounds before; what a round lacks is None."""
+    for name in {*columns, *new}:
+        columns[name] = columns.get(name, [None] * before) + new.get(name, [None] * added)
+
+
+def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
+    """The judgement, if it fits the rollouts."""
+    for column, values in vars(judgement).items():
+        if np.shape(values) != (len(done),):
+            raise ValueError(
+                f"{name}.judge returned {column} of shape {np.shape(values)} for {len(done)} rollouts. Give one entry "
+                "for each rollout."
+            )
+    for column in ("advantages", "weight"):
+        values = vars(judgement)[column]
+        if not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise ValueError(f"{name}.judge returned {column} {values[row]} for rollout {row}. It must be finite.")
+    if (judgement.in_gradient & ~judgement.in_divisor).any():
+        row = int(np.flatnonzero(judgement.in_gradient & ~judgement.in_divisor)[0])
+        raise ValueError(
+            f"{name}.judge puts rollout {row} into the gradient but not into the divisor. Tokens that have a gradient "
+            "count in N_t (Eq. 6): set in_divisor there."
+        )
+    return judgement

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DAPO's dynamic sampling: every trained prompt has rewards that differ (arXiv 2503.14476, section 3.2).
+
+A batch of prompts gets n = `num_generations` rollouts each. A group is kept if its rewards are not all the same; where
+fewer than M groups are kept, another batch is drawn, until M are found or a ceiling is reached. The first M groups are
+trained, the surplus is discarded:
+
+    A_i = (R_i - mean of its group) / (std of its group + 1e-4)     over the kept groups
+
+Given the prompts that are kept, this is GRPO's gradient. Over the data it is that of the prompts weighted by the
+probability that n rollouts disagree, which depends on the policy. Whole groups are kept or dropped, by exact equality:
+a rule for single rollouts would split groups.
+
+The other parts of DAPO are settings of GRPOTrainer: clip-higher is `epsilon_high=0.28`, the token mean is
+`loss_type="dapo"`, no KL is `beta=0`, overlong shaping is one more reward function, that of
+`trl.rewards.get_soft_overlong_punishment`. Beside it the authors filter by the accuracy alone: `filter_function` names
+the function to filter by.
+
+Ours: a step that stays under-full trains on what it has and says so once, where the authors' code stops the run after
+`max_batches` batches of three times M (`oversample=3`).
+"""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..allocate.state import check_state
+from ..field_types import check_types
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from .grouping import group_relative, mixed_prompts, uniform_jobs
+from .method import Method, Setting
+from .resampling import ResamplingOptions, check_groups, draw, first_mixed, resampling_metrics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DapoOptions(ResamplingOptions):
+    """Options of DAPO, beside those of `ResamplingOptions`.
+
+    Attributes:
+        max_tokens_per_step (int | None): Tokens from which a step draws no other batch. A batch is cut to the prompts
+            that it pays for at the mean length so far; the first batch is always whole. None: no ceiling.
+        filter_function (int | None): Reward function, from 0, whose values must differ. None: the weighted sum.
+
+    Raises:
+        ValueError: If a value has another type or is out of range.
+    """
+
+    max_tokens_per_step: int | None = None
+    filter_function: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_types(self, DapoOptions)
+        if self.max_tokens_per_step is not None and self.max_tokens_per_step < 1:
+            raise ValueError(f"max_tokens_per_step must be at least 1, got {self.max_tokens_per_step}. None: any.")
+        if self.filter_function is not None and self.filter_function < 0:
+            raise ValueError(f"filter_function must be at least 0, got {self.filter_function}. None: their sum.")
+
+
+class Dapo(Method):
+    """Dynamic sampling; see the module.
+
+    Args:
+        setting (Setting): Of the run.
+        options (DapoOptions): Of the method.
+
+    Raises:
+        ValueError: If they contradict each other.
+    """
+
+    def __init__(self, setting: Setting, options: DapoOptions) -> None:
+        check_groups(setting, round(options.oversample * setting.num_prompts))
+        self.setting = setting
+        self.options = options
+        self.identity = {"method": "dapo", "filter_function": options.filter_function}
+        self._metrics: dict[str, float] = {}
+        self._warned = False
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+        """Batches of whole groups until M of them have rewards that differ, or a ceiling is reached."""
+        batch, n = round(self.options.oversample * prompts.num_drawn), self.setting.num_generations
+        if done is None:
+            draw(prompts, batch - len(prompts))
+            return uniform_jobs(range(len(prompts)), n)
+        if self._mixed(done).sum() >= prompts.num_drawn:
+            return []
+        count, ceiling = self._affordable(done, batch)
+        added, exhausted = draw(prompts, count)
+        if not added:
+            self._warn(done, ceiling or exhausted)
+        return uniform_jobs(added, n)
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """GRPO's advantages over the first M groups whose rewards differ; all others are dropped."""
+        kept = first_mixed(done, self._mixed(done))
+        return Judgement.of(group_relative(done, self.setting, kept), in_gradient=kept)
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Nothing is remembered."""
+        self._metrics = resampling_metrics(done, self._mixed(done))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError unless the state is empty."""
+        check_state("dapo", state, {})
+
+    def metrics(self) -> dict[str, float]:
+        """Batches, and prompts that were dropped or are missing."""
+        return dict(self._metrics)
+
+    def _mixed(self, done: Rollouts) -> np.ndarray:
+        """Prompts whose rewards, those of `filter_function` if it is set, differ; shape (M,), bool."""
+        column, num_functions = self.options.filter_function, done.rewards_per_func.shape[1]
+        if column is None:
+            return mixed_prompts(done)
+        if column >= num_functions:
+            raise ValueError(f"filter_function={column} names none of the {num_functions} reward functions, from 0.")
+        return mixed_prompts(replace(done, rewards=done.rewards_per_func[:, column].double().cpu().numpy()))
+
+    def _affordable(self, done: Rollouts, batch: int) -> tuple[int, str]:
+        """Prompts of the next batch; where there are none, what forbids them and what to do about it."""
+        options, n, spent = self.options, self.setting.num_generations, int(done.new_tokens.sum())
+        if done.round.max() + 1 >= options.max_batches:
+            return (
+                0,
+                f"max_batches={options.max_batches} is reached. Raise it, or choose other prompts.",
+            )
+        room = (self.setting.max_rollouts - len(done)) // n
+        if room < 1:
+            return 0, f"max_rollouts={self.setting.max_rollouts} leaves no room for another group. Raise it."
+        if options.max_tokens_per_step is None:
+            return min(batch, room), ""
+        price = n * max(spent / len(done), 1.0)
+        pays = int((options.max_tokens_per_step - spent) // price)
+        if pays < 1:
+            return 0, f"max_tokens_per_step={options.max_tokens_per_step} pays for no other group. Raise it."
+        return min(batch, room, pays), ""
+
+    def _warn(self, done: Rollouts, reason: str) -> None:
+        if not self._warned:
+            logger.warning(
+                f"Step {done.prompts.step} trains on {self._mixed(done).sum()} prompts instead of "
+                f"{done.prompts.num_drawn}: the others of the {len(np.unique(done.prompt))} in {done.round.max() + 1} "
+                f"batches ({done.new_tokens.sum()} generated tokens) have rewards that are all the same. {reason} "
+                "Said once; the metric unfilled_prompts counts on."
+            )
+        self._warned = True

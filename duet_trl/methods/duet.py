@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget (Algorithm 1).
+
+1. **Allocate.** Counts n_q, sum n_q L_q <= B, by what is remembered about each prompt: its expected tokens L_q and
+   its rewards (or sigma_q, Theorem 1).
+2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
+   marker, at K2 + G, unless a coin that lands with probability eps keeps it.
+3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; weights
+   w = (1 - I_abort) / (s_pre p_abort) (Eq. 6).
+4. **Observe.** Lengths, rewards, sigma, and the window from which K1 and K2 follow.
+
+With aborted rollouts masked (`paper`) the weights make the gradient unbiased for that of full rollouts, up to the
+clip of s_pre. With aborted rollouts trained as failures (`duet`) its expectation is the gradient of a policy that is
+cut at K2 + G. docs/algorithm.md maps every line of the paper to code, docs/fidelity.md lists the differences between
+the paper and the default.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..allocate.allocator import Allocator
+from ..allocate.neyman import Allocation
+from ..allocate.state import check_state
+from ..gate.marker_gate import MarkerGate
+from ..gate.replay import GateSpec, Outcome
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..update.baseline import history_advantages
+from ..update.importance import rollout_weights, surcharge
+from .duet_settings import DuetSettings
+from .grouping import group_relative
+from .method import Method
+
+
+class Duet(Method):
+    """The joint controller of counts and stops.
+
+    Args:
+        settings (DuetSettings): Resolved fields and options.
+        allocator (Allocator): Phase 1.
+        gate (MarkerGate): Phase 2.
+    """
+
+    def __init__(self, settings: DuetSettings, allocator: Allocator, gate: MarkerGate) -> None:
+        self.settings = settings
+        self.allocator = allocator
+        self.gate = gate
+        self.gated = settings.gated
+        self.plain = settings.is_grpo
+        self.identity = {"method": settings.method, "budget_reading": settings.budget_reading}
+        self._allocation: Allocation | None = None
+        self._spec: GateSpec | None = None
+        self._metrics: dict[str, float] = {}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
+        """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
+        if done is not None:
+            return []
+        self._allocation = self.allocator.plan(prompts.keys, prompts.epoch)
+        group = np.repeat(np.arange(len(prompts)), self._allocation.num_rollouts)
+        # A reference budget is measured on rollouts that no gate stops.
+        self._spec = self.gate.spec(active=not self.allocator.measuring)
+        keep = self.gate.coins(prompts.step, [prompts.keys[q] for q in group])
+        gate = self._spec if self.gated else None
+        return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
+        advantages = self._advantages(done)
+        propensity = self.gate.propensity(done.replay.outcome)
+        masked, applied = done.aborted, propensity
+        if self._trains_aborted:
+            masked, applied = np.zeros_like(masked), np.ones_like(applied)
+        weight = rollout_weights(
+            self._allocation.num_rollouts,
+            done.prompt,
+            applied,
+            masked,
+            stratification=self.settings.options.stratification,
+            floor=self.settings.options.stratification_floor,
+        )
+        trained = ~masked
+        if self.settings.options.drop_zero_advantage:
+            size = np.abs(advantages)
+            trained &= (size > 0) & (size >= self.settings.options.advantage_cutoff)
+        return Judgement(advantages, weight, trained, ~masked, propensity)
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
+        keys, group, length, scored = done.prompts.keys, done.prompt, done.replay.length, done.scored
+        survived = scored & ~done.aborted
+        self.allocator.observe_lengths(keys, group, length, length, survived)
+        self.gate.observe(
+            length[survived],
+            judgement.propensity[survived],
+            done.replay.answered_at[survived],
+            done.rewards[survived],
+            done.prompts.step,
+        )
+        self.allocator.observe_rewards(keys, group, done.rewards, scored)
+        # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
+        known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
+        use = judgement.in_divisor & scored & np.isfinite(known)
+        self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
+        self._metrics = self._step_metrics(done, judgement, sum_logps)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered about prompts, and the window of K1 and K2."""
+        return {"allocator": self.allocator.state_dict(), "gate": self.gate.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        check_state("method duet", state, {"allocator": None, "gate": None})
+        self.allocator.load_state_dict(state["allocator"])
+        self.gate.load_state_dict(state["gate"])
+
+    def metrics(self) -> dict[str, float]:
+        """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
+        return self.allocator.metrics() | self._metrics
+
+    @property
+    def _trains_aborted(self) -> bool:
+        return self.settings.options.aborted_rollouts == "failure"
+
+    def _advantages(self, done: Rollouts) -> np.ndarray:
+        if self.settings.options.advantage_baseline == "group":
+            return group_relative(done, self.settings.run)
+        history = self.allocator.statistics.reward_history(done.prompts.keys)
+        advantages = history_advantages(done.rewards, done.prompt, history, self.settings.run.scale_rewards)
+        # In the precision of the loss, so that what is filtered and remembered is what is trained.
+        return advantages.astype(np.float32).astype(np.float64)
+
+    def _step_metrics(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> dict[str, float]:
+        advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
+        # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
+        late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
+        mass = np.abs(judgement.weight * advantages) * length
+        return {
+            "poll_threshold": float(self._spec.poll_threshold),
+            "abort_threshold": float(self._spec.abort_threshold),
+            "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
+            "cold_prompts": float(self.allocator.cold.sum()),
+            "cold_gradient_share": float(mass[self.allocator.cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),
+            "surcharge": self._surcharge(done, judgement, sum_logps),
+        }
+
+    def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:
+        """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free."""
+        if self._trains_aborted:
+            return 1.0  # none is masked, so none is weighted for those that are
+        known = np.isfinite(sum_logps)
+        return surcharge(
+            np.where(known, judgement.advantages, 0.0),
+            np.where(known, sum_logps, 0.0),
+            done.replay.length,
+            done.prompt,
+            judgement.propensity,
+            done.aborted,
+            num_prompts=len(done.prompts),
+            keep_probability=self.gate.keep_probability,
+        ).factor

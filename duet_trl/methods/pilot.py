@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Pilot: look at a few rollouts of each prompt, then spend the rest of the budget where the answer is open.
+
+Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends what is left of B tokens, greedily by gain per token: m
+rollouts of a prompt are worth x sqrt(m), where x = E p(1 - p) under the Beta posterior of its success rate p after
+discounted earlier visits and the pilot. A solved or hopeless prompt may get none. (x is the length of a binary
+prompt's gradient; the square root keeps a prompt from taking everything, as a gain of x m would.)
+
+Stopping on outcomes biases a mean, so nothing that multiplies a rollout may depend on itself or on what it caused:
+
+    A_i = R_i - b_i,    b_i = mean of: history, one pseudo-rollout of the pool, the *others* of i's own round,
+                        and for round 2 also all of round 1                       (`update/baseline.py`)
+
+Given everything before its round, each rollout has E[A_i grad log pi_i] = grad J_q. Hence, for scale_rewards="none",
+
+    E[sum over i of A_i grad log pi_i] = (k + E[n2_q]) grad J_q        weighting="rollouts": all weights 1
+                                       = b num_generations grad J_q    weighting="prompts": round 2 weighs
+                                                                       (b num_generations - k) / n2_q, n2_q >= 1
+
+exactly, whatever the rule for n2: the first is the gradient of a sum in which a prompt counts by the rollouts it is
+expected to get, the second of one in which all count alike. A baseline over both rounds has neither: what it adds to a
+rollout of round 1 depends on n2_q, and so on that rollout (tests/methods/test_pilot.py enumerates both). The loss
+divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of a rollout's advantage is
+the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, and no other;
+with "batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone
+rollout of round 1 (k = 1) while nothing at all is remembered.
+
+B is `budget_fraction` of num_generations rollouts for each prompt at its expected length, less what the pilot
+generated. A graded reward counts as the share of a success that it is between the run's extremes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..allocate.greedy import greedy_counts
+from ..allocate.mixed import PRIOR
+from ..allocate.state import check_state
+from ..allocate.statistics import PromptStatistics
+from ..field_types import check_types
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..update.advantages import EPSILON
+from ..update.baseline import history_advantages
+from .grouping import mixed_prompts, uniform_jobs
+from .method import Method, Setting
+
+WEIGHTINGS = ("rollouts", "prompts")
+
+
+@dataclass(frozen=True)
+class PilotOptions:
+    """Options of the two-round rule, which is ours; so are the defaults.
+
+    Attributes:
+        pilot_rollouts (int): k, rollouts of every prompt in round 1, >= 1.
+        budget_fraction (float): b, share of `num_generations` rollouts per prompt that both rounds cost, in (0, 1].
+        num_max (int): Rollouts of a prompt at most, both rounds together.
+        reward_decay (float): Factor on a prompt's remembered rewards from one visit to the next, in [0, 1].
+        weighting (str): "rollouts", a prompt counts by its rollouts; "prompts", all count alike, and each gets at
+            least one rollout of round 2.
+
+    Raises:
+        ValueError: If a value has another type or is out of range.
+    """
+
+    pilot_rollouts: int = 2
+    budget_fraction: float = 0.5
+    num_max: int = 32
+    reward_decay: float = 0.7
+    weighting: str = "rollouts"
+
+    def __post_init__(self) -> None:
+        check_types(self, PilotOptions)
+        if self.pilot_rollouts < 1:
+            raise ValueError(f"pilot_rollouts must be at least 1, got {self.pilot_rollouts}. Use grpo for one round.")
+        if not 0.0 < self.budget_fraction <= 1.0:
+            raise ValueError(f"budget_fraction must be in (0, 1], got {self.budget_fraction}. Raise num_generations.")
+        if not 0.0 <= self.reward_decay <= 1.0:
+            raise ValueError(f"reward_decay must be in [0, 1], got {self.reward_decay}. 0 forgets at once.")
+        if self.weighting not in WEIGHTINGS:
+            raise ValueError(f"weighting must be one of {list(WEIGHTINGS)}, got {self.weighting!r}.")
+        if self.num_max < self.num_min:
+            raise ValueError(f"num_max must be at least {self.num_min}, what every prompt gets; got {self.num_max}.")
+
+    @property
+    def num_min(self) -> int:
+        """Rollouts that every prompt gets, both rounds together."""
+        return self.pilot_rollouts + (self.weighting == "prompts")
+
+
+class Pilot(Method):
+    """Two rounds; see the module.
+
+    Args:
+        setting (Setting): Of the run.
+        options (PilotOptions): Of the method.
+
+    Raises:
+        ValueError: If they contradict each other.
+    """
+
+    def __init__(self, setting: Setting, options: PilotOptions) -> None:
+        self.setting = setting
+        self.options = options
+        self.rollouts_per_prompt = options.budget_fraction * setting.num_generations
+        aggregation, k = setting.multi_objective_aggregation, options.pilot_rollouts
+        if options.num_min > self.rollouts_per_prompt:
+            raise ValueError(
+                f"pilot_rollouts={k} with weighting={options.weighting!r} needs {options.num_min} rollouts for each "
+                f"prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of these "
+                "or lower pilot_rollouts."
+            )
+        if options.num_min * setting.num_prompts > setting.max_rollouts:
+            raise ValueError(
+                f"{options.num_min} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
+                f"{setting.max_rollouts}. Raise it, or lower pilot_rollouts or the batch."
+            )
+        if aggregation != "sum_then_normalize":
+            raise ValueError(
+                f"multi_objective_aggregation={aggregation!r} has no summed reward to remember. Set "
+                "'sum_then_normalize'."
+            )
+        self.identity = {"method": "pilot", "reward_decay": options.reward_decay}
+        self.statistics = PromptStatistics(reward_decay=options.reward_decay)
+        self._metrics: dict[str, float] = {}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+        """Round 1: k for each prompt. Round 2: the rest of the budget by the posterior."""
+        if done is None:
+            return uniform_jobs(range(len(prompts)), self.options.pilot_rollouts)
+        if done.round.max() > 0:
+            return []
+        counts = self._second_round(done)
+        return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Advantages round by round: what a round showed is history to the next."""
+        scale, second = self.setting.scale_rewards, done.round > 0
+        seen = self.statistics.reward_history(done.prompts.keys)
+        advantages, weight = np.zeros(len(done)), np.ones(len(done))
+        for rows in (~second, second):
+            rewards, group = done.rewards[rows], done.prompt[rows]
+            advantages[rows] = history_advantages(rewards, group, seen, "group" if scale == "group" else "none")
+            seen = seen.after(rewards, group)
+        pilot = done.rewards[~second & done.scored]
+        if scale == "batch" and len(pilot) > 1:
+            advantages /= pilot.std(ddof=1) + EPSILON
+        if self.options.weighting == "prompts":
+            more = np.bincount(done.prompt[second], minlength=len(done.prompts))
+            weight[second] = (self.rollouts_per_prompt - self.options.pilot_rollouts) / more[done.prompt[second]]
+        everything = np.ones(len(done), dtype=bool)
+        return Judgement(advantages, weight, everything, everything, np.ones(len(done)))
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Remember lengths and rewards, both rounds alike."""
+        keys, length = done.prompts.keys, done.new_tokens
+        self.statistics.observe_lengths(keys, done.prompt, length, length, np.ones(len(done), dtype=bool))
+        self.statistics.observe_rewards(keys, done.prompt, done.rewards, done.scored)
+        second = done.prompt[done.round > 0]
+        self._metrics |= {
+            "pilot_rollouts": float(len(done) - len(second)),
+            "second_rollouts": float(len(second)),
+            "second_prompts": float(len(np.unique(second))),
+            "mixed_prompts": float(mixed_prompts(done).sum()),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered about each prompt."""
+        return {"statistics": self.statistics.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        check_state("pilot", state, {"statistics": None})
+        self.statistics.load_state_dict(state["statistics"])
+
+    def metrics(self) -> dict[str, float]:
+        """Rollouts of each round, prompts that got more, budget and plan in tokens."""
+        return dict(self._metrics)
+
+    def _second_round(self, done: Rollouts) -> np.ndarray:
+        """Rollouts of each prompt in round 2, shape (M,), int64."""
+        keys, spent = done.prompts.keys, int(done.new_tokens.sum())
+        worth = np.sqrt(np.arange(self.options.num_max + 1))[:, None] * self._openness(done)  # (num_max + 1, M)
+        cost = self.statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(done), 1.0))
+        pilot = np.bincount(done.prompt, minlength=len(keys))
+        lowest = np.full(len(keys), self.options.num_min)
+        budget = self.rollouts_per_prompt * float(cost.sum())
+        # The counts are both rounds', so the pilot is charged at expected lengths and what it really took comes off.
+        limit = budget - spent + float(cost @ pilot)
+        counts, _, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
+        self._metrics = {"budget_tokens": budget, "planned_tokens": spent + float(cost @ (counts - pilot))}
+        return counts - pilot
+
+    def _openness(self, done: Rollouts) -> np.ndarray:
+        """E p(1 - p) of each prompt's success rate after this round, shape (M,)."""
+        known = [*(self.statistics.reward_range or ()), *done.rewards[done.scored]]
+        low, high = (min(known), max(known)) if known else (0.0, 0.0)
+        seen = self.statistics.reward_history(done.prompts.keys).after(done.rewards, done.prompt)
+        # One reward so far does not tell what a success is: rollouts that earned it count as none.
+        count = seen.count if low < high else np.zeros(len(seen.count))
+        share = np.where(count > 0, np.clip((seen.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
+        a, b = PRIOR + count * share, PRIOR + count * (1.0 - share)
+        return a * b / ((a + b) * (a + b + 1.0))

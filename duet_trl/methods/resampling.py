@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What methods share that replace prompts without a signal: whole groups are kept or dropped, and others are drawn."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..field_types import check_types
+from ..rollouts import NoMorePrompts, Prompts, Rollouts
+from .grouping import mixed_prompts
+from .method import Setting
+
+
+@dataclass(frozen=True)
+class ResamplingOptions:
+    """How much a step may generate until M of its prompts have rewards that differ.
+
+    Attributes:
+        oversample (float): Prompts of a full batch over M, >= 1.
+        max_batches (int): Batches of a step at most, >= 1. 1 filters and never resamples.
+
+    Raises:
+        ValueError: If a value has another type or is out of range.
+    """
+
+    oversample: float = 1.0
+    max_batches: int = 10
+
+    def __post_init__(self) -> None:
+        check_types(self, ResamplingOptions)
+        if not 1.0 <= self.oversample < float("inf"):
+            raise ValueError(f"oversample must be at least 1, got {self.oversample}: a batch holds M prompts.")
+        if self.max_batches < 1:
+            raise ValueError(f"max_batches must be at least 1, got {self.max_batches}. 1 never resamples.")
+
+
+def check_groups(setting: Setting, num_prompts: int) -> None:
+    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large.
+
+    Args:
+        setting (Setting): Of the run.
+        num_prompts (int): Prompts of the first round.
+
+    Raises:
+        ValueError: If `num_generations` is below 2, or the first round is above `max_rollouts`.
+    """
+    if setting.num_generations < 2:
+        raise ValueError(
+            f"num_generations must be at least 2, got {setting.num_generations}: this method compares the rollouts of "
+            "a prompt."
+        )
+    rollouts = num_prompts * setting.num_generations
+    if rollouts > setting.max_rollouts:
+        raise ValueError(
+            f"{num_prompts} prompts x num_generations={setting.num_generations} are {rollouts} rollouts, above "
+            f"max_rollouts={setting.max_rollouts}. Raise max_rollouts, or lower num_generations or the batch."
+        )
+
+
+def draw(prompts: Prompts, count: int) -> tuple[range, str]:
+    """More prompts, and what the data set says where it has fewer: then none, and the step ends with what it has."""
+    if count < 1:
+        return range(0), ""
+    try:
+        return prompts.more(count), ""
+    except NoMorePrompts as error:
+        return range(0), str(error)
+
+
+def first_mixed(done: Rollouts, mixed: np.ndarray | None = None) -> np.ndarray:
+    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded.
+
+    Args:
+        done (Rollouts): N rollouts.
+        mixed (np.ndarray | None): Prompts whose rewards differ, bool; None: those of `mixed_prompts`.
+
+    Returns:
+        np.ndarray: Shape (N,), bool. Whole groups, in the order in which the step took their prompts.
+    """
+    mixed = mixed_prompts(done) if mixed is None else mixed
+    return (mixed & (np.cumsum(mixed) <= done.prompts.num_drawn))[done.prompt]
+
+
+def resampling_metrics(done: Rollouts, mixed: np.ndarray) -> dict[str, float]:
+    """Counts of a step: batches beyond the first, prompts that are degenerate, missing, or beyond M."""
+    visited = len(np.unique(done.prompt))
+    return {
+        "resampled_batches": float(done.round.max()),
+        "degenerate_prompts": float(visited - mixed.sum()),
+        "unfilled_prompts": float(max(done.prompts.num_drawn - mixed.sum(), 0)),
+        "surplus_prompts": float(max(mixed.sum() - done.prompts.num_drawn, 0)),
+    }

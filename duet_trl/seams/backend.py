@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which engine generates, and how TRL's generation becomes it: the one place that reads `use_vllm` and `vllm_mode`."""
+
+import copy
+import importlib.util
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from trl import GRPOTrainer
+
+from ..config import DUETGRPOConfig
+from ..engines.engine import Engine, Policy, Sampling
+from ..engines.transformers import TransformersEngine
+from ..engines.turn import Turn
+from ..exchange import Exchange
+from ..gate.parameters import GateSetup
+from .gate_setup import extra_eos_ids
+from .lockstep import in_lockstep
+
+logger = logging.getLogger(__name__)
+
+
+class Backend:
+    """`use_vllm=False`, and what the others inherit.
+
+    Args:
+        args (DUETGRPOConfig): Checked configuration.
+    """
+
+    def __init__(self, args: DUETGRPOConfig) -> None:
+        self.args = args
+
+    def construction(self, trainer: GRPOTrainer) -> AbstractContextManager:
+        """While active, TRL builds what the engine will need."""
+        return nullcontext()
+
+    def attach(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
+        """The engine, once TRL has built model and generation.
+
+        Args:
+            trainer (GRPOTrainer): Owner of both.
+            turn (Turn): Its generation.
+            setup (GateSetup | None): None: the engine is never gated.
+            exchange (Exchange): Collectives.
+
+        Raises:
+            ServerError: On every process, if a vLLM server does not run this gate.
+        """
+        self._extra = _end_at_extra_tokens(trainer, self.args)
+        return self._engine(trainer, turn, setup, exchange)
+
+    def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
+        if self._extra:
+            trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
+        return TransformersEngine(
+            *turn_arguments(trainer, turn, setup, partial(_model_sampling, trainer)),
+            model=lambda: trainer.accelerator.unwrap_model(trainer.model_wrapped),
+        )
+
+
+class OwnBackend(Backend):
+    """An engine that the user of the trainer has written."""
+
+    def __init__(self, args: DUETGRPOConfig, build: Callable[[Policy], Engine]) -> None:
+        super().__init__(args)
+        self.build = build
+
+    def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
+        super()._engine(trainer, turn, setup, exchange)  # for evaluation
+        sampling = Sampling(trainer.temperature, trainer.top_p, trainer.max_completion_length)
+        return self.build(Policy(setup, tuple(trainer.eos_token_ids), sampling, partial(_named_weights, trainer)))
+
+
+class ColocatedBackend(Backend):
+    """`use_vllm=True, vllm_mode="colocate"`."""
+
+    def construction(self, trainer: GRPOTrainer) -> AbstractContextManager:
+        """While active, the vLLM engine that TRL builds is one with the gate."""
+        from trl.generation import vllm_generation
+
+        from ..engines.colocated import llm_factory
+
+        original = vllm_generation.LLM
+
+        def build(*args: Any, **kwargs: Any) -> Any:
+            on_cpu = trainer.accelerator.device.type == "cpu"
+            if on_cpu:
+                _share_cores()
+            if trainer.accelerator.num_processes == 1:
+                # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
+                os.environ["MASTER_PORT"] = str(_free_port())
+            # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
+            dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
+            return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None)(*args, **kwargs)
+
+        return replaced("LLM", build)
+
+    def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
+        from ..engines.colocated import ColocatedEngine, reload_weights_cpu
+
+        generation, device = trainer.vllm_generation, trainer.accelerator.device
+        if self._extra:
+            stops = generation.generation_kwargs.get("stop_token_ids") or []
+            generation.generation_kwargs = generation.generation_kwargs | {"stop_token_ids": [*stops, *self._extra]}
+        group = generation.tp_group if self.args.vllm_tensor_parallel_size > 1 else None
+        if group is not None:
+            generation.generate = in_lockstep(generation.generate, group, device)
+        if device.type == "cpu":
+            # TRL loads tensor by tensor, which vLLM's CPU backend cannot: it multiplies with packed copies.
+            generation.sync_weights = lambda: reload_weights_cpu(generation.llm, generation._iter_named_params())
+        return ColocatedEngine(
+            *turn_arguments(trainer, turn, setup, partial(vllm_sampling, generation)),
+            llm=generation.llm,
+            sync=generation.sync_weights,
+            group=group,
+        )
+
+
+def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None = None) -> Backend:
+    """What generates the rollouts of a run.
+
+    Args:
+        args (DUETGRPOConfig): Checked configuration.
+        own (Callable[[Policy], Engine] | None): Builds an engine of the user's; None: one of those that TRL drives.
+
+    Raises:
+        ValueError: If there is one and `use_vllm` asks for another.
+        ImportError: If libraries of the extra `vllm` are missing.
+    """
+    if own is not None:
+        if args.use_vllm:
+            raise ValueError("use_vllm=True builds an engine of TRL's beside the one in `engine`. Set use_vllm=False.")
+        return OwnBackend(args, own)
+    if not args.use_vllm:
+        return Backend(args)
+    server = args.vllm_mode == "server"
+    wanted = ("vllm", "aiohttp", "requests") if server else ("vllm",)
+    missing = [name for name in wanted if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"use_vllm=True with vllm_mode={args.vllm_mode!r} needs {', '.join(missing)}, which a plain installation "
+            "does not have. Install the extra: pip install 'duet-trl[vllm]', on a CPU as docs/operations.md says; or "
+            "set use_vllm=False."
+        )
+    if not server:
+        return ColocatedBackend(args)
+    from .server_generation import ServerBackend
+
+    return ServerBackend(args)
+
+
+@contextmanager
+def replaced(name: str, stand_in: Callable[..., Any]) -> Iterator[None]:
+    """While active, TRL builds something else in the place of its `LLM` or `VLLMClient`."""
+    from trl.generation import vllm_generation
+
+    original = vllm_generation.__dict__[name]
+    setattr(vllm_generation, name, stand_in)
+    try:
+        yield
+    finally:
+        setattr(vllm_generation, name, original)
+
+
+def turn_arguments(
+    trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, sampled: Callable[[Sampling], AbstractContextManager]
+) -> tuple:
+    """Arguments of a `TurnEngine`."""
+    return turn, setup, trainer.eos_token_ids, trainer.max_completion_length, sampled
+
+
+@contextmanager
+def vllm_sampling(generation: Any, sampling: Sampling) -> Iterator[None]:
+    """While active, TRL's `VLLMGeneration` samples so."""
+    settings = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_completion_length": sampling.max_tokens,
+    }
+    saved = {name: generation.__dict__[name] for name in settings}
+    generation.__dict__.update(settings)
+    try:
+        yield
+    finally:
+        generation.__dict__.update(saved)
+
+
+def _end_at_extra_tokens(trainer: GRPOTrainer, args: DUETGRPOConfig) -> list[int]:
+    """Make `extra_eos_tokens` ends of a rollout, in TRL's masks and in the saved model; returns the new ones."""
+    extra = [x for x in extra_eos_ids(trainer._tokenizer, args) if x not in trainer.eos_token_ids]
+    if extra:
+        trainer.eos_token_ids = [*trainer.eos_token_ids, *extra]
+        trainer.accelerator.unwrap_model(trainer.model).generation_config.eos_token_id = list(trainer.eos_token_ids)
+    return extra
+
+
+@contextmanager
+def _model_sampling(trainer: GRPOTrainer, sampling: Sampling) -> Iterator[None]:
+    """While active, the trainer's `model.generate` samples so."""
+    config, kwargs = trainer.generation_config, trainer.generation_kwargs
+    changed = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
+    if sampling.temperature > 0:
+        changed |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+    trainer.generation_config = copy.deepcopy(config)
+    trainer.generation_config.update(**changed)
+    trainer.generation_kwargs = kwargs | changed
+    try:
+        yield
+    finally:
+        trainer.generation_config, trainer.generation_kwargs = config, kwargs
+
+
+def _named_weights(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
+    """Full parameters one by one under their checkpoint names: TRL's walk over FSDP, DeepSpeed and adapters."""
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    walk = VLLMGeneration.__new__(VLLMGeneration)  # no vLLM: the walk reads these three only
+    walk.model, walk.accelerator, walk._dist = trainer.model, trainer.accelerator, trainer._dist
+    return walk._iter_named_params()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _share_cores() -> None:
+    """Let vLLM and training use the same CPU cores: what docs/engines.md#on-a-cpu asks for and nobody has set.
+
+    vLLM binds its threads to cores that training uses as well, and threads that wait for each other crawl.
+    """
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if "OMP_NUM_THREADS" not in os.environ:  # read when torch was imported: too late to set
+        torch.set_num_threads(1)
+        logger.info("vLLM and training share the CPU, one thread each. Set OMP_NUM_THREADS for another number.")

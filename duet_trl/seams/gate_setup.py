@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokenizer, marker, sentinel and ends of a run, settled before a model is loaded."""
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from ..config import DUETGRPOConfig
+from ..gate.automaton import compile_automaton
+from ..gate.markers import get_marker
+from ..gate.parameters import GateSetup
+from ..gate.sentinel import find_sentinel
+from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
+from ..gate.vocabulary import vocabulary_bytes
+
+
+def load_tokenizer(
+    model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, args: DUETGRPOConfig
+) -> PreTrainedTokenizerBase:
+    """The tokenizer GRPOTrainer would load, before it loads the model.
+
+    Raises:
+        ValueError: If a multimodal processor is given, or `extra_eos_tokens` names what is no token of it.
+    """
+    if tokenizer is None:
+        name = model if isinstance(model, str) else model.config._name_or_path
+        tokenizer = AutoTokenizer.from_pretrained(name, **_source(args), truncation_side="left", padding_side="left")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is a multimodal processor; DUET trains on text. Pass the tokenizer as "
+            "processing_class, or use GRPOTrainer."
+        )
+    extra_eos_ids(tokenizer, args)
+    return tokenizer
+
+
+def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> Delimiters | None:
+    """What opens and closes the thoughts of this run; None: the model has none."""
+    names = args.thought_delimiters
+    return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
+
+
+def prepare_gate(
+    model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig
+) -> GateSetup | None:
+    """Compile the marker and find the sentinel, without loading weights.
+
+    Returns:
+        GateSetup | None: None where the gate is off.
+
+    Raises:
+        ValueError: If the marker is unknown or has no room beside the thought delimiters, an EOS is outside the
+            vocabulary, or no sentinel is free.
+    """
+    if not args.gated:
+        return None
+    vocab_size, declared = _vocabulary(model, args)
+    delimiters = thought_delimiters(tokenizer, args)
+    shown = () if delimiters is None else delimiters.parts
+    eos_ids = _eos_ids(tokenizer, [*declared, *extra_eos_ids(tokenizer, args)], vocab_size)
+    vocabulary = vocabulary_bytes(tokenizer, vocab_size, shown)
+    automaton = compile_automaton(get_marker(args.marker, delimiters), vocabulary)
+    if args.sentinel_token_id is None:
+        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
+    elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
+        raise ValueError(
+            f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is no EOS {list(eos_ids)}, got "
+            f"{args.sentinel_token_id}. Leave it at None to have one found."
+        )
+    else:
+        sentinel = args.sentinel_token_id
+    return GateSetup(args.marker, automaton, sentinel, eos_ids, delimiters)
+
+
+def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int, list[int]]:
+    """Size of the model's vocabulary and the EOS ids it declares, without loading weights."""
+    if not isinstance(model, str):
+        config, declared = model.config, model.generation_config.eos_token_id
+    else:
+        source = _source(args)
+        config = AutoConfig.from_pretrained(model, **source)
+        try:
+            declared = GenerationConfig.from_pretrained(model, **source).eos_token_id
+        except OSError:  # transformers then makes one from the model's configuration
+            declared = config.eos_token_id
+    text_config = config.get_text_config()
+    return text_config.vocab_size, [declared] if isinstance(declared, int) else list(declared or [])
+
+
+def _source(args: DUETGRPOConfig) -> dict[str, Any]:
+    """Revision and trust of the model, which GRPOTrainer takes from `model_init_kwargs` first."""
+    kwargs = args.model_init_kwargs or {}
+    return {
+        "revision": kwargs.get("revision"),
+        "trust_remote_code": kwargs.get("trust_remote_code", args.trust_remote_code),
+    }
+
+
+def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size: int) -> tuple[int, ...]:
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no eos_token: no rollout could end by itself. Set tokenizer.eos_token.")
+    eos_ids = dict.fromkeys([tokenizer.eos_token_id, *declared])
+    outside = [eos for eos in eos_ids if not 0 <= eos < vocab_size]
+    if outside:
+        raise ValueError(
+            f"eos_token_id {outside} is outside the vocabulary of {vocab_size}. Set tokenizer.eos_token and the "
+            "model's generation_config.eos_token_id to tokens the model can produce."
+        )
+    return tuple(eos_ids)
+
+
+def extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> list[int]:
+    """Ids of `extra_eos_tokens`.
+
+    Raises:
+        ValueError: If one is no token of the vocabulary.
+    """
+    tokens = args.extra_eos_tokens or []
+    ids = [tokenizer.get_vocab().get(token) for token in tokens]
+    if None in ids:
+        raise ValueError(
+            f"extra_eos_tokens names {tokens[ids.index(None)]!r}, which is no single token of the tokenizer "
+            f"{tokenizer.name_or_path!r}. Name a token of its vocabulary, or leave it out."
+        )
+    return ids

@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`)."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from trl import GRPOTrainer
+from trl.extras.profiling import profiling_context
+from trl.trainer.utils import pad
+
+from ..engines.engine import Completion, Engine, Request, Sampling
+from ..engines.errors import ServerError
+from ..exchange import Exchange, Placement
+from ..rollouts import Job, Query
+from ..step_record import Generated, StepRecord
+from . import logs
+from .answer_region import Thoughts
+from .ending import forget_unscored_endings
+from .train_rows import ReplayBatch
+
+
+class Generating(GRPOTrainer):
+    """The part of `DUETGRPOTrainer` that generates and scores.
+
+    Attributes:
+        engine (Engine): Engine of the run.
+        thoughts (Thoughts): Of the run's model.
+        exchange (Exchange): Collectives.
+    """
+
+    engine: Engine
+    thoughts: Thoughts
+    exchange: Exchange
+    _replay: ReplayBatch | None = None
+    _jobs: Sequence[Job] | None = None  # of the round that is being generated
+    _generated: Generated | None = None  # the round that is being scored
+    _last_loaded_step: int
+    _stopped: np.ndarray
+
+    def stop_with_checkpoint(self, reason: str) -> NoReturn:
+        """End training with a checkpoint of the state before the step."""
+        raise NotImplementedError
+
+    # ---- Seams ------------------------------------------------------------------------------------------------------
+
+    def _generate(self, prompts: list) -> tuple:
+        return super()._generate(prompts) if self._replay is None else self._replay.generated
+
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        if self._replay is not None:
+            return self._replay.rewards_per_func
+        thoughts, opened = self.thoughts, np.zeros(len(inputs), dtype=bool)
+        if self._generated is not None:
+            opened = self._generated.in_thought
+        elif thoughts.delimiters is not None:  # of an evaluation, or of a run by rules of its own
+            opened = thoughts.open_after(self._tokenize_prompts(prompts)[0])
+        inputs = thoughts.shown_to_rewards(inputs, opened, completions, completion_ids_list)
+        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        if self.args.ending_reward_weight:
+            forget_unscored_endings(rewards)
+        return rewards
+
+    def _generate_single_turn(
+        self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any
+    ) -> tuple:
+        if self._jobs is None:
+            return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
+        count = len(self._jobs) if self.vllm_tensor_parallel_size == 1 else len(prompt_ids)
+        jobs = [*self._jobs, *self._jobs[-1:] * (count - len(self._jobs))]
+        thinks = self.thoughts.open_after(prompt_ids[:count]).tolist()
+        requests = [
+            self._request(number, job, ids, inside)
+            for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, thinks, strict=False))
+        ]
+        self._sync_engine()
+        done = _checked(self.engine.generate(requests), requests)
+        self._stopped = np.array([rollout.gate_stopped for rollout in done])
+        padding = len(prompt_ids) - count
+        ids = [[*job.prefix, *rollout.token_ids] for job, rollout in zip(jobs, done, strict=True)]
+        logprobs = None if done[0].logprobs is None else [*map(_logprobs, jobs, done)]
+        return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+
+    def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
+        limit = self.max_completion_length if job.max_tokens is None else job.max_tokens
+        gate = job.gate if job.gate is not None and (job.gate.trim or job.gate.abort) else None
+        return Request(prompt_ids, job.prefix, limit, gate, job.keep, in_thought, number)
+
+    def _turn(self, prompt_ids: list[list[int]]) -> tuple:
+        return super()._generate_single_turn(prompt_ids, None, {}, 1)
+
+    def _sync_engine(self) -> None:
+        if self.state.global_step != self._last_loaded_step:
+            with profiling_context(self, "sync_weights"):
+                self.engine.sync_weights()
+            self._last_loaded_step = self.state.global_step
+
+    @contextmanager
+    def _ungrouped(self) -> Iterator[None]:
+        """TRL slices and reshapes by `num_generations`; at 1 it leaves rows alone."""
+        num_generations, self.num_generations = self.num_generations, 1
+        try:
+            yield
+        finally:
+            self.num_generations = num_generations
+
+    # ---- The loop's host --------------------------------------------------------------------------------------------
+
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
+        """Generate the rollouts of some jobs, and repeat the last of them; see [`~duet_trl.loop.Host`]."""
+        prompts = [step.prompts[job.prompt].example["prompt"] for job in [*jobs, *jobs[-1:] * padding]]
+        self._jobs = jobs
+        try:
+            with self._ungrouped():
+                generated = super()._generate(prompts)
+        except ServerError as error:
+            self.stop_with_checkpoint(str(error))
+        finally:
+            self._jobs = None
+        if len(generated) != 8:
+            raise RuntimeError(
+                f"GRPOTrainer._generate returned {len(generated)} values instead of 8: this TRL version is not "
+                "supported. Install the range named in setup.cfg."
+            )
+        prompt_ids, completion_ids, _, completions, logprobs = generated[:5]
+        ends, stopped = {*self.eos_token_ids, self._tokenizer.pad_token_id}, self._stopped[: len(jobs)]
+        ended = np.array([bool(ids) and ids[-1] in ends for ids in completion_ids[: len(jobs)]], dtype=bool)
+        in_thought = self.thoughts.open_after(prompt_ids)
+        return Generated(prompt_ids, completion_ids, completions, logprobs, stopped, in_thought, ended & ~stopped)
+
+    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+        """Rewards of one round; see [`~duet_trl.loop.Host`]."""
+        inputs = [dict(step.prompts[job.prompt].example) for job in jobs]
+        self._generated = generated
+        try:
+            return self._calculate_rewards(
+                inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
+            )
+        finally:
+            self._generated = None
+
+    def share_logs(self, rows: np.ndarray) -> dict[str, list]:
+        """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
+        return logs.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
+
+    @torch.no_grad()
+    def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
+        """Answers of the model in training, a micro-batch at a time; see [`~duet_trl.loop.Host`]."""
+        placement = Placement(len(queries), self.exchange.num_processes, interleaved=True)
+        own = placement.rows(self.exchange.process_index)
+        # As many forward passes on each process: sharded models gather their weights in them.
+        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
+        found: list[np.ndarray] = []
+        for first in range(0, len(padded), self._train_batch_size):
+            chunk = [queries[row] for row in padded[first : first + self._train_batch_size]]
+            prompts = self._tokenize_prompts([step.prompts[query.prompt].example["prompt"] for query in chunk])[0]
+            found += self._answer_batch(prompts, chunk)
+        return self.exchange.in_order(own, found)
+
+    def _answer_batch(self, prompts: list[list[int]], queries: list[Query]) -> list[np.ndarray]:
+        device, padding = self.accelerator.device, self._tokenizer.pad_token_id
+        left = [torch.tensor(ids, device=device) for ids in prompts]
+        right = [torch.tensor(query.ids, device=device) for query in queries]
+        ids = torch.cat([pad(left, padding, "left"), pad(right, padding, "right")], dim=1)
+        masks = [[torch.ones_like(x) for x in side] for side in (left, right)]
+        mask = torch.cat([pad(masks[0], 0, "left"), pad(masks[1], 0, "right")], dim=1)
+        width = max(map(len, right))
+        hidden = logps = None
+        if any(query.hidden_at is not None for query in queries):
+            output = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+            hidden = output.hidden_states[-1][:, -width:]
+        if any(query.hidden_at is None for query in queries):
+            logps = super()._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
+        return [
+            (logps[row, : len(query.ids)] if query.hidden_at is None else hidden[row, query.hidden_at])
+            .float()
+            .cpu()
+            .numpy()
+            for row, query in enumerate(queries)
+        ]
+
+    # ---- Sampling outside of training -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def sample(
+        self,
+        prompts: list,
+        num_samples: int = 1,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[list[list[int]]]:
+        """Completions of the current policy from the training engine, without the gate; for evaluation.
+
+        Args:
+            prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
+            num_samples (int): Completions per prompt.
+            temperature, top_p (float | None): Temperature 0 is greedy; None: as in training.
+            max_tokens (int | None): Maximum number of tokens; None: `max_completion_length`.
+
+        Returns:
+            list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.
+        """
+        # vLLM schedules by itself; generate holds the cache of a whole call in memory.
+        size = None if self.use_vllm else self._train_batch_size * self.args.steps_per_generation
+        sampling = Sampling(
+            self.temperature if temperature is None else temperature,
+            self.top_p if top_p is None else top_p,
+            self.max_completion_length if max_tokens is None else max_tokens,
+        )
+        self._sync_engine()
+
+        def sample(prompts: list) -> list[list[int]]:
+            return self.engine.sample(self._tokenize_prompts(prompts)[0], sampling)
+
+        return self.exchange.spread(prompts, num_samples, sample, size)
+
+
+def _checked(done: list[Completion], requests: list[Request]) -> list[Completion]:
+    """The completions, if they are those that were asked for."""
+    numbers = [rollout.number for rollout in done]
+    if numbers != list(range(len(requests))):
+        raise ValueError(
+            f"the engine was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} ({len(numbers)}). "
+            "Engine.generate must return one Completion for each Request, with its number and in their order."
+        )
+    for rollout, request in zip(done, requests, strict=True):
+        if len(rollout.token_ids) > request.new_tokens:
+            raise ValueError(
+                f"the engine returned {len(rollout.token_ids)} tokens for rollout {rollout.number}, which may have "
+                f"{request.new_tokens}. It must keep to the max_tokens of a Request."
+            )
+        if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
+            raise ValueError(
+                f"the engine returned {len(rollout.logprobs)} log-probs for the {len(rollout.token_ids)} tokens of "
+                f"rollout {rollout.number}. It must return one for each token, or None."
+            )
+    return done
+
+
+def _logprobs(job: Job, rollout: Completion) -> list[float]:
+    """Sampling log-probs of a rollout: those of its prefix, and those of what was generated."""
+    if job.prefix and job.prefix_logprobs is None:
+        raise ValueError(
+            f"a job continues a prefix of {len(job.prefix)} tokens without prefix_logprobs, but the engine returns "
+            "log-probs, and the importance correction needs one for every token. Give them: Rollouts.tokens has those "
+            "of this step's rollouts, and a Query asks for those of others."
+        )
+    return [*(job.prefix_logprobs or ()), *rollout.logprobs]

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes agree on every verdict and decision, and one of them writes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from duet_trl.evaluation.measure import on_first
+from tests.evaluation.policy import write_jsonl
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_process_that_is_alone_does_everything_itself():
+    assert on_first(lambda: 7) == 7
+    with pytest.raises(OSError, match="full"):
+        on_first(lambda: (_ for _ in ()).throw(OSError("full")))
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_process_zero_grades_writes_and_decides_for_all(tmp_path):
+    data = write_jsonl(tmp_path / "m.jsonl", [{"problem": f"p{number}", "answer": "42"} for number in range(3)])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command += ["-m", "tests.evaluation.collective_run", data, str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    zero, one = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
+    assert zero["told"] == one["told"] == "from 0"
+    assert zero["correct"] == one["correct"] == [[True, False, True, False]] * 3
+    assert zero["errors"] == ["OSError: no space on 0"]
+    assert one["errors"] == [
+        "RuntimeError: process 0 failed while the others waited for its result; its own message says why."
+    ]
+    assert zero["measures_step_0"] is one["measures_step_0"] is True
+    assert zero["metrics"] == one["metrics"] == 0.5
+    assert {"run0/evaluations/results_step-000007.json", "run0/best/evaluation.json"} <= set(zero["files"])
+    assert one["files"] == ["run1/best"]  # save_model was called there too; nothing else was written

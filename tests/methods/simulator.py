@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of a method without a model: its jobs are answered from tables, round by round, as the loop would.
+
+Rewards come from a function (key, number of the rollout among those of its prompt) -> reward; so do lengths.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import torch
+
+from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.methods.method import Method, Setting
+from duet_trl.rollouts import Job, Judgement, NoMorePrompts, Prompt, Prompts, Rollouts
+
+MOST_ROUNDS = 50
+
+
+def setting(num_prompts=4, num_generations=4, max_rollouts=10_000, **others) -> Setting:
+    return Setting(num_prompts, num_generations, max_completion_length=100, max_rollouts=max_rollouts, **others)
+
+
+def make_prompts(keys: Iterable[str], pool: Sequence[str] = (), step: int = 1, epoch: int = 0) -> Prompts:
+    """Prompts of a step; `more` takes those of the pool in order."""
+
+    def source(count: int, taken: set[str]) -> list[Prompt]:
+        free = [key for key in pool if key not in taken]
+        if count > len(free):
+            raise NoMorePrompts(f"{count} more prompts were asked for and {len(free)} are left.")
+        return [Prompt(key, {"prompt": key}) for key in free[:count]]
+
+    return Prompts([Prompt(key, {"prompt": key}) for key in keys], step, epoch, source)
+
+
+def rollouts(
+    prompts: Prompts,
+    rounds: Sequence[Sequence[Job]],
+    rewards: Sequence[float] | np.ndarray,
+    lengths: Sequence[int] | None = None,
+) -> Rollouts:
+    """The record of a step from its jobs, rewards, shape (N,) or (N, F), and lengths (default: 10 tokens each)."""
+    jobs = tuple(job for round_ in rounds for job in round_)
+    per_func = np.asarray(rewards, dtype=np.float64).reshape(len(jobs), -1)
+    abstained = np.isnan(per_func).all(axis=1)
+    length = np.full(len(jobs), 10) if lengths is None else np.asarray(lengths)
+    nowhere, no = np.full(len(jobs), -1), np.zeros(len(jobs), dtype=bool)
+    return Rollouts(
+        prompts=prompts,
+        jobs=jobs,
+        prompt=np.fromiter((job.prompt for job in jobs), np.int64, len(jobs)),
+        round=np.repeat(np.arange(len(rounds)), [len(round_) for round_ in rounds]),
+        replay=Replay(np.full(len(jobs), int(Outcome.NATURAL)), nowhere, no, length.astype(np.int64), nowhere),
+        terminated=~no,
+        rewards_per_func=torch.from_numpy(per_func),
+        rewards=np.where(abstained, np.nan, np.nansum(per_func, axis=1)),
+    )
+
+
+def run_step(
+    method: Method,
+    prompts: Prompts,
+    reward: Callable[[str, int], float | Sequence[float]],
+    length: Callable[[str, int], int] = lambda key, number: 10,
+) -> tuple[Rollouts, Judgement]:
+    """Rounds until the method asks for no more, then one judgement, which the method learns from."""
+    rounds: list[list[Job]] = []
+    found, lengths, seen, done = [], [], Counter(), None
+    while jobs := list(method.jobs(prompts, done)):
+        rounds.append(jobs)
+        assert len(rounds) <= MOST_ROUNDS, "rounds without end"
+        for job in jobs:
+            key = prompts[job.prompt].key
+            found.append(reward(key, seen[key]))
+            lengths.append(length(key, seen[key]))
+            seen[key] += 1
+        done = rollouts(prompts, rounds, found, lengths)
+        assert len(done) <= method.setting.max_rollouts, "more rollouts than max_rollouts"
+    judgement = method.judge(done)
+    assert_sound(done, judgement)
+    method.observe(done, judgement, np.where(judgement.in_gradient, -1.0, np.nan))
+    return done, judgement
+
+
+def assert_sound(done: Rollouts, judgement: Judgement) -> None:
+    """What the loop relies on, for every judgement of every method."""
+    for values in (judgement.advantages, judgement.weight, judgement.propensity):
+        assert values.shape == (len(done),) and np.isfinite(values).all()
+    assert judgement.weight.min() >= 0 and judgement.propensity.min() > 0
+    assert judgement.in_gradient.dtype == judgement.in_divisor.dtype == bool
+    assert (judgement.in_divisor | ~judgement.in_gradient).all()
+
+
+def counts(done: Rollouts) -> list[int]:
+    """Rollouts of each prompt."""
+    return np.bincount(done.prompt, minlength=len(done.prompts)).tolist()
+
+
+def table(**rewards: Sequence[float]) -> Callable[[str, int], float]:
+    """Rewards of each prompt, over and over; prompts that are not named alternate between 0 and 1."""
+    return lambda key, number: (values := rewards.get(key, (0.0, 1.0)))[number % len(values)]
+
+
+SAME = (1.0,)
+"""Rewards of a prompt whose groups are degenerate."""
+
+
+def plan(jobs: Sequence[Job]) -> list[int]:
+    """Prompts of some jobs."""
+    return [job.prompt for job in jobs]

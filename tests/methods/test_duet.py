@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Algorithm 1 as a whole: what a step depends on, and that a restored method goes on as if never interrupted."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.gate.automaton import compile_automaton
+from duet_trl.gate.markers import get_marker
+from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.methods import build_method
+from duet_trl.methods.duet import Duet
+from duet_trl.rollouts import Job, Prompt, Prompts, Rollouts
+from duet_trl.update.advantages import group_advantages, weighted_sum
+from duet_trl.update.baseline import history_advantages
+from tests.runs import grouped
+from tests.states import plain
+
+KEYS = [f"prompt {i}" for i in range(24)]
+VOCABULARY = [b"\\boxed{4}", b"x", None]
+NAN = float("nan")
+
+
+def duet(tmp_path, **overrides) -> Duet:
+    settings = {
+        "output_dir": str(tmp_path),
+        "per_device_train_batch_size": 16,
+        "gradient_accumulation_steps": 4,
+        "num_generations": 8,
+        "max_completion_length": 200,
+        "threshold_interval": 2,
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "seed": 3,
+    }
+    if not (overrides.get("trim", True) or overrides.get("abort", True)):
+        del settings["threshold_interval"]
+    config = DUETGRPOConfig(**grouped(**{**settings, **overrides}))
+    return build_method(config, compile_automaton(get_marker("math"), VOCABULARY) if config.gated else None)
+
+
+def prompts(keys, step: int = 1, epoch: int = 0) -> Prompts:
+    return Prompts([Prompt(key, {"prompt": key}) for key in keys], step, epoch)
+
+
+def done(of: Prompts, jobs, outcome, length, rewards, answered_at=None, trimmed=None) -> Rollouts:
+    """The rollouts of some jobs, with a single reward function or several."""
+    never = np.full(len(jobs), -1)
+    answered_at = never if answered_at is None else np.asarray(answered_at)
+    marker_at = np.where(outcome == Outcome.ANSWERED, answered_at, -1)
+    per_func = torch.tensor(np.reshape(rewards, (len(jobs), -1)))
+    trimmed = np.zeros(len(jobs), dtype=bool) if trimmed is None else trimmed
+    return Rollouts(
+        prompts=of,
+        jobs=tuple(jobs),
+        prompt=np.array([job.prompt for job in jobs]),
+        round=np.zeros(len(jobs), dtype=np.int64),
+        replay=Replay(np.asarray(outcome), marker_at, trimmed, np.asarray(length), answered_at),
+        terminated=np.ones(len(jobs), dtype=bool),
+        rewards_per_func=per_func,
+        rewards=weighted_sum(per_func, torch.ones(per_func.shape[1])).double().numpy(),
+    )
+
+
+def run_step(unit: Duet, number: int, rng: np.random.Generator):
+    """A step over 8 of the prompts with recorded rollouts; what was decided."""
+    of = prompts([KEYS[(8 * number + i) % len(KEYS)] for i in range(8)], number + 1, number * 8 // len(KEYS))
+    jobs = unit.jobs(of, None)
+    n = len(jobs)
+    outcome = rng.choice([0, 1, 2, 3], n, p=[0.5, 0.3, 0.05, 0.15])
+    length = rng.integers(1, 200, n)
+    found = done(
+        of, jobs, outcome, length, rng.choice([0.0, 1.0], n), np.where(outcome == Outcome.ANSWERED, length, -1)
+    )
+    assert unit.jobs(of, found) == []
+    judgement = unit.judge(found)
+    unit.observe(found, judgement, -rng.uniform(1, 300, n))
+    return jobs, judgement
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [{}, {"allocation_objective": "variance"}, {"method": "paper"}, {"budget_reading": "reference"}],
+)
+def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
+    whole, halved = duet(tmp_path, **overrides), duet(tmp_path, **overrides)
+    rng_whole, rng_halved = np.random.default_rng(0), np.random.default_rng(0)
+    for step in range(14):
+        if step == 7:
+            state = copy.deepcopy(halved.state_dict())
+            halved = duet(tmp_path, **overrides)
+            halved.load_state_dict(state)
+        (jobs, judged), (other, other_judged) = run_step(whole, step, rng_whole), run_step(halved, step, rng_halved)
+        assert jobs == other  # prompts, gates and coins
+        np.testing.assert_array_equal(judged.weight, other_judged.weight)
+        np.testing.assert_array_equal(judged.advantages, other_judged.advantages)
+        assert whole.metrics() == halved.metrics()
+    assert plain(whole.state_dict()) == plain(halved.state_dict())
+    assert len(set(np.bincount([job.prompt for job in jobs]).tolist())) > 1  # the history mattered
+
+
+def test_jobs_change_nothing_until_their_rollouts_are_observed(tmp_path):
+    unit = duet(tmp_path)
+    before = plain(unit.state_dict())
+    assert unit.jobs(prompts(KEYS[:8]), None) == unit.jobs(prompts(KEYS[:8]), None)
+    assert plain(unit.state_dict()) == before
+
+
+def test_a_state_without_parts_is_refused(tmp_path):
+    state = duet(tmp_path).state_dict()
+    del state["gate"]
+    with pytest.raises(ValueError, match=r"keys \['allocator'\]"):
+        duet(tmp_path).load_state_dict(state)
+
+
+def test_the_state_of_another_objective_is_refused(tmp_path):
+    variance = duet(tmp_path, allocation_objective="variance").state_dict()
+    with pytest.raises(ValueError, match="allocator state"):
+        duet(tmp_path).load_state_dict(variance)
+    with pytest.raises(ValueError, match="allocator state"):
+        duet(tmp_path, allocation_objective="variance").load_state_dict(duet(tmp_path).state_dict())
+
+
+def test_cold_prompts_share_the_budget_evenly(tmp_path):
+    assert [job.prompt for job in duet(tmp_path).jobs(prompts(KEYS[:8]), None)] == sorted(list(range(8)) * 4)
+
+
+def test_a_reference_budget_is_measured_on_rollouts_that_no_gate_stops(tmp_path):
+    unit = duet(tmp_path, budget_reading="reference")
+    gates = {job.gate for job in unit.jobs(prompts(KEYS[:8]), None)}
+    assert {(gate.trim, gate.abort) for gate in gates} == {(False, False)}
+
+
+def test_weights_are_those_of_equation_6(tmp_path):
+    # n = (1, 3): mean 2, s_pre = (0.5, 1). p = 1 natural, 0.05 kept, aborted masked.
+    unit = duet(
+        tmp_path, keep_probability=0.05, stratification="clip", aborted_rollouts="mask", advantage_baseline="group"
+    )
+    of = prompts(KEYS[:2])
+    unit.jobs(of, None)
+    unit._allocation.num_rollouts[:] = [1, 3]
+    outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
+    found = done(of, [Job(0), Job(1), Job(1), Job(1)], outcome, [9] * 4, [1.0, 1.0, 0.0, 1.0])
+    judgement = unit.judge(found)
+    np.testing.assert_allclose(judgement.weight, [2.0, 1.0, 20.0, 0.0])
+    assert judgement.in_divisor.tolist() == [True, True, True, False]
+    assert judgement.in_gradient.tolist() == [False, True, True, False]  # advantage 0 needs no forward pass
+
+
+def test_trained_failures_weigh_as_if_the_gate_had_no_coin(tmp_path):
+    unit, of = duet(tmp_path, aborted_rollouts="failure"), prompts(KEYS[:2])
+    jobs = unit.jobs(of, None)
+    outcome = np.full(len(jobs), Outcome.ABORTED)
+    outcome[0] = Outcome.KEPT
+    judgement = unit.judge(done(of, jobs, outcome, [9] * len(jobs), np.arange(len(jobs)) % 2.0))
+    np.testing.assert_allclose(judgement.weight, 1.0)
+    assert judgement.in_divisor.all()
+
+
+def test_aborted_rollouts_stay_out_of_the_length_window(tmp_path):
+    unit, of = duet(tmp_path, threshold_interval=1, threshold_window=32), prompts(KEYS[:8])
+    jobs = unit.jobs(of, None)
+    outcome = np.where(np.arange(len(jobs)) < 4, Outcome.ABORTED, Outcome.NATURAL)
+    length = np.where(outcome == Outcome.ABORTED, 190, 50)
+    # 28 kept rollouts are fewer than a refit needs, so look at the window itself through its state.
+    found = done(of, jobs, outcome, length, np.ones(len(jobs)))
+    unit.observe(found, unit.judge(found), np.zeros(len(jobs)))
+    assert "190" not in json.dumps(plain(unit.state_dict()["gate"]))
+
+
+def test_rewards_of_aborted_rollouts_are_remembered_and_missing_ones_are_not(tmp_path):
+    unit, of = duet(tmp_path), prompts(KEYS[:8])
+    jobs = unit.jobs(of, None)
+    outcome = np.tile([Outcome.NATURAL, Outcome.NATURAL, Outcome.ABORTED, Outcome.NATURAL], 8)
+    found = done(of, jobs, outcome, [50] * 32, np.tile([1.0, 1.0, 0.0, NAN], 8))
+    unit.observe(found, unit.judge(found), np.zeros(32))
+    history = unit.allocator.statistics.reward_history(of.keys)
+    np.testing.assert_allclose(history.count, 0.7 * 3)
+    np.testing.assert_allclose(history.mean, 2 / 3)
+
+
+@pytest.mark.parametrize(("quantile", "expected"), [(0.95, 100), (0.0, 90)])
+def test_k2_follows_the_answers_of_rollouts_that_were_not_aborted(tmp_path, quantile, expected):
+    # 32 rollouts a step. Answers at 80 in three of four: 1.25 * 80 = 100, where the lengths say 90.
+    unit = duet(tmp_path, threshold_interval=2, threshold_window=64, abort_answer_quantile=quantile)
+    outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
+    for step in (1, 2):
+        of = prompts(KEYS[:8], step)
+        jobs = unit.jobs(of, None)
+        found = done(of, jobs, outcome, [90] * 32, np.ones(32), np.where(outcome == Outcome.ABORTED, -1, 80))
+        unit.observe(found, unit.judge(found), np.zeros(32))
+    assert unit.jobs(prompts(KEYS[:8], 3), None)[0].gate.abort_threshold == expected
+
+
+@pytest.mark.parametrize(("reward", "expected"), [(1.0, 188), (0.0, 140)])
+def test_a_late_answer_that_the_coin_kept_raises_k2_at_once_if_it_was_rewarded(tmp_path, reward, expected):
+    # K2 begins at 0.7 * 200 = 140. The kept rollout answered after 150 tokens: 1.25 * 150 = 187.5. No refit is due.
+    unit, of = duet(tmp_path, threshold_interval=1000), prompts(KEYS[:8])
+    jobs = unit.jobs(of, None)
+    outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
+    outcome[3] = Outcome.KEPT
+    answered_at = np.select([outcome == Outcome.KEPT, outcome == Outcome.ABORTED], [150, -1], 80)
+    rewards = np.where(outcome == Outcome.KEPT, reward, np.tile([1.0, 1.0, 0.0, 0.0], 8))
+    found = done(of, jobs, outcome, [160] * 32, rewards, answered_at)
+    unit.observe(found, unit.judge(found), np.zeros(32))
+    assert unit.jobs(prompts(KEYS[:8], 2), None)[0].gate.abort_threshold == expected
+
+
+def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
+    unit, of = duet(tmp_path, advantage_cutoff=0.5), prompts(KEYS[:8])
+    jobs = unit.jobs(of, None)
+    # Half right: +-1. Three of four: +0.5 and -1.5 standard deviations of 0.5, the former below the cutoff.
+    rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
+    judgement = unit.judge(done(of, jobs, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), [9] * 32, rewards))
+    small = np.abs(judgement.advantages) < 0.5
+    assert small.any() and not small.all()
+    np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
+    assert judgement.in_divisor.all()
+    np.testing.assert_array_equal(judgement.weight, 1.0)
+
+
+# ---- Advantages: which baseline, from whose history ---------------------------------------------------------------
+
+GROUP = np.array([0, 1, 1, 1])
+JOBS = [Job(int(q)) for q in GROUP]
+REWARDS = [[1.0, 1.0], [2.0, 0.0], [NAN, NAN], [0.0, NAN]]  # two reward functions; the second may abstain
+SUMMED = np.array([2.0, 2.0, NAN, 0.0])
+
+
+def remembering(tmp_path, **overrides) -> Duet:
+    """A method without a gate that has seen "b" earn 2 and 1, and nothing of "a"."""
+    unit = duet(tmp_path, trim=False, abort=False, **overrides)
+    unit.allocator.observe_rewards(["b"], np.array([0, 0]), np.array([2.0, 1.0]), np.ones(2, dtype=bool))
+    unit.jobs(prompts("ab"), None)
+    unit._allocation.num_rollouts[:] = [1, 3]
+    return unit
+
+
+def two_prompts() -> Rollouts:
+    return done(prompts("ab"), JOBS, np.zeros(4, dtype=np.int64), [9] * 4, REWARDS)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts(tmp_path, scale):
+    unit = remembering(tmp_path, scale_rewards=scale)
+    before = plain(unit.state_dict())
+    found = unit.judge(two_prompts()).advantages
+    seen = unit.allocator.statistics.reward_history(["a", "b"])
+    np.testing.assert_allclose(found, history_advantages(SUMMED, GROUP, seen, scale), rtol=1e-6)
+    np.testing.assert_array_equal(found, found.astype(np.float32))
+    if scale == "none":
+        # "a" has the pool's mean of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5 and one of the pool.
+        np.testing.assert_allclose(found, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
+    assert plain(unit.state_dict()) == before  # the history is read and not written
+
+
+@pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])
+def test_over_the_group_no_history_matters(tmp_path, options):
+    found = remembering(tmp_path, **options).judge(two_prompts()).advantages
+    expected = group_advantages(torch.tensor(REWARDS, dtype=torch.float64), torch.ones(2), torch.from_numpy(GROUP))
+    np.testing.assert_array_equal(found, expected.advantages.numpy())
+    assert found[0] == 0.0  # the lone rollout
+
+
+def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
+    unit = duet(tmp_path, keep_probability=0.5, aborted_rollouts="mask", advantage_baseline="group")
+    of = prompts(["a", "b"])
+    unit.jobs(of, None)
+    unit._allocation.num_rollouts[:] = [1, 3]
+    unit.allocator.cold = np.array([True, False])
+    outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
+    found = done(
+        of, [Job(0), Job(1), Job(1), Job(1)], outcome, [8, 17, 60, 35], [1.0, 0.0, 1.0, 0.0], [-1, 12, 48, -1]
+    )
+    unit.observe(found, unit.judge(found), np.array([NAN, -5.0, -20.0, NAN]))
+    metrics = unit.metrics()
+    assert metrics["late_answers_lost"] == 1 / 0.5 - 1  # the kept rollout answered, better than its baseline
+    assert metrics["cold_prompts"] == 1.0
+    assert metrics["cold_gradient_share"] == 0.0  # its advantage is 0
+    assert (metrics["poll_threshold"], metrics["abort_threshold"]) == (60.0, 140.0)  # 0.3 and 0.7 of 200
+    assert metrics["surcharge"] > 1.0

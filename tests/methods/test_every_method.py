@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What holds for every method, over random worlds: sound judgements, ceilings, and the same again after a resume."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.methods.dapo import Dapo, DapoOptions
+from duet_trl.methods.greso import Greso, GresoOptions
+from duet_trl.methods.method import Method, Setting
+from duet_trl.methods.pilot import Pilot, PilotOptions
+from duet_trl.methods.pods import Pods, PodsOptions
+
+from .simulator import make_prompts, run_step, setting
+
+METHODS: dict[str, Callable[[Setting], Method]] = {
+    "pods": lambda run: Pods(run, PodsOptions()),
+    "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
+    "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
+    "pilot": lambda run: Pilot(run, PilotOptions(num_max=9)),
+    "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
+}
+
+
+def stored(state: dict) -> dict:
+    """A state as a checkpoint gives it back: JSON, with arrays kept apart; anything else is refused."""
+    return {
+        key: stored(value)
+        if isinstance(value, dict)
+        else value.copy()
+        if isinstance(value, np.ndarray)
+        else json.loads(json.dumps(value))
+        for key, value in state.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_prompts=st.integers(1, 5),
+    num_others=st.integers(0, 12),
+    num_generations=st.sampled_from([4, 6]),
+    scale=st.sampled_from(["group", "batch", "none"]),
+    success=st.sampled_from([0.0, 0.2, 0.7, 1.0]),
+    missing=st.sampled_from([0.0, 0.3, 1.0]),
+)
+def test_random_worlds(
+    name: str,
+    seed: int,
+    num_prompts: int,
+    num_others: int,
+    num_generations: int,
+    scale: str,
+    success: float,
+    missing: float,
+) -> None:
+    """Two steps in each of two epochs: `run_step` checks judgement, rounds and `max_rollouts`; a method that is restored
+    before every step does the same."""
+    run = setting(num_prompts, num_generations, 3 * num_prompts * num_generations, scale_rewards=scale, seed=seed)
+    world = np.random.default_rng(seed)
+    pool = [f"p{number}" for number in range(num_prompts + num_others)]
+    draws = world.random((4, len(pool), 100, 3))
+    method, restored = METHODS[name](run), METHODS[name](run)
+    for step in range(1, 5):
+
+        def draw(key: str, number: int, step: int = step) -> np.ndarray:
+            return draws[step - 1, int(key[1:]), number]
+
+        def reward(key: str, number: int) -> float:
+            return np.nan if draw(key, number)[1] < missing else float(draw(key, number)[0] < success)
+
+        def length(key: str, number: int) -> int:
+            return 1 + int(40 * draw(key, number)[2])
+
+        keys = world.permutation(pool)[:num_prompts].tolist()
+        (done, judgement), (again, judged) = (
+            run_step(each, make_prompts(keys, pool, step, (step - 1) // 2), reward, length)
+            for each in (method, restored)
+        )
+        assert done.jobs == again.jobs and done.prompts.keys == again.prompts.keys
+        for field in ("advantages", "weight", "in_gradient", "in_divisor"):
+            assert (getattr(judgement, field) == getattr(judged, field)).all()
+        assert not judgement.advantages[~done.scored].any()
+        assert method.metrics() == restored.metrics()
+        assert all(type(value) is float for value in method.metrics().values())
+        state = stored(method.state_dict())
+        restored = METHODS[name](run)
+        restored.load_state_dict(state)
+    assert json.dumps(method.identity)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs as stock TRL logs them, small enough to do by hand, and the command line of the estimate."""
+
+import json
+
+import pandas as pd
+from hypothesis import strategies as st
+
+from duet_trl.report.__main__ import main
+
+BOX = r"\boxed{1}"  # 9 characters
+EIGHT = [  # prompt, completion, reward; one character is one token
+    ("p", "x" * 11 + BOX + "y" * 60, 1.0),  # answer at 20 of 80
+    ("p", "x" * 11 + BOX, 0.0),  # answer at 20 of 20
+    ("p", "x" * 40, 0.0),
+    ("p", "x" * 100, 1.0),
+    ("q", "x" * 91 + BOX, 0.0),  # answer at 100 of 100
+    ("q", "x" * 20, 0.0),
+    ("q", "x" * 30, 0.0),
+    ("q", "x" * 60, 0.0),
+]
+EIGHT_FLAGS = (
+    "--chars_per_token 1 --grace_window 10 --poll_interval 4 --keep_probability 0.1 --abort_quantile 0.5"
+    " --abort_answer_quantile 0"
+).split()
+PIECES = st.sampled_from(["a", "bc", BOX, r"\boxed{", "}", "\n\n", "<answer>4</answer>", "é", "```\n", "x = 1"])
+TEXTS = st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=6).filter(any)
+
+
+def write(folder, step, rows, name=None, **columns):
+    """One file as TRL writes it. rows: (prompt, completion, reward) triples."""
+    folder.mkdir(parents=True, exist_ok=True)
+    table = {
+        "step": [step] * len(rows),
+        "prompt": [prompt for prompt, _, _ in rows],
+        "completion": [completion for _, completion, _ in rows],
+        "accuracy": [reward for _, _, reward in rows],
+        **columns,
+    }
+    path = folder / (name or f"completions_{step:05d}.parquet")
+    pd.DataFrame(table).to_parquet(path)
+    return path
+
+
+def run(capsys, *arguments):
+    """Exit status, output and errors of the command line."""
+    status = main(["estimate", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def figures(capsys, tmp_path, *arguments):
+    """What the command line writes with --json."""
+    path = tmp_path / "estimate.json"
+    status, _, errors = run(capsys, *arguments, "--json", path)
+    assert status == 0, errors
+    return json.loads(path.read_text())
+
+
+def by_marker(result, name="math"):
+    return next(marker for marker in result["measured"]["markers"] if marker["marker"] == name)
+
+
+def projected(result, marker, budget):
+    return next(p for p in result["projected"] if p["marker"] == marker and p["budget"] == budget)
+
+
+def write_state(folder, *entries, steps=2):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "trainer_state.json").write_text(json.dumps({"global_step": steps, "log_history": list(entries)}))
