@@ -13,6 +13,7 @@ from .duet_settings import ACTS, DuetOptions, check_relations, duet_settings, se
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
+from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Entry:
         reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
+        from_fields (Mapping[str, str]): Options that are not given in `method_kwargs`, and the field that each is.
         acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
@@ -39,6 +41,7 @@ class Entry:
     reads: frozenset[str] = frozenset()
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    from_fields: Mapping[str, str] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
     settle: Callable[["DUETGRPOConfig", Any], Any] = lambda config, options: options
     check: Callable[["DUETGRPOConfig", Any], None] = lambda config, options: None
@@ -90,9 +93,16 @@ def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> 
     return METHODS[config.method].build(config, automaton)
 
 
-def _of_setting(method: type) -> Callable[["DUETGRPOConfig", TokenAutomaton | None], Method]:
-    """How a method is built that needs the shared setting and its own options alone."""
-    return lambda config, automaton: method(setting_of(config), config.options)
+def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
+    """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
+
+    def build(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+        return method(setting_of(config), config.options)
+
+    def check(config: "DUETGRPOConfig", chosen: Any) -> None:
+        method(setting_of(config), chosen)
+
+    return Entry(build, options, reads, check=check, **more)
 
 
 def _build_duet(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
@@ -110,10 +120,16 @@ _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle,
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
     "paper": Entry(**{**_DUET.__dict__, "defaults": {"marker": "math_paragraph"}}),
-    "grpo": Entry(_of_setting(GRPO), GRPOOptions),
-    "pods": Entry(_of_setting(Pods), PodsOptions, frozenset({"max_rollouts"})),
-    "greso": Entry(_of_setting(Greso), GresoOptions, frozenset({"max_rollouts"}), max_batches=4),
-    "dapo": Entry(_of_setting(Dapo), DapoOptions, frozenset({"max_rollouts"}), max_batches=10),
+    "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
+    "pods": _ungated(Pods, PodsOptions, frozenset()),
+    "greso": _ungated(Greso, GresoOptions, max_batches=4),
+    "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
+    "pilot": _ungated(
+        Pilot,
+        PilotOptions,
+        frozenset({"budget_fraction", "num_rollouts_max", "max_rollouts"}),
+        from_fields={"budget_fraction": "budget_fraction", "num_max": "num_rollouts_max"},
+    ),
     "own": Entry(
         _build_own,
         GRPOOptions,
