@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import DEFAULTS, FIELD_ACTS
+from duet_trl.config import FIELD_ACTS
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHOD_FIELDS, METHODS
 from duet_trl.report.tables import markdown_table
@@ -29,8 +29,8 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        if fields(kind):
-            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(kind, takers)]
+        if _own_options(takers[0]):
+            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(takers)]
     return "\n\n".join(parts)
 
 
@@ -52,22 +52,18 @@ def _some_methods(declared: list[Field]) -> str:
     rows = []
     for one in declared:
         readers = {name: entry for name, entry in METHODS.items() if one.name in entry.reads}
-        values = {name: _code(entry.defaults.get(one.name, DEFAULTS.get(one.name))) for name, entry in readers.items()}
-        common = values[next(iter(values))]
-        others = [f"{name}: {value}" for name, value in values.items() if value != common]
         rows.append(
             [
                 f"`{one.name}`",
                 ", ".join(readers),
-                "; ".join([common, *others]),
                 _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts),
                 one.metadata["help"],
             ]
         )
-    return markdown_table(["field", "methods", "default", "only with", "meaning"], rows)
+    return markdown_table(["field", "methods", "only with", "meaning"], rows)
 
 
-def _options(kind: type, takers: list[str]) -> str:
+def _options(takers: list[str]) -> str:
     acts = METHODS[takers[0]].acts
     rows = [
         [
@@ -78,7 +74,7 @@ def _options(kind: type, takers: list[str]) -> str:
             _condition(one.name, acts),
             one.metadata["help"],
         ]
-        for one in fields(kind)
+        for one in _own_options(takers[0])
     ]
     return markdown_table(["option", "symbol", "unit", *takers, "only with", "meaning"], rows)
 

@@ -154,10 +154,22 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         assert resolved.options.advantage_baseline == "group"
 
 
+def test_options_of_pilot_that_are_fields_come_from_the_fields(tmp_path):
+    options = config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6).options
+    assert (options.budget_fraction, options.num_max, options.pilot_rollouts) == (0.75, 6, 2)
+
+
+@pytest.mark.parametrize(("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10)])
+def test_max_rollouts_holds_as_many_batches_as_the_method_draws(tmp_path, method, batches):
+    resolved = config(tmp_path, method=method)
+    assert resolved.max_rollouts == batches * resolved.generation_batch_size == batches * 64
+    assert resolved.duet_active and not resolved.gated
+
+
 def test_every_method_may_read_the_runs_setting(tmp_path):
-    setting = setting_of(config(tmp_path, method="grpo", reward_weights=[1.0, 0.5], seed=5))
+    setting = setting_of(config(tmp_path, method="grpo", scale_rewards="batch", seed=5))
     assert (setting.num_prompts, setting.num_generations, setting.max_rollouts, setting.seed) == (8, 8, 64, 5)
-    assert (setting.reward_weights, setting.scale_rewards) == ((1.0, 0.5), "group")
+    assert setting.scale_rewards == "batch"
 
 
 # ---- What cannot have an effect ---------------------------------------------------------------------------------
@@ -309,7 +321,7 @@ def test_where_k2_is_unused_or_follows_answers_k1_may_lie_anywhere(tmp_path):
 
 
 BY_NAME = [
-    ({"method": "ppo"}, r"method must be one of \['duet', 'grpo', .*got 'ppo'"),
+    ({"method": "ppo"}, r"method must be one of \['dapo', 'duet', .*got 'ppo'"),
     ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
     ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
     ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
@@ -397,6 +409,13 @@ def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, 
         ("duet", "[1]", r"method_kwargs must be a mapping of names to values, got \[1\]"),
         ("duet", 4, "method_kwargs must be a mapping of names to values, got 4"),
         ("duet", {"marker": "qa"}, "has no 'marker'"),
+        ("pods", {"kept": 2}, r"has no 'kept' \(value 2\) under method='pods'. Did you mean 'num_kept'"),
+        ("pods", {"num_kept": "2"}, "num_kept must be an integer, got '2'"),
+        ("pods", {"num_kept": 9}, "num_kept=9 is above num_generations=8"),
+        ("greso", {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
+        ("dapo", {"oversample": 20}, "above max_rollouts"),
+        ("pilot", {"budget_fraction": 0.5}, "has no 'budget_fraction'"),
+        ("pilot", {"pilot_rollouts": 5}, "above budget_fraction x num_generations = 4"),
     ],
 )
 def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method, kwargs, message):

@@ -189,16 +189,12 @@ def literal_keys(node: ast.AST) -> set[str]:
 
 
 def reported_metrics() -> set[str]:
-    """Metrics that the source writes by name: step metrics, those of gate and allocators, the trainer's reports."""
+    """Metrics that the source writes by name: step metrics, those of methods and allocators, the trainer's reports."""
     found = literal_keys(ast.parse((PACKAGE / "seams" / "metrics.py").read_text()))
-    for path in (
-        PACKAGE / "allocate" / "allocators.py",
-        PACKAGE / "allocate" / "mixed.py",
-        PACKAGE / "gate" / "marker_gate.py",
-    ):
+    for path in [*(PACKAGE / "allocate").glob("*.py"), *(PACKAGE / "methods").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            is_metrics = isinstance(node, ast.FunctionDef) and node.name == "metrics"
-            is_assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._metrics"
+            is_metrics = isinstance(node, ast.FunctionDef) and node.name.endswith("metrics")
+            is_assigned = isinstance(node, ast.Assign | ast.AugAssign) and "self._metrics" in ast.unparse(node)
             if is_metrics or is_assigned:
                 found |= literal_keys(node)
     for node in ast.walk(ast.parse((PACKAGE / "trainer.py").read_text())):
