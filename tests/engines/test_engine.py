@@ -3,6 +3,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -57,6 +58,12 @@ def test_engine_of_ones_own_samples_its_table():
     drawn = [found.token_ids[0] for found in engine.generate([Request([A], max_tokens=1)] * 4000)]
     # Four standard deviations of a frequency around 0.58 among 4,000 are 0.031.
     np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 4000, TABLE[A], atol=0.031)
+
+
+def test_engine_of_the_documentation_is_this_one():
+    root = Path(__file__).parents[2]
+    code = (root / "tests/engines/table_engine.py").read_text()
+    assert code[code.index("from collections") :] in (root / "docs/engines.md").read_text()
 
 
 def test_trainer_trains_on_an_engine_of_ones_own(tiny_path, tmp_path):

@@ -79,6 +79,17 @@ def test_prefixes_are_continued_under_gates_of_their_own_to_lengths_of_their_own
     assert_continues(tiny_gate, turn_engine(tiny_gate))
 
 
+def test_a_row_ends_at_its_own_limit_and_the_call_with_the_last_of_them(tiny_gate):
+    config = GenerationConfig(do_sample=True, max_new_tokens=CAP, pad_token_id=7, suppress_tokens=tiny_gate.eos_ids)
+    prompts = torch.tensor([[40, 41]] * 3)
+    with gated_generate(
+        tiny_gate.model, [None, tiny_gate.parameters(SPECS[0], True), None], {MARKER: tiny_gate.automaton}, [3, 6, 1]
+    ):
+        rows = tiny_gate.model.generate(prompts, generation_config=config)[:, 2:].tolist()
+    assert [len(row) for row in rows] == [6, 6, 6]
+    assert rows[0][3:] == [7] * 3 and rows[2][1:] == [7] * 5 and 7 not in rows[0][:3] + rows[1] + rows[2][:1]
+
+
 def test_gated_rollouts_are_the_natural_ones_cut_short(tiny_gate, natural, gated):
     ids, _ = split_sentinel(gated, tiny_gate.sentinel)
     # Forbidding the sentinel rescales the distribution, so rounding may change a token now and then.
