@@ -72,7 +72,9 @@ def duet_trainer(
 ) -> DUETGRPOTrainer:
     """A trainer over `prompts()`."""
     trainer_kwargs = {
-        k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func") if k in overrides
+        k: overrides.pop(k)
+        for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func", "engine")
+        if k in overrides
     }
     return DUETGRPOTrainer(
         str(model),
