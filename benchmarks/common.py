@@ -3,10 +3,15 @@
 
 import argparse
 import json
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from duet_trl.methods.duet_settings import DuetOptions
+
 RESULTS = Path("outputs/bench")
+OPTIONS = frozenset(option.name for option in fields(DuetOptions))
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -15,6 +20,13 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--check", action="store_true", help="exit with an error if a target is missed")
     parser.add_argument("--seed", type=int, default=0)
     return parser
+
+
+def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a configuration from fields and options of `duet` side by side; the options go to `method_kwargs`."""
+    options = {name: value for name, value in values.items() if name in OPTIONS}
+    rest = {name: value for name, value in values.items() if name not in OPTIONS}
+    return rest | ({"method_kwargs": rest.get("method_kwargs", {}) | options} if options else {})
 
 
 def write_result(name: str, payload: dict[str, Any]) -> Path:

@@ -3,7 +3,7 @@
 
 A vocabulary of 151,936 tokens, every row gated, each step consumes one token per row. Armed rows are those in their
 grace window whose request trims by certainty: only they read their logits. The main case has 1% of them, ten rows:
-with the entropy threshold of the `duet` preset an answered rollout waits a few tokens for a nearly certain one, out of
+with the entropy threshold of `duet` an answered rollout waits a few tokens for a nearly certain one, out of
 a thousand. 15% is what a grace window of 150 tokens without any certain token would give.
 
 * time: CUDA events around each step, the kernel and the plain-torch oracle in alternation, the caches flushed before

@@ -76,7 +76,7 @@ def record_policy(
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     setup = prepare_gate(str(path), tokenizer, config)
     found = sample(path, task, size, seed, setup.sentinel, CACHE / f"{task.name}_{policy}.json")
-    rollouts = certainty(model, found["pool"], setup, config.entropy_threshold)
+    rollouts = certainty(model, found["pool"], setup, config.options.entropy_threshold)
     right = np.array(
         [
             float(is_right(tokenizer.decode(ids), entry.answer, "first", task.marker))
@@ -237,7 +237,7 @@ def main() -> int:
         "task": task.name,
         "policies": {policy: {**of_policy[policy], **summary(figures[policy])} for policy in policies},
         "targets_met": met,
-        "advantage_cutoff_of_duet": rows[DUET[4]].config.advantage_cutoff,
+        "advantage_cutoff_of_duet": rows[DUET[4]].config.options.advantage_cutoff,
         "size": asdict(size)
         | {"coordinates": COORDINATES, "steps": arguments.steps, "groups": GROUPS, "resamples": RESAMPLES},
         "seed": seed,

@@ -6,7 +6,7 @@ micro-batches, float32, one update per generation):
 
 * stock: `trl.GRPOTrainer`;
 * off: `DUETGRPOTrainer` with every part off, which is GRPO loss for loss;
-* on: `DUETGRPOTrainer`, preset duet, at half the budget.
+* on: `DUETGRPOTrainer`, method duet, at half the budget.
 
 All take the same prompts and replay the same recorded rollouts. A step runs from the end of the last one to its own
 (data, scoring, advantages, forward, backward, clipping, optimizer, logging) less the replay, which stands for the
@@ -73,6 +73,7 @@ from duet_trl.report.tables import text_table  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
 from recipes.tiny_math.problems import TRAIN  # noqa: E402
 from recipes.tiny_math.reward import first_box_reward  # noqa: E402
+from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS  # noqa: E402
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH, sample_problems  # noqa: E402
 
 SETTINGS = ROOT / "recipes" / "configs" / "math_tiny.yaml"
@@ -84,9 +85,17 @@ PROFILED = 6
 LEAST_ROUNDS = 7
 STOCK, OFF, ON = "stock", "off", "on"
 DUET_FIELDS: dict[str, dict[str, Any]] = {
-    OFF: {"allocate": False, "trim": False, "abort": False, "stratification": "none", "budget_fraction": 1.0},
-    ON: {"budget_fraction": 0.5, "drop_zero_advantage": None},  # None: what the preset says
+    OFF: {
+        "allocate": False,
+        "trim": False,
+        "abort": False,
+        "budget_fraction": 1.0,
+        "method_kwargs": {"drop_zero_advantage": False},  # plain GRPO has the choice too
+    },
+    ON: {"budget_fraction": 0.5},
 }
+SCALED = {"grace_window": GRACE_WINDOW, "method_kwargs": REFITS}
+"""The gate of `ON` on the tiny task."""
 OFF_RATIO, SHARE, AGREEMENT, SAME_UPDATE = 1.01, 0.01, 1.1, 1e-4
 WALL, PROCESSOR = 0, 1
 
@@ -100,7 +109,9 @@ def shared_fields(output_dir: str, steps: int, seed: int) -> dict[str, Any]:
     return yaml.safe_load(SETTINGS.read_text()) | changed
 
 
-def build(name: str, model: Path, reward: Any, rows: Dataset, fields: Mapping[str, Any]) -> GRPOTrainer:
+def build(
+    name: str, model: Path, reward: Any, rows: Dataset, fields: Mapping[str, Any], gate: Mapping[str, Any] = SCALED
+) -> GRPOTrainer:
     """One of the three trainers.
 
     Args:
@@ -109,13 +120,17 @@ def build(name: str, model: Path, reward: Any, rows: Dataset, fields: Mapping[st
         reward (Any): Reward function.
         rows (Dataset): Prompts.
         fields (Mapping[str, Any]): Of `DUETGRPOConfig`; `STOCK` leaves out what `GRPOConfig` does not know.
+        gate (Mapping[str, Any]): Constants of the gate, which `ON` alone has.
     """
     fields = dict(fields) | {"report_to": "none", "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no"}
     if name == STOCK:
         known = {field.name for field in dataclasses.fields(GRPOConfig)}
         trainer_class, args = GRPOTrainer, GRPOConfig(**{k: v for k, v in fields.items() if k in known})
     else:
-        trainer_class, args = DUETGRPOTrainer, DUETGRPOConfig(**fields | DUET_FIELDS[name])
+        trainer_class, args = (
+            DUETGRPOTrainer,
+            DUETGRPOConfig(**fields | DUET_FIELDS[name] | (gate if name == ON else {})),
+        )
     trainer = trainer_class(str(model), reward, args=args, train_dataset=rows)
     trainer.remove_callback(PrinterCallback)
     return trainer
@@ -375,7 +390,7 @@ def main() -> int:
         **figures,
         "targets_met": met,
         "rounds": {name: [dataclasses.asdict(r) for r in found] for name, found in records.items()},
-        "settings": {"shared": fields | {"output_dir": None}, "prompts": NUM_PROMPTS, **DUET_FIELDS},
+        "settings": {"shared": fields | {"output_dir": None}, "prompts": NUM_PROMPTS, **DUET_FIELDS, "gate": SCALED},
         "judged_on": "processor seconds",
         "load_average": os.getloadavg(),
         "seed": arguments.seed,

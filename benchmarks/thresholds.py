@@ -140,7 +140,7 @@ def at_equal_savings(rollouts: Rollouts, shape: np.ndarray, saved: float) -> Cut
 
 
 def after_all_answers(earlier: Rollouts, quantile: float, slack: float) -> float:
-    """K2 as preset duet sets it, had it seen these rollouts, but for the floor that rewarded answers put under it."""
+    """K2 as `duet` sets it, had it seen these rollouts, but for the floor that rewarded answers put under it."""
     answers = earlier.answered_at[earlier.answered_at != NEVER]
     return float(np.ceil(slack * weighted_quantile(answers, np.ones(len(answers)), (quantile,))[0] - 1e-9))
 
@@ -225,7 +225,9 @@ def main() -> int:
     figures = {}
     for policy in POLICIES:
         rollouts = rollouts_of(policy, task, size, seed, config)
-        figures[policy] = measure(rollouts, config.abort_answer_quantile, config.abort_answer_slack, seed)
+        figures[policy] = measure(
+            rollouts, config.options.abort_answer_quantile, config.options.abort_answer_slack, seed
+        )
         show(policy, figures[policy])
     met = all(row["more_lost"] >= 0 for found in figures.values() for name, row in found.items() if name != ONE)
     print(f"\none threshold for all loses no more right answers than any other: {'yes' if met else 'NO'}")

@@ -15,7 +15,7 @@ from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
 from .methods.duet_settings import ABORTS, GATED
 
-_DEFAULTS = {
+DEFAULTS = {
     "allocate": True,
     "trim": True,
     "abort": True,
@@ -196,7 +196,7 @@ class DUETGRPOConfig(GRPOConfig):
                 f"{name}={given[name]!r} cannot have an effect under method={self.method!r}, which does not read it. "
                 f"Remove it, or choose a method that does: {readers}."
             )
-        defaults = _DEFAULTS | {
+        defaults = DEFAULTS | {
             "max_rollouts": entry.max_batches * self.generation_batch_size,
             "grace_window": scaled_grace_window(self.max_completion_length),
             **entry.defaults,

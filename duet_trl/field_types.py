@@ -2,7 +2,7 @@
 """Fields of a configuration: how they are declared, what types they hold, and when they act.
 
 The fields of `DUETGRPOConfig` and the `method_kwargs` of each method are declared and checked by the same functions,
-and docs/notation.md is written from the same declarations (`duet_trl.report.fields`).
+and docs/notation.md is written from the same declarations (tests/notation.py).
 """
 
 import difflib

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small training runs that the trainer tests share."""
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,8 @@ import torch
 from datasets import Dataset
 from trl import GRPOConfig, GRPOTrainer
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from duet_trl.methods.duet_settings import DuetOptions
 
 NUM_PROMPTS = 32
 PARTS_OFF = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
@@ -56,16 +55,6 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     }
 
 
-OPTIONS = frozenset(option.name for option in fields(DuetOptions))
-
-
-def grouped(**values: Any) -> dict[str, Any]:
-    """Fields of a configuration from fields and options of `duet` side by side; the options go to `method_kwargs`."""
-    options = {name: value for name, value in values.items() if name in OPTIONS}
-    rest = {name: value for name, value in values.items() if name not in OPTIONS}
-    return rest | ({"method_kwargs": options} if options else {})
-
-
 def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     """`settings` plus DUET's where they act, scaled to short rollouts so that every outcome occurs."""
     duet: dict[str, Any] = {}
@@ -75,7 +64,7 @@ def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         duet |= {"keep_probability": 0.3} if abort else {}
         if abort or overrides.get("trim", True):
             duet |= {"grace_window": 8, "threshold_interval": 1, "threshold_window": 64}
-    return settings(output_dir, **grouped(**{**duet, **overrides}))
+    return settings(output_dir, **grouped({**duet, **overrides}))
 
 
 def duet_trainer(
@@ -123,7 +112,7 @@ def check_grpo_loss_for_loss(
         (GRPOTrainer, GRPOConfig, {}),
         (DUETGRPOTrainer, DUETGRPOConfig, switches),
     ):
-        args = config_class(**settings(output_dir / trainer_class.__name__, **options), **grouped(**extra))
+        args = config_class(**settings(output_dir / trainer_class.__name__, **options), **grouped(extra))
         data = prompts() if data is None else data
         trainer = trainer_class(str(model), list(rewards), args=args, train_dataset=data, **arguments)
         trainer.train()

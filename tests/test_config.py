@@ -8,12 +8,12 @@ import pytest
 from transformers import HfArgumentParser
 from trl import TrlParser
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.config import FIELD_ACTS
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHOD_FIELDS, METHODS, setting_of
 from duet_trl.methods.duet_settings import ACTS, DuetOptions
-from tests.runs import grouped
 
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
 CONDITIONS = FIELD_ACTS | ACTS
@@ -27,7 +27,7 @@ def config(tmp_path, **overrides) -> DUETGRPOConfig:
         "gradient_accumulation_steps": 4,
         "num_generations": 8,
     }
-    return DUETGRPOConfig(**grouped(**{**settings, **FIXED, **overrides}))
+    return DUETGRPOConfig(**grouped({**settings, **FIXED, **overrides}))
 
 
 # ---- What a method chooses --------------------------------------------------------------------------------------

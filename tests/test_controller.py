@@ -6,12 +6,12 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.replay import Outcome, Replay
 from duet_trl.methods import build_controller
-from tests.runs import grouped
 
 KEYS = [f"prompt {i}" for i in range(24)]
 VOCABULARY = [b"\\boxed{4}", b"x", None]
@@ -30,7 +30,7 @@ def controller(tmp_path, **overrides):
         "bf16": False,
         "seed": 3,
     }
-    config = DUETGRPOConfig(**grouped(**{**settings, **overrides}))
+    config = DUETGRPOConfig(**grouped({**settings, **overrides}))
     return build_controller(config, compile_automaton(get_marker("math"), VOCABULARY) if config.gated else None)
 
 

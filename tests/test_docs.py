@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The documentation agrees with the tree: links, commands, names, fields and preset differences."""
+"""The documentation agrees with the tree: links, commands, names, fields and differences between methods."""
 
 import ast
 import doctest
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "duet_trl"
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "notebooks").glob("*.md")])
-CORE = ("allocate", "generate", "update")
+CORE = ("allocate", "gate", "update")
 
 
 def relative(path: Path) -> str:
@@ -135,15 +135,6 @@ def test_functions_named_in_algorithm_md_exist() -> None:
     assert missing == []
 
 
-@pytest.fixture(scope="module")
-def own_fields() -> set[str]:
-    from trl import GRPOConfig
-
-    from duet_trl import DUETGRPOConfig
-
-    return {field.name for field in fields(DUETGRPOConfig)} - {field.name for field in fields(GRPOConfig)}
-
-
 def table_rows(page: Path, heading: str) -> set[str]:
     """Names in backticks in the first cell of every table row of a section, sub-sections included."""
     section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page.read_text(), flags=re.M | re.S).group(1)
@@ -151,13 +142,16 @@ def table_rows(page: Path, heading: str) -> set[str]:
     return {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_notation_md_lists_exactly_the_fields_of_the_configuration(own_fields: set[str]) -> None:
-    assert table_rows(DOCS / "notation.md", "Configuration") == own_fields
+def test_notation_md_has_the_tables_of_fields_that_are_declared() -> None:
+    from tests.notation import written
+
+    page = (DOCS / "notation.md").read_text()
+    assert page == written(page), "run python -m tests.notation and commit docs/notation.md"
 
 
-def preset_table() -> dict[str, list[object]]:
+def method_table() -> dict[str, list[object]]:
     """The table of docs/fidelity.md as field -> values of paper, duet; remarks in parentheses left out."""
-    section = (DOCS / "fidelity.md").read_text().split("## Switches that the presets set")[1].split("\n### ")[0]
+    section = (DOCS / "fidelity.md").read_text().split("## Switches that the methods set")[1].split("\n### ")[0]
     rows = {}
     for line in re.findall(r"^\| \[`.*$", section, flags=re.M):
         name, *cells = (re.sub(r"[`\[]|\].*|\(.*", "", cell).strip() for cell in line.strip("|").split("|"))
@@ -172,15 +166,19 @@ def value_of(cell: str) -> object:
         return cell
 
 
-def test_fidelity_md_names_every_preset_difference_with_its_values() -> None:
-    from duet_trl.presets import PRESETS
+def test_fidelity_md_names_every_difference_of_duet_and_paper_with_its_values() -> None:
+    from duet_trl.config import DEFAULTS
+    from duet_trl.field_types import default_of
+    from duet_trl.methods import METHODS
+    from duet_trl.methods.duet_settings import DuetOptions
 
-    rows = preset_table()
-    # depend on other fields, see presets.resolve
-    computed = {"num_rollouts_min", "drop_zero_advantage", "advantage_baseline", "advantage_cutoff"}
-    assert set(rows) == set(PRESETS["duet"]) | computed
-    for name in PRESETS["duet"]:
-        assert rows[name] == [PRESETS[preset][name] for preset in ("paper", "duet")], name
+    rows = method_table()
+    defaults = {one.name: [default_of(one, name) for name in ("paper", "duet")] for one in fields(DuetOptions)}
+    defaults["marker"] = [(DEFAULTS | METHODS[name].defaults)["marker"] for name in ("paper", "duet")]
+    computed = {"num_rollouts_min"} | {name for name, (_, duet) in defaults.items() if duet is None}
+    assert set(rows) >= {name for name, (paper, duet) in defaults.items() if paper != duet} | computed
+    for name in rows.keys() - computed:
+        assert rows[name] == defaults[name], name
     assert set(rows) <= anchors(DOCS / "fidelity.md")
 
 
@@ -192,11 +190,11 @@ def literal_keys(node: ast.AST) -> set[str]:
 
 def reported_metrics() -> set[str]:
     """Metrics that the source writes by name: step metrics, those of gate and allocators, the trainer's reports."""
-    found = literal_keys(ast.parse((PACKAGE / "training" / "metrics.py").read_text()))
+    found = literal_keys(ast.parse((PACKAGE / "seams" / "metrics.py").read_text()))
     for path in (
         PACKAGE / "allocate" / "allocators.py",
         PACKAGE / "allocate" / "mixed.py",
-        PACKAGE / "generate" / "marker_gate.py",
+        PACKAGE / "gate" / "marker_gate.py",
     ):
         for node in ast.walk(ast.parse(path.read_text())):
             is_metrics = isinstance(node, ast.FunctionDef) and node.name == "metrics"

@@ -33,7 +33,7 @@ HISTORY = 4
 GROUP = {"advantage_baseline": "group"}
 HISTORY_BASELINE = {"advantage_baseline": "history", "advantage_cutoff": 0.0}
 CUTOFFS = (0.0, 0.2, 0.4, 0.6)
-"""Variants of the preset, which has one of its own."""
+"""Variants of `duet`, which has one of its own."""
 SPREAD = "spread"
 """Beside the library's objectives: Theorem 1 on sqrt(p (1 - p)) in place of its surrogate."""
 
@@ -64,7 +64,7 @@ class Estimator:
     @property
     def remembers(self) -> bool:
         """Whether an earlier visit makes a difference."""
-        return self.config.allocate or self.config.advantage_baseline == "history"
+        return self.config.allocate or self.config.options.advantage_baseline == "history"
 
 
 class SpreadAllocator(UniformAllocator):

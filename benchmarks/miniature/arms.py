@@ -11,6 +11,9 @@ from typing import Any
 
 import yaml
 
+from benchmarks.common import grouped
+from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
+
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
 PROMPTS_PER_STEP = 16
 FULL = 8
@@ -29,7 +32,7 @@ class Arm:
     Attributes:
         method (str): Its name in tables.
         budget (float): Share of the full budget.
-        settings (dict[str, Any]): Fields of `DUETGRPOConfig` in which it differs from the others.
+        settings (dict[str, Any]): Fields and options (`method_kwargs`) in which it differs from the others.
         reward (str): "first" or "last": the box that is graded while training.
     """
 
@@ -50,15 +53,15 @@ def _grpo(budget: float, reward: str = "first") -> Arm:
     return Arm("grpo", budget, settings, reward)
 
 
-def _duet(method: str, budget: float, reward: str = "first", **settings: Any) -> Arm:
-    return Arm(method, budget, {"budget_fraction": budget, **settings}, reward)
+def _duet(name: str, budget: float, reward: str = "first", /, **settings: Any) -> Arm:
+    return Arm(name, budget, {"budget_fraction": budget, **settings}, reward)
 
 
 METHODS: dict[str, dict[str, Any]] = {
     "trim": {**UNIFORM, "abort": False},
     "allocator": UNGATED,
     "abort": UNIFORM,
-    "paper": {"preset": "paper"},
+    "paper": {"method": "paper"},
     "duet": {},
 }
 """Settings of the methods beside GRPO: the tail trim alone, the allocator alone, the gate alone (trim and abort), the
@@ -110,21 +113,25 @@ def seeds_of(arm: str, main_task: bool) -> range:
 
 
 def configuration(arm: Arm, output_dir: Path, steps: int, seed: int, overrides: dict[str, Any]) -> dict[str, Any]:
-    """Fields of an arm's `DUETGRPOConfig`.
+    """Fields of an arm's `DUETGRPOConfig`. The marker and the gate's constants are left out where no gate is.
 
     Args:
         arm (Arm): The arm.
         output_dir (Path): Folder of the run.
         steps (int): Optimizer steps.
         seed (int): Order of the prompts, and of the rollouts' random numbers.
-        overrides (dict[str, Any]): Fields of the task and those that an experiment changes, and `prompts_per_step`;
-            the arm's own do not win over them.
+        overrides (dict[str, Any]): Fields of the task, fields and options that an experiment changes, and
+            `prompts_per_step`; the arm's own do not win over them.
 
     Returns:
         dict[str, Any]: Keyword arguments. Micro-batches hold 32 rollouts in every arm.
     """
-    shared = yaml.safe_load(SETTINGS.read_text())
-    fields = shared | {"drop_zero_advantage": True} | arm.settings | overrides
+    fields = yaml.safe_load(SETTINGS.read_text()) | {"drop_zero_advantage": True} | arm.settings | overrides
+    if fields.get("trim", True) or fields.get("abort", True):
+        fields = {"grace_window": GRACE_WINDOW, **REFITS} | fields
+    else:
+        fields.pop("marker", None)
+    fields = grouped(fields)
     rollouts = fields.pop("prompts_per_step", PROMPTS_PER_STEP) * fields["num_generations"]
     micro_batch = min(fields["per_device_train_batch_size"], rollouts)
     return fields | {

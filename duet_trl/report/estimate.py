@@ -26,7 +26,7 @@ COLD_ABORT = 0.7
 
 @dataclass(frozen=True)
 class Settings:
-    """What the estimate assumes about the gate and the clock. Defaults: those of `DUETGRPOConfig`, preset duet.
+    """What the estimate assumes about the gate and the clock. Defaults: those of `DUETGRPOConfig` with method `duet`.
 
     Attributes:
         markers (tuple[str, ...]): Names for `get_marker`.

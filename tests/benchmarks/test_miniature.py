@@ -36,7 +36,7 @@ def test_an_arm_differs_from_the_others_by_its_method_and_budget_only(arm, tmp_p
     assert config.generation_batch_size == config.per_device_train_batch_size * config.gradient_accumulation_steps
     rollouts = config.budget_fraction * config.num_generations
     assert rollouts == 8 * arm.budget
-    assert config.drop_zero_advantage is True
+    assert config.options.drop_zero_advantage is True
     assert (config.duet_active is False) == (arm.method == "grpo")
     for name in ("learning_rate", "max_completion_length", "temperature", "beta", "loss_type", "num_iterations"):
         assert config.__dict__[name] == DUETGRPOConfig(**_base(tmp_path)).__dict__[name], name
@@ -49,7 +49,7 @@ def _base(folder: Path) -> dict:
 
 def test_an_experiment_has_the_last_word(tmp_path):
     fields = configuration(ARMS["duet_50"], tmp_path, 4, 0, {"aborted_rollouts": "failure", "budget_fraction": 0.7})
-    assert (fields["aborted_rollouts"], fields["budget_fraction"]) == ("failure", 0.7)
+    assert (fields["method_kwargs"]["aborted_rollouts"], fields["budget_fraction"]) == ("failure", 0.7)
     fields = configuration(ARMS["duet_25"], tmp_path, 4, 0, {"prompts_per_step": 32, "num_generations": 4})
     assert DUETGRPOConfig(**fields | {"use_cpu": True, "use_vllm": False}).num_prompts == 32
 
@@ -59,9 +59,10 @@ def test_an_experiment_has_the_last_word(tmp_path):
 def test_a_task_decides_its_limit_and_marker_in_every_arm_and_nothing_else(arm, task, tmp_path):
     own, bare = (configuration(arm, tmp_path, 4, 0, fields) for fields in (task.fields, {}))
     config = DUETGRPOConfig(**own | {"use_cpu": True, "use_vllm": False})
-    assert (config.marker, config.max_completion_length) == (task.marker, task.max_completion_length)
+    assert config.max_completion_length == task.max_completion_length
+    assert config.marker == (task.marker if config.gated else "math")
     assert {name for name in own if own[name] != bare.get(name)} <= {"marker", "max_completion_length"}
-    if task is MATH and arm.method != "paper":  # the settings' limit and the preset's marker; the paper's is another
+    if task is MATH and arm.method != "paper":  # the settings' limit and duet's marker; the paper's is another
         reference = DUETGRPOConfig(**bare | {"use_cpu": True, "use_vllm": False})
         assert (config.marker, config.max_completion_length) == (reference.marker, reference.max_completion_length)
 

@@ -43,11 +43,17 @@ from benchmarks.step_replay import (
 from duet_trl.gate.marker_gate import GatePlan
 from duet_trl.seams.engine import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
-from tests.runs import count_fours, duet_settings, prompts
+from tests.runs import count_fours, prompts, settings
 
 STEPS, PROFILED = 4, 2
 # The entropies of the tiny policy lie around 3.4 nats: at this threshold some rollouts stop within their grace window.
 ENTROPY = 3.36
+GATE = {
+    "budget_fraction": 0.5,
+    "grace_window": 8,
+    "keep_probability": 0.3,
+    "method_kwargs": {"threshold_interval": 1, "threshold_window": 64, "entropy_threshold": ENTROPY},
+}
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +65,9 @@ def recording(tiny_path: Path) -> Recording:
 @pytest.fixture(scope="module")
 def run(tiny_path: Path, recording: Recording, tmp_path_factory):
     """All three trainers, measured and profiled; two steps an epoch."""
-    fields = duet_settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + PROFILED + 1, num_rollouts_max=8)
-    fields |= {"entropy_threshold": ENTROPY, "optim": "sgd", "learning_rate": 0.02}
-    trainers = {name: build(name, tiny_path, count_fours, prompts(16), fields) for name in (STOCK, OFF, ON)}
+    fields = settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + PROFILED + 1, num_rollouts_max=8)
+    fields |= {"optim": "sgd", "learning_rate": 0.02}
+    trainers = {name: build(name, tiny_path, count_fours, prompts(16), fields, GATE) for name in (STOCK, OFF, ON)}
     return trainers, *measure(trainers, recording, STEPS, warm_up=0, profiled=PROFILED)
 
 
@@ -115,7 +121,7 @@ def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_p
         burn(0.2)
         return count_fours(completions)
 
-    trainer = build(arm, tiny_path, slow_reward, prompts(16), duet_settings(tmp_path, num_rollouts_max=8))
+    trainer = build(arm, tiny_path, slow_reward, prompts(16), settings(tmp_path, num_rollouts_max=8), GATE)
     clock = Clock()
     with replayed(Slow(recording.rollouts, stride=3), clock), Pausing(trainer) as pausing:
         begin = time.process_time()
@@ -195,7 +201,7 @@ def test_trl_is_itself_again_and_no_training_is_left_when_a_reward_fails(tiny_pa
         raise OverflowError("no reward today")
 
     before = GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss
-    trainer = build(STOCK, tiny_path, fails, prompts(16), duet_settings(tmp_path))
+    trainer = build(STOCK, tiny_path, fails, prompts(16), settings(tmp_path))
     clock = Clock()
     with pytest.raises(RuntimeError, match="within a step") as caught, replayed(recording, clock):
         with Pausing(trainer) as pausing:
@@ -214,7 +220,7 @@ def test_the_timers_of_the_trainer_read_processor_seconds_while_asked_to():
 
 
 def test_a_paused_training_can_be_left(tiny_path, tmp_path, recording):
-    trainer = build(STOCK, tiny_path, count_fours, prompts(16), duet_settings(tmp_path, max_steps=50))
+    trainer = build(STOCK, tiny_path, count_fours, prompts(16), settings(tmp_path, max_steps=50))
     clock = Clock()
     with replayed(recording, clock), Pausing(trainer) as pausing:
         for _ in range(2):

@@ -24,7 +24,7 @@ AUTOMATON = compile_automaton(get_marker("math"), [b"x", b"\\boxed{4}", None])
 
 
 def gate(seed: int) -> MarkerGate:
-    """The gate of preset duet; without the entropy rule, which only ends a grace window earlier."""
+    """The gate of `duet`; without the entropy rule, which only ends a grace window earlier."""
     thresholds = LengthThresholds(CAP, answer_quantile=0.95, answer_slack=1.25)
     options = {"entropy_threshold": 0.0, "window": None, "keep_probability": 0.05}
     return MarkerGate(

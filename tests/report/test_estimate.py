@@ -116,14 +116,16 @@ def test_small_table_by_hand(tmp_path, capsys):
 
 
 def test_the_gate_is_by_default_that_of_the_trainer(tmp_path):
-    config, assumed = DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True), estimate.Settings()
-    assert assumed.quantiles == (config.poll_quantile, config.abort_quantile)
+    config = DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
+    assumed, options = estimate.Settings(), config.options
+    assert assumed.quantiles == (options.poll_quantile, options.abort_quantile)
     for name, field in {"answer_quantile": "abort_answer_quantile", "answer_slack": "abort_answer_slack"}.items():
-        assert getattr(assumed, name) == getattr(config, field)
-    for name in ("poll_interval", "keep_probability", "trim", "abort"):
+        assert getattr(assumed, name) == getattr(options, field)
+    assert assumed.poll_interval == options.poll_interval
+    for name in ("keep_probability", "trim", "abort"):
         assert getattr(assumed, name) == getattr(config, name)
     assert assumed.with_limit(config.max_completion_length).grace_window == config.grace_window
-    assert config.abort_cold_fraction == estimate.COLD_ABORT
+    assert options.abort_cold_fraction == estimate.COLD_ABORT
 
 
 @pytest.mark.parametrize(

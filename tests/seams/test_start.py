@@ -6,18 +6,19 @@ import re
 
 import pytest
 
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.gate.replay import GateSpec
 from duet_trl.methods.duet_settings import mean_rollouts
 from duet_trl.seams.start import batch_line, batch_warnings, gate_line, gate_warnings
-from tests.runs import duet_trainer, grouped
+from tests.runs import duet_trainer
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
     """8 prompts x 8 rollouts a step, half of them bought."""
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
     fixed = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "bf16": False}
-    return DUETGRPOConfig(**grouped(**{**settings, **fixed, **overrides}))
+    return DUETGRPOConfig(**grouped({**settings, **fixed, **overrides}))
 
 
 # ---- The gate ---------------------------------------------------------------------------------------------------

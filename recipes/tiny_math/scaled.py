@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DUET's constants scaled to this task: rollouts of at most 320 tokens and runs of a few minutes."""
+
+from typing import Any
+
+GRACE_WINDOW = 16  # tokens; paper: 150 of 3,072
+REFITS: dict[str, Any] = {"threshold_interval": 5, "threshold_window": 512}
+"""How often K1 and K2 are refitted, and to how many rollouts; for `method_kwargs`."""

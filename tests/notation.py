@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of fields and options in docs/notation.md, written from the declarations that `--help` shows too.
+
+python -m tests.notation        rewrites them
+"""
+
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.config import DEFAULTS, FIELD_ACTS
+from duet_trl.field_types import default_of
+from duet_trl.methods import METHOD_FIELDS, METHODS
+from duet_trl.report.tables import markdown_table
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "notation.md"
+BEGIN, END = "<!-- written by python -m tests.notation: begin -->", "<!-- end -->"
+
+
+def tables() -> str:
+    """All tables, with their headings."""
+    own = [one for one in fields(DUETGRPOConfig) if one.name in DUETGRPOConfig.__annotations__]
+    parts = [
+        "### Fields of every method",
+        _every_method([one for one in own if one.name not in METHOD_FIELDS]),
+        "### Fields that some methods read",
+        _some_methods([one for one in own if one.name in METHOD_FIELDS]),
+    ]
+    for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
+        takers = [name for name, entry in METHODS.items() if entry.options is kind]
+        if fields(kind):
+            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(kind, takers)]
+    return "\n\n".join(parts)
+
+
+def written(page: str) -> str:
+    """The page with its tables as they should be."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _every_method(declared: list[Field]) -> str:
+    rows = [
+        [f"`{one.name}`", _code(one.default), _condition(one.name, FIELD_ACTS), one.metadata["help"]]
+        for one in declared
+    ]
+    return markdown_table(["field", "default", "only with", "meaning"], rows)
+
+
+def _some_methods(declared: list[Field]) -> str:
+    rows = []
+    for one in declared:
+        readers = {name: entry for name, entry in METHODS.items() if one.name in entry.reads}
+        values = {name: _code(entry.defaults.get(one.name, DEFAULTS.get(one.name))) for name, entry in readers.items()}
+        common = values[next(iter(values))]
+        others = [f"{name}: {value}" for name, value in values.items() if value != common]
+        rows.append(
+            [
+                f"`{one.name}`",
+                ", ".join(readers),
+                "; ".join([common, *others]),
+                _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts),
+                one.metadata["help"],
+            ]
+        )
+    return markdown_table(["field", "methods", "default", "only with", "meaning"], rows)
+
+
+def _options(kind: type, takers: list[str]) -> str:
+    acts = METHODS[takers[0]].acts
+    rows = [
+        [
+            f"`{one.name}`",
+            one.metadata.get("symbol", ""),
+            one.metadata.get("unit", ""),
+            *(_code(default_of(one, name)) for name in takers),
+            _condition(one.name, acts),
+            one.metadata["help"],
+        ]
+        for one in fields(kind)
+    ]
+    return markdown_table(["option", "symbol", "unit", *takers, "only with", "meaning"], rows)
+
+
+def _condition(name: str, acts: dict[str, Any]) -> str:
+    return f"`{acts[name].condition}`" if name in acts else ""
+
+
+def _code(value: Any) -> str:
+    """A default as it stands in Python; None: it follows, as the meaning says."""
+    return "" if value is None else f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))
