@@ -29,7 +29,7 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        if _own_options(takers[0]):
+        if fields(METHODS[takers[0]].options):
             parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(takers)]
     return "\n\n".join(parts)
 
@@ -74,7 +74,7 @@ def _options(takers: list[str]) -> str:
             _condition(one.name, acts),
             one.metadata["help"],
         ]
-        for one in _own_options(takers[0])
+        for one in fields(METHODS[takers[0]].options)
     ]
     return markdown_table(["option", "symbol", "unit", *takers, "only with", "meaning"], rows)
 
