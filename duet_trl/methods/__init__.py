@@ -13,6 +13,7 @@ from .duet_settings import ACTS, DuetOptions, check_relations, duet_settings, se
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
+from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
 
 if TYPE_CHECKING:
@@ -71,6 +72,8 @@ def setting_of(config: "DUETGRPOConfig") -> Setting:
         num_generations=config.num_generations,
         max_completion_length=config.max_completion_length,
         max_rollouts=config.max_rollouts,
+        budget_fraction=config.budget_fraction,
+        num_rollouts_max=config.num_rollouts_max or config.max_rollouts,
         scale_rewards=config.scale_rewards,
         multi_objective_aggregation=config.multi_objective_aggregation,
         seed=config.seed,
@@ -114,6 +117,9 @@ METHODS: dict[str, Entry] = {
     "pods": Entry(_of_setting(Pods), PodsOptions, frozenset({"max_rollouts"})),
     "greso": Entry(_of_setting(Greso), GresoOptions, frozenset({"max_rollouts"}), max_batches=4),
     "dapo": Entry(_of_setting(Dapo), DapoOptions, frozenset({"max_rollouts"}), max_batches=10),
+    "pilot": Entry(
+        _of_setting(Pilot), PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})
+    ),
     "own": Entry(
         _build_own,
         GRPOOptions,
