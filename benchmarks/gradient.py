@@ -3,7 +3,7 @@
 
 Training runs are noisy; at a fixed policy the quality of a gradient estimate can be measured with far more power.
 For a policy, rollouts of training prompts are recorded once, with the gradient of log pi of each as a whole and as
-every gate would cut it. Steps of 16 prompts are then simulated: the library's own controller plans, its gate cuts, its
+every gate would cut it. Steps of 16 prompts are then simulated: the library's own method plans, its gate cuts, its
 baselines, weights and filters make of the recorded gradients what the loss would have made of them. All methods see
 the same prompts and rollouts. The figure of merit is the first-order gain in held-out accuracy of an Adam step
 (benchmarks/gradient_parts/figures.py), relative to GRPO with 8 rollouts per prompt and no gate.
@@ -84,9 +84,8 @@ def record_policy(
             for ids in entry.ids
         ]
     )
-    thresholds = settle_thresholds(rows[DUET[4]].controller(setup.automaton, None), setup, rollouts, right, seed)
-    controllers = [row.controller(setup.automaton, thresholds) for row in rows.values()]
-    specs = dict.fromkeys(c.gate.plan(1, [], np.zeros(0, dtype=np.int64)).spec for c in controllers)
+    thresholds = settle_thresholds(rows[DUET[4]].method(setup.automaton, None).gate, setup, rollouts, right, seed)
+    specs = dict.fromkeys(row.method(setup.automaton, thresholds).gate.spec() for row in rows.values())
     replays = {spec: gate_replays(spec, setup, rollouts) for spec in specs}
     num_parameters = sum(p.numel() for p in model.parameters())
     coordinates = np.random.default_rng(seed).choice(num_parameters, min(COORDINATES, num_parameters), replace=False)

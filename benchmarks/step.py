@@ -54,6 +54,7 @@ from datasets import Dataset  # noqa: E402
 from transformers import PrinterCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
+import duet_trl.loop  # noqa: E402
 import duet_trl.trainer  # noqa: E402
 from benchmarks.common import argument_parser, write_result  # noqa: E402
 from benchmarks.step_replay import (  # noqa: E402
@@ -138,13 +139,13 @@ def build(
 
 @contextmanager
 def processor_clock() -> Iterator[None]:
-    """While active, the trainer's own timers read processor seconds."""
+    """While active, the timers of trainer and loop read processor seconds."""
     clock = duet_trl.trainer.time
-    duet_trl.trainer.time = SimpleNamespace(perf_counter=time.process_time)
+    duet_trl.trainer.time = duet_trl.loop.time = SimpleNamespace(perf_counter=time.process_time)
     try:
         yield
     finally:
-        duet_trl.trainer.time = clock
+        duet_trl.trainer.time = duet_trl.loop.time = clock
 
 
 def measure(

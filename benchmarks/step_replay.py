@@ -24,13 +24,16 @@ from accelerate.optimizer import AcceleratedOptimizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, TrainerCallback
 from trl import GRPOTrainer
 
+import duet_trl.loop
 import duet_trl.trainer
 from duet_trl import DUETGRPOTrainer
+from duet_trl.engines import turn
 from duet_trl.engines.slots import nearly_certain
-from duet_trl.gate.marker_gate import GatePlan
 from duet_trl.gate.parameters import GateSetup
+from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
 from duet_trl.gate.streaming import StreamingGate
+from duet_trl.seams import generating
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 
@@ -150,14 +153,14 @@ def _prompt_ids(tokenizer: Any, prompt: Any) -> tuple[int, ...]:
     return tuple(tokenizer(prompt)["input_ids"])
 
 
-def cut(gate: GatePlan, rows: np.ndarray, setup: GateSetup, rollouts: Sequence[Rollout]) -> list[list[int]]:
+def cut(spec: GateSpec, keep: np.ndarray, setup: GateSetup, rollouts: Sequence[Rollout]) -> list[list[int]]:
     """What an engine with this gate would have returned: each rollout up to its forced stop, then the sentinel.
 
-    `rows` (R,) are the numbers of the rollouts in the plan of the step.
+    `keep` (R,) are the coins.
     """
     streaming = StreamingGate(len(rollouts), [setup.automaton])
-    for slot, row in enumerate(rows):
-        streaming.admit(slot, gate.spec, bool(gate.keep[row]))
+    for slot, coin in enumerate(keep):
+        streaming.admit(slot, spec, bool(coin))
     lengths = np.array([len(rollout.ids) for rollout in rollouts])
     tokens, certain = (np.zeros((len(rollouts), lengths.max(initial=0)), kind) for kind in (np.int64, bool))
     for slot, rollout in enumerate(rollouts):
@@ -258,9 +261,9 @@ def replayed(recording: Recording, clock: Clock) -> Iterator[None]:
 
     def generate(trainer: GRPOTrainer, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
         rollouts = recording.take(prompt_ids, trainer.state.global_step)
-        if isinstance(trainer, DUETGRPOTrainer) and trainer._current.plan.gate.active:
-            step = trainer._current
-            return cut(step.plan.gate, step.generated_rows, trainer.engine.setup, rollouts), None
+        if isinstance(trainer, DUETGRPOTrainer) and trainer.method.gated:
+            jobs = trainer._jobs  # all of one gate
+            return cut(jobs[0].gate, np.array([job.keep for job in jobs]), trainer.engine.setup, rollouts), None
         return [list(rollout.ids) for rollout in rollouts], None
 
     with ExitStack() as stack:
@@ -337,63 +340,80 @@ class Pausing(TrainerCallback):
 
 # ---- Profile --------------------------------------------------------------------------------------------------------
 
-CONTROLLER = {
-    ("trainer.py", "_plan"),
-    ("outcomes.py", "share_outcomes"),
-    ("trainer.py", "_judge"),
-    ("rows.py", "place"),
-    ("rows.py", "count_tokens"),
-    ("rows.py", "replay_batch"),
-    ("finish.py", "finish"),
+OVERHEAD = {
+    ("loop.py", "_next_round"),
+    ("loop.py", "_outcomes"),
+    ("step_record.py", "rollouts"),
+    ("loop.py", "judge"),
+    ("train_rows.py", "place"),
+    ("train_rows.py", "count_tokens"),
+    ("train_rows.py", "replay_batch"),
+    ("loop.py", "observe"),
+    ("duet.py", "metrics"),
 }
 """The functions whose time `duet/overhead_share` counts."""
 
 
 def profiler_share(stats: Mapping[tuple, tuple]) -> float:
-    """Cumulative time of `CONTROLLER`, over that of the training steps."""
+    """Cumulative time of `OVERHEAD`, over that of the training steps."""
     package, trainer = str(Path(duet_trl.__file__).parent), duet_trl.trainer.__file__
     own = {key: value for key, value in stats.items() if key[0].startswith(package)}
     whole = sum(ct for (path, _, name), (*_, ct, _) in own.items() if (path, name) == (trainer, "training_step"))
-    found = (ct for (path, _, name), (*_, ct, _) in own.items() if (Path(path).name, name) in CONTROLLER)
+    found = (ct for (path, _, name), (*_, ct, _) in own.items() if (Path(path).name, name) in OVERHEAD)
     return sum(found) / whole
 
 
 def package_share(stats: Mapping[tuple, tuple]) -> float:
     """Time under the outermost function of this package, over that of the training steps.
 
-    Seams that call into TRL count with the time of their own lines only, what the reward function borrows not at all.
-    Beyond the controller this is parameters of requests, forced stops, trimming of columns, mending TRL's metrics.
+    Seams that lead into TRL count with the time of their own lines only, what the reward function borrows not at all.
+    Beyond `OVERHEAD` this is parameters of requests, forced stops, trimming of columns, mending TRL's metrics.
     """
     package, trainer = str(Path(duet_trl.__file__).parent), duet_trl.trainer.__file__
     recipes = str(Path(__file__).resolve().parents[1] / "recipes")
-    seams = seam_names(inspect.getsource(duet_trl.trainer))
+    modules = (duet_trl.trainer, duet_trl.loop, generating, turn)
+    seams = seam_names({module.__file__: inspect.getsource(module) for module in modules})
 
     def inside(key: tuple) -> bool:
         path, _, name = key
         # What the standard library does here it does for the package, and what the others call is not the step's.
         other = Path(path).name in ("functools.py", "contextlib.py", "step_replay.py") or path.startswith(recipes)
-        return other or path.startswith(package) and not (path == trainer and name in seams)
+        return other or path.startswith(package) and (path, name) not in seams
 
     total = whole = 0.0
     for key, (_, _, own_time, cumulative, callers) in stats.items():
         path, _, name = key
         if (path, name) == (trainer, "training_step"):
             whole += cumulative
-        if path == trainer and name in seams:
+        if (path, name) in seams:
             total += own_time
         elif path.startswith(package):
             total += sum(edge[3] for caller, edge in callers.items() if not inside(caller))
     return total / whole
 
 
-def seam_names(source: str) -> set[str]:
-    """Functions of a module that call `super()`."""
-    functions = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef))
-    return {
-        function.name
-        for function in functions
-        if any(
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "super"
-            for node in ast.walk(function)
-        )
+def seam_names(sources: Mapping[str, str]) -> set[tuple[str, str]]:
+    """Functions that lead into TRL: they call `super()`, or call a function by the name of one that does.
+
+    Args:
+        sources (Mapping[str, str]): Text of modules by path.
+
+    Returns:
+        set[tuple[str, str]]: Path and name of each.
+    """
+    calls = {
+        (path, function.name): {_called(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
+        for path, source in sources.items()
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef)
     }
+    found, names = set(), {"super"}
+    while more := {key for key, called in calls.items() if called & names} - found:
+        found |= more
+        names |= {name for _, name in more if not name.startswith("__")}
+    return found
+
+
+def _called(function: ast.expr) -> str:
+    """Name by which a function is called, without the object it belongs to."""
+    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)

@@ -2,7 +2,7 @@
 """Gradient estimators as configurations of the library, and simulated steps of each over the same rollouts.
 
 A simulated step draws 16 prompts of the pool. Of each prompt's recorded rollouts the last `HISTORY` in a random order
-are an earlier visit, from which controllers learn what they would have learnt a pass ago; the first are this step's.
+are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,11 @@ from benchmarks.miniature.tasks import Task
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import UniformAllocator
 from duet_trl.allocate.mixed import PRIOR
-from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation
-from duet_trl.controller import Controller, Judgement, StepPlan
+from duet_trl.allocate.neyman import Allocation, neyman_allocation
 from duet_trl.gate.automaton import TokenAutomaton
-from duet_trl.gate.replay import Replay
-from duet_trl.methods import build_controller
-from duet_trl.seams.exchange import Placement
-from duet_trl.seams.step import Step
-from duet_trl.seams.step_advantages import step_advantages
+from duet_trl.methods import build_method
+from duet_trl.methods.duet import Duet
+from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
 
 HISTORY = 4
 """Rollouts of the earlier visit."""
@@ -40,7 +37,7 @@ SPREAD = "spread"
 
 @dataclass(frozen=True)
 class Estimator:
-    """A method at a budget.
+    """The method `duet` under some settings at a budget.
 
     Attributes:
         name (str): In the table.
@@ -52,14 +49,14 @@ class Estimator:
     config: DUETGRPOConfig
     spread: bool = False
 
-    def controller(self, automaton: TokenAutomaton | None, thresholds: dict | None) -> Controller:
-        """A fresh controller; thresholds None: K1 and K2 as at the start of a run."""
-        controller = build_controller(self.config, automaton)
+    def method(self, automaton: TokenAutomaton | None, thresholds: dict | None) -> Duet:
+        """A fresh method; thresholds None: K1 and K2 as at the start of a run."""
+        method = build_method(self.config, automaton)
         if self.spread:
-            controller.allocator = SpreadAllocator.like(controller.allocator)
+            method.allocator = SpreadAllocator.like(method.allocator)
         if thresholds is not None:
-            controller.gate.load_state_dict(thresholds)
-        return controller
+            method.gate.load_state_dict(thresholds)
+        return method
 
     @property
     def remembers(self) -> bool:
@@ -192,74 +189,60 @@ def simulate(
     thresholds: dict,
     draws: Sequence[Draw],
 ) -> Steps:
-    """Steps of an estimator, each by a fresh controller that remembers the draw's earlier visit."""
+    """Steps of an estimator, each by a fresh method that remembers the draw's earlier visit."""
     positions, values, figures = [], [], []
     for number, draw in enumerate(draws):
-        controller = estimator.controller(automaton, thresholds)
+        method = estimator.method(automaton, thresholds)
         if estimator.remembers:
-            visit(controller, estimator.config, recording, draw.order[:, -HISTORY:])
-            controller.gate.load_state_dict(thresholds)  # a late answer raised K2; what is recorded is one gate
-        controller.step = number + 1  # the coins of different steps differ
-        plan = controller.plan([recording.keys[q] for q in draw.prompts], epoch=1)
-        of_prompt = zip(draw.prompts, plan.num_rollouts, strict=True)
-        rollouts = np.concatenate([q * recording.num_rollouts + draw.order[q, :n] for q, n in of_prompt])
-        found, rows = recording.look_up(plan.gate, rollouts)
-        rewards = recording.rewards[rows]
-        advantages, judgement = judge(controller, estimator.config, plan, found, rewards)
-        weights = loss_weights(advantages, judgement, found)
+            visit(method, recording, draw.order[:, -HISTORY:])
+            method.gate.load_state_dict(thresholds)  # a late answer raised K2; what is recorded is one gate
+        done, rows = take_step(method, recording, draw, number + 1)
+        judgement = method.judge(done)
+        weights = loss_weights(judgement, done)
         used = np.flatnonzero(weights)
         positions.append(np.stack([np.full(used.size, number), rows[used]]))
         values.append(weights[used])
-        figures.append(_step_figures(plan, found, judgement, rewards))
+        figures.append(_step_figures(done, judgement))
     index, value = torch.from_numpy(np.concatenate(positions, axis=1)), torch.from_numpy(np.concatenate(values))
     shape = (len(draws), len(recording.rewards))
     sparse = torch.sparse_coo_tensor(index, value.float(), shape, check_invariants=True)
     return Steps(sparse.coalesce(), *np.array(figures).T)
 
 
-def visit(controller: Controller, config: DUETGRPOConfig, recording: Recording, order: np.ndarray) -> None:
-    """Let a controller see the whole pool once, with the rollouts `order` (Q, n) of each prompt."""
+def take_step(method: Duet, recording: Recording, draw: Draw, step: int) -> tuple[Rollouts, np.ndarray]:
+    """What a method asks for in a draw, and the row of each rollout; the coins of different steps differ."""
+    prompts = Prompts([Prompt(recording.keys[q], {}) for q in draw.prompts], step=step, epoch=1)
+    jobs = method.jobs(prompts, None)
+    counts = np.bincount([job.prompt for job in jobs], minlength=len(prompts))
+    numbers = [q * recording.num_rollouts + draw.order[q, :n] for q, n in zip(draw.prompts, counts, strict=True)]
+    return recording.look_up(prompts, jobs, method.gate.spec(), np.concatenate(numbers))
+
+
+def visit(method: Duet, recording: Recording, order: np.ndarray) -> None:
+    """Let a method see the whole pool once, with the rollouts `order` (Q, n) of each prompt."""
     num_prompts, n = order.shape
     group = np.repeat(np.arange(num_prompts), n)
-    plan = StepPlan(
-        step=1,
-        keys=recording.keys,
-        allocation=uniform_allocation(num_prompts, group.size, np.ones(num_prompts), group.size),
-        cold=np.zeros(num_prompts, dtype=bool),
-        group=group,
-        gate=controller.gate.plan(1, recording.keys, group),
-    )
-    found, rows = recording.look_up(
-        plan.gate, (np.arange(num_prompts)[:, None] * recording.num_rollouts + order).ravel()
-    )
-    rewards, everything = recording.rewards[rows], np.ones(group.size, dtype=bool)
-    advantages, judgement = judge(controller, config, plan, found, rewards)
-    controller.observe_rollouts(plan, found, judgement, rewards, everything)
-    sum_logps = np.where(judgement.trained, recording.sum_logps[rows], np.nan)
-    controller.observe_sigma(plan, advantages, sum_logps, judgement.kept)
+    keep = method.gate.coins(1, [recording.keys[q] for q in group])
+    jobs = [Job(int(q), keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+    numbers = (np.arange(num_prompts)[:, None] * recording.num_rollouts + order).ravel()
+    prompts = Prompts([Prompt(key, {}) for key in recording.keys])
+    done, rows = recording.look_up(prompts, jobs, method.gate.spec(), numbers)
+    judgement = method.judge(done)
+    method.allocator.cold = np.ones(num_prompts, dtype=bool)  # the allocator did not plan this visit
+    method.observe(done, judgement, np.where(judgement.in_gradient, recording.sum_logps[rows], np.nan))
 
 
-def judge(
-    controller: Controller, config: DUETGRPOConfig, plan: StepPlan, found: Replay, rewards: np.ndarray
-) -> tuple[np.ndarray, Judgement]:
-    """Advantages (N,) and judgement of a step, as the trainer has them; rewards has shape (N,)."""
-    step = Step([], plan, Placement(len(rewards), 1, False), np.arange(len(rewards)))
-    step.rewards_per_func = torch.from_numpy(rewards).float()[:, None]
-    advantages = step_advantages(step, controller, config, torch.ones(1)).advantages.double().numpy()
-    return advantages, controller.weigh(plan, found.outcome, advantages)
-
-
-def loss_weights(advantages: np.ndarray, judgement: Judgement, found: Replay) -> np.ndarray:
+def loss_weights(judgement: Judgement, done: Rollouts) -> np.ndarray:
     """Weight of each rollout's grad log pi in the negative gradient of the loss, w A / N_t (Eq. 6), shape (N,)."""
-    num_tokens = found.length[judgement.kept].sum()
-    return np.where(judgement.trained, judgement.weight * advantages / max(num_tokens, 1), 0.0)
+    num_tokens = done.replay.length[judgement.in_divisor].sum()
+    return np.where(judgement.in_gradient, judgement.weight * judgement.advantages / max(num_tokens, 1), 0.0)
 
 
-def _step_figures(plan: StepPlan, found: Replay, judgement: Judgement, rewards: np.ndarray) -> list[float]:
-    size, right = (np.bincount(plan.group, weights=x) for x in (np.ones_like(rewards), rewards))
+def _step_figures(done: Rollouts, judgement: Judgement) -> list[float]:
+    size, right = (np.bincount(done.prompt, weights=x) for x in (np.ones_like(done.rewards), done.rewards))
     return [
-        float(found.length.sum()),
-        float(found.length[judgement.trained].sum()),
+        float(done.replay.length.sum()),
+        float(done.replay.length[judgement.in_gradient].sum()),
         float(((right > 0) & (right < size)).sum()),
-        float((found.outcome >= 2).mean()),
+        float((done.replay.outcome >= 2).mean()),
     ]

@@ -12,11 +12,11 @@ import torch
 from benchmarks.gradient_parts.policies import PromptRollouts
 from benchmarks.miniature.grading import is_right
 from benchmarks.step_replay import Rollout, cut
-from duet_trl.controller import Controller
 from duet_trl.engines.slots import nearly_certain
-from duet_trl.gate.marker_gate import GatePlan
+from duet_trl.gate.marker_gate import MarkerGate
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, Replay, replay, split_sentinel
+from duet_trl.rollouts import Job, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages
 
 REFITS = 8
@@ -58,17 +58,32 @@ class Recording:
     gradients: torch.Tensor
     held_out: np.ndarray
 
-    def look_up(self, gate: GatePlan, rollouts: np.ndarray) -> tuple[Replay, np.ndarray]:
-        """Outcome and row of rollouts under the gate of a step and its coins; rollouts has shape (N,)."""
-        table = self.tables[gate.spec]
-        aborting, keeping = table.replays
-        found = Replay(
-            **{
-                name: np.where(gate.keep, keeping.__dict__[name][rollouts], values[rollouts])
-                for name, values in aborting.__dict__.items()
-            }
+    def look_up(
+        self, prompts: Prompts, jobs: Sequence[Job], spec: GateSpec, rollouts: np.ndarray
+    ) -> tuple[Rollouts, np.ndarray]:
+        """What the jobs of a step would have brought, and the row of each.
+
+        Args:
+            prompts (Prompts): Of the step.
+            jobs (Sequence[Job]): What is asked for, length N.
+            spec (GateSpec): Their gate.
+            rollouts (np.ndarray): Number of the recorded rollout that answers each, shape (N,).
+        """
+        table, keep = self.tables[spec], np.array([job.keep for job in jobs])
+        found = _chosen(keep, *(Replay(**{k: v[rollouts] for k, v in vars(one).items()}) for one in table.replays))
+        rows = table.rows[keep.astype(np.int64), rollouts]
+        rewards = self.rewards[rows]
+        done = Rollouts(
+            prompts=prompts,
+            jobs=tuple(jobs),
+            prompt=np.array([job.prompt for job in jobs]),
+            round=np.zeros(len(jobs), dtype=np.int64),
+            replay=found,
+            terminated=np.ones(len(jobs), dtype=bool),
+            rewards_per_func=torch.from_numpy(rewards).float()[:, None],
+            rewards=rewards,
         )
-        return found, table.rows[gate.keep.astype(np.int64), rollouts]
+        return done, rows
 
 
 # ---- Gate -----------------------------------------------------------------------------------------------------------
@@ -101,32 +116,35 @@ def gate_replays(spec: GateSpec, setup: GateSetup, rollouts: Sequence[Rollout]) 
         keep = np.full(len(rollouts), keeps)
         ids, stopped = [rollout.ids for rollout in rollouts], np.zeros(len(rollouts), dtype=bool)
         if spec.trim or spec.abort:
-            cut_ids = cut(GatePlan(spec, keep), np.arange(len(rollouts)), setup, rollouts)
+            cut_ids = cut(spec, keep, setup, rollouts)
             ids, stopped = split_sentinel(cut_ids, setup.sentinel)
         found.append(replay(spec, setup.automaton, ids, stopped, keep))
     return tuple(found)
 
 
 def settle_thresholds(
-    controller: Controller, setup: GateSetup, rollouts: Sequence[Rollout], right: np.ndarray, seed: int
+    gate: MarkerGate, setup: GateSetup, rollouts: Sequence[Rollout], right: np.ndarray, seed: int
 ) -> dict:
     """State of a gate whose K1 and K2 were refitted to the rollouts that it left over, until they stand still.
 
     `right` (N,) is the reward of each rollout, which is known from its first answer and so from a trimmed one too.
     """
-    gate, rng = controller.gate, np.random.default_rng(seed)
-    interval = gate.thresholds.refit_every
+    rng, interval = np.random.default_rng(seed), gate.thresholds.refit_every
     for refit in range(1, REFITS + 1):
         order = rng.permutation(len(rollouts))  # the window holds only the last of them
-        plan = gate.plan(refit, [str(number) for number in order], np.arange(len(order)))
-        aborting, keeping = gate_replays(plan.spec, setup, [rollouts[number] for number in order])
-        found = {name: np.where(plan.keep, keeping.__dict__[name], x) for name, x in aborting.__dict__.items()}
-        left = found["outcome"] != Outcome.ABORTED
-        propensity = gate.propensity(found["outcome"])
+        keep = gate.coins(refit, [str(number) for number in order])
+        found = _chosen(keep, *gate_replays(gate.spec(), setup, [rollouts[number] for number in order]))
+        left = found.outcome != Outcome.ABORTED
+        propensity = gate.propensity(found.outcome)
         gate.observe(
-            found["length"][left], propensity[left], found["answered_at"][left], right[order][left], refit * interval
+            found.length[left], propensity[left], found.answered_at[left], right[order][left], refit * interval
         )
     return gate.state_dict()
+
+
+def _chosen(keep: np.ndarray, aborting: Replay, keeping: Replay) -> Replay:
+    """What became of each rollout with its coin, shape (N,)."""
+    return Replay(**{name: np.where(keep, vars(keeping)[name], values) for name, values in vars(aborting).items()})
 
 
 # ---- Gradients ------------------------------------------------------------------------------------------------------

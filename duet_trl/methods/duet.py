@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from ..allocate.allocator import Allocator
-from ..allocate.neyman import Allocation
 from ..allocate.state import check_state
 from ..gate.marker_gate import MarkerGate
-from ..gate.replay import GateSpec, Outcome
+from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.baseline import history_advantages
 from ..update.importance import rollout_weights, surcharge
@@ -49,20 +48,18 @@ class Duet(Method):
         self.gated = settings.gated
         self.plain = settings.is_grpo
         self.identity = {"method": settings.method, "budget_reading": settings.budget_reading}
-        self._allocation: Allocation | None = None
-        self._spec: GateSpec | None = None
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
         if done is not None:
             return []
-        self._allocation = self.allocator.plan(prompts.keys, prompts.epoch)
-        group = np.repeat(np.arange(len(prompts)), self._allocation.num_rollouts)
+        allocation = self.allocator.plan(prompts.keys, prompts.epoch)
+        group = np.repeat(np.arange(len(prompts)), allocation.num_rollouts)
         # A reference budget is measured on rollouts that no gate stops.
-        self._spec = self.gate.spec(active=not self.allocator.measuring)
+        spec = self.gate.spec(active=not self.allocator.measuring)
         keep = self.gate.coins(prompts.step, [prompts.keys[q] for q in group])
-        gate = self._spec if self.gated else None
+        gate = spec if self.gated else None
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
 
     def judge(self, done: Rollouts) -> Judgement:
@@ -73,7 +70,7 @@ class Duet(Method):
         if self._trains_aborted:
             masked, applied = np.zeros_like(masked), np.ones_like(applied)
         weight = rollout_weights(
-            self._allocation.num_rollouts,
+            np.bincount(done.prompt, minlength=len(done.prompts)),
             done.prompt,
             applied,
             masked,
@@ -88,6 +85,7 @@ class Duet(Method):
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
+        self._metrics = self._step_metrics(done, judgement, sum_logps)
         keys, group, length, scored = done.prompts.keys, done.prompt, done.replay.length, done.scored
         survived = scored & ~done.aborted
         self.allocator.observe_lengths(keys, group, length, length, survived)
@@ -103,7 +101,6 @@ class Duet(Method):
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
         use = judgement.in_divisor & scored & np.isfinite(known)
         self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
-        self._metrics = self._step_metrics(done, judgement, sum_logps)
 
     def state_dict(self) -> dict[str, Any]:
         """What is remembered about prompts, and the window of K1 and K2."""
@@ -137,8 +134,8 @@ class Duet(Method):
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
         return {
-            "poll_threshold": float(self._spec.poll_threshold),
-            "abort_threshold": float(self._spec.abort_threshold),
+            "poll_threshold": float(self.gate.thresholds.poll_threshold),
+            "abort_threshold": float(self.gate.thresholds.abort_threshold),
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
             "cold_prompts": float(self.allocator.cold.sum()),
             "cold_gradient_share": float(mass[self.allocator.cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),

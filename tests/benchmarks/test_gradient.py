@@ -18,9 +18,9 @@ from benchmarks.gradient_parts.estimators import (
     Steps,
     draw_steps,
     estimators,
-    judge,
     loss_weights,
     simulate,
+    take_step,
 )
 from benchmarks.gradient_parts.figures import Moments, Resamples, draw_resamples, gain, moments, resampled_gains
 from benchmarks.gradient_parts.policies import PromptRollouts
@@ -37,8 +37,9 @@ from benchmarks.step_replay import Rollout, Sampling
 from benchmarks.step_replay import record as sample_rollouts
 from duet_trl.allocate.budget import Budget
 from duet_trl.gate.parameters import GateSetup
-from duet_trl.gate.replay import Outcome
-from duet_trl.methods import build_controller
+from duet_trl.gate.replay import GateSpec, Outcome, Replay
+from duet_trl.methods import build_method
+from duet_trl.rollouts import Job, Prompt, Prompts
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate
 from tests.gate.oracle import algorithm_1
 from tests.runs import duet_trainer, prompts
@@ -106,11 +107,11 @@ def test_a_resample_weighs_blocks_of_steps_and_of_problems():
 
 
 class GradientCheck(TrainerCallback):
-    """Rebuilds the gradient of every optimizer step from the rollouts, with a controller of its own."""
+    """Rebuilds the gradient of every optimizer step from the rollouts, with a method of its own."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.controller = build_controller(trainer.args, trainer.engine.setup.automaton)
+        self.method = build_method(trainer.args, trainer.engine.setup.automaton)
         self.errors: list[float] = []
         self.weights: list[np.ndarray] = []
         self.outcomes: set[int] = set()
@@ -118,23 +119,19 @@ class GradientCheck(TrainerCallback):
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Parameters are still those of the forward pass, and the gradients complete."""
         step, model = self.trainer._current, self.trainer.model
-        plan = self.controller.plan(step.plan.keys, epoch=len(self.errors))  # a step is a pass over the data
-        np.testing.assert_array_equal(plan.num_rollouts, step.plan.num_rollouts)
-        np.testing.assert_array_equal(plan.gate.keep, step.plan.gate.keep)
-        rewards = step.rewards_per_func[:, 0].double().numpy()
-        advantages, judgement = judge(self.controller, self.trainer.args, plan, step.replay, rewards)
-        weights = loss_weights(advantages, judgement, step.replay)
+        assert self.method.jobs(step.prompts, None) == step.jobs  # counts, gate and coins
+        judgement = self.method.judge(step.done)
+        weights = loss_weights(judgement, step.done)
         true = torch.cat([p.grad.flatten() for p in model.parameters()])
         rebuilt, sums = torch.zeros_like(true), np.zeros(len(weights))
-        for index, row in enumerate(step.rows):
-            ids = step.completion_ids[index]
-            ((sums[row], gradient),) = rollout_gradients(model, step.prompt_ids[index], ids, [len(ids)])
+        for row, rollout in step.local.items():
+            ids = rollout.completion_ids
+            ((sums[row], gradient),) = rollout_gradients(model, rollout.prompt_ids, ids, [len(ids)])
             rebuilt -= float(weights[row]) * gradient
         self.errors.append(float((rebuilt - true).norm() / true.norm()))
-        self.weights.append(judgement.weight[judgement.kept])
+        self.weights.append(judgement.weight[judgement.in_divisor])
         self.outcomes |= set(step.replay.outcome.tolist())
-        self.controller.observe_rollouts(plan, step.replay, judgement, rewards, ~np.isnan(rewards))
-        self.controller.observe_sigma(plan, advantages, np.where(judgement.trained, sums, np.nan), judgement.kept)
+        self.method.observe(step.done, judgement, np.where(judgement.in_gradient, sums, np.nan))
 
 
 PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact", "allocation_objective": "variance"}
@@ -215,7 +212,7 @@ def test_the_accuracy_gradient_is_the_mean_over_rollouts_and_problems(tiny):
 
 
 def thresholds_of(name: str, setup: GateSetup) -> dict:
-    return ROWS[name].controller(setup.automaton, None).gate.state_dict() | THRESHOLDS
+    return ROWS[name].method(setup.automaton, None).gate.state_dict() | THRESHOLDS
 
 
 def run(name: str, recording: Recording, setup: GateSetup, draws: list[Draw]) -> Steps:
@@ -227,8 +224,8 @@ def recording(tiny, setup, pool, tmp_path_factory) -> Recording:
     """Real gates and gradients, and random rewards, of which the tiny policy earns too few."""
     rollouts = [Rollout(ids, np.zeros(len(ids), dtype=bool)) for entry in pool for ids in entry.ids]
     thresholds = thresholds_of(GRPO[8], setup)
-    plans = [row.controller(setup.automaton, thresholds).gate.plan(1, [], np.zeros(0, int)) for row in ROWS.values()]
-    replays = {plan.spec: gate_replays(plan.spec, setup, rollouts) for plan in plans}
+    specs = {row.method(setup.automaton, thresholds).gate.spec() for row in ROWS.values()}
+    replays = {spec: gate_replays(spec, setup, rollouts) for spec in specs}
     assert len(replays) == 3
     arguments = {"pool": pool, "held_out": pool[:2]}, replays, "math", np.arange(0, 20_000, 97), 2
     cache = tmp_path_factory.mktemp("gradients") / "tiny.pt"
@@ -242,16 +239,25 @@ def recording(tiny, setup, pool, tmp_path_factory) -> Recording:
     )
 
 
+def look_up(recording: Recording, spec: GateSpec, keep: np.ndarray) -> tuple[Replay, np.ndarray]:
+    """What a gate makes of every rollout under these coins, shape (N,), and the row of each."""
+    jobs = [Job(number // recording.num_rollouts, keep=bool(coin)) for number, coin in enumerate(keep)]
+    done, rows = recording.look_up(
+        Prompts([Prompt(key, {}) for key in recording.keys]), jobs, spec, np.arange(len(keep))
+    )
+    return done.replay, rows
+
+
 def test_a_row_holds_the_gradient_of_what_its_gate_left(tiny, setup, pool, recording):
-    aborting = ROWS[FAILURE].controller(setup.automaton, thresholds_of(FAILURE, setup)).gate
+    aborting = ROWS[FAILURE].method(setup.automaton, thresholds_of(FAILURE, setup)).gate
     rollouts = np.arange(NUM_PROMPTS * NUM_ROLLOUTS)
-    plan = aborting.plan(1, [str(i) for i in rollouts], rollouts)
-    found, rows = recording.look_up(plan, rollouts)
+    keep = aborting.coins(1, [str(i) for i in rollouts])
+    found, rows = look_up(recording, aborting.spec(), keep)
     aborted = np.flatnonzero(found.outcome == Outcome.ABORTED)
     trimmed = np.flatnonzero(found.trimmed)
     assert aborted.size > 3 < trimmed.size
-    assert (found.outcome == Outcome.KEPT)[plan.keep].any()
-    assert not (found.outcome == Outcome.ABORTED)[plan.keep].any()
+    assert (found.outcome == Outcome.KEPT)[keep].any()
+    assert not (found.outcome == Outcome.ABORTED)[keep].any()
     for number in (aborted[0], trimmed[0]):
         entry, ids = pool[number // NUM_ROLLOUTS], pool[number // NUM_ROLLOUTS].ids[number % NUM_ROLLOUTS]
         assert found.length[number] < len(ids)
@@ -264,16 +270,15 @@ def test_what_the_gate_left_is_graded(tiny, setup, tmp_path):
     tokenizer = tiny_tokenizer()
     early, late = (tokenizer(text)["input_ids"] for text in ("\\boxed{4}" + " is" * 60, " is" * 60 + "\\boxed{4}"))
     crafted = [PromptRollouts(tokenizer(text)["input_ids"], 4, [early, late]) for text in ("Say 4 ", "Four? ")]
-    gate = ROWS[FAILURE].controller(setup.automaton, thresholds_of(FAILURE, setup)).gate
-    plan = gate.plan(1, ["0", "0"], np.arange(2))
+    spec = ROWS[FAILURE].method(setup.automaton, thresholds_of(FAILURE, setup)).gate.spec()
     whole = [Rollout(ids, np.zeros(len(ids), dtype=bool)) for entry in crafted for ids in entry.ids]
-    replays = {plan.spec: gate_replays(plan.spec, setup, whole)}
+    replays = {spec: gate_replays(spec, setup, whole)}
     found = {"pool": crafted, "held_out": crafted}
     recorded = record(
         tiny.model, tokenizer, found, replays, "math", np.arange(5), 1, tmp_path / "crafted.pt", {"seed": 0}
     )
     for keep, rewards in ((False, [1, 0, 1, 0]), (True, [1, 1, 1, 1])):  # the late answer comes behind K2 + G
-        replayed, rows = recorded.look_up(dataclasses.replace(plan, keep=np.full(4, keep)), np.arange(4))
+        replayed, rows = look_up(recorded, spec, np.full(4, keep))
         assert recorded.rewards[rows].tolist() == rewards
         assert (replayed.length[[0, 2]] < len(early)).all()
 
@@ -310,11 +315,11 @@ def test_a_masked_rollout_has_no_weight_and_a_kept_one_also_theirs(setup, pool, 
     steps = run(name, recording, setup, draws)
     weights, seen = steps.weights.to_dense().numpy(), []
     for number, draw in enumerate(draws):
-        controller = ROWS[name].controller(setup.automaton, thresholds_of(name, setup))
-        controller.step = number + 1
-        plan = controller.plan([recording.keys[q] for q in draw.prompts], epoch=1)
-        rollouts = (draw.prompts[:, None] * NUM_ROLLOUTS + draw.order[draw.prompts, :4]).ravel()
-        found, rows = recording.look_up(plan.gate, rollouts)
+        method = ROWS[name].method(setup.automaton, thresholds_of(name, setup))
+        done, rows = take_step(method, recording, draw, number + 1)
+        found, numbers = done.replay, (draw.prompts[:, None] * NUM_ROLLOUTS + draw.order[draw.prompts, :4]).ravel()
+        coins = np.array([job.keep for job in done.jobs], dtype=np.int64)
+        np.testing.assert_array_equal(rows, recording.tables[method.gate.spec()].rows[coins, numbers])
         rewards = recording.rewards[rows].reshape(-1, 4)
         spread = rewards.std(axis=1, ddof=1, keepdims=True)
         advantages = ((rewards - rewards.mean(axis=1, keepdims=True)) / (spread + 1e-4)).ravel()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step benchmark: its replay is faithful, its clock adds up, its two measures of the controller, its verdict."""
+"""The step benchmark: its replay is faithful, its clock adds up, its two measures of the overhead, its verdict."""
 
 import copy
 import pstats
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from trl import GRPOTrainer
 
+import duet_trl.loop
 import duet_trl.trainer
 from benchmarks.step import (
     OFF,
@@ -40,7 +41,6 @@ from benchmarks.step_replay import (
     replayed,
     seam_names,
 )
-from duet_trl.gate.marker_gate import GatePlan
 from duet_trl.gate.parameters import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
 from tests.runs import count_fours, prompts, settings
@@ -172,9 +172,7 @@ def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
     ids = [[] for _ in natural]
     for spec in SPECS:
         rows = np.array([row for row, chosen in enumerate(spec_of_row) if chosen is spec])
-        for row, cut_ids in zip(
-            rows, cut(GatePlan(spec, keep), rows, setup, [natural[r][1] for r in rows]), strict=True
-        ):
+        for row, cut_ids in zip(rows, cut(spec, keep[rows], setup, [natural[r][1] for r in rows]), strict=True):
             ids[row] = cut_ids
     assert_algorithm_1(gate, [prompt for prompt, _ in natural], ids, spec_of_row, keep)
     for row, (_, rollout) in zip(ids, natural, strict=True):
@@ -216,7 +214,8 @@ def test_the_timers_of_the_trainer_read_processor_seconds_while_asked_to():
         first = duet_trl.trainer.time.perf_counter()
         assert time.process_time() - 1.0 < first <= time.process_time()
         assert first != pytest.approx(time.perf_counter(), abs=1.0)
-    assert duet_trl.trainer.time is time
+        assert duet_trl.loop.time is duet_trl.trainer.time
+    assert duet_trl.trainer.time is duet_trl.loop.time is time
 
 
 def test_a_paused_training_can_be_left(tiny_path, tmp_path, recording):
@@ -244,17 +243,19 @@ def test_ratios_are_taken_within_a_round():
     assert found["on_per_trained_token_wall"]["median"] == pytest.approx(0.5)
 
 
-def test_seams_are_the_functions_that_call_their_parent():
-    source = (
-        "class A(B):\n    def f(self):\n        with x:\n            super().f()\n    def g(self):\n        self.f()\n"
+def test_seams_are_the_functions_that_lead_to_their_parent():
+    trainer = (
+        "class A(B):\n    def f(self):\n        with x:\n            super().g()\n    def h(self):\n        self.i()\n"
     )
-    assert seam_names(source) == {"f"}
+    loop = "def run(host):\n    return again(host)\ndef again(host):\n    host.f()[0]\ndef plan(host):\n    host.h()\n"
+    assert seam_names({"a": trainer, "b": loop}) == {("a", "f"), ("b", "again"), ("b", "run")}
 
 
 def test_the_share_of_the_package_counts_outermost_calls_once():
     package = Path(duet_trl.trainer.__file__).parent
     trainer = str(package / "trainer.py")
-    step, plan, solve = (trainer, 1, "training_step"), (trainer, 2, "_plan"), (str(package / "a.py"), 3, "solve")
+    step, solve = (trainer, 1, "training_step"), (str(package / "a.py"), 3, "solve")
+    plan = (str(package / "loop.py"), 2, "_next_round")
     scored, reward = (str(package / "b.py"), 4, "extract"), (str(ROOT / "recipes" / "r.py"), 5, "reward")
     model = ("torch.py", 6, "forward")
     # calls, calls, own seconds, cumulative seconds, edges of the same four by caller

@@ -145,7 +145,6 @@ def test_weights_are_those_of_equation_6(tmp_path):
     )
     of = prompts(KEYS[:2])
     unit.jobs(of, None)
-    unit._allocation.num_rollouts[:] = [1, 3]
     outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
     found = done(of, [Job(0), Job(1), Job(1), Job(1)], outcome, [9] * 4, [1.0, 1.0, 0.0, 1.0])
     judgement = unit.judge(found)
@@ -239,7 +238,6 @@ def remembering(tmp_path, **overrides) -> Duet:
     unit = duet(tmp_path, trim=False, abort=False, **overrides)
     unit.allocator.observe_rewards(["b"], np.array([0, 0]), np.array([2.0, 1.0]), np.ones(2, dtype=bool))
     unit.jobs(prompts("ab"), None)
-    unit._allocation.num_rollouts[:] = [1, 3]
     return unit
 
 
@@ -273,7 +271,6 @@ def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
     unit = duet(tmp_path, keep_probability=0.5, aborted_rollouts="mask", advantage_baseline="group")
     of = prompts(["a", "b"])
     unit.jobs(of, None)
-    unit._allocation.num_rollouts[:] = [1, 3]
     unit.allocator.cold = np.array([True, False])
     outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
     found = done(
