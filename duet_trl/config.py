@@ -67,8 +67,7 @@ def _chosen(name: str, help_text: str) -> Any:
 def _options_help() -> str:
     takers: dict[tuple[str, ...], list[str]] = {}
     for method, entry in METHODS.items():
-        names = tuple(one.name for one in fields(entry.options) if one.name not in entry.from_fields)
-        takers.setdefault(names, []).append(method)
+        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     return (
         f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)} See docs/notation.md."
@@ -234,14 +233,13 @@ class DUETGRPOConfig(GRPOConfig):
         unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
         for name in METHOD_FIELDS - given.keys():
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
-        shared = {option: self.__dict__[name] for option, name in entry.from_fields.items()}
-        self.options = entry.settle(self, read_options(entry.options, self.method_kwargs, self.method, shared))
+        self.options = entry.settle(self, read_options(entry.options, self.method_kwargs, self.method))
         self.filled_in = frozenset(name for name in METHOD_FIELDS - given.keys() if self.__dict__[name] is not None)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 
     def _refuse_idle(self, chosen: dict[str, Any], acts: dict[str, Acts]) -> None:
-        resolved = SimpleNamespace(**self.__dict__ | self.options.__dict__)
+        resolved = SimpleNamespace(**self.__dict__, **self.options.__dict__)
         for name in sorted(chosen.keys() & acts.keys()):
             if not acts[name].when(resolved):
                 raise ValueError(

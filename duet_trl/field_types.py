@@ -61,22 +61,19 @@ def default_of(declared: Any, method: str) -> Any:
     return declared.metadata.get("defaults", {}).get(method, declared.default)
 
 
-def read_options(
-    kind: type[Options], given: Mapping[str, Any] | None, method: str, from_fields: Mapping[str, Any]
-) -> Options:
+def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
     """The options of a method from its `method_kwargs`.
 
     Args:
         kind (type): Frozen dataclass with a field for each; its `__post_init__` checks the values.
         given (Mapping[str, Any] | None): As the user wrote them; None as a value is the default.
         method (str): Name of the method.
-        from_fields (Mapping[str, Any]): Options that are fields of the configuration, and their values there.
 
     Raises:
         ValueError: If a name is unknown, or a value is of another type; names it and what to write.
     """
-    declared = {one.name: one for one in fields(kind) if one.name not in from_fields}
-    chosen = dict(from_fields) | {name: default_of(one, method) for name, one in declared.items()}
+    declared = {one.name: one for one in fields(kind)}
+    chosen = {name: default_of(one, method) for name, one in declared.items()}
     for name, value in (given or {}).items():
         if name not in declared:
             raise ValueError(_unknown(name, value, list(declared), method))

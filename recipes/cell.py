@@ -8,8 +8,8 @@
 import math
 from dataclasses import dataclass
 
-from command_line import RecipeArguments, RecipeConfig, accumulation_steps
 from cell_text import notes, print_cell, start_line
+from command_line import RecipeArguments, RecipeConfig, accumulation_steps
 from rows import Rows, check_file, count_rows
 from trl import ModelConfig
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import RecipeArguments, RecipeConfig, parse
 from cell import build_cell, notes, print_cell, start_line
+from command_line import RecipeArguments, RecipeConfig, parse
 from data import prompt_length
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tests.runs import duet_trainer, prompts
+from tests.states import plain
 
 
 def scripted(trainer) -> None:
@@ -45,20 +46,20 @@ def main() -> None:
     if deterministic:
         scripted(trainer)
     plans, specs = [], []
-    plan = trainer.controller.plan
+    judge = trainer.loop.judge
 
-    def recorded(keys, epoch):
-        made = plan(keys, epoch)
-        plans.append(made.num_rollouts.tolist())
-        specs.append([made.gate.spec.poll_threshold, made.gate.spec.abort_threshold])
-        return made
+    def recorded(step):
+        plans.append(step.num_rollouts.tolist())
+        spec = trainer.method.gate.spec()
+        specs.append([spec.poll_threshold, spec.abort_threshold])
+        judge(step)
 
-    trainer.controller.plan = recorded
+    trainer.loop.judge = recorded
     start = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train()
     end = [p.detach() for p in trainer.model.parameters()]
     report = {
-        "controller": trainer.controller.state_dict(),
+        "state": plain(trainer.loop.state_dict()),
         "weights": hashlib.sha256(b"".join(p.numpy().tobytes() for p in end)).hexdigest(),
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "plans": plans,

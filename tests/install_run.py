@@ -60,7 +60,7 @@ def train(folder: Path) -> None:
     trainer.train()
     entries = [entry for entry in trainer.state.log_history if "duet/generated_tokens" in entry]
     assert len(entries) == 2 and all(entry["duet/generated_tokens"] > 0 for entry in entries), entries
-    assert (folder / "out" / "checkpoint-2" / "duet_controller.json").exists()
+    assert (folder / "out" / "checkpoint-2" / "duet_state.json").exists()
     try:
         trainer.push_to_hub()
     except RuntimeError as error:

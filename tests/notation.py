@@ -29,8 +29,8 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        if _own_options(takers[0]):
-            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(takers)]
+        if fields(kind):
+            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(kind, takers)]
     return "\n\n".join(parts)
 
 
@@ -63,7 +63,7 @@ def _some_methods(declared: list[Field]) -> str:
     return markdown_table(["field", "methods", "only with", "meaning"], rows)
 
 
-def _options(takers: list[str]) -> str:
+def _options(kind: type, takers: list[str]) -> str:
     acts = METHODS[takers[0]].acts
     rows = [
         [
@@ -74,15 +74,9 @@ def _options(takers: list[str]) -> str:
             _condition(one.name, acts),
             one.metadata["help"],
         ]
-        for one in _own_options(takers[0])
+        for one in fields(kind)
     ]
     return markdown_table(["option", "symbol", "unit", *takers, "only with", "meaning"], rows)
-
-
-def _own_options(method: str) -> list[Field]:
-    """Options that stand in `method_kwargs`."""
-    entry = METHODS[method]
-    return [one for one in fields(entry.options) if one.name not in entry.from_fields]
 
 
 def _condition(name: str, acts: dict[str, Any]) -> str:

@@ -154,9 +154,9 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         assert resolved.options.advantage_baseline == "group"
 
 
-def test_options_of_pilot_that_are_fields_come_from_the_fields(tmp_path):
-    options = config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6).options
-    assert (options.budget_fraction, options.num_max, options.pilot_rollouts) == (0.75, 6, 2)
+def test_pilot_spends_the_budget_of_the_fields(tmp_path):
+    setting = setting_of(config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6))
+    assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
 
 
 @pytest.mark.parametrize(("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10)])

@@ -36,7 +36,7 @@ def launch(processes: int, model: Path, output_dir: Path, **overrides) -> list[d
 )
 def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, overrides):
     first, second = launch(2, tiny_path, tmp_path, **overrides)
-    assert first["controller"] == second["controller"]
+    assert first["state"] == second["state"]
     assert first["weights"] == second["weights"]
     assert first["moved"] > 1e-4
     assert first["samples"] == second["samples"]  # three prompts over two processes, known to both

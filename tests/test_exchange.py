@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.seams.exchange import Placement
+from duet_trl.exchange import Placement
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.booleans())

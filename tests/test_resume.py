@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: the controller goes on where it was, and never starts cold in silence."""
+"""Checkpoints: the method resumes where it was, and never starts cold in silence."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from tests.interrupted_run import Interrupt
 from tests.runs import duet_trainer, logged
 
-STATE = "duet_controller.json"
+STATE = "duet_state.json"
 
 
 def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path):
@@ -22,29 +22,54 @@ def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path
     assert saved["step"] == 3
 
     resumed = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="no")
-    plans = []
-    plan = resumed.controller.plan
+    steps = []
+    run = resumed.loop.run
 
-    def recorded(keys, epoch):
-        if not plans:
-            assert resumed.controller.state_dict() == saved
-        plans.append(plan(keys, epoch))
-        return plans[-1]
+    def recorded(step):
+        if not steps:
+            resumed.save_method_state(tmp_path / "restored")
+            for name in (STATE, "duet_state.safetensors"):
+                assert (tmp_path / "restored" / name).read_bytes() == (tmp_path / "checkpoint-3" / name).read_bytes()
+        steps.append(step.prompts.step)
+        run(step)
 
-    resumed.controller.plan = recorded
+    resumed.loop.run = recorded
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    assert [made.step for made in plans] == [4, 5, 6]
+    assert steps == [4, 5, 6]
     # The first plan after the checkpoint depends on nothing but the restored state, the data order and the seed.
     assert logged(resumed, "duet/budget_tokens")[3] == logged(first, "duet/budget_tokens")[3]
     assert logged(resumed, "duet/num_rollouts/std")[3] == logged(first, "duet/num_rollouts/std")[3]
 
 
-def test_resuming_without_the_controllers_state_is_an_error(tiny_path, tmp_path):
+def test_resuming_without_the_methods_state_is_an_error(tiny_path, tmp_path):
     duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     (tmp_path / "checkpoint-1" / STATE).unlink()
     resumed = duet_trainer(tiny_path, tmp_path, max_steps=2)
-    with pytest.raises(ValueError, match="was not written by DUETGRPOTrainer"):
+    with pytest.raises(ValueError, match="was not written by this version of DUETGRPOTrainer"):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_path):
+    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    path = tmp_path / "checkpoint-1" / STATE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
+    with pytest.raises(ValueError, match="has version 0, this library reads 1"):
+        duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(path.parent))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"seed": 8}, "seed: 7 in the state, 8 now"),
+        ({"method": "paper", "marker": "math"}, "method: 'duet' in the state"),
+    ],
+)
+def test_resuming_with_another_seed_or_method_is_an_error(tiny_path, tmp_path, change, named):
+    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+    with pytest.raises(ValueError, match=named):
+        duet_trainer(tiny_path, tmp_path, max_steps=2, **change).train(
+            resume_from_checkpoint=str(tmp_path / "checkpoint-1")
+        )
 
 
 def test_resuming_with_another_marker_is_an_error(tiny_path, tmp_path):
@@ -77,7 +102,7 @@ def test_an_interrupted_script_ends_as_interrupted_with_a_checkpoint(tiny_path, 
     resumed = duet_trainer(tiny_path, tmp_path / "run", max_steps=3)
     resumed.train(resume_from_checkpoint=True)
     before = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
-    assert (resumed.state.global_step, resumed.controller.step) == (3, 3)
+    assert (resumed.state.global_step, resumed.loop.num_steps) == (3, 3)
     assert resumed.state.log_history[: len(before)] == before
 
 

@@ -163,7 +163,7 @@ def test_peft_trains_only_the_adapter(tiny_path, tmp_path):
 def test_a_streamed_data_set_trains(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, data=prompts().to_iterable_dataset())
     trainer.train()
-    assert len(set(trainer._current.plan.keys)) == 8
+    assert len(set(trainer._current.prompts.keys)) == 8
 
 
 def test_evaluation_runs_ungated(tiny_path, tmp_path):
@@ -277,7 +277,7 @@ def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path)
     trainer = duet_trainer(tiny_path, tmp_path, rewards=lambda completions, **kwargs: [None] * len(completions))
     with pytest.raises(RuntimeError, match="has a finite reward"):
         trainer.train()
-    assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
+    assert (tmp_path / "checkpoint-0" / "duet_state.json").exists()
     assert (tmp_path / "checkpoint-0" / "model.safetensors").exists()
 
 
@@ -313,7 +313,7 @@ def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
     with pytest.raises(RuntimeError, match="has a finite log-probability"):
         trainer.train()
     assert trainer.state.global_step == 0
-    assert (tmp_path / "checkpoint-0" / "duet_controller.json").exists()
+    assert (tmp_path / "checkpoint-0" / "duet_state.json").exists()
 
 
 def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
@@ -340,4 +340,4 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
     data = prompts().map(lambda row, index: {"name": f"q{index % 4}"}, with_indices=True)
     trainer = duet_trainer(tiny_path, tmp_path, data=data, prompt_id_column="name")
     trainer.train()
-    assert set(trainer._current.plan.keys) <= {"q0", "q1", "q2", "q3"}
+    assert set(trainer._current.prompts.keys) <= {"q0", "q1", "q2", "q3"}

@@ -69,19 +69,19 @@ def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(m
     failure = Failure(mortal, 2, mortal.launch)
     run = options(mortal, audit_log=True, prompt_id_column="name", learning_rate=1e-2, callbacks=[failure])
     trainer = duet_trainer(tiny_path, tmp_path, **run)
-    plans, plan = [], trainer.controller.plan
+    plans, judge = [], trainer.loop.judge
 
-    def recorded(keys, epoch):
-        plans.append(plan(keys, epoch))
-        return plans[-1]
+    def recorded(step):
+        plans.append(step)
+        judge(step)
 
-    trainer.controller.plan = recorded
+    trainer.loop.judge = recorded
     trainer.train()
     failure.thread.join()
     assert "The vLLM server was lost: " in caplog.text and "Waiting up to 240 s" in caplog.text
 
     assert trainer.state.global_step == NUM_STEPS == len(plans)
-    assert trainer.controller.state_dict()["step"] == NUM_STEPS
+    assert trainer.loop.num_steps == NUM_STEPS
     # A server with the weights it started with would be far off after two steps at this learning rate.
     differences = logged(trainer, "sampling/sampling_logp_difference/max")
     assert len(differences) == NUM_STEPS and max(differences) < 1e-3
@@ -89,8 +89,8 @@ def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(m
     tokenizer, total = tiny_tokenizer(), 0
     generated, num_tokens = (logged(trainer, name) for name in ("duet/generated_tokens", "num_tokens"))
     for made, own, counted in zip(plans, generated, num_tokens, strict=True):
-        rows = pq.read_table(tmp_path / "duet_audit" / f"step_{made.step:06d}.parquet").to_pydict()
-        assert Counter(rows["prompt"]) == dict(zip(made.keys, made.num_rollouts.tolist(), strict=True))
+        rows = pq.read_table(tmp_path / "duet_audit" / f"step_{made.prompts.step:06d}.parquet").to_pydict()
+        assert Counter(rows["prompt"]) == dict(zip(made.prompts.keys, made.num_rollouts.tolist(), strict=True))
         assert sum(rows["length"]) == own
         total += own + sum(len(tokenizer(prompt).input_ids) for prompt in rows["prompt"])
         assert counted == total
@@ -107,12 +107,12 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(m
     done = trainer.state.global_step
     checkpoint = tmp_path / f"checkpoint-{done}"
     assert 1 <= done < NUM_STEPS and re.match(text, str(stopped.value)).group(1) == str(checkpoint)
-    assert json.loads((checkpoint / "duet_controller.json").read_text())["step"] == done
+    assert json.loads((checkpoint / "duet_state.json").read_text())["step"] == done
 
     mortal.start()
     resumed = duet_trainer(tiny_path, tmp_path, **run)
     resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert resumed.state.global_step == NUM_STEPS == resumed.controller.state_dict()["step"]
+    assert resumed.state.global_step == NUM_STEPS == resumed.loop.num_steps
     assert max(logged(resumed, "sampling/sampling_logp_difference/max")) < 1e-3
 
 
@@ -147,9 +147,9 @@ def test_both_processes_hold_the_same_state_also_after_a_restart(mortal, tiny_pa
     assert run.wait(timeout=400) == 0, (tmp_path / "run.log").read_text()[-4000:]
     assert ("The vLLM server was lost" in (tmp_path / "run.log").read_text()) == restarted
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
-    for name in ("controller", "weights", "samples", "plans"):
+    for name in ("state", "weights", "samples", "plans"):
         assert first[name] == second[name], name
-    assert first["controller"]["step"] == NUM_STEPS == len(first["plans"])
+    assert first["state"]["step"] == NUM_STEPS == len(first["plans"])
     assert sum(first["plans"][0]) == 27  # one more on the first process than on the second
     history = json.loads((tmp_path / f"checkpoint-{NUM_STEPS}" / "trainer_state.json").read_text())["log_history"]
     name = "sampling/sampling_logp_difference/max"
@@ -166,4 +166,4 @@ def test_both_processes_stop_together_where_the_server_stays_away(mortal, tiny_p
     # Every process says why it stops: none was left in a collective and ended by the launcher.
     assert log.count("RuntimeError: Training stopped: no healthy vLLM server") == 2
     (checkpoint,) = tmp_path.glob("checkpoint-*")
-    assert (checkpoint / "duet_controller.json").exists() and (checkpoint / "model.safetensors").exists()
+    assert (checkpoint / "duet_state.json").exists() and (checkpoint / "model.safetensors").exists()

@@ -31,7 +31,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
     trainer.train()
     step = trainer._current
     if "advantage_cutoff" in options:
-        assert (step.judgement.kept & ~step.judgement.trained & (step.raw_advantages != 0)).any()
+        assert (step.judgement.in_divisor & ~step.judgement.in_gradient & (step.judgement.advantages != 0)).any()
         assert (step.judgement.weight == 1).all()
     else:
         assert (step.judgement.weight > 1).any()
@@ -39,16 +39,17 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
     # transformers' generate samples at temperature 1 here, so log pi is a plain log-softmax.
     loss = torch.zeros(())
     num_tokens = 0
-    for row, ids in enumerate(step.completion_ids):
-        if not step.judgement.kept[row]:
+    for row, rollout in step.local.items():
+        ids = rollout.completion_ids
+        if not step.judgement.in_divisor[row]:
             continue
         num_tokens += len(ids)  # N_t counts what the cutoff drops, too
-        if not step.judgement.trained[row]:
+        if not step.judgement.in_gradient[row]:
             continue
-        prompt = step.prompt_ids[row]
+        prompt = rollout.prompt_ids
         logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
         logps = logits.log_softmax(-1)[torch.arange(len(ids)), torch.tensor(ids)]
-        loss = loss - step.judgement.weight[row] * step.advantages.advantages[row].item() * logps.sum()
+        loss = loss - step.judgement.weight[row] * step.judgement.advantages[row] * logps.sum()
     (loss / num_tokens).backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
     # Relative to the whole vector: single entries are small differences of large terms.
@@ -58,24 +59,28 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
 def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)  # four steps are an epoch
     histories = []
-    read = trainer.controller.reward_history
+    statistics = trainer.method.allocator.statistics
+    read = statistics.reward_history
+    judge = trainer.loop.judge
 
-    def recorded(plan):
-        histories.append(read(plan))
-        return histories[-1]
+    def recorded(step):
+        histories.append(read(step.prompts.keys))
+        judge(step)
 
-    trainer.controller.reward_history = recorded
+    trainer.loop.judge = recorded
     trainer.train()
     assert [bool((seen.count > 0).all()) for seen in histories] == [False] * 4 + [True] * 2
     assert np.isnan(histories[0].pool_mean)
     step, seen = trainer._current, histories[-1]
-    rewards = step.rewards_per_func[:, 0].double().numpy()
-    np.testing.assert_allclose(step.raw_advantages, history_advantages(rewards, step.plan.group, seen), rtol=1e-5)
+    rewards = step.done.rewards_per_func[:, 0].double().numpy()
+    np.testing.assert_allclose(
+        step.judgement.advantages, history_advantages(rewards, step.done.prompt, seen), rtol=1e-5
+    )
     # The judged step has entered the history, each prompt's own rewards only.
-    after = read(step.plan)
-    n = np.bincount(step.plan.group)
+    after = read(step.prompts.keys)
+    n = np.bincount(step.done.prompt)
     np.testing.assert_allclose(after.count, 0.7 * (seen.count + n))
-    means = np.bincount(step.plan.group, weights=rewards) / n
+    means = np.bincount(step.done.prompt, weights=rewards) / n
     np.testing.assert_allclose(after.mean, (seen.count * seen.mean + n * means) / (seen.count + n))
 
 
@@ -112,13 +117,13 @@ def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path, teaching
     )
     trainer.train()
     step = trainer._current
-    assert step.judgement.trained.sum() == trained
+    assert step.judgement.in_gradient.sum() == trained
     if not trained:
         assert logged(trainer, "entropy") == [None]
         return
     entropies = []
     model = type(trainer.model).from_pretrained(tiny_path, dtype=torch.float32)
-    for row in np.flatnonzero(step.judgement.trained):
+    for row in np.flatnonzero(step.judgement.in_gradient):
         prompt, ids = step.prompt_ids[row], step.completion_ids[row]
         logps = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         entropies.append(-(logps.exp() * logps).sum(-1).mean().item())

@@ -30,7 +30,6 @@ class Entry:
         reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
-        from_fields (Mapping[str, str]): Options that are not given in `method_kwargs`, and the field that each is.
         acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
@@ -41,7 +40,6 @@ class Entry:
     reads: frozenset[str] = frozenset()
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    from_fields: Mapping[str, str] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
     settle: Callable[["DUETGRPOConfig", Any], Any] = lambda config, options: options
     check: Callable[["DUETGRPOConfig", Any], None] = lambda config, options: None
@@ -74,6 +72,8 @@ def setting_of(config: "DUETGRPOConfig") -> Setting:
         num_generations=config.num_generations,
         max_completion_length=config.max_completion_length,
         max_rollouts=config.max_rollouts,
+        budget_fraction=config.budget_fraction,
+        num_rollouts_max=config.num_rollouts_max or config.max_rollouts,
         scale_rewards=config.scale_rewards,
         multi_objective_aggregation=config.multi_objective_aggregation,
         seed=config.seed,
@@ -124,12 +124,7 @@ METHODS: dict[str, Entry] = {
     "pods": _ungated(Pods, PodsOptions, frozenset()),
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
-    "pilot": _ungated(
-        Pilot,
-        PilotOptions,
-        frozenset({"budget_fraction", "num_rollouts_max", "max_rollouts"}),
-        from_fields={"budget_fraction": "budget_fraction", "num_max": "num_rollouts_max"},
-    ),
+    "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "own": Entry(
         _build_own,
         GRPOOptions,

@@ -7,9 +7,10 @@ trained, the surplus is discarded:
 
     A_i = (R_i - mean of its group) / (std of its group + 1e-4)     over the kept groups
 
-Given the prompts that are kept, this is GRPO's gradient. Over the data it is that of the prompts weighted by the
-probability that n rollouts disagree, which depends on the policy. Whole groups are kept or dropped, by exact equality:
-a rule for single rollouts would split groups.
+In expectation the sum over the rollouts has the direction of GRPO's, with GRPO's own bias: a dropped group has
+advantage 0 everywhere. What changes is its length, by one over the share of groups that differ, and the divisor, which
+counts trained tokens only. Whole groups are kept or dropped, by exact equality: a rule for single rollouts would split
+groups.
 
 The other parts of DAPO are settings of GRPOTrainer: clip-higher is `epsilon_high=0.28`, the token mean is
 `loss_type="dapo"`, no KL is `beta=0`, overlong shaping is one more reward function, that of

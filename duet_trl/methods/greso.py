@@ -13,8 +13,8 @@ leave gradient and divisor, and more batches are drawn, each as large as the rem
 
     1.25 * (M - found) / (share of the prompts so far whose rewards differ),   within [a sixth of a batch, a batch]
 
-A batch that should suffice is the last: what it leaves empty stays empty. Given the prompts that are kept this is
-GRPO's gradient; skipping changes how often a prompt is visited, not what a visit contributes.
+A batch that should suffice is the last: what it leaves empty stays empty. The filter keeps the direction of GRPO's
+gradient, as in `dapo`; a skipped prompt loses weight in proportion to its visits, and gets none of it back.
 
 Ours: top and bottom are the highest and the lowest reward of the run so far, exactly, until `easy_reward` and
 `hard_reward` say otherwise (the authors: means of at least 0.98 and at most 0.11, for rewards with a bonus of 0.1 for

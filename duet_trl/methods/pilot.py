@@ -19,11 +19,11 @@ Given everything before its round, each rollout has E[A_i grad log pi_i] = grad 
 
 exactly, whatever the rule for n2: the first is the gradient of a sum in which a prompt counts by the rollouts it is
 expected to get, the second of one in which all count alike. A baseline over both rounds has neither: what it adds to a
-rollout of round 1 depends on n2_q, and so on that rollout (tests/methods/test_pilot.py enumerates both). The loss
-divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of a rollout's advantage is
-the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, and no other;
-with "batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone
-rollout of round 1 (k = 1) while nothing at all is remembered.
+rollout of round 1 depends on n2_q, and so on that rollout. tests/methods/test_pilot_unbiased.py enumerates all three.
+The loss divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of an advantage is
+the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, no other. With
+"batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone rollout of
+round 1 (k = 1) while nothing at all is remembered.
 
 B is `budget_fraction` of num_generations rollouts for each prompt at its expected length, less what the pilot
 generated. A graded reward counts as the share of a success that it is between the run's extremes.
@@ -57,10 +57,6 @@ class PilotOptions:
     """
 
     pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k")
-    budget_fraction: float = option(
-        "Share of num_generations rollouts per prompt that both rounds cost.", 0.5, unit="(0, 1]", symbol="b"
-    )
-    num_max: int = option("Maximum rollouts of a prompt, both rounds together.", 32)
     reward_decay: float = option("Factor on a prompt's reward history from one visit to the next.", 0.7, unit="[0, 1]")
     weighting: str = option(
         "'rollouts': a prompt counts by its rollouts. 'prompts': all count alike, and each gets at least one rollout "
@@ -72,14 +68,10 @@ class PilotOptions:
         check_types(self, PilotOptions)
         if self.pilot_rollouts < 1:
             raise ValueError(f"pilot_rollouts must be at least 1, got {self.pilot_rollouts}. Use grpo for one round.")
-        if not 0.0 < self.budget_fraction <= 1.0:
-            raise ValueError(f"budget_fraction must be in (0, 1], got {self.budget_fraction}. Raise num_generations.")
         if not 0.0 <= self.reward_decay <= 1.0:
             raise ValueError(f"reward_decay must be in [0, 1], got {self.reward_decay}. 0 forgets at once.")
         if self.weighting not in WEIGHTINGS:
             raise ValueError(f"weighting must be one of {list(WEIGHTINGS)}, got {self.weighting!r}.")
-        if self.num_max < self.num_min:
-            raise ValueError(f"num_max must be at least {self.num_min}, what every prompt gets; got {self.num_max}.")
 
     @property
     def num_min(self) -> int:
@@ -101,13 +93,18 @@ class Pilot(Method):
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting
         self.options = options
-        self.rollouts_per_prompt = options.budget_fraction * setting.num_generations
+        self.rollouts_per_prompt = setting.budget_fraction * setting.num_generations
         aggregation, k = setting.multi_objective_aggregation, options.pilot_rollouts
         if options.num_min > self.rollouts_per_prompt:
             raise ValueError(
                 f"pilot_rollouts={k} with weighting={options.weighting!r} needs {options.num_min} rollouts for each "
                 f"prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of these "
                 "or lower pilot_rollouts."
+            )
+        if setting.num_rollouts_max < options.num_min:
+            raise ValueError(
+                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets with pilot_rollouts={k} "
+                f"and weighting={options.weighting!r}; got {setting.num_rollouts_max}."
             )
         if options.num_min * setting.num_prompts > setting.max_rollouts:
             raise ValueError(
@@ -179,7 +176,7 @@ class Pilot(Method):
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""
         keys, spent = done.prompts.keys, int(done.new_tokens.sum())
-        worth = np.sqrt(np.arange(self.options.num_max + 1))[:, None] * self._openness(done)  # (num_max + 1, M)
+        worth = np.sqrt(np.arange(self.setting.num_rollouts_max + 1))[:, None] * self._openness(done)  # (n_max + 1, M)
         cost = self.statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(done), 1.0))
         pilot = np.bincount(done.prompt, minlength=len(keys))
         lowest = np.full(len(keys), self.options.num_min)

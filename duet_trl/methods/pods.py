@@ -13,8 +13,8 @@ rollouts: updates become cheaper, generation does not.
 Biased: who is kept depends on the rewards, so rare rewards weigh more than under the policy. With two reward values
 the expectation still points along each prompt's own gradient, as any function of the group's rewards does.
 
-Ours: rollouts without a reward are never kept; a prompt with fewer than m rewards keeps them all; of equal rewards the
-first are kept. `baseline="all"` takes mean and std of all n rollouts.
+Ours: rollouts without a reward are never kept; a prompt with fewer than m rewards keeps them all. `baseline="all"`
+takes mean and std of all n rollouts.
 """
 
 from dataclasses import dataclass
@@ -124,11 +124,12 @@ def max_variance_subset(rewards: np.ndarray, num_kept: int) -> np.ndarray:
 
     Example:
         >>> max_variance_subset(np.array([0.0, 0.0, 1.0, 0.0, 1.0]), 2).tolist()
-        [0, 2]
+        [0, 4]
     """
     if len(rewards) <= num_kept:
         return np.arange(len(rewards))
-    lowest, highest = np.argsort(rewards, kind="stable"), np.argsort(-rewards, kind="stable")
+    lowest = np.argsort(rewards, kind="stable")
+    highest = lowest[::-1]  # of the same order, so that no tie is in both
     centred = rewards - rewards.mean()
     powers = np.stack([centred, centred**2])  # (2, n)
     start = np.zeros((2, 1))

@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -59,12 +60,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The command line; an option that is a field of `Settings` has its name and its default."""
     parser = argparse.ArgumentParser(prog="python -m duet_trl.report", description="Reports about runs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     estimate = commands.add_parser(
         "estimate", help="what would DUET save on a run that stock TRL GRPO did?", description=DESCRIPTION
     )
-    default = Settings()
+    estimate.set_defaults(**vars(Settings()))
     add = estimate.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="output_dir of the run, its folder of files, or files")
     add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
@@ -73,58 +75,44 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--marker", type=_marker, action="append", default=[], metavar="NAME", help=known)
     delimiters = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
     gate.add_argument("--thought_delimiters", nargs="*", metavar="TEXT", help=delimiters)
-    for name, kind, value, meaning in (
-        ("poll_interval", _in("[1, inf)", int), default.poll_interval, "tokens between two marker checks"),
-        ("keep_probability", _in("(0, 1]"), default.keep_probability, "eps of the coin at the abort gate"),
-        ("poll_quantile", _in("[0, 1]"), default.quantiles[0], "length quantile of K1"),
-        ("abort_answer_quantile", _in("[0, 1)"), default.answer_quantile, "K2: quantile of answer times; 0: lengths"),
-        ("abort_answer_slack", _in("[1, inf)"), default.answer_slack, "K2: factor on that quantile"),
-        (
-            "abort_quantile",
-            _in("[0, 1]"),
-            default.quantiles[1],
-            "K2 if abort_answer_quantile is 0: length quantile",
-        ),
+    for name, kind, meaning in (
+        ("poll_interval", _in("[1, inf)", int), "tokens between two marker checks"),
+        ("keep_probability", _in("(0, 1]"), "eps of the coin at the abort gate"),
+        ("poll_quantile", _in("[0, 1]"), "length quantile of K1"),
+        ("abort_answer_quantile", _in("[0, 1)"), "K2: quantile of answer times; 0: lengths"),
+        ("abort_answer_slack", _in("[1, inf)"), "K2: factor on that quantile"),
+        ("abort_quantile", _in("[0, 1]"), "K2 if abort_answer_quantile is 0: length quantile"),
     ):
-        gate.add_argument(f"--{name}", type=kind, default=value, metavar="X", help=f"{meaning} (default: {value})")
+        gate.add_argument(f"--{name}", type=kind, metavar="X", help=f"{meaning} (default: %(default)s)")
     add = gate.add_argument
     help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
     add("--grace_window", type=_in("[0, inf)", int), metavar="X", help=help_text)
-    add("--no_trim", action="store_true", help="let answered rollouts run to their end")
-    add("--no_abort", action="store_true", help="let marker-less rollouts run to their end")
-    shares = " ".join(f"{budget:g}" for budget in default.budgets)
-    help_text = f"shares of the full number of rollouts, in (0, 1] (default: {shares})"
-    add("--budgets", type=_in("(0, 1]"), nargs="+", default=default.budgets, metavar="B", help=help_text)
-    _add_sources(estimate, default)
+    add("--no_trim", dest="trim", action="store_false", help="let answered rollouts run to their end")
+    add("--no_abort", dest="abort", action="store_false", help="let marker-less rollouts run to their end")
+    help_text = "shares of the full number of rollouts, in (0, 1] (default: %(default)s)"
+    add("--budgets", type=_in("(0, 1]"), nargs="+", metavar="B", help=help_text)
+    _add_sources(estimate)
     return parser
 
 
-def _add_sources(estimate: argparse.ArgumentParser, default: Settings) -> None:
+def _add_sources(estimate: argparse.ArgumentParser) -> None:
     """Where tokens, rewards and seconds come from."""
     add = estimate.add_argument_group("tokens and rewards").add_argument
     add("--tokenizer", metavar="PATH_OR_NAME", help="count tokens: folder with a tokenizer.json, or a model's name")
-    add(
-        "--chars_per_token",
-        type=_in("(0, inf)"),
-        metavar="X",
-        help="without a tokenizer (default: from completions/mean_length in the run's log, else "
-        f"{CHARS_PER_TOKEN:g}, which is that of mathematical text)",
-    )
+    help_text = "without a tokenizer (default: from completions/mean_length in the run's log, else "
+    help_text += f"{CHARS_PER_TOKEN:g}, which is that of mathematical text)"
+    add("--chars_per_token", type=_in("(0, inf)"), metavar="X", help=help_text)
     columns = "reward functions (default: those in the run's log, else all numeric columns)"
     add("--reward_columns", nargs="+", metavar="NAME", help=columns)
     add("--reward_weights", nargs="+", type=_in("(-inf, inf)"), metavar="W", help="as in GRPOConfig (default: 1 each)")
     add = estimate.add_argument_group("seconds").add_argument
     add("--trainer_state", type=Path, metavar="FILE", help="log of the run (default: looked for beside the files)")
     add("--seconds_per_step", type=_in("(0, inf)"), metavar="X", help="(default: mean step_time in the run's log)")
-    add(
-        "--generation_share",
-        type=_in("[0, 1]"),
-        default=default.generation_share,
-        metavar="X",
-        help=f"share of a step that is generation (default: {default.generation_share:g}, an assumption; TRL logs its "
-        "seconds to W&B, MLflow and Trackio as profiling/Time taken: GRPOTrainer.vLLM.generate or "
-        "GRPOTrainer.transformers.generate)",
+    help_text = (
+        "share of a step that is generation (default: %(default)s, an assumption; TRL logs its seconds to W&B, "
     )
+    help_text += "MLflow and Trackio as profiling/Time taken: GRPOTrainer.vLLM.generate or .transformers.generate)"
+    add("--generation_share", type=_in("[0, 1]"), metavar="X", help=help_text)
 
 
 def _estimate(options: argparse.Namespace) -> Estimate:
@@ -132,19 +120,9 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     run = files[0].parent
     log = read_run_log(run, options.trainer_state)
     completions = read_completions(files, log.evaluated_steps)
-    settings = Settings(
-        markers=tuple(dict.fromkeys([*MARKERS, *options.marker])),
-        budgets=tuple(options.budgets),
-        quantiles=(options.poll_quantile, options.abort_quantile),
-        answer_quantile=options.abort_answer_quantile,
-        answer_slack=options.abort_answer_slack,
-        grace_window=options.grace_window,
-        poll_interval=options.poll_interval,
-        keep_probability=options.keep_probability,
-        trim=not options.no_trim,
-        abort=not options.no_abort,
-        generation_share=options.generation_share,
-    )
+    chosen = {field.name: getattr(options, field.name) for field in fields(Settings)}
+    markers = tuple(dict.fromkeys([*MARKERS, *options.marker]))
+    settings = Settings(**chosen | {"markers": markers, "budgets": tuple(options.budgets)})
     tokens, source, ratio, disagreement = _tokens(completions, log, options)
     lengths = measure_lengths(completions, tokens, settings)
     settings = settings.with_limit(lengths.longest)

@@ -31,10 +31,11 @@ class Settings:
     Attributes:
         markers (tuple[str, ...]): Names for `get_marker`.
         budgets (tuple[float, ...]): b, each in (0, 1].
-        quantiles (tuple[float, float]): Length quantiles of K1, and of K2 by the paper's rule.
-        answer_quantile (float): K2 is `answer_slack` times this quantile of the times of a marker's answers, or the
-            0.995 quantile of the rewarded ones if that is later; 0: the length quantile, as in the paper.
-        answer_slack (float): >= 1.
+        poll_quantile (float): Length quantile of K1.
+        abort_quantile (float): Length quantile of K2 by the paper's rule.
+        abort_answer_quantile (float): K2 is `abort_answer_slack` times this quantile of the times of a marker's
+            answers, or the 0.995 quantile of the rewarded ones if that is later; 0: the length quantile.
+        abort_answer_slack (float): >= 1.
         grace_window (int | None): G, tokens; None: in the paper's proportion to the longest completion.
         poll_interval (int): Tokens between two polls.
         keep_probability (float): eps_abort, in (0, 1].
@@ -46,9 +47,10 @@ class Settings:
 
     markers: tuple[str, ...] = tuple(MARKERS)
     budgets: tuple[float, ...] = (1.0, 0.5, 0.25)
-    quantiles: tuple[float, float] = (0.3, 0.8)
-    answer_quantile: float = 0.95
-    answer_slack: float = 1.25
+    poll_quantile: float = 0.3
+    abort_quantile: float = 0.8
+    abort_answer_quantile: float = 0.95
+    abort_answer_slack: float = 1.25
     grace_window: int | None = None
     poll_interval: int = 8
     keep_probability: float = 0.05
@@ -155,7 +157,7 @@ def measure_lengths(completions: Completions, tokens: Tokens, settings: Settings
     if not lengths.any():
         raise UnreadableRun("every completion is empty: there are no tokens to save.")
     means = np.bincount(completions.batch, weights=lengths) / np.bincount(completions.batch)
-    poll, abort = weighted_quantile(lengths, np.ones(len(lengths)), settings.quantiles)
+    poll, abort = weighted_quantile(lengths, np.ones(len(lengths)), (settings.poll_quantile, settings.abort_quantile))
     return Lengths(
         total=int(lengths.sum()),
         mean=float(lengths.mean()),
@@ -271,7 +273,7 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
         abort=False,
     )
     abort = lengths.abort_threshold
-    if settings.answer_quantile:
+    if settings.abort_answer_quantile:
         shown, known = answer_at < NEVER, ~np.isnan(reward)
         if shown.any():
             paid, ones = ~known, np.ones(len(reward))
@@ -280,8 +282,8 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
                 spec.seen_at(answer_at[shown]),
                 ones[shown],
                 paid[shown],
-                settings.answer_quantile,
-                settings.answer_slack,
+                settings.abort_answer_quantile,
+                settings.abort_answer_slack,
             )
         else:
             abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)

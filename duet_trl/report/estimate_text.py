@@ -93,7 +93,7 @@ def _measured(estimate: Estimate) -> str:
         ),
         (
             "thresholds",
-            f"K1 = {lengths.poll_threshold} (quantile {settings.quantiles[0]:g} of the lengths), K2 per marker, "
+            f"K1 = {lengths.poll_threshold} (quantile {settings.poll_quantile:g} of the lengths), K2 per marker, "
             "abort gate at K2 + G",
         ),
         *_group_rows(groups, estimate.reward_columns),
@@ -103,13 +103,13 @@ def _measured(estimate: Estimate) -> str:
 
 
 def _rule(settings: Settings) -> str:
-    if settings.answer_quantile:
+    if settings.abort_answer_quantile:
         return (
-            f"{settings.answer_slack:g} x quantile {settings.answer_quantile:g} of the marker's answer times, or "
-            f"quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the first poll "
-            "that would see the answer, also behind the end"
+            f"{settings.abort_answer_slack:g} x quantile {settings.abort_answer_quantile:g} of the marker's answer "
+            f"times, or quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the "
+            "first poll that would see the answer, also behind the end"
         )
-    return f"quantile {settings.quantiles[1]:g} of the lengths"
+    return f"quantile {settings.abort_quantile:g} of the lengths"
 
 
 def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> list[tuple[str, str]]:

@@ -18,6 +18,7 @@ import torch
 
 from duet_trl.engines.colocated import llm_factory
 from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
+from tests.states import plain
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
 
 NUM_CROWDED, NUM_ALIKE, NUM_DECIDED = 200, 64, 80
@@ -267,7 +268,7 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
     torch.distributed.barrier()
     shared[int(os.environ["RANK"])].unlink()  # mapped by now, and the process leaves without closing it
     return {
-        "controller": trainer.controller.state_dict(),
+        "state": plain(trainer.loop.state_dict()),
         "weights": hashlib.sha256(b"".join(parameter.numpy().tobytes() for parameter in end)).hexdigest(),
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "samples": trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),

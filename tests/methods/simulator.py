@@ -17,8 +17,8 @@ from duet_trl.rollouts import Job, Judgement, NoMorePrompts, Prompt, Prompts, Ro
 MOST_ROUNDS = 50
 
 
-def setting(num_prompts=4, num_generations=4, max_rollouts=10_000, **others) -> Setting:
-    return Setting(num_prompts, num_generations, max_completion_length=100, max_rollouts=max_rollouts, **others)
+def setting(num_prompts=4, num_generations=4, max_rollouts=10_000, budget_fraction=0.5, **others) -> Setting:
+    return Setting(num_prompts, num_generations, 100, max_rollouts, budget_fraction, **others)
 
 
 def make_prompts(keys: Iterable[str], pool: Sequence[str] = (), step: int = 1, epoch: int = 0) -> Prompts:

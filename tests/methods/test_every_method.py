@@ -21,7 +21,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "pods": lambda run: Pods(run, PodsOptions()),
     "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
-    "pilot": lambda run: Pilot(run, PilotOptions(num_max=9)),
+    "pilot": lambda run: Pilot(run, PilotOptions()),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
 }
 
@@ -59,8 +59,8 @@ def test_random_worlds(
     success: float,
     missing: float,
 ) -> None:
-    """Two steps in each of two epochs: `run_step` checks judgement, rounds and `max_rollouts`; a method that is restored
-    before every step does the same."""
+    """Two steps in each of two epochs. `run_step` checks judgement, rounds and `max_rollouts`; a method that is
+    restored before every step does the same."""
     run = setting(num_prompts, num_generations, 3 * num_prompts * num_generations, scale_rewards=scale, seed=seed)
     world = np.random.default_rng(seed)
     pool = [f"p{number}" for number in range(num_prompts + num_others)]

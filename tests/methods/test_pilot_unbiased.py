@@ -71,11 +71,11 @@ def enumerated(
     return total, extra
 
 
-def pilot(weighting: str, remembers: bool = True, num_generations: int = 6, **options) -> Pilot:
+def pilot(weighting: str, remembers: bool = True, num_generations: int = 6, **others) -> Pilot:
     """Budget of half of num_generations rollouts per prompt, 2 of them in the pilot of each."""
     method = Pilot(
-        setting(num_prompts=2, num_generations=num_generations, scale_rewards="none"),
-        PilotOptions(weighting=weighting, **options),
+        setting(num_prompts=2, num_generations=num_generations, scale_rewards="none", **others),
+        PilotOptions(weighting=weighting),
     )
     if remembers:
         run_step(method, make_prompts("q"), table(q=(0.3, 1.0, 0.0)), lambda key, number: 2)
@@ -148,7 +148,7 @@ def test_a_baseline_over_both_rounds_is_biased(naive: Callable[[Rollouts], np.nd
 
 def test_stopping_on_outcomes_is_what_biases() -> None:
     """With as many rollouts in round 2 whatever round 1 showed, the naive baseline points the right way."""
-    method = pilot("rollouts", num_generations=16, num_max=3)  # a budget that always pays for the third
+    method = pilot("rollouts", num_generations=16, num_rollouts_max=3)  # a budget that always pays for the third
     total, extra = enumerated(method, others_of_both_rounds)
     assert extra.tolist() == pytest.approx([1.0, 1.0])
     for key in KEYS:

@@ -18,8 +18,8 @@ CONFIGS = ROOT / "recipes" / "configs"
 # recipes/ is a folder of scripts that import each other by their file names.
 sys.path.insert(0, str(ROOT / "recipes"))
 
-from command_line import parse  # noqa: E402
 from cell import Cell, build_cell, measured_steps, optimizer_steps, print_cell, start_line  # noqa: E402
+from command_line import parse  # noqa: E402
 
 CELL = "math_qwen3_1.7b_duet_50"
 

@@ -25,8 +25,8 @@ PAPER = ROOT.parent / "shared" / "reference" / "000_291c0f71b01052bf.txt"
 # recipes/ is a folder of scripts that import each other by their file names.
 sys.path.insert(0, str(ROOT / "recipes"))
 
-from command_line import RecipeArguments, RecipeConfig, parse, read_yaml  # noqa: E402
 from cell import build_cell, print_cell  # noqa: E402
+from command_line import RecipeArguments, RecipeConfig, parse, read_yaml  # noqa: E402
 
 MODELS = ("math_qwen3_1.7b", "math_qwen3_4b", "math_llama3_3b")
 HALF = "math_qwen3_1.7b_duet_50"

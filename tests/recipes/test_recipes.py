@@ -80,7 +80,7 @@ def test_a_recipe_trains_with_its_own_reward_and_leaves_its_configuration(tiny_p
     assert [entry["step"] for entry in steps] == [1, 2]
     rewards = {name for entry in steps for name in entry if name.startswith("rewards/") and name.endswith("/mean")}
     assert rewards == {f"rewards/{RECIPES[recipe][1]}/mean"} or rewards == {"rewards/math_reward/mean"}
-    for name in ("model.safetensors", "tokenizer.json", "duet_controller.json", "README.md"):
+    for name in ("model.safetensors", "tokenizer.json", "duet_state.json", "README.md"):
         assert (tmp_path / "out" / name).exists(), name
     written = yaml.safe_load((tmp_path / "out" / "recipe.yaml").read_text())
     assert written["model_name_or_path"] == str(tiny_path)
@@ -160,7 +160,7 @@ def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
     done = run("math_qwen3", tmp_path, tiny_path, "--push_to_hub", "true", "--hub_model_id", "me/model")
     assert done.returncode != 0
     assert f"the model is saved in {tmp_path / 'out'} but was not pushed" in done.stderr
-    for name in ("model.safetensors", "tokenizer.json", "duet_controller.json", "README.md", "recipe.yaml"):
+    for name in ("model.safetensors", "tokenizer.json", "duet_state.json", "README.md", "recipe.yaml"):
         assert (tmp_path / "out" / name).exists(), name
     card = (tmp_path / "out" / "README.md").read_text()
     assert "# Model Card for model\n" in card

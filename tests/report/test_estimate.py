@@ -55,10 +55,9 @@ def test_small_table_by_hand(tmp_path, capsys):
 def test_the_gate_is_by_default_that_of_the_trainer(tmp_path):
     config = DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
     assumed, options = estimate.Settings(), config.options
-    assert assumed.quantiles == (options.poll_quantile, options.abort_quantile)
-    for name, field in {"answer_quantile": "abort_answer_quantile", "answer_slack": "abort_answer_slack"}.items():
-        assert getattr(assumed, name) == getattr(options, field)
-    assert assumed.poll_interval == options.poll_interval
+    quantiles = ("poll_quantile", "abort_quantile", "abort_answer_quantile", "abort_answer_slack")
+    for name in (*quantiles, "poll_interval"):
+        assert getattr(assumed, name) == getattr(options, name)
     for name in ("keep_probability", "trim", "abort"):
         assert getattr(assumed, name) == getattr(config, name)
     assert assumed.with_limit(config.max_completion_length).grace_window == config.grace_window
@@ -280,8 +279,9 @@ def test_mean_under_the_gate_is_that_of_algorithm_1(
     texts, marker, quantiles, answer_quantile, grace_window, poll_interval, eps
 ):
     assumed = estimate.Settings(
-        quantiles=tuple(quantiles),
-        answer_quantile=answer_quantile,
+        poll_quantile=quantiles[0],
+        abort_quantile=quantiles[1],
+        abort_answer_quantile=answer_quantile,
         grace_window=grace_window,
         poll_interval=poll_interval,
         keep_probability=eps,

@@ -44,8 +44,8 @@ def test_answers_inside_a_thought_neither_stop_a_rollout_nor_earn_a_reward(tmp_p
     def judged(step):  # the last place that sees a whole step
         steps.append((step.replay, list(reward.calls[-1])))
 
-    judge = trainer._judge
-    trainer._judge = lambda step: (judged(step), judge(step))
+    judge = trainer.loop.judge
+    trainer.loop.judge = lambda step: (judged(step), judge(step))
     trainer.train()  # replays every step: a gate that differs in the engine is an error
     for replay, (written, completions, ids, graded) in steps:
         assert {one.opened for one in written} == {opened} and {one.delimiters for one in written} == {THINK}

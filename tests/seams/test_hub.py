@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import TrlParser
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.seams.checkpoint import STATE_FILE
+from duet_trl.seams.checkpoint import ARRAYS_FILE, STATE_FILE
 from duet_trl.seams.hub import configuration_yaml
 from tests.runs import duet_settings, duet_trainer
 
@@ -118,7 +118,7 @@ def trained(tiny_path: Path, output_dir: Path):
     return trainer
 
 
-def test_model_tokenizer_card_and_controller_reach_the_hub_and_load_again(tiny_path, tmp_path, hub):
+def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(tiny_path, tmp_path, hub):
     trainer = trained(tiny_path, tmp_path / "out")
     trainer.push_to_hub()
     for name in ("model.safetensors", "tokenizer.json", "config.json", "README.md", STATE_FILE):
@@ -131,7 +131,9 @@ def test_model_tokenizer_card_and_controller_reach_the_hub_and_load_again(tiny_p
     pairs = zip(model.parameters(), trainer.model.parameters(), strict=True)
     assert all(torch.equal(mine, yours) for mine, yours in pairs)
     assert AutoTokenizer.from_pretrained(received)("4").input_ids == trainer.processing_class("4").input_ids
-    assert json.loads(hub.files[STATE_FILE]) == json.loads(json.dumps(trainer.controller.state_dict()))
+    trainer.save_method_state(tmp_path / "again")
+    for name in (STATE_FILE, ARRAYS_FILE):
+        assert hub.files[name] == (tmp_path / "again" / name).read_bytes()
     card = hub.files["README.md"].decode()
     assert "![outcomes](figures/outcomes.png)" in card
     assert hub.files["figures/fan_out.png"].startswith(b"\x89PNG") and "arXiv:2605.08441" in card and "tags:" in card

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from duet_trl.gate.replay import Outcome
-from duet_trl.seams.outcomes import RunWatch
+from duet_trl.seams.watch import RunWatch
 
 
 @pytest.mark.parametrize(
