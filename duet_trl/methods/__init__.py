@@ -124,7 +124,7 @@ METHODS: dict[str, Entry] = {
     "pods": _ungated(Pods, PodsOptions, frozenset()),
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
-    "pilot": _ungated(Pilot, PilotOptions, frozenset({"budget_fraction", "num_rollouts_max", "max_rollouts"})),
+    "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "own": Entry(
         _build_own,
         GRPOOptions,
