@@ -40,7 +40,7 @@ def duet(tmp_path, **overrides) -> Duet:
     }
     if not (overrides.get("trim", True) or overrides.get("abort", True)):
         del settings["threshold_interval"]
-    config = DUETGRPOConfig(**grouped(**{**settings, **overrides}))
+    config = DUETGRPOConfig(**grouped({**settings, **overrides}))
     return build_method(config, compile_automaton(get_marker("math"), VOCABULARY) if config.gated else None)
 
 
