@@ -67,8 +67,7 @@ def _chosen(name: str, help_text: str) -> Any:
 def _options_help() -> str:
     takers: dict[tuple[str, ...], list[str]] = {}
     for method, entry in METHODS.items():
-        names = tuple(one.name for one in fields(entry.options))
-        takers.setdefault(names, []).append(method)
+        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     return (
         f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)} See docs/notation.md."
@@ -240,7 +239,7 @@ class DUETGRPOConfig(GRPOConfig):
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 
     def _refuse_idle(self, chosen: dict[str, Any], acts: dict[str, Acts]) -> None:
-        resolved = SimpleNamespace(**self.__dict__ | self.options.__dict__)
+        resolved = SimpleNamespace(**self.__dict__, **self.options.__dict__)
         for name in sorted(chosen.keys() & acts.keys()):
             if not acts[name].when(resolved):
                 raise ValueError(

@@ -29,8 +29,8 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        if fields(METHODS[takers[0]].options):
-            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(takers)]
+        if fields(kind):
+            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(kind, takers)]
     return "\n\n".join(parts)
 
 
@@ -63,7 +63,7 @@ def _some_methods(declared: list[Field]) -> str:
     return markdown_table(["field", "methods", "only with", "meaning"], rows)
 
 
-def _options(takers: list[str]) -> str:
+def _options(kind: type, takers: list[str]) -> str:
     acts = METHODS[takers[0]].acts
     rows = [
         [
@@ -74,7 +74,7 @@ def _options(takers: list[str]) -> str:
             _condition(one.name, acts),
             one.metadata["help"],
         ]
-        for one in fields(METHODS[takers[0]].options)
+        for one in fields(kind)
     ]
     return markdown_table(["option", "symbol", "unit", *takers, "only with", "meaning"], rows)
 

@@ -50,7 +50,7 @@ class TableEngine:
                 ends = row.argmax() in self.policy.eos_ids
                 certain = -(row[row > 0] * np.log(row[row > 0])).sum() < spec.entropy_threshold and not ends
                 if gate.stops(slot, np.array([certain]))[0]:
-                    return Completion(ids, logprobs, gate_stopped=True)
+                    return Completion(ids, logprobs, True, request.number)
             last = int(self._random.choice(len(row), p=row))
             ids.append(last)
             logprobs.append(float(np.log(row[last])))
@@ -58,4 +58,4 @@ class TableEngine:
                 break
             if spec is not None:
                 gate.step(slot, np.array([last]))
-        return Completion(ids, logprobs)
+        return Completion(ids, logprobs, number=request.number)
