@@ -2,7 +2,7 @@
 """Every field that a user sets, checked; what one method alone reads stands in `method_kwargs`."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +56,28 @@ _RANGES = {
 }
 
 
+def _chosen(name: str, help_text: str) -> Any:
+    """A field of `METHOD_FIELDS` whose default the method gives."""
+    others = "".join(
+        f" {method}: {entry.defaults[name]}." for method, entry in METHODS.items() if name in entry.defaults
+    )
+    return knob(f"{help_text} Default: {DEFAULTS[name]}.{others}")
+
+
+def _options_help() -> str:
+    takers: dict[tuple[str, ...], list[str]] = {}
+    for method, entry in METHODS.items():
+        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
+    lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
+    return (
+        f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)} See docs/notation.md."
+    )
+
+
+def _larger_steps() -> str:
+    return "".join(f", {one.max_batches} of them under {name}" for name, one in METHODS.items() if one.max_batches > 1)
+
+
 @dataclass
 class DUETGRPOConfig(GRPOConfig):
     r"""
@@ -86,33 +108,40 @@ class DUETGRPOConfig(GRPOConfig):
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs"]
 
     method: str = knob(f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet")
-    method_kwargs: dict[str, Any] | str | None = knob(
-        "What the method alone reads, a mapping; as JSON on the command line. The names are in docs/notation.md."
+    method_kwargs: dict[str, Any] | str | None = knob(_options_help())
+    allocate: bool | None = _chosen(
+        "allocate", "Uneven rollout counts (paper, section 3.1). False: as many for every prompt."
     )
-    allocate: bool | None = knob("Uneven rollout counts (paper, section 3.1). False: as many for every prompt.")
-    trim: bool | None = knob("Stop a rollout shortly after its answer marker (section 3.2).")
-    abort: bool | None = knob("Abort rollouts without a marker at K2 + G (section 3.2).")
+    trim: bool | None = _chosen("trim", "Stop a rollout shortly after its answer marker (section 3.2).")
+    abort: bool | None = _chosen("abort", "Abort rollouts without a marker at K2 + G (section 3.2).")
 
     # Parameters that control the budget (paper, sections 2 and 3.1)
-    budget_fraction: float | None = knob("b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.")
-    budget_reading: str | None = knob(
+    budget_fraction: float | None = _chosen(
+        "budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1."
+    )
+    budget_reading: str | None = _chosen(
+        "budget_reading",
         "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
         "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
-        "'tokens': budget_tokens."
+        "'tokens': budget_tokens.",
     )
     budget_tokens: float | None = knob("B in tokens per step, with budget_reading='tokens'.")
     num_rollouts_min: int | None = knob(
         "n_min: fewest rollouts per prompt. None: 2 under duet where the budget averages more than 2, else 1."
     )
-    num_rollouts_max: int | None = knob("n_max: maximum rollouts per prompt. Paper: range up to 32.")
+    num_rollouts_max: int | None = _chosen(
+        "num_rollouts_max", "n_max: maximum rollouts per prompt. Paper: range up to 32."
+    )
     max_rollouts: int | None = knob(
-        "Maximum rollouts of one generation step over all processes: the memory guarantee. None: the generation batch."
+        "Maximum rollouts of one generation step over all processes: the memory guarantee. None: the generation "
+        f"batch{_larger_steps()}."
     )
 
     # Parameters that control the gate (paper, section 3.2)
-    marker: str | None = knob(
+    marker: str | None = _chosen(
+        "marker",
         "m: what an answer looks like: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
-        "'regex:<pattern>'."
+        "'regex:<pattern>'.",
     )
     thought_delimiters: list[str] | None = knob(
         "What opens and closes a thought, in which no answer counts: two texts. None: as in the tokenizer. []: none."
@@ -121,8 +150,8 @@ class DUETGRPOConfig(GRPOConfig):
         "G: tokens a rollout may run on after its marker, and past K2. Paper: 150 of 3,072. None: that share of "
         "max_completion_length, at least 8."
     )
-    keep_probability: float | None = knob(
-        "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05."
+    keep_probability: float | None = _chosen(
+        "keep_probability", "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05."
     )
     sentinel_token_id: int | None = knob(
         "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary."

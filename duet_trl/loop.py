@@ -259,6 +259,7 @@ class Loop:
         for row, job in enumerate(jobs):
             gates.setdefault(job.gate, []).append(row)
         keep = np.array([job.keep for job in jobs], dtype=bool)
+        prefix_length = np.array([len(job.prefix) for job in jobs], dtype=np.int64)
         found = _empty_replay(len(jobs))
         for spec, rows in gates.items():
             part = replay(
@@ -268,6 +269,7 @@ class Loop:
                 generated.gate_stopped[rows],
                 keep[rows],
                 generated.in_thought[rows],
+                prefix_length[rows],
             )
             for name, column in vars(part).items():
                 vars(found)[name][rows] = column

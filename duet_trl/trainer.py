@@ -21,6 +21,7 @@ from trl.trainer.utils import split_tensor_dict
 from .config import DUETGRPOConfig
 from .engines.engine import Engine, Policy
 from .exchange import Exchange
+from .gate.automaton import TokenAutomaton
 from .loop import Loop
 from .methods import build_method
 from .methods.duet import Duet
@@ -113,17 +114,7 @@ class DUETGRPOTrainer(Publishing, Generating):
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
-        self.loop = Loop(
-            self.method,
-            self,
-            self.exchange,
-            automaton=automaton,
-            max_rollouts=args.max_rollouts,
-            max_tokens=args.max_completion_length,
-            vocab_size=self.model.config.get_text_config().vocab_size,
-            end_ids={*self.eos_token_ids},
-            interleaved=not self.method.plain,
-        )
+        self.loop = self._build_loop(automaton)
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -132,6 +123,19 @@ class DUETGRPOTrainer(Publishing, Generating):
         if isinstance(self.method, Duet):
             self.add_callback(StartNotice(args, self.method.gate, train_dataset))
         show_few_figures(self)
+
+    def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:
+        return Loop(
+            self.method,
+            self,
+            self.exchange,
+            automaton=automaton,
+            max_rollouts=self.args.max_rollouts,
+            max_tokens=self.args.max_completion_length,
+            vocab_size=self.model.config.get_text_config().vocab_size,
+            end_ids={*self.eos_token_ids},
+            interleaved=not self.method.plain,
+        )
 
     def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# accelerate launch recipes/code_qwen3.py --config recipes/configs/code_qwen3_1.7b_duet_50.yaml    (8 x H100 80 GB)
+# accelerate launch recipes/code_qwen3.py --cell tasks/code_duet_50    (8 x H100 80 GB)
 """Trains a Qwen3 model to write programs that pass their unit tests (MBPP), with the closing fence as marker.
 
 Programs of the policy run in a sandbox: `--sandbox` names its isolation, and a machine on which the one that was asked

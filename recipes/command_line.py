@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all recipes are configured with: fields of YAML files (config_files.py) and the command line over them.
 
-Every field of `RecipeArguments`, `RecipeConfig` and TRL's `ModelConfig` is an option and may stand in a file. The command
-line has the last word.
+Every field of `RecipeArguments`, `RecipeConfig` and TRL's `ModelConfig` is an option and may stand in a file. The
+command line has the last word.
 """
 
 import argparse
@@ -20,6 +20,7 @@ from transformers.hf_argparser import string_to_bool
 from trl import ModelConfig, TrlParser
 
 from duet_trl import DUETGRPOConfig
+from duet_trl.methods import METHODS
 
 RECIPES = ("math_qwen3", "code_qwen3", "qa_qwen3")
 
@@ -200,4 +201,5 @@ def is_gated(values: dict[str, Any], argv: Sequence[str]) -> bool:
     for part in ("trim", "abort"):
         chosen.add_argument(f"--{part}", type=string_to_bool, nargs="?", const=True, default=values.get(part, True))
     found, _ = chosen.parse_known_args(argv)
-    return found.method != "grpo" and (found.trim or found.abort)
+    known = METHODS.get(found.method)  # the configuration refuses another name
+    return known is not None and "grace_window" in known.reads and (found.trim or found.abort)

@@ -64,7 +64,7 @@ def cell_names() -> list[str]:
 
 def find(name: str, folder: Path) -> Path:
     """The file at a path, seen from a folder, or of a name below `configs/`."""
-    places = [folder / name, *sorted(CONFIGS.rglob(f"{name}.yaml"))]
+    places = [folder / name, *(place for place in CONFIGS.rglob("*.yaml") if place.stem == name)]
     return next((place for place in places if place.is_file()), places[0])
 
 

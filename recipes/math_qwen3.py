@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-# accelerate launch recipes/math_qwen3.py --config recipes/configs/math_qwen3_1.7b_duet_50.yaml    (8 x H100 80 GB)
-"""Trains Qwen3-1.7B-Base or Qwen3-4B-Base on MATH, one cell of the paper's tables per configuration.
+# accelerate launch recipes/math_qwen3.py --cell table1/qwen3_1.7b_duet_50    (8 x H100 80 GB)
+"""Trains Qwen3 or Llama on MATH: a cell of the paper's tables (`--cell table3/eps_0.10`), or a run of your own:
 
-Every field of `RecipeArguments`, `RecipeConfig` (arguments.py) and TRL's `ModelConfig` can stand in the YAML file and
-be overridden on the command line; `--dry_run` shows what a configuration comes to, without a GPU or a network. Model
-and data come from the Hub or from local paths. Two steps on a CPU with a tiny model:
+    accelerate launch recipes/math_qwen3.py --config paper --model qwen3_4b --method duet --budget_fraction 0.25
 
-    python recipes/math_qwen3.py --config math_tiny_smoke \
-        --model_name_or_path <folder of a tiny model> --dataset_name <file.jsonl>
+Every field of `RecipeArguments`, `RecipeConfig` (command_line.py) and TRL's `ModelConfig` is an option, and may stand
+in a YAML file of yours (`--config file.yaml`). `--dry_run` shows what it comes to, without a GPU or a network. Model
+and data come from the Hub or from local paths. Llama is gated: accept its terms on the Hub and log in first.
+
+Two steps on a CPU with a tiny model:
+
+    python recipes/math_qwen3.py --config math_tiny_smoke --model <folder of a tiny model> --dataset_name <file.jsonl>
 """
 
 from command_line import RecipeArguments, RecipeConfig

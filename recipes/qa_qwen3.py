@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# accelerate launch recipes/qa_qwen3.py --config recipes/configs/qa_qwen3_1.7b_duet_50.yaml    (8 x H100 80 GB)
+# accelerate launch recipes/qa_qwen3.py --cell tasks/qa_duet_50    (8 x H100 80 GB)
 """Trains a Qwen3 model on short-form questions (SciQ), with `<answer></answer>` as marker.
 
 Everything but data, reward and marker is as in math_qwen3.py.
@@ -23,7 +23,7 @@ def main(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -
         arguments.max_prompt_length,
         chat_template_kwargs=config.chat_template_kwargs,
     )
-    reward = ChoiceVerifier(marker=config.marker, which=arguments.graded or "last")
+    reward = ChoiceVerifier(marker=config.marker or "qa", which=arguments.graded or "last")
     train(arguments, config, model, tokenizer, dataset, reward)
 
 

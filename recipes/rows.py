@@ -15,7 +15,7 @@ from trl import ModelConfig
 
 from duet_trl.evaluation.suites import FILE_READERS
 
-PUBLISHED = {"math_qwen3": data.MATH, "math_llama3": data.MATH, "code_qwen3": data.MBPP, "qa_qwen3": data.SCIQ}
+PUBLISHED = {"math_qwen3": data.MATH, "code_qwen3": data.MBPP, "qa_qwen3": data.SCIQ}
 """The training set of each recipe that names none."""
 PAPER_ROWS = 7431
 """Prompts of MATH that the paper's filter leaves; as many steps as without it."""

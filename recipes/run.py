@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cell import build_cell, notes, print_cell, start_line
 from command_line import RecipeArguments, RecipeConfig, parse
 from data import prompt_length
 from datasets import Dataset
+from dry_run import notes, print_run, resolve, start_line
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -46,7 +46,7 @@ def start(recipe: str, main: Main) -> None:
     if not arguments.dry_run:
         main(arguments, config, model)
     elif config.process_index == 0:
-        print_cell(build_cell(arguments, config, model))
+        print_run(resolve(arguments, config, model))
 
 
 def load_tokenizer(config: RecipeConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -103,7 +103,7 @@ def train(
         "dtype": model.dtype,
         **(config.model_init_kwargs or {}),
     }
-    cell = build_cell(arguments, config, model, num_rows=len(dataset))
+    described = resolve(arguments, config, model, num_rows=len(dataset))
     trainer = DUETGRPOTrainer(
         model=model.model_name_or_path,
         reward_funcs=reward,
@@ -119,8 +119,8 @@ def train(
     if trainer.is_world_process_zero():
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
         Path(config.output_dir, "recipe.yaml").write_text(trainer.card_configuration)
-        logger.info(start_line(cell))
-        for note in notes(cell):
+        logger.info(start_line(described))
+        for note in notes(described):
             logger.info(note)
     resume = config.resume_from_checkpoint
     trainer.train(resume_from_checkpoint={"true": True, "false": False}.get(str(resume).lower(), resume))
@@ -151,8 +151,6 @@ def derived_fields(config: RecipeConfig) -> list[str]:
         derived.append("gradient_accumulation_steps")
     if config.steps_per_generation == config.gradient_accumulation_steps:
         derived.append("steps_per_generation")
-    if config.max_rollouts == config.generation_batch_size:
-        derived.append("max_rollouts")
     if config.model_init_kwargs is None:
         derived.append("model_init_kwargs")
     return derived

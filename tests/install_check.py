@@ -3,6 +3,8 @@
 
 Installs the wheel of `make build` into two empty environments, one with the newest versions that setup.cfg allows and
 one with the lowest, and runs `tests/install_run.py` there, in a folder from which the repository cannot be imported.
+It trains with DUET and compares the method grpo with `GRPOTrainer`, which scales accumulated gradients by the version
+of transformers.
 
 PyTorch is the same in both, that of `make install`: which of its builds is the one for CPUs depends on the package
 index that it comes from, and every other version would bring gigabytes of CUDA.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import DEFAULTS, FIELD_ACTS
+from duet_trl.config import FIELD_ACTS
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHOD_FIELDS, METHODS
 from duet_trl.report.tables import markdown_table
@@ -52,19 +52,15 @@ def _some_methods(declared: list[Field]) -> str:
     rows = []
     for one in declared:
         readers = {name: entry for name, entry in METHODS.items() if one.name in entry.reads}
-        values = {name: _code(entry.defaults.get(one.name, DEFAULTS.get(one.name))) for name, entry in readers.items()}
-        common = values[next(iter(values))]
-        others = [f"{name}: {value}" for name, value in values.items() if value != common]
         rows.append(
             [
                 f"`{one.name}`",
                 ", ".join(readers),
-                "; ".join([common, *others]),
                 _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts),
                 one.metadata["help"],
             ]
         )
-    return markdown_table(["field", "methods", "default", "only with", "meaning"], rows)
+    return markdown_table(["field", "methods", "only with", "meaning"], rows)
 
 
 def _options(kind: type, takers: list[str]) -> str:

@@ -58,7 +58,7 @@ def settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
 def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     """`settings` plus DUET's where they act, scaled to short rollouts so that every outcome occurs."""
     duet: dict[str, Any] = {}
-    if overrides.get("method") != "grpo":
+    if overrides.get("method", "duet") in ("duet", "paper"):
         abort = overrides.get("abort", True)
         duet |= {} if overrides.get("budget_reading") == "tokens" else {"budget_fraction": 0.9}
         duet |= {"keep_probability": 0.3} if abort else {}
@@ -68,17 +68,26 @@ def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
 
 
 def duet_trainer(
-    model: Path | str, output_dir: Path, *, rewards: Any = count_fours, data: Any = None, **overrides: Any
+    model: Path | str,
+    output_dir: Path,
+    *,
+    rewards: Any = count_fours,
+    data: Any = None,
+    own: Any = None,
+    **overrides: Any,
 ) -> DUETGRPOTrainer:
-    """A trainer over `prompts()`."""
+    """A trainer over `prompts()`; `own` is a method of the test's, with method="own"."""
     trainer_kwargs = {
-        k: overrides.pop(k) for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func") if k in overrides
+        k: overrides.pop(k)
+        for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func", "engine")
+        if k in overrides
     }
     return DUETGRPOTrainer(
         str(model),
         rewards,
         args=DUETGRPOConfig(**duet_settings(output_dir, **overrides)),
         train_dataset=prompts() if data is None else data,
+        method=own,
         **trainer_kwargs,
     )
 

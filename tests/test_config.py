@@ -10,13 +10,11 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import FIELD_ACTS
 from duet_trl.field_types import default_of
-from duet_trl.methods import METHOD_FIELDS, METHODS, setting_of
-from duet_trl.methods.duet_settings import ACTS, DuetOptions
+from duet_trl.methods import METHODS, setting_of
+from duet_trl.methods.duet_settings import DuetOptions
 
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
-CONDITIONS = FIELD_ACTS | ACTS
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
@@ -154,119 +152,22 @@ def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
         assert resolved.options.advantage_baseline == "group"
 
 
+def test_pilot_spends_the_budget_of_the_fields(tmp_path):
+    setting = setting_of(config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6))
+    assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
+
+
+@pytest.mark.parametrize(("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10)])
+def test_max_rollouts_holds_as_many_batches_as_the_method_draws(tmp_path, method, batches):
+    resolved = config(tmp_path, method=method)
+    assert resolved.max_rollouts == batches * resolved.generation_batch_size == batches * 64
+    assert resolved.duet_active and not resolved.gated
+
+
 def test_every_method_may_read_the_runs_setting(tmp_path):
-    setting = setting_of(config(tmp_path, method="grpo", reward_weights=[1.0, 0.5], seed=5))
+    setting = setting_of(config(tmp_path, method="grpo", scale_rewards="batch", seed=5))
     assert (setting.num_prompts, setting.num_generations, setting.max_rollouts, setting.seed) == (8, 8, 64, 5)
-    assert (setting.reward_weights, setting.scale_rewards) == ((1.0, 0.5), "group")
-
-
-# ---- What cannot have an effect ---------------------------------------------------------------------------------
-
-VALUES = {
-    "allocate": False,
-    "trim": False,
-    "abort": False,
-    "budget_fraction": 1.0,
-    "budget_reading": "rollouts",
-    "budget_tokens": 1e5,
-    "num_rollouts_min": 1,
-    "num_rollouts_max": 32,
-    "max_rollouts": 64,
-    "marker": "math",
-    "grace_window": 16,
-    "keep_probability": 0.05,
-    "sentinel_token_id": 5,
-}
-"""A value of each field that some methods do not read; most are what the field holds there anyway."""
-
-
-@pytest.mark.parametrize("name", sorted(METHOD_FIELDS))
-def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_do(tmp_path, name):
-    assert set(VALUES) == METHOD_FIELDS
-    with pytest.raises(ValueError) as refused:
-        config(tmp_path, method="grpo", **{name: VALUES[name]})
-    message = str(refused.value)
-    assert message.startswith(f"{name}={VALUES[name]!r} cannot have an effect under method='grpo'")
-    assert "Remove it, or choose a method that does: ['duet', 'paper'" in message
-    assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
-
-
-VARIANCE = {"allocation_objective": "variance"}
-NO_GATE = {"trim": False, "abort": False}
-TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
-BY_LENGTHS = {"abort_answer_quantile": 0.0}
-SERVER = {"use_vllm": True, "vllm_mode": "server"}
-PAIRS = [  # the value, fields under which it acts, fields under which it does not
-    ("budget_fraction", 0.5, {}, TOKENS),
-    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
-    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
-    ("num_rollouts_min", 2, {}, {"allocate": False}),
-    ("num_rollouts_min", 2, {"allocate": False, **TOKENS}, {"allocate": False}),
-    ("marker", "math", {"abort": False}, NO_GATE),
-    ("grace_window", 25, {"trim": False}, NO_GATE),
-    ("sentinel_token_id", 5, {}, NO_GATE),
-    ("keep_probability", 0.05, {"trim": False}, {"abort": False}),
-    ("audit_columns", ["level"], {"audit_log": True}, {}),
-    ("server_weight_sync", "disk", SERVER, {}),
-    ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
-    ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),
-    ("server_weights_dir", "w", SERVER, {**SERVER, "server_weight_sync": "nccl"}),
-    ("allocation_objective", "mixed", {}, {"allocate": False}),
-    ("allocation_solver", "greedy", VARIANCE, {}),
-    ("allocation_solver", "bisection", {"method": "paper"}, {"method": "paper", "allocate": False}),
-    ("price_aborted", True, {}, {"abort": False}),
-    ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
-    ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
-    ("reward_decay", 0.7, {"allocate": False, "advantage_baseline": "history"}, {"allocate": False}),
-    *(
-        (name, value, VARIANCE, {})
-        for name, value in {
-            "surrogate_warmup": 2,
-            "surrogate_floor": 0.01,
-            "surrogate_floor_quantile": 0.05,
-            "surrogate_unseen": "median",
-            "surrogate_shrinkage": 1.0,
-            "surrogate_reprobe": 2,
-        }.items()
-    ),
-    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
-    ("marker_window", 0, {"abort": False}, NO_GATE),
-    ("poll_interval", 8, {"trim": False}, NO_GATE),
-    ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
-    ("threshold_window", 512, {"abort": False}, NO_GATE),
-    ("threshold_interval", 5, {"trim": False}, NO_GATE),
-    ("threshold_weighting", "none", {}, {"abort": False}),
-    ("poll_quantile", 0.3, {"abort": False}, NO_GATE),
-    ("poll_cold_fraction", 0.3, {"abort": False}, NO_GATE),
-    ("abort_quantile", 0.8, BY_LENGTHS, {}),
-    ("abort_quantile", 0.8, {"method": "paper"}, {"method": "paper", "abort": False}),
-    ("abort_answer_quantile", 0.95, {}, {"abort": False}),
-    ("abort_answer_slack", 1.25, {}, BY_LENGTHS),
-    ("abort_answer_slack", 1.25, {"method": "paper", "abort_answer_quantile": 0.9}, {"method": "paper"}),
-    ("abort_cold_fraction", 0.7, {}, {"abort": False}),
-    ("aborted_rollouts", "mask", {}, {"abort": False}),
-    ("stratification_floor", 0.05, {"stratification": "clip"}, {}),
-    ("stratification_floor", 0.05, {"method": "paper"}, {"method": "paper", "stratification": "exact"}),
-    ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
-    ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
-]
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "acts", "idle"), PAIRS, ids=lambda part: part if isinstance(part, str) else ""
-)
-def test_what_cannot_have_an_effect_is_refused_even_at_its_default(tmp_path, name, value, acts, idle):
-    assert config(tmp_path, **acts, **{name: value}) is not None
-    config(tmp_path, **idle)
-    with pytest.raises(ValueError) as refused:
-        config(tmp_path, **idle, **{name: value})
-    message = str(refused.value)
-    assert message.startswith(f"{name}={value!r} cannot have an effect under method={idle.get('method', 'duet')!r}")
-    assert f"it acts only with {CONDITIONS[name].condition}. Remove it" in message
-
-
-def test_every_condition_is_tried_on_both_sides():
-    assert {name for name, *_ in PAIRS} == set(CONDITIONS)
+    assert setting.scale_rewards == "batch"
 
 
 # ---- Relations --------------------------------------------------------------------------------------------------
@@ -309,7 +210,7 @@ def test_where_k2_is_unused_or_follows_answers_k1_may_lie_anywhere(tmp_path):
 
 
 BY_NAME = [
-    ({"method": "ppo"}, r"method must be one of \['duet', 'grpo', .*got 'ppo'"),
+    ({"method": "ppo"}, r"method must be one of \['dapo', 'duet', .*got 'ppo'"),
     ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
     ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
     ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
@@ -397,6 +298,13 @@ def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, 
         ("duet", "[1]", r"method_kwargs must be a mapping of names to values, got \[1\]"),
         ("duet", 4, "method_kwargs must be a mapping of names to values, got 4"),
         ("duet", {"marker": "qa"}, "has no 'marker'"),
+        ("pods", {"kept": 2}, r"has no 'kept' \(value 2\) under method='pods'. Did you mean 'num_kept'"),
+        ("pods", {"num_kept": "2"}, "num_kept must be an integer, got '2'"),
+        ("pods", {"num_kept": 9}, "num_kept=9 is above num_generations=8"),
+        ("greso", {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
+        ("dapo", {"oversample": 20}, "above max_rollouts"),
+        ("pilot", {"budget_fraction": 0.5}, "has no 'budget_fraction'"),
+        ("pilot", {"pilot_rollouts": 5}, "above budget_fraction x num_generations = 4"),
     ],
 )
 def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method, kwargs, message):

@@ -189,16 +189,12 @@ def literal_keys(node: ast.AST) -> set[str]:
 
 
 def reported_metrics() -> set[str]:
-    """Metrics that the source writes by name: step metrics, those of gate and allocators, the trainer's reports."""
+    """Metrics that the source writes by name: step metrics, those of methods and allocators, the trainer's reports."""
     found = literal_keys(ast.parse((PACKAGE / "seams" / "metrics.py").read_text()))
-    for path in (
-        PACKAGE / "allocate" / "allocators.py",
-        PACKAGE / "allocate" / "mixed.py",
-        PACKAGE / "gate" / "marker_gate.py",
-    ):
+    for path in [*(PACKAGE / "allocate").glob("*.py"), *(PACKAGE / "methods").glob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            is_metrics = isinstance(node, ast.FunctionDef) and node.name == "metrics"
-            is_assigned = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "self._metrics"
+            is_metrics = isinstance(node, ast.FunctionDef) and node.name.endswith("metrics")
+            is_assigned = isinstance(node, ast.Assign | ast.AugAssign) and "self._metrics" in ast.unparse(node)
             if is_metrics or is_assigned:
                 found |= literal_keys(node)
     for node in ast.walk(ast.parse((PACKAGE / "trainer.py").read_text())):
@@ -235,8 +231,33 @@ def test_messages_in_operations_md_are_the_ones_that_are_raised() -> None:
     assert {piece for piece in pieces if piece not in source} == set()
 
 
+def execute_blocks(page: Path) -> int:
+    """Run the Python blocks of a page one after the other, as one script; how many there were."""
+    text, names = page.read_text(), {"__name__": "__main__"}
+    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, flags=re.M | re.S))
+    for block in blocks:
+        lines_before = text[: block.start(1)].count("\n")
+        exec(compile("\n" * lines_before + block[1], str(page), "exec"), names)
+    return len(blocks)
+
+
+@pytest.mark.parametrize("name", ["own_task.md", "from_grpo.md"])
+def test_python_blocks_run_as_one_script(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
+    monkeypatch.chdir(tmp_path)
+    assert execute_blocks(DOCS / name) >= 6
+
+
+def test_a_block_that_fails_is_found_at_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n```python\nx = 1\n```\ntext\n```python\n\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as error:
+        execute_blocks(page)
+    assert error.traceback[-1].lineno + 1 == 8
+
+
 def core_modules() -> list[str]:
-    paths = [path for room in CORE for path in (PACKAGE / room).rglob("*.py") if "engines" not in path.parts]
+    paths = [path for room in CORE for path in (PACKAGE / room).rglob("*.py")]
     return sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths)
 
 

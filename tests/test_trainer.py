@@ -288,14 +288,14 @@ def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_p
     )
     trainer.train()
     step = trainer._current
-    ends = [ids[-1] in trainer.eos_token_ids for ids in step.completion_ids]
-    clipped = ~(np.array(ends) | step.gate_stopped)
-    assert step.gate_stopped.any()
+    ids = [rollout.completion_ids for rollout in step.local.values()]
+    clipped = ~(np.array([one[-1] in trainer.eos_token_ids for one in ids]) | step.stopped)
+    assert step.stopped.any()
     assert clipped.any()
     assert logged(trainer, "completions/clipped_ratio") == [pytest.approx(clipped.mean())]
     # Masked truncated rollouts are the only ones whose tokens leave N_t.
     counted = ~clipped if masking else np.ones_like(clipped)
-    lengths = np.array([len(ids) for ids in step.completion_ids])
+    lengths = np.array([len(one) for one in ids])
     assert step.num_kept_tokens == lengths[counted].sum()
 
 

@@ -41,12 +41,12 @@ def by_hand(trainer, model):
         routed = []
         for row in chunk[chunk != PADDING_ROW]:
             masked = trainer.mask_truncated_completions and step.truncated[row]
-            prompt, ids = step.prompt_ids[row], [] if masked else step.completion_ids[row]
+            prompt, ids = step.local[row].prompt_ids, [] if masked else step.local[row].completion_ids
             output = model(torch.tensor([prompt + ids]), output_router_logits=True)
             logps = output.logits[0, len(prompt) - 1 : -1].log_softmax(-1)[
                 torch.arange(len(ids)), torch.tensor(ids, dtype=torch.long)
             ]
-            policy = policy - step.judgement.weight[row] * step.advantages.advantages[row].item() * logps.sum()
+            policy = policy - step.judgement.weight[row] * step.judgement.advantages[row] * logps.sum()
             routed.append(output.router_logits)
         if routed:
             layers = tuple(torch.cat(layer) for layer in zip(*routed, strict=True))

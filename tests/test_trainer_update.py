@@ -124,7 +124,7 @@ def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path, teaching
     entropies = []
     model = type(trainer.model).from_pretrained(tiny_path, dtype=torch.float32)
     for row in np.flatnonzero(step.judgement.in_gradient):
-        prompt, ids = step.prompt_ids[row], step.completion_ids[row]
+        prompt, ids = step.local[row].prompt_ids, step.local[row].completion_ids
         logps = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
         entropies.append(-(logps.exp() * logps).sum(-1).mean().item())
     assert logged(trainer, "entropy") == [pytest.approx(np.mean(entropies), rel=1e-4)]

@@ -35,6 +35,8 @@ class TransformersEngine(TurnEngine):
         model (Callable[[], PreTrainedModel]): The model whose `generate` a turn calls, unwrapped.
     """
 
+    _pads = True
+
     def __init__(self, *turn: Any, model: Callable[[], PreTrainedModel]) -> None:
         super().__init__(*turn)
         self._model = model

@@ -28,6 +28,9 @@ class TurnEngine:
         sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples so.
     """
 
+    _pads = False
+    """Whether padding follows in a row that ended at a limit of its own."""
+
     def __init__(
         self,
         turn: Turn,
@@ -55,7 +58,7 @@ class TurnEngine:
             ids, logprobs = self._turn([request.input_ids for request in requests])
         found = []
         for row, request in enumerate(requests):
-            policy, stopped = ids[row][: request.new_tokens], False  # padding may follow
+            policy, stopped = ids[row][: request.new_tokens] if self._pads else ids[row], False
             if request.gate is not None:
                 (policy,), (stopped,) = split_sentinel([policy], self.setup.sentinel)
             known = None if logprobs is None else logprobs[row][: len(policy)]

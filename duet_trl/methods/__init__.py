@@ -93,9 +93,16 @@ def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> 
     return METHODS[config.method].build(config, automaton)
 
 
-def _of_setting(method: type) -> Callable[["DUETGRPOConfig", TokenAutomaton | None], Method]:
-    """How a method is built that needs the shared setting and its own options alone."""
-    return lambda config, automaton: method(setting_of(config), config.options)
+def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
+    """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
+
+    def build(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+        return method(setting_of(config), config.options)
+
+    def check(config: "DUETGRPOConfig", chosen: Any) -> None:
+        method(setting_of(config), chosen)
+
+    return Entry(build, options, reads, check=check, **more)
 
 
 def _build_duet(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
@@ -113,13 +120,11 @@ _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle,
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
     "paper": Entry(**{**_DUET.__dict__, "defaults": {"marker": "math_paragraph"}}),
-    "grpo": Entry(_of_setting(GRPO), GRPOOptions),
-    "pods": Entry(_of_setting(Pods), PodsOptions, frozenset({"max_rollouts"})),
-    "greso": Entry(_of_setting(Greso), GresoOptions, frozenset({"max_rollouts"}), max_batches=4),
-    "dapo": Entry(_of_setting(Dapo), DapoOptions, frozenset({"max_rollouts"}), max_batches=10),
-    "pilot": Entry(
-        _of_setting(Pilot), PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})
-    ),
+    "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
+    "pods": _ungated(Pods, PodsOptions, frozenset()),
+    "greso": _ungated(Greso, GresoOptions, max_batches=4),
+    "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
+    "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "own": Entry(
         _build_own,
         GRPOOptions,

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from ..allocate.state import check_state
-from ..field_types import check_types
+from ..field_types import check_types, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
 from .method import Method, Setting
@@ -41,17 +41,16 @@ logger = logging.getLogger(__name__)
 class DapoOptions(ResamplingOptions):
     """Options of DAPO, beside those of `ResamplingOptions`.
 
-    Attributes:
-        max_tokens_per_step (int | None): Tokens from which a step draws no other batch. A batch is cut to the prompts
-            that it pays for at the mean length so far; the first batch is always whole. None: no ceiling.
-        filter_function (int | None): Reward function, from 0, whose values must differ. None: the weighted sum.
-
     Raises:
         ValueError: If a value has another type or is out of range.
     """
 
-    max_tokens_per_step: int | None = None
-    filter_function: int | None = None
+    max_tokens_per_step: int | None = option(
+        "Tokens from which a step draws no other batch. A batch is cut to the prompts that it pays for at the mean "
+        "length so far; the first batch is always whole. None: no ceiling.",
+        unit="tokens",
+    )
+    filter_function: int | None = option("Reward function, from 0, whose values must differ. None: the weighted sum.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from ..allocate.state import check_state
-from ..field_types import check_types
+from ..field_types import check_types, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
 from .method import Method, Setting
@@ -52,18 +52,15 @@ _COIN = 0x6E50
 class GresoOptions(ResamplingOptions):
     """Options of GRESO, beside those of `ResamplingOptions`.
 
-    Attributes:
-        easy_reward (float | None): Mean reward from which a visit is easy. None: every reward the run's highest.
-        hard_reward (float | None): Mean reward up to which it is hard. None: every reward the run's lowest.
-        target_zero_variance (float): Share of prompts to aim at that are easy (a third) or hard (two thirds).
-
     Raises:
         ValueError: If a value has another type or is out of range.
     """
 
-    easy_reward: float | None = None
-    hard_reward: float | None = None
-    target_zero_variance: float = 0.25
+    easy_reward: float | None = option("Mean reward from which a visit is easy. None: every reward the run's highest.")
+    hard_reward: float | None = option("Mean reward up to which it is hard. None: every reward the run's lowest.")
+    target_zero_variance: float = option(
+        "Share of prompts to aim at that are easy (a third) or hard (two thirds).", 0.25, unit="[0, 1]"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

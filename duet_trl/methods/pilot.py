@@ -38,7 +38,7 @@ from ..allocate.greedy import greedy_counts
 from ..allocate.mixed import PRIOR
 from ..allocate.state import check_state
 from ..allocate.statistics import PromptStatistics
-from ..field_types import check_types
+from ..field_types import check_types, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
 from ..update.baseline import history_advantages
@@ -52,19 +52,17 @@ WEIGHTINGS = ("rollouts", "prompts")
 class PilotOptions:
     """Options of the two-round rule, which is ours; so are the defaults.
 
-    Attributes:
-        pilot_rollouts (int): k, rollouts of every prompt in round 1, >= 1.
-        reward_decay (float): Factor on a prompt's remembered rewards from one visit to the next, in [0, 1].
-        weighting (str): "rollouts", a prompt counts by its rollouts; "prompts", all count alike, and each gets at
-            least one rollout of round 2.
-
     Raises:
         ValueError: If a value has another type or is out of range.
     """
 
-    pilot_rollouts: int = 2
-    reward_decay: float = 0.7
-    weighting: str = "rollouts"
+    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k")
+    reward_decay: float = option("Factor on a prompt's reward history from one visit to the next.", 0.7, unit="[0, 1]")
+    weighting: str = option(
+        "'rollouts': a prompt counts by its rollouts. 'prompts': all count alike, and each gets at least one rollout "
+        "of round 2.",
+        "rollouts",
+    )
 
     def __post_init__(self) -> None:
         check_types(self, PilotOptions)
@@ -105,7 +103,7 @@ class Pilot(Method):
             )
         if setting.num_rollouts_max < options.num_min:
             raise ValueError(
-                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets under pilot_rollouts={k} "
+                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets with pilot_rollouts={k} "
                 f"and weighting={options.weighting!r}; got {setting.num_rollouts_max}."
             )
         if options.num_min * setting.num_prompts > setting.max_rollouts:

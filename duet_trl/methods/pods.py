@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from ..allocate.state import check_state
-from ..field_types import check_types
+from ..field_types import check_types, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, uniform_jobs
 from .method import Method, Setting
@@ -36,17 +36,19 @@ BASELINES = ("selected", "all")
 class PodsOptions:
     """Options of PODS.
 
-    Attributes:
-        num_kept (int | None): m, rollouts of a prompt that are trained, >= 2 and at most `num_generations`. None: a
-            quarter of `num_generations`, at least 2.
-        baseline (str): Whose mean and std normalise: "selected", of the kept rollouts (paper); "all", of all.
-
     Raises:
         ValueError: If a value has another type or is out of range.
     """
 
-    num_kept: int | None = None
-    baseline: str = "selected"
+    num_kept: int | None = option(
+        "Rollouts of a prompt that are trained, at most num_generations. None: a quarter of num_generations, at least "
+        "2.",
+        unit=">= 2",
+        symbol="m",
+    )
+    baseline: str = option(
+        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.", "selected"
+    )
 
     def __post_init__(self) -> None:
         check_types(self, PodsOptions)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..field_types import check_types
+from ..field_types import check_types, option
 from ..rollouts import NoMorePrompts, Prompts, Rollouts
 from .grouping import mixed_prompts
 from .method import Setting
@@ -15,16 +15,12 @@ from .method import Setting
 class ResamplingOptions:
     """How much a step may generate until M of its prompts have rewards that differ.
 
-    Attributes:
-        oversample (float): Prompts of a full batch over M, >= 1.
-        max_batches (int): Batches of a step at most, >= 1. 1 filters and never resamples.
-
     Raises:
         ValueError: If a value has another type or is out of range.
     """
 
-    oversample: float = 1.0
-    max_batches: int = 10
+    oversample: float = option("Prompts of a full batch over M.", 1.0, unit=">= 1")
+    max_batches: int = option("Maximum batches of a step. 1 filters and never resamples.", 10, unit=">= 1")
 
     def __post_init__(self) -> None:
         check_types(self, ResamplingOptions)

@@ -41,20 +41,16 @@ def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig)
     return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
 
 
-def prepare_gate(
-    model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig
-) -> GateSetup | None:
+def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> GateSetup:
     """Compile the marker and find the sentinel, without loading weights.
 
     Returns:
-        GateSetup | None: None where the gate is off.
+        GateSetup: What the engine needs.
 
     Raises:
         ValueError: If the marker is unknown or has no room beside the thought delimiters, an EOS is outside the
             vocabulary, or no sentinel is free.
     """
-    if not args.gated:
-        return None
     vocab_size, declared = _vocabulary(model, args)
     delimiters = thought_delimiters(tokenizer, args)
     shown = () if delimiters is None else delimiters.parts

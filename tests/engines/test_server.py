@@ -6,21 +6,26 @@ import json
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from accelerate import Accelerator
 
 from duet_trl.engines.errors import ServerError, ServerLost
 from duet_trl.engines.server import Choice, GateServer
+from duet_trl.engines.server_engine import ServerEngine
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
+from duet_trl.seams.exchange import Exchange
 from duet_trl.seams.weight_folder import WeightFolder
-from tests.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+from tests.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, assert_continues, random_prompts, replay_all
 from tests.server_process import PAIR, ServerProcess, free_port
 
 pytestmark = pytest.mark.vllm
@@ -68,6 +73,23 @@ def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(s
             assert (rollout.finish_reason, len(rollout.token_ids)) == ("length", CAP)
     assert {rollout.finish_reason for rollout in rollouts} == {"stop", "length"}
     assert any(rollout.token_ids[-1] in tiny_gate.eos_ids for rollout in rollouts)
+
+
+def test_prefixes_are_continued_under_gates_of_their_own_to_lengths_of_their_own(server, tiny_gate):
+    def turn(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        _, ids, logprobs, _ = engine.complete(prompts, None, 1)
+        return ids, [[value for (value,) in row] for row in logprobs]
+
+    engine = ServerEngine(
+        *(turn, tiny_gate.setup, tiny_gate.eos_ids, CAP, lambda sampling: nullcontext()),
+        connection=SimpleNamespace(gate=server.client, weights=""),
+        sampling=lambda: SAMPLING,
+        send=lambda: None,
+        exchange=Exchange(Accelerator(cpu=True)),
+        process=0,
+        timeout=60.0,
+    )
+    assert_continues(tiny_gate, engine, CAP)
 
 
 def test_rollouts_that_repeat_themselves_are_ended_by_the_engine_and_still_replay(server, tiny_gate):

@@ -1,14 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from duet_trl.engines.slots import FORCED
-from duet_trl.engines.transformers import GateLogitsProcessor, gated_generate
+from duet_trl.engines.transformers import GateLogitsProcessor, TransformersEngine, gated_generate
 from duet_trl.gate.parameters import parse_gate_parameters
 from duet_trl.gate.replay import GateSpec, split_sentinel
-from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+from tests.engines.tiny_gate import (
+    CAP,
+    MARKER,
+    SPECS,
+    TinyGate,
+    assert_algorithm_1,
+    assert_continues,
+    random_prompts,
+    replay_all,
+)
 
 NUM_ROWS = 120
 PROMPTS = random_prompts(NUM_ROWS, seed=3)
@@ -16,7 +27,9 @@ SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_ROWS)]
 KEEP = np.random.default_rng(0).random(NUM_ROWS) < 0.4
 
 
-def generate(gate: TinyGate, parameters: list[dict | None] | None, seed: int = 0, prompts=PROMPTS, **kwargs):
+def generate(
+    gate: TinyGate, parameters: list[dict | None] | None, seed: int = 0, prompts=PROMPTS, ends=None, **kwargs
+):
     """Sampled rollouts as TRL's regular path makes them; None: no gate. Each row is cut behind its first end token."""
     width = max(map(len, prompts))
     pad = gate.eos_ids[0]
@@ -33,7 +46,7 @@ def generate(gate: TinyGate, parameters: list[dict | None] | None, seed: int = 0
     else:
         with gated_generate(gate.model, parameters, {MARKER: gate.automaton}):
             output = gate.model.generate(**inputs, generation_config=config)
-    ends = {*gate.eos_ids, gate.sentinel}
+    ends = ends or {*gate.eos_ids, gate.sentinel}
     rows = output[:, width:].tolist()
     return [row[: next((i + 1 for i, token in enumerate(row) if token in ends), len(row))] for row in rows]
 
@@ -52,6 +65,29 @@ def gated(tiny_gate: TinyGate) -> list[list[int]]:
 def test_rollouts_are_stopped_where_algorithm_1_stops_them(tiny_gate, gated):
     assert_algorithm_1(tiny_gate, PROMPTS, gated, SPEC_OF_ROW, KEEP)
     replay_all(tiny_gate, gated, SPEC_OF_ROW, KEEP)
+
+
+def turn_engine(gate: TinyGate) -> TransformersEngine:
+    def turn(prompts: list[list[int]]) -> tuple[list[list[int]], None]:
+        return generate(gate, None, prompts=prompts, ends=gate.eos_ids), None  # as TRL cuts, which knows no sentinel
+
+    arguments = turn, gate.setup, gate.eos_ids, CAP, lambda sampling: nullcontext()
+    return TransformersEngine(*arguments, model=lambda: gate.model)
+
+
+def test_prefixes_are_continued_under_gates_of_their_own_to_lengths_of_their_own(tiny_gate):
+    assert_continues(tiny_gate, turn_engine(tiny_gate))
+
+
+def test_a_row_ends_at_its_own_limit_and_the_call_with_the_last_of_them(tiny_gate):
+    config = GenerationConfig(do_sample=True, max_new_tokens=CAP, pad_token_id=7, suppress_tokens=tiny_gate.eos_ids)
+    prompts = torch.tensor([[40, 41]] * 3)
+    with gated_generate(
+        tiny_gate.model, [None, tiny_gate.parameters(SPECS[0], True), None], {MARKER: tiny_gate.automaton}, [3, 6, 1]
+    ):
+        rows = tiny_gate.model.generate(prompts, generation_config=config)[:, 2:].tolist()
+    assert [len(row) for row in rows] == [6, 6, 6]
+    assert rows[0][3:] == [7] * 3 and rows[2][1:] == [7] * 5 and 7 not in rows[0][:3] + rows[1] + rows[2][:1]
 
 
 def test_gated_rollouts_are_the_natural_ones_cut_short(tiny_gate, natural, gated):

@@ -3,19 +3,29 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.colocated import gated_requests, llm_factory, reload_weights_cpu
+from duet_trl.engines.colocated import ColocatedEngine, gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
-from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1, random_prompts, replay_all
+from tests.engines.tiny_gate import (
+    CAP,
+    MARKER,
+    SPECS,
+    TinyGate,
+    assert_algorithm_1,
+    assert_continues,
+    random_prompts,
+    replay_all,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -86,6 +96,17 @@ def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(l
     assert preemptions(llm) > before + 10
     assert_algorithm_1(tiny_gate, PROMPTS, gated, SPEC_OF_ROW, KEEP)
     replay_all(tiny_gate, gated, SPEC_OF_ROW, KEEP)
+
+
+def test_prefixes_are_continued_under_gates_of_their_own_to_lengths_of_their_own(llm, tiny_gate):
+    def turn(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling(), use_tqdm=False)
+        logprobs = [[x[t].logprob for x, t in zip(c.logprobs, c.token_ids, strict=True)] for c in completions(outputs)]
+        return token_ids(outputs), logprobs
+
+    before, arguments = preemptions(llm), (turn, tiny_gate.setup, tiny_gate.eos_ids, CAP, lambda _: nullcontext())
+    assert_continues(tiny_gate, ColocatedEngine(*arguments, llm=llm, sync=lambda: None))
+    assert preemptions(llm) > before and "generate" not in llm.__dict__
 
 
 def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
@@ -260,7 +281,13 @@ def test_placeholder_tokens_are_an_error(llm, tiny_gate):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"duet_marker": "nobody"}, {"duet_fingerprint": "other tokenizer"}, {"duet_weights": "/elsewhere"}]
+    "changes",
+    [
+        {"duet_marker": "nobody"},
+        {"duet_fingerprint": "other tokenizer"},
+        {"duet_weights": "/elsewhere"},
+        {"duet_prefix": 61},  # of prompts of 60 tokens at most
+    ],
 )
 def test_request_made_for_another_engine_is_stopped_before_its_first_token(llm, tiny_gate, changes):
     mine = tiny_gate.parameters(SPECS[0], False)

@@ -17,7 +17,7 @@ from duet_trl.gate.markers import pattern_marker
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome
 from duet_trl.gate.thoughts import Delimiters
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, algorithm_1, toy_ends
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends
 
 pytestmark = pytest.mark.vllm
 
@@ -62,11 +62,12 @@ class Runner:
         self.generated: dict[int, list[int]] = {}
 
     def admit(self, slot: int, gated: bool, keep: bool, generated: list[int], marker: str = "toy", **expected) -> None:
-        """expected: fingerprint, weights and thoughts that the request asks for."""
+        """expected: fingerprint, weights, thoughts and prefix that it asks for; `generated` begins with the prefix."""
         from vllm import SamplingParams
 
         extra = gate_parameters(SPEC, marker, keep, SENTINEL, [EOS], **expected) if gated else None
-        self.prompt_len[slot] = len(PROMPT)  # the runner has stored the request before it tells the processor
+        begun = min(expected.get("prefix_length", 0), len(generated))
+        self.prompt_len[slot] = len(PROMPT) + begun  # the runner has stored the request before it tells the processor
         params = SamplingParams(extra_args=extra, stop_token_ids=[SENTINEL])
         assert self.processor.add_request(slot, params) == gated
         self.history[slot] = -7  # what an earlier occupant left must not be read
@@ -109,28 +110,33 @@ def test_forced_stops_are_those_of_algorithm_1_under_preemption_reuse_and_reorde
     random = np.random.default_rng(0)
     runner = Runner(DUETLogitsProcessor, monkeypatch)
     thoughts = [{}, {"delimiters": THOUGHT}, {"delimiters": THOUGHT, "in_thought": True}]
-    waiting = [(natural_rollout(random), bool(random.random() < 0.4), thoughts[row % 3], []) for row in range(200)]
-    running: dict[int, tuple[list[int], bool, dict, list[int]]] = {}
+    waiting = []
+    for row in range(300):
+        natural, begun = natural_rollout(random), 0
+        if row % 2:
+            begun = int(random.integers(len(natural)))
+        waiting.append((natural, bool(random.random() < 0.4), thoughts[row % 3], begun, natural[:begun]))
+    running: dict[int, tuple[list[int], bool, dict, int, list[int]]] = {}
     outcomes, preempted = set(), 0
     while waiting or running:
         for slot in set(range(NUM_SLOTS)) - running.keys():
             if waiting:
                 running[slot] = waiting.pop()
-                _, keep, asked, ids = running[slot]
-                runner.admit(slot, True, keep, ids, **asked)
+                _, keep, asked, begun, ids = running[slot]
+                runner.admit(slot, True, keep, ids, **asked, prefix_length=begun)
         slots = random.permutation(list(running)).tolist()
         if random.random() < 0.2:  # the first part of a chunked prefill: its sample is discarded
             runner.apply(slots, [int(random.integers(1, len(runner.generated[slot]) + 1)) for slot in slots])
         for slot, row in zip(slots, runner.apply(slots), strict=True):
             stop = bool(row[SENTINEL] == FORCED)
             assert (row[:SENTINEL] == 0.0).all() and row[SENTINEL] in (FORCED, -torch.inf)
-            natural, keep, asked, ids = running[slot]
+            natural, keep, asked, begun, ids = running[slot]
             if not stop:
                 ids.append(natural[len(ids)])
                 runner.append(slot, ids[-1])
             if stop or len(ids) == len(natural):
                 ends = toy_ends(natural, **asked)
-                expected = algorithm_1(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends)
+                expected = continued(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends, begun)
                 assert (ids, stop) == (expected.ids, expected.stopped)
                 outcomes.add(expected.outcome)
                 del running[slot]
@@ -159,6 +165,8 @@ def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):
         ({"fingerprint": TOY.fingerprint[:-1] + "x"}, True),
         ({"weights": "/weights/6"}, True),
         ({"marker": "unheard of"}, True),
+        ({"prefix_length": len(PROMPT)}, False),
+        ({"prefix_length": len(PROMPT) + 1}, True),
     ],
 )
 def test_request_for_another_engine_is_stopped_before_its_first_token(monkeypatch, asked, refused):

@@ -9,13 +9,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
+from duet_trl.engines.engine import Completion, Engine, Request
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.markers import completion_ends, get_marker
-from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.parameters import GateSetup, gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.sentinel import find_sentinel
 from duet_trl.gate.vocabulary import vocabulary_bytes
-from tests.gate.oracle import Rollout, algorithm_1
+from tests.gate.oracle import Rollout, algorithm_1, continued
 from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
 
 MARKER = "math"
@@ -47,6 +48,10 @@ class TinyGate:
     @cached_property
     def automaton(self) -> TokenAutomaton:
         return compile_automaton(get_marker(MARKER), self.vocabulary)
+
+    @cached_property
+    def setup(self) -> GateSetup:
+        return GateSetup(MARKER, self.automaton, self.sentinel, tuple(self.eos_ids))
 
     @cached_property
     def model(self) -> PreTrainedModel:
@@ -107,6 +112,63 @@ def assert_algorithm_1(
     assert {rollout.outcome for rollout in checked} == set(Outcome)
     assert any(rollout.stopped and rollout.outcome == Outcome.ANSWERED for rollout in checked)
     return checked
+
+
+def assert_continues(gate: TinyGate, engine: Engine, cap: int = CAP, num_rows: int = 120) -> None:
+    """An engine continues prefixes as Algorithm 1 does, some without a gate and each to a length of its own.
+
+    The prefixes are cut out of a first round without gates. Here, too, entropies near their threshold are left out.
+    """
+    random, prompts = np.random.default_rng(3), random_prompts(num_rows, seed=7, longest=30)
+    first = engine.generate([Request(ids, max_tokens=cap) for ids in prompts])
+    assert not any(completion.gate_stopped for completion in first)
+    requests = []
+    for row, completion in enumerate(first):
+        prefix = tuple(completion.token_ids[: random.integers(len(completion.token_ids)) if row % 4 else 0])
+        limit = cap if row % 3 else len(prefix) + int(random.integers(1, cap - len(prefix) + 1))
+        spec = SPECS[row % len(SPECS)] if row % 5 else None
+        requests.append(Request(prompts[row], prefix, limit, spec, bool(random.random() < 0.4)))
+    done = engine.generate(requests)
+    assert len(done) == num_rows
+    checked = [check_continued(gate, request, found) for request, found in zip(requests, done, strict=True)]
+    gated = [request.gate is not None for request in requests]
+    assert sum(outcome is not None for outcome in checked) > 0.9 * sum(gated)
+    assert {*checked} >= set(Outcome)
+    at_once = [found.gate_stopped and not found.token_ids for found in done]
+    cut = [len(r.prefix) + len(f.token_ids) == r.max_tokens < cap for r, f in zip(requests, done, strict=True)]
+    assert sum(at_once) > 3 and sum(cut) > 3 and any(np.array(cut) & ~np.array(gated))
+
+
+def check_continued(gate: TinyGate, request: Request, found: Completion) -> Outcome | None:
+    """The outcome of one of them; None where there is no gate, or rounding decides."""
+    ids, begun = [*request.prefix, *found.token_ids], len(request.prefix)
+    assert len(ids) <= request.max_tokens and (found.logprobs is None or len(found.logprobs) == len(found.token_ids))
+    if not found.gate_stopped:
+        assert len(ids) == request.max_tokens or ids[-1] in gate.eos_ids
+    if found.logprobs:
+        with torch.no_grad():
+            logits = gate.model(torch.tensor([request.prompt_ids + ids])).logits[0, -len(found.logprobs) - 1 : -1]
+        expected = logits.log_softmax(-1)[range(len(found.logprobs)), found.token_ids]
+        np.testing.assert_allclose(found.logprobs, expected.numpy(), atol=2e-3)
+    if request.gate is None:
+        assert not found.gate_stopped
+        return None
+    entropy = gate.entropies(request.prompt_ids, ids)
+    if np.abs(entropy - request.gate.entropy_threshold).min() < 1e-4:
+        return None
+    natural = ids + [0] * found.gate_stopped
+    expected = continued(request.gate, natural, request.keep, entropy, gate.marker_ends(ids), begun)
+    assert (ids, found.gate_stopped) == (expected.ids, expected.stopped)
+    replayed = replay(
+        request.gate,
+        gate.automaton,
+        [ids],
+        np.array([found.gate_stopped]),
+        np.array([request.keep]),
+        prefix_length=np.array([begun]),
+    )
+    assert (replayed.outcome[0], replayed.marker_at[0]) == (expected.outcome, expected.marker_at)
+    return expected.outcome
 
 
 def replay_all(gate: TinyGate, gated: list[list[int]], specs: list[GateSpec], keep: np.ndarray) -> None:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import torch  # noqa: E402
-from command_line import RecipeArguments, RecipeConfig, accumulation_steps, parse, read_yaml  # noqa: E402
+from command_line import RecipeArguments, RecipeConfig, accumulation_steps, parse  # noqa: E402
+from config_files import read_yaml  # noqa: E402
 
 CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
@@ -92,7 +93,7 @@ def test_a_configuration_is_found_in_every_spelling_of_the_option(tmp_path, caps
     for argv in (["--config", str(path)], [f"--config={path}"]):
         assert parse("math_qwen3", argv)[1].seed == 3
     assert parse("math_qwen3", ["--use_cpu", "true", "--bf16", "false", "--output_dir", str(tmp_path)])[1].seed == 42
-    with pytest.raises(ValueError, match="--config takes one file, got 2"):
+    with pytest.raises(ValueError, match="--config takes one value, got 2"):
         parse("math_qwen3", ["--config", str(path), "--config", str(path)])
     with pytest.raises(SystemExit):
         parse("math_qwen3", ["--seed", "1", "--config"])
@@ -118,6 +119,46 @@ def test_suites_are_a_list_however_they_are_written():
         assert RecipeArguments(eval_suites=written).eval_suites == ["gsm8k", "math500"]
     assert RecipeArguments(eval_suites=["none"]).eval_suites == []
     assert RecipeArguments(eval_suites="gsm8k", eval_sources="gsm8k=a,b.jsonl").sources == {"gsm8k": "a,b.jsonl"}
+
+
+def test_model_and_cell_come_between_a_file_and_the_command_line(tmp_path):
+    own = write(tmp_path, "own.yaml", **CPU, extends="paper", num_gpus=2, output_dir="out")
+    options = ["--config", str(own), "--dry_run"]
+    arguments, config, model = parse("math_qwen3", [*options, "--model", "llama3_3b", "--method", "grpo"])
+    assert (arguments.num_gpus, config.output_dir) == (2, "out")
+    assert (model.model_name_or_path, config.learning_rate) == ("meta-llama/Llama-3.2-3B-Instruct", 1e-6)
+    # the cell's own line wins over the model's file, the command line over both
+    options += ["--cell", "recommended/llama3_3b", "--model", "llama3_3b"]
+    arguments, config, _ = parse("math_qwen3", [*options, "--learning_rate", "2e-6"])
+    assert (arguments.num_gpus, config.beta, config.learning_rate) == (2, 0.0, 2e-6)
+    assert config.output_dir == "outputs/recommended/llama3_3b_llama3_3b"
+    for name in ("Qwen/Qwen3-8B", str(tmp_path)):
+        assert parse("math_qwen3", ["--config", "paper", "--model", name, "--dry_run"])[2].model_name_or_path == name
+
+
+def test_settings_of_the_gate_hold_where_rollouts_are_gated_only():
+    paper = ["--config", "paper", "--model", "qwen3_1.7b", "--dry_run"]
+    assert parse("math_qwen3", [*paper, "--method", "paper"])[1].marker == "math"
+    assert parse("math_qwen3", [*paper, "--abort", "false"])[1].grace_window == 150
+    ungated = (["--method", "grpo"], ["--method=grpo"], ["--trim", "false", "--abort", "false"])
+    for options in ungated:  # none is refused for a field that it cannot use
+        assert not parse("math_qwen3", [*paper, *options])[1].gated
+    with pytest.raises(ValueError, match="grace_window=150 cannot have an effect under method='grpo'"):
+        parse("math_qwen3", [*paper, "--method", "grpo", "--grace_window", "150"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cell", "table9/a"], "there is no grid 'table9'. Choose from recommended, table1"),
+        (["--cell", "table3/eps_0.3"], "there is no cell 'eps_0.3' in table3.yaml. Choose from eps_0.01, eps_0.05"),
+        (["--config", "papre"], "there is no configuration .*papre"),
+        (["--cell", "table3/eps_0.10", "--cell", "table3/eps_0.20"], "--cell takes one value, got 2"),
+    ],
+)
+def test_a_name_that_is_none_is_answered_with_those_that_are(options, message):
+    with pytest.raises(ValueError, match=message):
+        parse("math_qwen3", [*options, "--dry_run"])
 
 
 def test_a_misspelt_option_is_no_abbreviation(tmp_path):

@@ -123,6 +123,7 @@ def test_rewriting_a_hostile_answer_takes_no_time(name):
     assert time.process_time() - begin < 0.5
 
 
+@pytest.mark.slow
 def test_hostile_answers_are_wrong_and_leave_the_pool_alive():
     assert len(HOSTILE_ANSWERS) + len(HOSTILE_TEXTS) > 150
     verifier = MathVerifier(timeout=0.5, workers=2)
@@ -137,6 +138,7 @@ def test_hostile_answers_are_wrong_and_leave_the_pool_alive():
     verifier.close()
 
 
+@pytest.mark.slow
 def test_hostile_gold_answers_do_not_raise_either():
     verifier = MathVerifier(timeout=0.5, workers=2)
     hostile = [answer for answer in HOSTILE_ANSWERS.values() if len(answer) <= 2_000][::3]

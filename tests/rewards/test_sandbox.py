@@ -96,19 +96,16 @@ def assert_contained(sandbox: Sandbox, outside: Outside, hostile) -> None:
     assert left_behind(before) == set() and before <= descendants()  # the launcher is the same one
 
 
-@pytest.mark.parametrize("hostile", ALL_PROGRAMS, ids=lambda hostile: hostile.name)
-def test_hostile_program_neither_scores_nor_harms(strong, outside, hostile):
-    assert_contained(strong, outside, hostile)
-
-
 @pytest.mark.parametrize("name", SAMPLE)
-def test_other_isolations_contain_the_same(each, outside, name):
-    assert_contained(each, outside, next(hostile for hostile in ALL_PROGRAMS if hostile.name == name))
+def test_hostile_program_neither_scores_nor_harms(each, outside, name):
+    assert_contained(each, outside, next(hostile for hostile in EVERY_PROGRAM if hostile.name == name))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("hostile", EVERY_PROGRAM, ids=lambda hostile: hostile.name)
-def test_other_isolations_contain_all(each, outside, hostile):
+@pytest.mark.parametrize(
+    "hostile", [h for h in EVERY_PROGRAM if h.name not in SAMPLE], ids=lambda hostile: hostile.name
+)
+def test_no_hostile_program_scores_or_harms(each, outside, hostile):
     if hostile.reads and each.isolation == WEAK_ISOLATION:
         pytest.skip("the weak isolation does not keep a program from reading")
     assert_contained(each, outside, hostile)

@@ -87,7 +87,7 @@ def test_rows_of_a_model_without_thoughts_are_answer_region_throughout():
     thoughts = Thoughts(tokenizer, None)
     ids = [tokenizer("say <think>")["input_ids"]]
     assert thoughts.open_after(ids).tolist() == [False]
-    rows = thoughts.shown_to_rewards(None, [{"answer": 4}], ["say"], ["<think> 4"], [[1, 2]])
+    rows = thoughts.shown_to_rewards([{"answer": 4}], np.array([False]), ["<think> 4"], [[1, 2]])
     assert rows == [{"answer": 4, WRITTEN: Written("<think> 4")}]
 
 
@@ -95,14 +95,6 @@ def test_reasoning_that_trl_parsed_out_of_a_message_is_read_from_the_tokens():
     tokenizer = thinking_tokenizer(THINK)
     ids = tokenizer(r"\boxed{3}</think>\boxed{4}")["input_ids"]
     message = [{"role": "assistant", "reasoning_content": r"\boxed{3}", "content": r"\boxed{4}"}]
-
-    class Step:
-        in_thought = np.array([True])
-
-    class Trainer:
-        model = type("Model", (), {"training": True})
-        _current = Step
-
-    (row,) = Thoughts(tokenizer, THINK).shown_to_rewards(Trainer, [{}], ["say"], [message], [ids])
+    (row,) = Thoughts(tokenizer, THINK).shown_to_rewards([{}], np.array([True]), [message], [ids])
     assert row[WRITTEN] == Written(r"\boxed{3}</think>\boxed{4}", THINK, opened=True)
     assert extract_answer("math", row[WRITTEN], "first") == "4"

@@ -26,11 +26,6 @@ def test_every_declared_eos_is_known_and_the_sentinel_is_none_of_them(tiny_path,
     assert len(tokenizer) <= setup.sentinel < MODEL_VOCAB
 
 
-def test_no_gate_needs_no_marker_and_no_sentinel(tiny_path, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    assert prepare_gate(str(tiny_path), tokenizer, config(tmp_path, trim=False, abort=False)) is None
-
-
 def test_an_eos_that_the_model_declares_outside_its_vocabulary_is_refused(tiny_path, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()

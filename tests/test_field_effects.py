@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A field or option that cannot have an effect is refused: every pair of a field and what switches it off."""
+
+import pytest
+
+from duet_trl.config import FIELD_ACTS
+from duet_trl.methods import METHOD_FIELDS
+from duet_trl.methods.duet_settings import ACTS
+from tests.test_config import config
+
+CONDITIONS = FIELD_ACTS | ACTS
+
+VALUES = {
+    "allocate": False,
+    "trim": False,
+    "abort": False,
+    "budget_fraction": 1.0,
+    "budget_reading": "rollouts",
+    "budget_tokens": 1e5,
+    "num_rollouts_min": 1,
+    "num_rollouts_max": 32,
+    "max_rollouts": 64,
+    "marker": "math",
+    "grace_window": 16,
+    "keep_probability": 0.05,
+    "sentinel_token_id": 5,
+}
+"""A value of each field that some methods do not read; most are what the field holds there anyway."""
+
+
+@pytest.mark.parametrize("name", sorted(METHOD_FIELDS))
+def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_do(tmp_path, name):
+    assert set(VALUES) == METHOD_FIELDS
+    with pytest.raises(ValueError) as refused:
+        config(tmp_path, method="grpo", **{name: VALUES[name]})
+    message = str(refused.value)
+    assert message.startswith(f"{name}={VALUES[name]!r} cannot have an effect under method='grpo'")
+    assert "Remove it, or choose a method that does: ['duet', 'paper'" in message
+    assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
+
+
+VARIANCE = {"allocation_objective": "variance"}
+NO_GATE = {"trim": False, "abort": False}
+TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
+BY_LENGTHS = {"abort_answer_quantile": 0.0}
+SERVER = {"use_vllm": True, "vllm_mode": "server"}
+PAIRS = [  # the value, fields under which it acts, fields under which it does not
+    ("budget_fraction", 0.5, {}, TOKENS),
+    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
+    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
+    ("num_rollouts_min", 2, {}, {"allocate": False}),
+    ("num_rollouts_min", 2, {"allocate": False, **TOKENS}, {"allocate": False}),
+    ("marker", "math", {"abort": False}, NO_GATE),
+    ("grace_window", 25, {"trim": False}, NO_GATE),
+    ("sentinel_token_id", 5, {}, NO_GATE),
+    ("keep_probability", 0.05, {"trim": False}, {"abort": False}),
+    ("audit_columns", ["level"], {"audit_log": True}, {}),
+    ("server_weight_sync", "disk", SERVER, {}),
+    ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
+    ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),
+    ("server_weights_dir", "w", SERVER, {**SERVER, "server_weight_sync": "nccl"}),
+    ("allocation_objective", "mixed", {}, {"allocate": False}),
+    ("allocation_solver", "greedy", VARIANCE, {}),
+    ("allocation_solver", "bisection", {"method": "paper"}, {"method": "paper", "allocate": False}),
+    ("price_aborted", True, {}, {"abort": False}),
+    ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
+    ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
+    ("reward_decay", 0.7, {"allocate": False, "advantage_baseline": "history"}, {"allocate": False}),
+    *(
+        (name, value, VARIANCE, {})
+        for name, value in {
+            "surrogate_warmup": 2,
+            "surrogate_floor": 0.01,
+            "surrogate_floor_quantile": 0.05,
+            "surrogate_unseen": "median",
+            "surrogate_shrinkage": 1.0,
+            "surrogate_reprobe": 2,
+        }.items()
+    ),
+    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
+    ("marker_window", 0, {"abort": False}, NO_GATE),
+    ("poll_interval", 8, {"trim": False}, NO_GATE),
+    ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
+    ("threshold_window", 512, {"abort": False}, NO_GATE),
+    ("threshold_interval", 5, {"trim": False}, NO_GATE),
+    ("threshold_weighting", "none", {}, {"abort": False}),
+    ("poll_quantile", 0.3, {"abort": False}, NO_GATE),
+    ("poll_cold_fraction", 0.3, {"abort": False}, NO_GATE),
+    ("abort_quantile", 0.8, BY_LENGTHS, {}),
+    ("abort_quantile", 0.8, {"method": "paper"}, {"method": "paper", "abort": False}),
+    ("abort_answer_quantile", 0.95, {}, {"abort": False}),
+    ("abort_answer_slack", 1.25, {}, BY_LENGTHS),
+    ("abort_answer_slack", 1.25, {"method": "paper", "abort_answer_quantile": 0.9}, {"method": "paper"}),
+    ("abort_cold_fraction", 0.7, {}, {"abort": False}),
+    ("aborted_rollouts", "mask", {}, {"abort": False}),
+    ("stratification_floor", 0.05, {"stratification": "clip"}, {}),
+    ("stratification_floor", 0.05, {"method": "paper"}, {"method": "paper", "stratification": "exact"}),
+    ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
+    ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "acts", "idle"), PAIRS, ids=lambda part: part if isinstance(part, str) else ""
+)
+def test_what_cannot_have_an_effect_is_refused_even_at_its_default(tmp_path, name, value, acts, idle):
+    assert config(tmp_path, **acts, **{name: value}) is not None
+    config(tmp_path, **idle)
+    with pytest.raises(ValueError) as refused:
+        config(tmp_path, **idle, **{name: value})
+    message = str(refused.value)
+    assert message.startswith(f"{name}={value!r} cannot have an effect under method={idle.get('method', 'duet')!r}")
+    assert f"it acts only with {CONDITIONS[name].condition}. Remove it" in message
+
+
+def test_every_condition_is_tried_on_both_sides():
+    assert {name for name, *_ in PAIRS} == set(CONDITIONS)
