@@ -91,7 +91,8 @@ def course(
     lost, late, tokens, natural_tokens, thresholds = 0, 0, 0, 0, []
     for step in range(1, STEPS + 1):
         kind, completed_at, natural = rollouts(share if step > begin else 0.0, growth * step / STEPS, rng)
-        found = through(unit.spec(), unit.coins(step, [keys[q] for q in group]), completed_at, natural)
+        spec = unit.spec()
+        found = through(spec, unit.coins(step, [keys[q] for q in group]), completed_at, natural)
         chance = np.choose(kind, [early_is_right, late_is_right, 0.0])
         right = rng.random(ROLLOUTS) < chance
         left = found.outcome != Outcome.ABORTED
@@ -102,7 +103,7 @@ def course(
             wanted = right & (kind == LATE)
             lost, late = lost + (wanted & ~left).sum(), late + wanted.sum()
             tokens, natural_tokens = tokens + found.length.sum(), natural_tokens + natural.sum()
-            thresholds.append(plan.spec.abort_threshold)
+            thresholds.append(spec.abort_threshold)
     return Course(lost / max(late, 1), float(np.median(thresholds)), 1.0 - tokens / natural_tokens)
 
 
