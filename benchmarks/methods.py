@@ -2,10 +2,10 @@
 """python benchmarks/methods.py [--check]: every method trains, on transformers and on colocated vLLM, and resumes.
 
 Each method takes two generation steps of 8 prompts x 8 rollouts from the shipped policy of recipes/tiny_math and saves
-a checkpoint after the first. A second trainer, with an engine of its own, resumes from it. Its step must begin with
-the jobs of the uninterrupted run: the same prompts, counts, gates and coins. Later rounds follow what was sampled, and
-an engine need not sample alike after a restart. The pool holds 12 prompts, so that the second step meets prompts of
-the first and methods that replace prompts find others.
+a checkpoint after the first. A second trainer, with an engine of its own, resumes from it. Its step must ask for the
+jobs of the uninterrupted run: the same prompts, counts, gates and coins. On transformers, whose random numbers a
+checkpoint holds, in every round and with as many tokens; vLLM does not sample alike after a restart, so there the
+first round counts, which follows from what is remembered alone. Six prompts of the second step are of the first too.
 
 The figures are means over the two steps, the seconds those of the second: the first one warms up.
 """
@@ -49,12 +49,16 @@ from recipes.tiny_math.task import sample_problems  # noqa: E402
 
 SETTINGS = ROOT / "recipes" / "configs" / "math_tiny.yaml"
 TRANSFORMERS, VLLM = "transformers", "vllm"
-POOL, STEPS = 12, 2
+NEW, STEPS = 2, 2
+"""Prompts of the second step that the first did not have; steps."""
+NUM_PROMPTS, SPARE = 8, 14
+"""Of a step; for methods that replace some."""
 SIZE = {
     "num_generations": 8,
     "per_device_train_batch_size": 16,
     "gradient_accumulation_steps": 4,
     "max_completion_length": 128,
+    "shuffle_dataset": False,
 }
 BUDGET = {"budget_fraction": 0.5}
 GATE = {"grace_window": GRACE_WINDOW, "method_kwargs": {"threshold_interval": 1, "threshold_window": 512}}
@@ -63,23 +67,23 @@ COLUMNS = ("rollouts", "rounds", "prompts", "generated_tokens", "trained_tokens"
 
 
 class Notes(TrainerCallback):
-    """What each step of a run began with, and its figures.
+    """What each step of a run asked for, and its figures.
 
     Attributes:
-        plans (list): Jobs of the first round of each step, with the keys of their prompts.
+        asked (list): Of each step, its jobs by round, with the keys of their prompts.
         figures (list): `COLUMNS` and the seconds of each step.
     """
 
     def __init__(self, trainer: DUETGRPOTrainer) -> None:
         self.trainer = trainer
-        self.plans: list[list[tuple[str, Job]]] = []
+        self.asked: list[list[list[tuple[str, Job]]]] = []
         self.figures: list[dict[str, float]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the generation step that this optimizer step was about."""
         step, done = self.trainer._current, self.trainer._current.done
-        planned = zip(done.jobs, done.round, strict=True)
-        self.plans.append([(done.prompts[job.prompt].key, job) for job, number in planned if number == 0])
+        keyed = [(done.prompts[job.prompt].key, job) for job in done.jobs]
+        self.asked.append([[keyed[row] for row in np.flatnonzero(done.round == n)] for n in range(step.rounds)])
         figures = (len(done), step.rounds, len(np.unique(done.prompt)), done.new_tokens.sum(), step.num_train_tokens)
         self.figures.append({name: int(value) for name, value in zip(COLUMNS, figures, strict=True)})
         self.figures[-1]["seconds"] = sum(step.seconds.values())
@@ -95,9 +99,10 @@ def fields(method: str, engine: str, folder: Path, seed: int) -> dict[str, Any]:
     return shared | SIZE | run | quiet | {"method": method, "use_vllm": engine == VLLM} | own
 
 
-def train(method: str, engine: str, folder: Path, seed: int, resume: bool = False) -> Notes:
-    """Train a method for two steps, or the second of them from the checkpoint of the first in `folder`."""
-    problems = sample_problems(TRAIN, POOL, seed=0)
+def build(method: str, engine: str, folder: Path, seed: int) -> DUETGRPOTrainer:
+    """The trainer of a run."""
+    problems = sample_problems(TRAIN, NUM_PROMPTS + NEW + SPARE, seed=0)
+    problems = problems[:NUM_PROMPTS] + problems[NEW:]
     trainer = DUETGRPOTrainer(
         str(CHECKPOINT),
         first_box_reward,
@@ -105,10 +110,24 @@ def train(method: str, engine: str, folder: Path, seed: int, resume: bool = Fals
         train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in problems]),
     )
     trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def train(method: str, engine: str, folder: Path, seed: int, resume: bool = False) -> Notes:
+    """Train a method for two steps, or the second of them from the checkpoint of the first in `folder`."""
+    trainer = build(method, engine, folder, seed)
     notes = Notes(trainer)
     trainer.add_callback(notes)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1") if resume else None)
     return notes
+
+
+def alike(whole: Notes, resumed: Notes, engine: str) -> bool:
+    """Whether the resumed run did what the uninterrupted one did in the steps behind the checkpoint."""
+    if engine == VLLM:
+        return [rounds[0] for rounds in resumed.asked] == [rounds[0] for rounds in whole.asked[1:]]
+    counts = [[{name: step[name] for name in COLUMNS} for step in notes.figures] for notes in (resumed, whole)]
+    return resumed.asked == whole.asked[1:] and counts[0] == counts[1][1:]
 
 
 def run(method: str, engines: Sequence[str], seed: int) -> dict[str, dict[str, Any]]:
@@ -121,7 +140,7 @@ def run(method: str, engines: Sequence[str], seed: int) -> dict[str, dict[str, A
         found[engine] = {
             "steps": whole.figures,
             "resumed_steps": resumed.figures,
-            "resumes_alike": resumed.plans == whole.plans[1:],
+            "resumes_alike": alike(whole, resumed, engine),
         }
     return found
 
@@ -179,7 +198,16 @@ def main() -> int:
     payload = {
         "methods": figures,
         "targets_met": met,
-        "settings": {"size": SIZE, "pool": POOL, "steps": STEPS, "gate": GATE, **BUDGET, "workers": arguments.workers},
+        "settings": {
+            "size": SIZE,
+            "prompts": NUM_PROMPTS,
+            "new_prompts": NEW,
+            "spare_prompts": SPARE,
+            "steps": STEPS,
+            "gate": GATE,
+            **BUDGET,
+            "workers": arguments.workers,
+        },
         "load_average": os.getloadavg(),
         "seed": arguments.seed,
         "hardware": hardware(),

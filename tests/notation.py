@@ -19,13 +19,13 @@ BEGIN, END = "<!-- written by python -m tests.notation: begin -->", "<!-- end --
 
 
 SOME_METHODS = """\
-`duet` and `paper` read all of them, `grpo` and `pods` none, the others few; a method refuses those that it does not read.
-The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a default follows
-from other fields, the meaning says so."""
+`duet` and `paper` read all of them, `grpo` and `pods` none, the others few; a method refuses those that it does not
+read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
+default follows from other fields, the meaning says so."""
 DUET_OPTIONS = """\
-The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate of
-Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet` are those
-that were measured, the defaults of `paper` are the paper's."""
+The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate
+of Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet`
+are those that were measured, the defaults of `paper` are the paper's."""
 
 
 def tables() -> str:

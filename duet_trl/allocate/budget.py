@@ -107,8 +107,8 @@ class Budget:
             return
         if self._measured_rollouts == 0:
             raise ValueError(
-                "The reference budget has no rollout from the first epoch. Resume from a checkpoint with controller "
-                "state, or use the reading 'rollouts' or 'tokens'."
+                "The reference budget has no rollout from the first epoch. Resume from a checkpoint with the "
+                "method's state, or use the reading 'rollouts' or 'tokens'."
             )
         self._reference = self._measured_tokens / self._measured_rollouts
 

@@ -132,7 +132,9 @@ class LengthThresholds:
         added = np.stack([lengths, propensity, answered_at, rewards])
         self._seen = np.concatenate([self._seen, added], axis=1)[:, -ANSWER_WINDOWS * self.window :]
         if self.answer_quantile and len(lengths):
-            late = rewarded(self._seen[3], self._weights)[-len(lengths) :] & (propensity < 1.0)
+            new = slice(-len(lengths), None)  # of a step that is larger than the window, what is left of it
+            _, propensity, answered_at, _ = self._seen[:, new]
+            late = rewarded(self._seen[3], self._weights)[new] & (propensity < 1.0)
             latest = math.ceil(self.answer_slack * answered_at[late].max(initial=0.0) - 1e-9)
             self._set(self.poll_threshold, max(self.abort_threshold, latest))
 

@@ -178,6 +178,16 @@ def test_by_the_papers_rule_no_answer_raises_k2():
     assert thresholds.abort_threshold == 700
 
 
+def test_of_a_step_that_is_larger_than_the_window_the_last_rollouts_count():
+    whole, last = (LengthThresholds(1000, window=8, min_samples=8, answer_quantile=0.95) for _ in range(2))
+    count = 4 * 8 + 5
+    columns = np.arange(1, count + 1), np.full(count, 0.1), np.arange(count) + 700, np.arange(count) % 2
+    whole.observe(*columns)
+    last.observe(*(column[5:] for column in columns))
+    assert whole.state_dict() == last.state_dict()
+    assert whole.abort_threshold == np.ceil(1.25 * (700 + count - 2))  # the latest rewarded one
+
+
 def test_answers_are_remembered_for_four_windows_and_lengths_for_one():
     thresholds = LengthThresholds(1000, window=8, min_samples=1, refit_every=1, answer_quantile=0.5, answer_slack=1.0)
     thresholds.observe(np.array([900]), np.ones(1), np.array([700]), np.ones(1))
