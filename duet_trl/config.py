@@ -92,8 +92,8 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"pods"`, `"greso"`, `"dapo"`, `"pilot"`,
-            or `"own"` for an object that the trainer is given.
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"pods"`, `"greso"`, `"dapo"`,
+            `"pilot"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
             What the method alone reads; as JSON on the command line.
         allocate, trim, abort (`bool`, *optional*):
