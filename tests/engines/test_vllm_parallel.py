@@ -117,18 +117,21 @@ def decided(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[d
         return list(pool.map(decide, (1, 2)))
 
 
+@pytest.mark.slow
 def test_processes_decide_alike_whatever_their_hash_seed(decided):
     first, second = decided
     assert first == second  # every edited logit, bit for bit
     assert min(first[name]["preemptions"] for name in first) > 30
 
 
+@pytest.mark.slow
 def test_processors_decide_alike_in_other_slots_and_batches(decided):
     crowded, other = decided[0]["crowded"], decided[0]["other"]
     assert crowded["ids"] == other["ids"]
     assert crowded["digest"] != other["digest"]
 
 
+@pytest.mark.slow
 def test_replay_finds_what_the_processor_alone_decided(decided, tiny_gate):
     found = decided[0]["crowded"]["ids"]
     rows = np.arange(NUM_DECIDED)

@@ -35,6 +35,7 @@ def run(tiny_path: Path, tmp_path: Path, *options: str) -> dict:
     return json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
 
 
+@pytest.mark.slow
 @needs_math
 def test_two_steps_on_real_math_prompts(tiny_path, tmp_path):
     steps = [entry for entry in run(tiny_path, tmp_path)["log_history"] if "loss" in entry]

@@ -156,6 +156,7 @@ def test_steps_per_generation_and_rows_that_were_chosen_are_kept(tmp_path):
     assert (again.steps_per_generation, again.max_rollouts, again.gradient_accumulation_steps) == (4, 24, 2)
 
 
+@pytest.mark.slow
 def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
     done = run("math_qwen3", tmp_path, tiny_path, "--push_to_hub", "true", "--hub_model_id", "me/model")
     assert done.returncode != 0
