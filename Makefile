@@ -96,7 +96,7 @@ lint: install ## check style, format and syntax
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
-miniature: install ## DUET against GRPO and all other arms on the tiny task, over seeds (hours; goes on where it was)
+miniature: install ## DUET against GRPO and all other arms on the tiny task, over seeds (hours; resumes)
 	$(PY) -m benchmarks.miniature $(ARGS)
 
 miniature-fast: install ## the same in about 15 minutes, two seeds: shows that it works, decides nothing

@@ -84,7 +84,7 @@ class DUETGRPOConfig(GRPOConfig):
     Configuration class for the [`DUETGRPOTrainer`].
 
     Everything of [`~trl.GRPOConfig`] stays as it is. `num_generations` becomes the *average* number of rollouts per
-    prompt at `budget_fraction=1`, and `per_device_train_batch_size` the most rollouts of one micro-batch. A field
+    prompt at `budget_fraction=1`, and `per_device_train_batch_size` the maximum rollouts of a micro-batch. A field
     whose default is `None` takes the value of the chosen `method`; after construction it holds that value. Setting
     one that cannot have an effect under the method is an error.
 
@@ -92,7 +92,8 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1) or `"grpo"`.
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"pods"`, `"greso"`, `"dapo"`,
+            `"pilot"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
             What the method alone reads; as JSON on the command line.
         allocate, trim, abort (`bool`, *optional*):
@@ -127,7 +128,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     budget_tokens: float | None = knob("B in tokens per step, with budget_reading='tokens'.")
     num_rollouts_min: int | None = knob(
-        "n_min: fewest rollouts per prompt. None: 2 under duet where the budget averages more than 2, else 1."
+        "n_min: minimum rollouts per prompt. None: 2 under duet where the budget averages more than 2, else 1."
     )
     num_rollouts_max: int | None = _chosen(
         "num_rollouts_max", "n_max: maximum rollouts per prompt. Paper: range up to 32."

@@ -62,7 +62,7 @@ class Loop:
         host (Host): Acts.
         exchange (Exchange): Collectives.
         automaton (TokenAutomaton | None): Compiled marker; None: no job of the method carries a gate.
-        max_rollouts (int): Most rollouts of a step over all rounds and processes.
+        max_rollouts (int): Maximum rollouts of a step over all rounds and processes.
         max_tokens (int): Length limit of a rollout.
         vocab_size (int): Tokens of the model, by which prefixes are checked.
         end_ids (set[int]): Tokens that end a rollout; none may be in a prefix.

@@ -30,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 NAMES = tuple(sorted(path.stem for path in HERE.glob("*.ipynb")))
 TIMEOUT = 7200
-"""Most seconds of one cell: twice the longest training that a notebook promises."""
+"""Maximum seconds of one cell: twice the longest training that a notebook promises."""
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
 ENVIRONMENT = {
@@ -94,7 +94,7 @@ def execute(
         output_dir (Path): Folder of the executed copy.
         parameters (dict[str, Any] | None): Values for its parameters cell, which win over the local ones.
         real (bool): Neither local parameters nor a barred Hub.
-        timeout (int): Most seconds of one cell.
+        timeout (int): Maximum seconds of one cell.
 
     Returns:
         Path: The executed copy; after an error it ends at the cell that failed.

@@ -81,7 +81,7 @@ def load_math_train(
             local file. Columns: question or problem; answer (also in GSM8K's form, behind ####), or a solution with a
             box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
-        max_prompt_length (int): Most tokens of a prompt with its template.
+        max_prompt_length (int): Maximum tokens of a prompt with its template.
         heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
             counted and reported. None: not checked, which is reported as well.
         drop_overlap (bool): Whether to leave such problems out.
@@ -124,7 +124,7 @@ def load_code_train(
         name_or_path (str): Name on the Hub, such as "google-research-datasets/mbpp", or a local file. Columns: text
             or prompt; test_list; test_setup_code or test_imports.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
-        max_prompt_length (int): Most tokens of a prompt with its template.
+        max_prompt_length (int): Maximum tokens of a prompt with its template.
         sanitized (bool): Take the hand-verified configuration of MBPP on the Hub.
         chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 
@@ -162,7 +162,7 @@ def load_qa_train(
         name_or_path (str): Name on the Hub, such as "allenai/sciq", or a local file. Columns: question;
             correct_answer or answer; support, if `with_support`.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
-        max_prompt_length (int): Most tokens of a prompt with its template.
+        max_prompt_length (int): Maximum tokens of a prompt with its template.
         with_support (bool): Put the passage that holds the answer before the question.
         chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 

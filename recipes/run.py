@@ -128,7 +128,7 @@ def train(
 
 
 def _save(trainer: "DUETGRPOTrainer", dataset_name: str, push: bool) -> None:
-    """Save model, controller and card, then push them if that is asked for."""
+    """Save model, state and card, then push them if that is asked for."""
     trainer.save_model(trainer.args.output_dir)
     if trainer.args.should_save:
         trainer.save_method_state(Path(trainer.args.output_dir))

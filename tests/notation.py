@@ -18,19 +18,31 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "notation.md"
 BEGIN, END = "<!-- written by python -m tests.notation: begin -->", "<!-- end -->"
 
 
+SOME_METHODS = """\
+`duet` and `paper` read all of them, `grpo` and `pods` none, the others few; a method refuses those that it does not
+read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
+default follows from other fields, the meaning says so."""
+DUET_OPTIONS = """\
+The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate
+of Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet`
+are those that were measured, the defaults of `paper` are the paper's."""
+
+
 def tables() -> str:
-    """All tables, with their headings."""
+    """All tables, with their headings; the longest with what they say."""
     own = [one for one in fields(DUETGRPOConfig) if one.name in DUETGRPOConfig.__annotations__]
     parts = [
         "### Fields of every method",
         _every_method([one for one in own if one.name not in METHOD_FIELDS]),
         "### Fields that some methods read",
+        SOME_METHODS,
         _some_methods([one for one in own if one.name in METHOD_FIELDS]),
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
         if fields(kind):
-            parts += [f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}", _options(kind, takers)]
+            heading = f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}"
+            parts += [heading, *([DUET_OPTIONS] if "duet" in takers else []), _options(kind, takers)]
     return "\n\n".join(parts)
 
 

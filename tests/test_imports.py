@@ -40,13 +40,16 @@ TABLE = {
     "update": Room(NUMERIC, frozenset({"allocate", "gate"})),
     "rollouts": Room(NUMERIC, frozenset({"gate"})),
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
-    "methods": Room(NUMERIC | {"trl"}, CORE | {"config", "rollouts", "field_types"}),
+    "methods": Room(NUMERIC, CORE | {"rollouts", "field_types"}),
     "field_types": Room(frozenset(), frozenset()),
     "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types"}),
     "exchange": Room(NUMERIC | {"accelerate"}, frozenset()),
     "step_record": Room(NUMERIC, frozenset({"gate", "rollouts"})),
     "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange", "step_record"})),
-    "seams": Room(None, None),
+    "seams": Room(
+        None,
+        CORE | {"rollouts", "methods", "engines", "config", "exchange", "step_record", "loop", "report", "rewards"},
+    ),
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
     "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"gate", "rewards"})),
@@ -118,6 +121,35 @@ def test_table_catches_a_core_file_that_imports_an_engine() -> None:
     assert violations("from duet_trl.trainer import DUETGRPOTrainer", "duet_trl.report.figures")
     assert violations("", "duet_trl.utils")
     assert not violations("import json\nimport numpy as np\nfrom . import budget", "duet_trl.allocate.neyman")
+
+
+def edges_of_the_drawing() -> set[tuple[str, str]]:
+    """(imported room, importing room) for each arrow of docs/architecture.md."""
+    drawing = (ROOT / "docs" / "architecture.md").read_text().split("```mermaid")[1].split("```")[0]
+    arrows = re.findall(r"^ *(\w[\w &]*) --> (\w+)$", drawing, flags=re.M)
+    return {(source, target) for sources_, target in arrows for source in sources_.split(" & ")}
+
+
+def test_the_drawing_shows_every_import_and_no_arrow_runs_back_up() -> None:
+    edges = edges_of_the_drawing()
+    above: dict[str, set[str]] = {}
+
+    def rooms_above(room: str, below: tuple[str, ...] = ()) -> set[str]:
+        assert room not in below, f"the drawing has a circle: {[*below, room]}"
+        if room not in above:
+            targets = {target for source, target in edges if source == room}
+            above[room] = targets.union(*(rooms_above(target, (*below, room)) for target in targets))
+        return above[room]
+
+    assert {room for edge in edges for room in edge} == TABLE.keys() - {"root"}
+    for path in sources(PACKAGE):
+        module = module_name(path)
+        for name in imported_modules(path.read_text(), module, path.name == "__init__.py"):
+            room, other = room_of(module), room_of(name)
+            if name.startswith("duet_trl.") and other in TABLE and "root" not in (room, other) and room != other:
+                assert room in rooms_above(other), (
+                    f"{module} imports {name}, and no arrow leads from {other} to {room}"
+                )
 
 
 def test_no_engine_file_imports_two_engines() -> None:

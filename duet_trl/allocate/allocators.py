@@ -29,8 +29,8 @@ class UniformAllocator:
         max_length (float): Tokens assumed for a rollout before any was observed.
         statistics (PromptStatistics | None): Running means to use; None starts empty.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
-        num_min (int): Fewest rollouts per prompt, kept even above a token budget.
-        num_max (int | None): Most rollouts per prompt; None is no limit.
+        num_min (int): Minimum rollouts per prompt, kept even above a token budget.
+        num_max (int | None): Maximum rollouts per prompt; None is no limit.
         max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
 
     Attributes:
@@ -256,7 +256,7 @@ class NeymanAllocator(UniformAllocator):
         )
 
     def _lowest(self, view: PromptView, cost: np.ndarray) -> np.ndarray:
-        """Fewest rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
+        """Minimum rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
         lowest = np.full(cost.size, self.num_min)
         if self.num_min >= 2 or self.num_max < 2:
             return lowest

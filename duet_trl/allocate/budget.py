@@ -29,7 +29,7 @@ class Budget:
         fraction (float): b, share of full GRPO, in (0, 1]. Not used by ``tokens``.
         num_generations (int): Rollouts per prompt of full GRPO, >= 1.
         budget_tokens (float | None): B for ``tokens``; None otherwise.
-        num_min (int): Fewest rollouts per prompt, >= 1; only checked against the budget.
+        num_min (int): Minimum rollouts per prompt, >= 1; only checked against the budget.
 
     Raises:
         ValueError: For an unknown reading, a fraction outside (0, 1], ``budget_tokens`` missing or set without
@@ -107,8 +107,8 @@ class Budget:
             return
         if self._measured_rollouts == 0:
             raise ValueError(
-                "The reference budget has no rollout from the first epoch. Resume from a checkpoint with controller "
-                "state, or use the reading 'rollouts' or 'tokens'."
+                "The reference budget has no rollout from the first epoch. Resume from a checkpoint with the "
+                "method's state, or use the reading 'rollouts' or 'tokens'."
             )
         self._reference = self._measured_tokens / self._measured_rollouts
 

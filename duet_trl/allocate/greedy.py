@@ -24,7 +24,7 @@ def greedy_counts(
         value (np.ndarray): What n rollouts of a prompt are worth, shape (num_max + 1, M), one row per n from 0; the
             differences from row to row fall from ``lowest`` on. Rows below the lowest count are not read.
         cost (np.ndarray): Expected tokens of one rollout, shape (M,), > 0.
-        lowest (np.ndarray): Fewest rollouts, shape (M,), int64; kept even above the budget.
+        lowest (np.ndarray): Minimum rollouts, shape (M,), int64; kept even above the budget.
         limit (float): Budget, tokens.
         cap (int): Cap on the sum of the counts, >= the sum of ``lowest``.
 

@@ -61,8 +61,8 @@ def mixed_allocation(
         failures (ArrayLike): See `mixed_probability`, shape (M,).
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens, > 0.
-        num_min (int): Fewest rollouts per prompt, >= 1; kept even above the budget.
-        num_max (int): Most rollouts per prompt.
+        num_min (int): Minimum rollouts per prompt, >= 1; kept even above the budget.
+        num_max (int): Maximum rollouts per prompt.
         max_rollouts (int | None): Cap on the sum of the counts. None: no cap.
 
     Returns:

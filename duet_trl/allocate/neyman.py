@@ -77,8 +77,8 @@ def neyman_allocation(
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens for the whole batch, > 0.
-        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (int): Most rollouts of a prompt, >= num_min; memory grows with num_max x M.
+        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
+        num_max (int): Maximum rollouts of a prompt, >= num_min; memory grows with num_max x M.
         max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
 
     Returns:
@@ -126,8 +126,8 @@ def bisection_allocation(
         sigma (ArrayLike): Surrogate s_q, shape (M,), advantage x nats, > 0.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens, > 0.
-        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (int): Most rollouts of a prompt; the paper names none, the published code 32.
+        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
+        num_max (int): Maximum rollouts of a prompt; the paper names none, the published code 32.
         max_rollouts (int | None): Cap on the sum of the counts, not in the paper. Too many rollouts count as over
             budget in the bisection.
         dual (float | None): lambda of the previous step, sigma squared per token; None or 0.0 at the first.

@@ -19,8 +19,8 @@ class Problem:
     Args:
         squares (np.ndarray): sigma squared, shape (M,), > 0; any common scale.
         cost (np.ndarray): Expected tokens of one rollout, shape (M,), > 0.
-        lowest (np.ndarray): Fewest rollouts, shape (M,), whole numbers >= 1 kept as float64.
-        highest (int): Most rollouts of a prompt, >= lowest.
+        lowest (np.ndarray): Minimum rollouts, shape (M,), whole numbers >= 1 kept as float64.
+        highest (int): Maximum rollouts of a prompt, >= lowest.
         budget (float): Tokens, rounding margin included.
         max_rollouts (float): Cap on the sum of the counts; at most ``M * highest``, so always finite.
     """

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 2 as the controller sees it: thresholds, coins, the gate of this step and its replay.
-
-A method asks it for the gate of a step (`spec`), the coins, and the propensity of what came of them.
-"""
+"""The gate as a method has it: thresholds, the gate of a step, its coins, and the propensity of what came of them."""
 
 from collections.abc import Sequence
 

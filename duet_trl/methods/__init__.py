@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..field_types import Acts
 from ..gate.automaton import TokenAutomaton
@@ -15,9 +15,6 @@ from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
-
-if TYPE_CHECKING:
-    from ..config import DUETGRPOConfig
 
 
 @dataclass(frozen=True)
@@ -35,14 +32,14 @@ class Entry:
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
 
-    build: Callable[["DUETGRPOConfig", TokenAutomaton | None], Method]
+    build: Callable[[Any, TokenAutomaton | None], Method]
     options: type
     reads: frozenset[str] = frozenset()
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
-    settle: Callable[["DUETGRPOConfig", Any], Any] = lambda config, options: options
-    check: Callable[["DUETGRPOConfig", Any], None] = lambda config, options: None
+    settle: Callable[[Any, Any], Any] = lambda config, options: options
+    check: Callable[[Any, Any], None] = lambda config, options: None
 
 
 METHOD_FIELDS = frozenset(
@@ -65,7 +62,7 @@ METHOD_FIELDS = frozenset(
 """Fields of `DUETGRPOConfig` that some methods read and others do not. The other fields are of every method."""
 
 
-def setting_of(config: "DUETGRPOConfig") -> Setting:
+def setting_of(config: Any) -> Setting:
     """What every method may read of a configuration."""
     return Setting(
         num_prompts=config.num_prompts,
@@ -80,7 +77,7 @@ def setting_of(config: "DUETGRPOConfig") -> Setting:
     )
 
 
-def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+def build_method(config: Any, automaton: TokenAutomaton | None) -> Method:
     """The method of a configuration.
 
     Args:
@@ -96,20 +93,20 @@ def build_method(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> 
 def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
     """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
 
-    def build(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+    def build(config: Any, automaton: TokenAutomaton | None) -> Method:
         return method(setting_of(config), config.options)
 
-    def check(config: "DUETGRPOConfig", chosen: Any) -> None:
+    def check(config: Any, chosen: Any) -> None:
         method(setting_of(config), chosen)
 
     return Entry(build, options, reads, check=check, **more)
 
 
-def _build_duet(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+def _build_duet(config: Any, automaton: TokenAutomaton | None) -> Method:
     return build_duet(duet_settings(config, setting_of(config)), automaton)
 
 
-def _build_own(config: "DUETGRPOConfig", automaton: TokenAutomaton | None) -> Method:
+def _build_own(config: Any, automaton: TokenAutomaton | None) -> Method:
     raise ValueError(
         "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
     )

@@ -39,7 +39,9 @@ class DuetOptions:
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.", 1, unit="observations", symbol="k_warmup"
     )
-    surrogate_floor: float = option("Least sigma in the first epoch.", 0.01, unit="advantage x nats", symbol="s_floor")
+    surrogate_floor: float = option(
+        "Minimum sigma in the first epoch.", 0.01, unit="advantage x nats", symbol="s_floor"
+    )
     surrogate_floor_quantile: float = option(
         "Quantile of the positive sigmas that replaces a smaller s_floor after the first epoch. 0: never.",
         0.05,

@@ -24,7 +24,7 @@ class Setting:
         num_prompts (int): M, prompts that the sampler draws for a generation step.
         num_generations (int): Rollouts per prompt of full GRPO.
         max_completion_length (int): Length limit of a rollout, tokens.
-        max_rollouts (int): Most rollouts of a step, over all rounds and processes.
+        max_rollouts (int): Maximum rollouts of a step, over all rounds and processes.
         budget_fraction (float): b, share of full GRPO's rollouts that a method with a budget may cost, (0, 1].
         num_rollouts_max (int): n_max, maximum rollouts of a prompt.
         scale_rewards (str): "group", "batch" or "none".

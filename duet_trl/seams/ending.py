@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..update.filters import unscored
+from ..update.advantages import unscored
 
 
 class EndingReward:

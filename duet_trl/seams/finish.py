@@ -6,7 +6,6 @@ import torch
 
 from ..exchange import Exchange
 from ..step_record import StepRecord
-from ..update.filters import nonfinite_logps
 from . import train_rows
 
 
@@ -31,7 +30,7 @@ def collect_logps(step: StepRecord, exchange: Exchange) -> None:
     captured = exchange.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
     step.captured = []
     seen = train_rows.fill_sum_logps(step, captured)
-    broken = seen[nonfinite_logps(step.sum_logps[seen])]
+    broken = seen[~np.isfinite(step.sum_logps[seen])]
     if len(seen) and len(broken) == len(seen):
         raise AllNonfinite(
             f"no rollout of generation step {step.prompts.step} has a finite log-probability under the policy. Lower "

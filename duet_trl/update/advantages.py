@@ -76,7 +76,7 @@ def group_advantages(
         row = int(torch.isinf(scored).any(dim=1).nonzero()[0])
         raise ValueError(
             f"the reward of rollout {row} is {rewards_per_func[row].tolist()}, which makes its whole group NaN. Leave "
-            "it out with include=~nonfinite_rewards(rewards_per_func)."
+            "it out with `include`, or make it NaN."
         )
     slot, table_shape = _table_slots(group)
     alone = torch.bincount(group)[group] == 1
@@ -135,8 +135,20 @@ def _normalize_each(
 def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over the functions that did not abstain, NaN where all did, shape (N,)."""
     rewards = (rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)).nansum(dim=1)
-    rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan
+    rewards[unscored(rewards_per_func)] = torch.nan
     return rewards
+
+
+def unscored(rewards_per_func: torch.Tensor) -> torch.Tensor:
+    """Rollouts on which every reward function abstained or returned NaN.
+
+    Args:
+        rewards_per_func (torch.Tensor): Rewards, shape (N, F).
+
+    Returns:
+        torch.Tensor: Flags, shape (N,), bool. All true is a broken reward function, not a hard batch.
+    """
+    return torch.isnan(rewards_per_func).all(dim=1)
 
 
 def _table_slots(group: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:

@@ -295,7 +295,8 @@ def test_steps_of_a_group_share_prompts_with_no_other():
 def test_grpo_weighs_rollouts_by_their_advantage_over_all_tokens(setup, pool, recording):
     draws = draw_steps(3, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=2)
     steps = run(GRPO[4], recording, setup, draws)
-    weights, table = steps.weights.to_dense().numpy(), next(iter(recording.tables.values()))
+    weights = steps.weights.to_dense().numpy()
+    table = recording.tables[ROWS[GRPO[4]].method(setup.automaton, thresholds_of(GRPO[4], setup)).gate.spec()]
     for number, draw in enumerate(draws):
         expected, tokens, mixed = np.zeros(weights.shape[1]), 0, 0
         for q in draw.prompts:

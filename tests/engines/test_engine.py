@@ -63,7 +63,7 @@ def test_engine_of_ones_own_samples_its_table():
 def test_engine_of_the_documentation_is_this_one():
     root = Path(__file__).parents[2]
     code = (root / "tests/engines/table_engine.py").read_text()
-    assert code[code.index("from collections") :] in (root / "docs/engines.md").read_text()
+    assert code[code.index("from collections") :] in (root / "docs/extending.md").read_text()
 
 
 def test_trainer_trains_on_an_engine_of_ones_own(tiny_path, tmp_path):

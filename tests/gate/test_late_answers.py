@@ -15,7 +15,7 @@ import pytest
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.marker_gate import MarkerGate
 from duet_trl.gate.markers import get_marker
-from duet_trl.gate.replay import NEVER, GateSpec, Outcome, Replay
+from duet_trl.gate.replay import NEVER, GateSpec, Outcome, Replay, replay
 from duet_trl.gate.thresholds import LengthThresholds
 
 CAP, ROLLOUTS, GRACE, STEPS, STEADY = 3072, 512, 150, 150, 50
@@ -91,8 +91,8 @@ def course(
     lost, late, tokens, natural_tokens, thresholds = 0, 0, 0, 0, []
     for step in range(1, STEPS + 1):
         kind, completed_at, natural = rollouts(share if step > begin else 0.0, growth * step / STEPS, rng)
-        plan = unit.plan(step, keys, group)
-        found = through(plan.spec, plan.keep, completed_at, natural)
+        spec = unit.spec()
+        found = through(spec, unit.coins(step, [keys[q] for q in group]), completed_at, natural)
         chance = np.choose(kind, [early_is_right, late_is_right, 0.0])
         right = rng.random(ROLLOUTS) < chance
         left = found.outcome != Outcome.ABORTED
@@ -103,7 +103,7 @@ def course(
             wanted = right & (kind == LATE)
             lost, late = lost + (wanted & ~left).sum(), late + wanted.sum()
             tokens, natural_tokens = tokens + found.length.sum(), natural_tokens + natural.sum()
-            thresholds.append(plan.spec.abort_threshold)
+            thresholds.append(spec.abort_threshold)
     return Course(lost / max(late, 1), float(np.median(thresholds)), 1.0 - tokens / natural_tokens)
 
 
@@ -148,15 +148,14 @@ def test_the_vectorised_gate_is_the_real_one():
     rng, unit = np.random.default_rng(0), gate(0)
     unit.thresholds.load_state_dict(unit.thresholds.state_dict() | {"poll_threshold": 300, "abort_threshold": 900})
     _, completed_at, natural = rollouts(0.3, 0.0, rng)
-    group = np.zeros(ROLLOUTS, dtype=np.int64)
-    plan = unit.plan(1, ["a prompt"], group)
-    found = through(plan.spec, plan.keep, completed_at, natural)
+    spec, keep = unit.spec(), unit.coins(1, ["a prompt"] * ROLLOUTS)
+    found = through(spec, keep, completed_at, natural)
     ids = [[0] * length for length in found.length]
     for row, at in enumerate(completed_at):
         if at <= found.length[row]:
             ids[row][at - 1] = 1
-    real = unit.replay(plan.spec, plan.keep, ids, found.trimmed | (found.outcome == Outcome.ABORTED))
+    real = replay(spec, unit.automaton, ids, found.trimmed | (found.outcome == Outcome.ABORTED), keep)
     assert set(real.outcome.tolist()) == {*Outcome}
     for name, values in real.__dict__.items():
         np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)
-    assert (real.answered_at[real.outcome == Outcome.KEPT] > plan.spec.abort_at).any()
+    assert (real.answered_at[real.outcome == Outcome.KEPT] > spec.abort_at).any()
