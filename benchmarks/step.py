@@ -378,7 +378,7 @@ def main() -> int:
         fields = shared_fields(folder, WARM_UP + arguments.rounds + PROFILED + 1, arguments.seed)
         trainers = {name: build(name, CHECKPOINT, first_box_reward, rows, fields) for name in (STOCK, OFF, ON)}
         gate = trainers[ON].args
-        sampling = Sampling(ROLLOUTS, MAX_COMPLETION_LENGTH, gate.entropy_threshold, arguments.seed)
+        sampling = Sampling(ROLLOUTS, MAX_COMPLETION_LENGTH, gate.options.entropy_threshold, arguments.seed)
         print(f"recording {ROLLOUTS * NUM_PROMPTS:,} rollouts", flush=True)
         recording = record(CHECKPOINT, rows["prompt"], sampling, STRIDE)
         print(f"{arguments.rounds} rounds after {WARM_UP} to warm up", flush=True)
