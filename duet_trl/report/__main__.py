@@ -35,14 +35,7 @@ model. Accuracy is not predicted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments (Sequence[str] | None): Words after the program's name; None: those of this process.
-
-    Returns:
-        int: Exit status.
-    """
+    """Run the command line, by default that of this process; the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.poll_quantile > options.abort_quantile:

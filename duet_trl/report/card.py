@@ -40,18 +40,10 @@ def card_section(
     hardware: Mapping[str, Any],
     figures: Sequence[Path] = (),
 ) -> str:
-    """A section in Markdown.
+    """A section in Markdown, beginning with its heading.
 
-    Args:
-        settings (Mapping[str, Any]): Fields of the configuration.
-        history (History): `trainer.state.log_history`.
-        configuration (str): The run's configuration as YAML that a recipe reads back.
-        versions (Mapping[str, str]): Of the packages.
-        hardware (Mapping[str, Any]): As `environment.hardware()` gives it.
-        figures (Sequence[Path]): Images, relative to the card.
-
-    Returns:
-        str: The section, beginning with its heading.
+    `settings` are the fields of the configuration, `history` is `trainer.state.log_history`, `configuration` is YAML
+    that a recipe reads back, `figures` are images relative to the card.
     """
     parts = [
         "## Training under a token budget",
@@ -69,11 +61,7 @@ def card_section(
 
 
 def without_none(card: str) -> str:
-    """TRL's card of a model that started from a local folder or is not on the Hub, without links to "None".
-
-    Args:
-        card (str): As TRL's template filled it in.
-    """
+    """TRL's card of a model that started from a local folder or is not on the Hub, without links to "None"."""
     card = card.replace("[None](https://huggingface.co/None)", "a local model")
     return card.replace('model="None"', 'model="path/to/this/folder"')
 

@@ -26,36 +26,23 @@ COLD_ABORT = 0.7
 
 @dataclass(frozen=True)
 class Settings:
-    """What the estimate assumes about the gate and the clock. Defaults: those of the method duet.
+    """What the estimate assumes about the gate and the clock. Defaults: those of the method duet."""
 
-    Attributes:
-        markers (tuple[str, ...]): Names for `get_marker`.
-        budgets (tuple[float, ...]): b, each in (0, 1].
-        poll_quantile (float): Length quantile of K1.
-        abort_quantile (float): Length quantile of K2 by the paper's rule.
-        abort_answer_quantile (float): K2 is `abort_answer_slack` times this quantile of the times of a marker's
-            answers, or the 0.995 quantile of the rewarded ones if that is later; 0: the length quantile.
-        abort_answer_slack (float): >= 1.
-        grace_window (int | None): G, tokens; None: in the paper's proportion to the longest completion.
-        poll_interval (int): Tokens between two polls.
-        keep_probability (float): eps_abort, in (0, 1].
-        trim (bool): Stop answered rollouts at tau + G.
-        abort (bool): Stop marker-less rollouts at K2 + G unless the coin keeps them.
-        generation_share (float): Share of a step's seconds that generation takes, in [0, 1]. The default is an
-            assumption: neither the paper nor the log of a stock run has the number.
-    """
-
-    markers: tuple[str, ...] = tuple(MARKERS)
-    budgets: tuple[float, ...] = (1.0, 0.5, 0.25)
-    poll_quantile: float = 0.3
-    abort_quantile: float = 0.8
+    markers: tuple[str, ...] = tuple(MARKERS)  # names for `get_marker`
+    budgets: tuple[float, ...] = (1.0, 0.5, 0.25)  # b, each in (0, 1]
+    poll_quantile: float = 0.3  # length quantile of K1
+    abort_quantile: float = 0.8  # length quantile of K2 by the paper's rule
+    # K2 is `abort_answer_slack` times this quantile of the times of a marker's answers, or the 0.995 quantile of the
+    # rewarded ones if that is later; 0: the length quantile
     abort_answer_quantile: float = 0.95
-    abort_answer_slack: float = 1.25
-    grace_window: int | None = None
-    poll_interval: int = 8
-    keep_probability: float = 0.05
-    trim: bool = True
-    abort: bool = True
+    abort_answer_slack: float = 1.25  # >= 1
+    grace_window: int | None = None  # G, tokens; None: in the paper's proportion to the longest completion
+    poll_interval: int = 8  # tokens between two polls
+    keep_probability: float = 0.05  # eps_abort, in (0, 1]
+    trim: bool = True  # stop answered rollouts at tau + G
+    abort: bool = True  # stop marker-less rollouts at K2 + G unless the coin keeps them
+    # share of a step's seconds that generation takes, in [0, 1]. The default is an assumption: neither the paper nor
+    # the log of a stock run has the number.
     generation_share: float = 0.7
 
     def with_limit(self, limit: int) -> "Settings":
@@ -65,94 +52,54 @@ class Settings:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Measured lengths, in tokens.
+    """Measured lengths, in tokens."""
 
-    Attributes:
-        total (int): All completions together.
-        mean (float): Per completion.
-        first_batch (float): Mean of the first batch.
-        last_batch (float): Mean of the last batch.
-        longest (int): Stands for the limit of the run.
-        poll_threshold (int): K1, the lower length quantile.
-        abort_threshold (int): The upper one: K2 by the paper's rule.
-    """
-
-    total: int
-    mean: float
-    first_batch: float
-    last_batch: float
-    longest: int
-    poll_threshold: int
-    abort_threshold: int
+    total: int  # all completions together
+    mean: float  # per completion
+    first_batch: float  # mean of the first batch
+    last_batch: float  # mean of the last batch
+    longest: int  # stands for the limit of the run
+    poll_threshold: int  # K1, the lower length quantile
+    abort_threshold: int  # the upper one: K2 by the paper's rule
 
 
 @dataclass(frozen=True)
 class MarkerEstimate:
-    """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions.
+    """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions."""
 
-    Attributes:
-        marker (str): Name.
-        abort_threshold (int): K2, tokens.
-        trim_can_act (bool): Whether trim is on and could have stopped the longest completion.
-        abort_can_act (bool): The same for abort.
-        shown (float): Completions in which it completes outside of thoughts.
-        in_thought (float): Completions in which it first completes inside of one, where it does not count.
-        tokens_after_answer (float): Tokens after its first completion.
-        trim_saves (float): Tokens beyond tau + G of answered completions.
-        tail (float): Completions that reach K2 + G without a marker that a poll saw.
-        tail_tokens (float): Their tokens beyond K2 + G.
-        abort_saves (float): (1 - eps) of these: what aborting saves in expectation.
-        tail_above_mean (float | None): Of the tail, completions that scored above their group's mean. Aborting stops
-            these too. None without a tail or a score.
-        answer_changes (float | None): Of the trimmed, completions whose last answer is another one after the cut.
-        gated_mean (float): Expected tokens of a completion under the gate.
-    """
-
-    marker: str
-    abort_threshold: int
-    trim_can_act: bool
-    abort_can_act: bool
-    shown: float
-    in_thought: float
-    tokens_after_answer: float
-    trim_saves: float
-    tail: float
-    tail_tokens: float
-    abort_saves: float
+    marker: str  # name
+    abort_threshold: int  # K2, tokens
+    trim_can_act: bool  # whether trim is on and could have stopped the longest completion
+    abort_can_act: bool  # the same for abort
+    shown: float  # completions in which it completes outside of thoughts
+    in_thought: float  # completions in which it first completes inside of one, where it does not count
+    tokens_after_answer: float  # tokens after its first completion
+    trim_saves: float  # tokens beyond tau + G of answered completions
+    tail: float  # completions that reach K2 + G without a marker that a poll saw
+    tail_tokens: float  # their tokens beyond K2 + G
+    abort_saves: float  # (1 - eps) of these: what aborting saves in expectation
+    # of the tail, completions that scored above their group's mean. Aborting stops these too. None without a tail or a
+    # score.
     tail_above_mean: float | None
-    answer_changes: float | None
-    gated_mean: float
+    answer_changes: float | None  # of the trimmed, completions whose last answer is another one after the cut
+    gated_mean: float  # expected tokens of a completion under the gate
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Projected cost of the logged batches under a budget.
+    """Projected cost of the logged batches under a budget."""
 
-    Attributes:
-        marker (str | None): Marker of the gate; None: no gate, fewer rollouts only.
-        budget (float): b.
-        rollouts (float): b x logged completions.
-        tokens (float): Rollouts x mean length under the gate.
-        token_share (float): Relative to what was logged.
-        time_share_low (float): The step's time, relative, if all of it shrinks with the tokens.
-        time_share_high (float): The same if only generation does.
-    """
-
-    marker: str | None
-    budget: float
-    rollouts: float
-    tokens: float
-    token_share: float
-    time_share_low: float
-    time_share_high: float
+    marker: str | None  # marker of the gate; None: no gate, fewer rollouts only
+    budget: float  # b
+    rollouts: float  # b x logged completions
+    tokens: float  # rollouts x mean length under the gate
+    token_share: float  # relative to what was logged
+    time_share_low: float  # the step's time, relative, if all of it shrinks with the tokens
+    time_share_high: float  # the same if only generation does
 
 
 def measure_lengths(completions: Completions, tokens: Tokens, settings: Settings) -> Lengths:
-    """Total, mean and the two quantiles of everything that was logged.
-
-    Raises:
-        UnreadableRun: If every completion is empty.
-    """
+    """Total, mean and the two quantiles of everything that was logged; UnreadableRun if all of it is empty."""
     lengths = tokens.lengths
     if not lengths.any():
         raise UnreadableRun("every completion is empty: there are no tokens to save.")
@@ -180,19 +127,8 @@ def measure_marker(
 ) -> MarkerEstimate:
     """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
 
-    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing.
-
-    Args:
-        name (str): Marker.
-        completions (Completions): N completions, generated without a gate.
-        tokens (Tokens): Their tokens.
-        thoughts (LoggedThoughts): Where they think.
-        lengths (Lengths): K1, and K2 by the paper's rule.
-        settings (Settings): The rest of the gate; its grace window is known (`Settings.with_limit`).
-        reward (np.ndarray): Reward of each, shape (N,), nan where unknown.
-
-    Returns:
-        MarkerEstimate: Shares and the mean length under the gate.
+    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing. `settings` hold the
+    grace window (`Settings.with_limit`); `reward` is that of each completion, shape (N,), nan where unknown.
     """
     length, total = tokens.lengths, lengths.total
     marker = thoughts.marker(name)
@@ -225,37 +161,19 @@ def measure_marker(
 
 
 def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, settings: Settings) -> list[Projection]:
-    """Tokens and time at each budget: b x the logged completions at the mean length that the gate leaves.
+    """Tokens and time at each budget: b x the `num` logged completions at the mean length that the gate leaves.
 
-    Generation is taken to be proportional to tokens. The rest of a step is taken to stay as it is (high) or to shrink
-    likewise (low).
-
-    Args:
-        lengths (Lengths): Measured lengths.
-        markers (Sequence[MarkerEstimate]): Markers; those that no completion shows are left out.
-        num (int): Logged completions N.
-        settings (Settings): Budgets and the share of generation.
-
-    Returns:
-        list[Projection]: Without a gate, then per marker; budgets in the order of the settings.
+    Without a gate first, then for each marker that a completion shows. Generation is taken to be proportional to
+    tokens. The rest of a step is taken to stay as it is (high) or to shrink likewise (low).
     """
-    means = [(None, lengths.mean)] + [(m.marker, m.gated_mean) for m in markers if m.shown]
-    projections = []
-    for marker, mean in means:
-        for budget in settings.budgets:
-            share = budget * mean / lengths.mean
-            projections.append(
-                Projection(
-                    marker=marker,
-                    budget=budget,
-                    rollouts=budget * num,
-                    tokens=budget * num * mean,
-                    token_share=share,
-                    time_share_low=share,
-                    time_share_high=1.0 - settings.generation_share * (1.0 - share),
-                )
-            )
-    return projections
+
+    def projection(marker: str | None, mean: float, budget: float) -> Projection:
+        share = budget * mean / lengths.mean
+        high = 1.0 - settings.generation_share * (1.0 - share)
+        return Projection(marker, budget, budget * num, budget * num * mean, share, share, high)
+
+    means = [(None, lengths.mean), *((m.marker, m.gated_mean) for m in markers if m.shown)]
+    return [projection(marker, mean, budget) for marker, mean in means for budget in settings.budgets]
 
 
 def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:

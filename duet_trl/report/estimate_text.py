@@ -23,41 +23,23 @@ RARE = 0.1
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything there is to say about a run.
+    """Everything there is to say about a run."""
 
-    Attributes:
-        run (Path): Folder of the files.
-        completions (Completions): What was read.
-        token_source (str): Where token counts come from.
-        chars_per_token (float | None): The ratio if they are estimated; None if a tokenizer counted them.
-        thoughts (LoggedThoughts): Where the completions think.
-        lengths (Lengths): Measured lengths, K1 and K2.
-        groups (GroupSpread): Measured spread of rewards.
-        reward_columns (list[str]): Columns it was measured on.
-        markers (list[MarkerEstimate]): Measured per marker.
-        projections (list[Projection]): Projected cost.
-        seconds_per_step (float | None): Of the run; None if unknown.
-        seconds_source (str): Where they come from, or what to do.
-        num_steps (int | None): Optimizer steps of the run; None if unknown.
-        settings (Settings): What was assumed.
-        notes (list[str]): What the reader should know about this run.
-    """
-
-    run: Path
-    completions: Completions
-    token_source: str
-    chars_per_token: float | None
-    thoughts: LoggedThoughts
-    lengths: Lengths
-    groups: GroupSpread
-    reward_columns: list[str]
-    markers: list[MarkerEstimate]
-    projections: list[Projection]
-    seconds_per_step: float | None
-    seconds_source: str
-    num_steps: int | None
-    settings: Settings
-    notes: list[str]
+    run: Path  # folder of the files
+    completions: Completions  # what was read
+    token_source: str  # where token counts come from
+    chars_per_token: float | None  # the ratio if they are estimated; None if a tokenizer counted them
+    thoughts: LoggedThoughts  # where the completions think
+    lengths: Lengths  # measured lengths, K1 and K2
+    groups: GroupSpread  # measured spread of rewards
+    reward_columns: list[str]  # columns it was measured on
+    markers: list[MarkerEstimate]  # measured per marker
+    projections: list[Projection]  # projected cost
+    seconds_per_step: float | None  # of the run; None if unknown
+    seconds_source: str  # where they come from, or what to do
+    num_steps: int | None  # optimizer steps of the run; None if unknown
+    settings: Settings  # what was assumed
+    notes: list[str]  # what the reader should know about this run
 
 
 def report_text(estimate: Estimate) -> str:

@@ -31,23 +31,14 @@ _ARM_STYLES = (
 
 @dataclass(frozen=True)
 class AccuracyCurve:
-    """Held-out accuracy of one run at its measurements.
+    """Held-out accuracy of one run at its measurements."""
 
-    Attributes:
-        name (str): Label of the run.
-        generated_tokens (Sequence[float]): Rollout tokens generated before each measurement.
-        seconds (Sequence[float]): Training seconds before each measurement, evaluations excluded.
-        accuracy (Sequence[float]): In [0, 1].
-        low (Sequence[float]): Lower end of the interval.
-        high (Sequence[float]): Upper end of the interval.
-    """
-
-    name: str
-    generated_tokens: Sequence[float]
-    seconds: Sequence[float]
-    accuracy: Sequence[float]
-    low: Sequence[float]
-    high: Sequence[float]
+    name: str  # label of the run
+    generated_tokens: Sequence[float]  # rollout tokens generated before each measurement
+    seconds: Sequence[float]  # training seconds before each measurement, evaluations excluded
+    accuracy: Sequence[float]  # in [0, 1]
+    low: Sequence[float]  # lower end of the interval
+    high: Sequence[float]  # upper end of the interval
 
 
 def series(history: History, key: str) -> tuple[np.ndarray, np.ndarray]:
@@ -66,15 +57,8 @@ def accuracy_figure(
 ) -> Path:
     """Held-out accuracy against generated tokens (left) and against training seconds (right), one line per run.
 
-    Args:
-        curves (Sequence[AccuracyCurve]): At most six.
-        path (Path): PNG to write.
-        metric (str): What the accuracy is.
-        clock (str): What the seconds are.
-        band (str): What the intervals were drawn over.
-
-    Raises:
-        ValueError: If there are more curves than styles to tell them apart.
+    At most six curves; `metric` says what the accuracy is, `clock` what the seconds are, `band` what the intervals
+    were drawn over.
     """
     if len(curves) > len(_ARM_STYLES):
         raise ValueError(f"{len(curves)} curves in one figure; at most {len(_ARM_STYLES)} can be told apart.")

@@ -32,19 +32,12 @@ class UnreadableRun(ValueError):
 
 @dataclass(frozen=True)
 class Batch:
-    """One generation batch, as one file holds it.
+    """One generation batch, as one file holds it."""
 
-    Attributes:
-        step (int): Optimizer step at which it was logged.
-        prompts (list[str]): Key of each completion's prompt, length N.
-        texts (list[str]): What the policy wrote, length N.
-        numbers (dict[str, list[float | None]]): Every numeric column but step, in the file's order, length N.
-    """
-
-    step: int
-    prompts: list[str]
-    texts: list[str]
-    numbers: dict[str, list[float | None]]
+    step: int  # optimizer step at which it was logged
+    prompts: list[str]  # key of each completion's prompt, length N
+    texts: list[str]  # what the policy wrote, length N
+    numbers: dict[str, list[float | None]]  # every numeric column but step, in the file's order, length N
 
     def repeats(self, other: "Batch") -> bool:
         """Whether it is the same batch, logged at another step."""
@@ -53,42 +46,25 @@ class Batch:
 
 @dataclass(frozen=True)
 class Completions:
-    """The completions of a run, N of them in M groups.
+    """The completions of a run, N of them in M groups."""
 
-    Attributes:
-        steps (tuple[int, ...]): Step of each generation batch.
-        batch (np.ndarray): Index into `steps` of each completion, shape (N,), int64.
-        prompts (tuple[str, ...]): Prompt of each, as it was logged, length N.
-        group (np.ndarray): Completions of one prompt in one batch share an index, shape (N,), int64, in [0, M).
-        texts (tuple[str, ...]): What the policy wrote, length N.
-        numbers (dict[str, np.ndarray]): Numeric columns but step and advantage, shape (N,), nan where there is none.
-        advantage (np.ndarray): Shape (N,), nan where there is none.
-        notes (tuple[str, ...]): What the reader should know about the files.
-    """
-
-    steps: tuple[int, ...]
-    batch: np.ndarray
-    prompts: tuple[str, ...]
-    group: np.ndarray
-    texts: tuple[str, ...]
-    numbers: dict[str, np.ndarray]
-    advantage: np.ndarray
-    notes: tuple[str, ...]
+    steps: tuple[int, ...]  # step of each generation batch
+    batch: np.ndarray  # index into `steps` of each completion, shape (N,), int64
+    prompts: tuple[str, ...]  # prompt of each, as it was logged, length N
+    group: np.ndarray  # completions of one prompt in one batch share an index, shape (N,), int64, in [0, M)
+    texts: tuple[str, ...]  # what the policy wrote, length N
+    numbers: dict[str, np.ndarray]  # numeric columns but step and advantage, shape (N,), nan where there is none
+    advantage: np.ndarray  # shape (N,), nan where there is none
+    notes: tuple[str, ...]  # what the reader should know about the files
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """The log history of a run; empty where none was found.
+    """The log history of a run; empty where none was found."""
 
-    Attributes:
-        path (Path | None): File it was read from.
-        num_steps (int): Optimizer steps done.
-        history (Sequence[Mapping[str, Any]]): Entries in order.
-    """
-
-    path: Path | None = None
-    num_steps: int = 0
-    history: Sequence[Mapping[str, Any]] = ()
+    path: Path | None = None  # file it was read from
+    num_steps: int = 0  # optimizer steps done
+    history: Sequence[Mapping[str, Any]] = ()  # entries in order
 
     def values(self, name: str) -> dict[int, float]:
         """A metric by step."""
@@ -114,17 +90,7 @@ class RunLog:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Parquet files of one run.
-
-    Args:
-        paths (Sequence[Path]): Files, their folder, or the output folder of the run.
-
-    Returns:
-        list[Path]: At least one file, all in one folder.
-
-    Raises:
-        UnreadableRun: If a path leads to no parquet file, or they lead to several folders.
-    """
+    """Parquet files of one run: the files themselves, those of their folder, or of the run's output folder."""
     found: list[Path] = []
     for path in paths:
         folders = (path, path / "completions")
@@ -143,19 +109,10 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Completions:
-    """Read logged completions and sort them into groups by step and prompt.
+    """Read logged completions in order of the step, and sort them into groups by step and prompt.
 
-    A batch that TRL logged again, because it updates several times on one generation, counts once.
-
-    Args:
-        files (Sequence[Path]): Parquet files.
-        skip (Iterable[int]): Steps of batches that are to be left out.
-
-    Returns:
-        Completions: In order of the step; within a batch in order of the file.
-
-    Raises:
-        UnreadableRun: If a file is no parquet file, lacks a column, or if there is no completion at all.
+    A batch that TRL logged again, because it updates several times on one generation, counts once; batches of the
+    steps `skip` are left out.
     """
     skip, notes = frozenset(skip), []
     read = {file: _read_file(file) for file in files}
@@ -184,18 +141,10 @@ def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Complet
 
 
 def read_run_log(run: Path, given: Path | None = None) -> RunLog:
-    """The log history of a run.
+    """The log history of a run, empty if none is found.
 
-    Args:
-        run (Path): Folder of the parquet files; the run's `output_dir` is its parent, or itself. Its own
-            `trainer_state.json` is read, else that of its last checkpoint.
-        given (Path | None): The file to read instead.
-
-    Returns:
-        RunLog: The log; an empty one if none is found.
-
-    Raises:
-        UnreadableRun: If the file does not exist or is no trainer state.
+    `run` is the folder of the parquet files; the run's `output_dir` is its parent, or itself. Its own
+    `trainer_state.json` is read, else that of its last checkpoint; or the file `given`.
     """
     path = given or _find_trainer_state(run)
     if path is None:

@@ -16,15 +16,10 @@ from .tokens import Tokens
 
 @dataclass(frozen=True)
 class LoggedThoughts:
-    """The thoughts of N completions.
+    """The thoughts of N completions."""
 
-    Attributes:
-        delimiters (Delimiters | None): What opens and closes them; None: there are none.
-        opened (np.ndarray): Whether each begins inside one, shape (N,), bool.
-    """
-
-    delimiters: Delimiters | None
-    opened: np.ndarray
+    delimiters: Delimiters | None  # what opens and closes them; None: there are none
+    opened: np.ndarray  # whether each begins inside one, shape (N,), bool
 
     def marker(self, name: str) -> Marker:
         """The marker that completes outside of these thoughts only."""
@@ -58,17 +53,8 @@ class LoggedThoughts:
 def find_thoughts(completions: Completions, names: Sequence[str] | None) -> LoggedThoughts:
     """The delimiters of logged completions, and which of these begin inside a thought.
 
-    Special tokens are in no log: of a thought between two of them nothing can be known.
-
-    Args:
-        completions (Completions): N completions.
-        names (Sequence[str] | None): The delimiters, or none; None: those known ones that most completions show.
-
-    Returns:
-        LoggedThoughts: Delimiters and starts.
-
-    Raises:
-        ValueError: If `names` is neither none nor two texts.
+    Special tokens are in no log: of a thought between two of them nothing can be known. `names` are the delimiters,
+    none of them, or None: those known ones that most completions show. ValueError if they are neither none nor two.
     """
     found = [recognise(text) for text in completions.texts]
     if names is not None:

@@ -17,41 +17,23 @@ _NOISE = 1e-6
 
 @dataclass(frozen=True)
 class GroupSpread:
-    """Measured spread of rewards within groups.
+    """Measured spread of rewards within groups."""
 
-    Attributes:
-        num_groups (int): Groups by run, step and prompt.
-        num_scored (int): Of those, groups with two scored completions or more; the rest of the table is about them.
-        zero_variance (float | None): Share without any difference in reward: they teach nothing.
-        mean_std (float | None): Mean within-group standard deviation of the reward (n - 1).
-        std_quantiles (dict[str, float]): Its quantiles over groups.
-        neyman_variance (float | None): Variance of Theorem 1's optimum, relative to equal counts at equal tokens, if
-            every group's reward spread were known beforehand: Eqs. 1 and 2 without rounding and least counts. 1 means
-            that allocation has nothing to gain.
-    """
-
-    num_groups: int
-    num_scored: int
-    zero_variance: float | None
-    mean_std: float | None
-    std_quantiles: dict[str, float]
+    num_groups: int  # groups by run, step and prompt
+    num_scored: int  # of those, groups with two scored completions or more; the rest of the table is about them
+    zero_variance: float | None  # share without any difference in reward: they teach nothing
+    mean_std: float | None  # mean within-group standard deviation of the reward (n - 1)
+    std_quantiles: dict[str, float]  # its quantiles over groups
+    # variance of Theorem 1's optimum, relative to equal counts at equal tokens, if every group's reward spread were
+    # known beforehand: Eqs. 1 and 2 without rounding and least counts. 1 means that allocation has nothing to gain.
     neyman_variance: float | None
 
 
 def total_reward(completions: Completions, columns: Sequence[str], weights: Sequence[float] | None) -> np.ndarray:
-    """Weighted sum of the reward columns, as TRL adds them up.
+    """Weighted sum of the reward columns, as TRL adds them up, shape (N,); nan where no function gave a number.
 
-    Args:
-        completions (Completions): Logged completions.
-        columns (Sequence[str]): Reward columns.
-        weights (Sequence[float] | None): One per column; None: 1 each, TRL's default.
-
-    Returns:
-        np.ndarray: Shape (N,); nan where no reward function gave a number.
-
-    Raises:
-        UnreadableRun: If a column does not exist, is not numeric or holds an infinite number, or if the weights do not
-            fit.
+    One weight per column, None: 1 each. UnreadableRun if a column is not there, not numeric or infinite, or the
+    weights do not fit.
     """
     unknown = [name for name in columns if name not in completions.numbers]
     if unknown:

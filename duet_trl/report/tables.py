@@ -7,18 +7,10 @@ Cell = str | int | float | None
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """An aligned table for a terminal: text to the left, numbers to the right.
+    """An aligned table for a terminal, without a final newline: text to the left, numbers to the right.
 
-    Args:
-        headers (Sequence[str]): Column titles.
-        rows (Sequence[Sequence[Cell]]): Cells; None becomes a dash, integers get thousands separators, floats four
-            significant digits. Format a cell yourself, as a string, where that is not wanted.
-
-    Returns:
-        str: Lines without a final newline.
-
-    Raises:
-        ValueError: If a row has another number of cells than there are headers.
+    None becomes a dash, integers get thousands separators, floats four significant digits; format a cell yourself, as
+    a string, where that is not wanted.
     """
     cells, numeric = _cells(headers, rows)
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]

@@ -28,17 +28,12 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class Tokens:
-    """N texts in tokens.
+    """N texts in tokens."""
 
-    Attributes:
-        ids (list[np.ndarray]): Token ids of each text.
-        vocabulary (Callable): Bytes of each token id, given the texts of thought delimiters.
-        decode (Callable): Token ids as text.
-    """
-
-    ids: list[np.ndarray]
+    ids: list[np.ndarray]  # token ids of each text
+    # bytes of each token id, given the texts of thought delimiters
     vocabulary: Callable[[Sequence[str]], Sequence[bytes | None]]
-    decode: Callable[[np.ndarray], str]
+    decode: Callable[[np.ndarray], str]  # token ids as text
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -65,15 +60,7 @@ class Tokens:
 
 
 def cut_texts(texts: Sequence[str], chars_per_token: float) -> Tokens:
-    """Tokens estimated from characters: the first k tokens of a text are its first k x ratio characters.
-
-    Args:
-        texts (Sequence[str]): N texts.
-        chars_per_token (float): The ratio, > 0.
-
-    Returns:
-        Tokens: ceil(n / ratio) of a text of n characters.
-    """
+    """Tokens estimated from characters: the first k tokens of a text are its first k x ratio characters."""
     number: dict[str, int] = {}
     ids = []
     for text in texts:
@@ -88,16 +75,10 @@ def cut_texts(texts: Sequence[str], chars_per_token: float) -> Tokens:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
-    """Tokens counted with the run's tokenizer.
+    """Tokens counted with the run's `tokenizers.Tokenizer`.
 
-    Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text.
-
-    Args:
-        texts (Sequence[str]): N texts.
-        tokenizer (Any): A `tokenizers.Tokenizer`.
-
-    Returns:
-        Tokens: Its vocabulary raises ValueError if it is not known how this tokenizer writes text.
+    Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text. The
+    vocabulary raises ValueError if it is not known how this tokenizer writes text.
     """
     ids: list[np.ndarray] = []
     for start in range(0, len(texts), _CHUNK):
@@ -112,11 +93,7 @@ def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub; it does not truncate.
-
-    Raises:
-        UnreadableRun: If there is none.
-    """
+    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub; it does not truncate."""
     # Not torch or transformers: this is all that counting tokens needs.
     from tokenizers import Tokenizer
 
@@ -139,15 +116,9 @@ def load_tokenizer(path_or_name: str) -> Any:
 
 
 def logged_means(completions: Completions, log: RunLog, values: np.ndarray) -> tuple[float, float] | None:
-    """Mean tokens per completion by the run's own log, end tokens included, and the mean of `values` beside it.
+    """Mean tokens per completion by the run's own log, end tokens included, and the mean of `values` (N,) beside it.
 
-    Args:
-        completions (Completions): N completions.
-        log (RunLog): Its `completions/mean_length` is read.
-        values (np.ndarray): One value per completion, shape (N,).
-
-    Returns:
-        tuple[float, float] | None: Both over the batches that have an entry in the log; None if none has.
+    Both over the batches that have an entry `completions/mean_length` in the log; None if none has.
     """
     means = log.values("completions/mean_length")
     tokens = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
