@@ -7,8 +7,7 @@ weights, without the gate. Every process samples (a collective operation) the sa
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,9 +43,6 @@ class ScheduledMeasurement(TrainerCallback, ABC):
     Args:
         trainer (Trainer): The trainer it is added to; its `log` takes the metrics.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
-
-    Attributes:
-        seconds (float): Wall-clock time spent in measurements since training began.
     """
 
     def __init__(self, trainer: Trainer, every: int) -> None:
@@ -54,38 +50,27 @@ class ScheduledMeasurement(TrainerCallback, ABC):
             raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures the two ends only.")
         self.trainer = trainer
         self.every = every
-        self.seconds = 0.0
+        self.seconds = 0.0  # wall-clock time of the measurements since training began
         self._began = 0.0
         self._unlogged: dict[str, float] | None = None
 
     @abstractmethod
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Metrics of the policy as it is, `step` optimizer steps and `train_seconds` after training began.
-
-        Measurements are left out of these seconds.
+        """Metrics of the policy, `step` optimizer steps and `train_seconds` (without measurements) after training
+        began.
         """
 
     def prepare(self, step: int) -> bool:
-        """Called once before training; whether the policy is to be measured before the first step that follows.
-
-        Args:
-            step (int): Optimizer steps done: 0, or those of the checkpoint that the run resumes from.
-        """
+        """Called once before training, at step 0 or a checkpoint's: whether to measure before the next step."""
         return True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the policy that training starts from."""
-        self._began = time.perf_counter()
-        self.seconds = 0.0
-        self._unlogged = None
+        self._began, self.seconds, self._unlogged = time.perf_counter(), 0.0, None
         if self.prepare(state.global_step):
             self._measure(state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure every `every` steps and after the last one."""
         due = self.every > 0 and state.global_step % self.every == 0
         if due or state.global_step == state.max_steps:
@@ -93,22 +78,13 @@ class ScheduledMeasurement(TrainerCallback, ABC):
             # GRPOTrainer.log takes all pending metrics along: the step logs its own first.
             control.should_log = True
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Log the measurement, once the metrics of its step are logged and before the next step has any."""
-        self._log()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Log the last measurement."""
-        self._log()
-
-    def _log(self) -> None:
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
             self.trainer.log(unlogged)
+
+    on_train_end = on_step_begin  # the last measurement
 
     def _measure(self, step: int) -> None:
         begin = time.perf_counter()
@@ -118,21 +94,13 @@ class ScheduledMeasurement(TrainerCallback, ABC):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One measurement of `HeldOutEvaluation`.
+    """One measurement of `HeldOutEvaluation`."""
 
-    Attributes:
-        step (int): Optimizer steps done before it.
-        train_seconds (float): Wall-clock seconds since training began, evaluations excluded.
-        score (Score): mean@k.
-        correct (np.ndarray): Graded samples, shape (P, k), bool.
-        lengths (np.ndarray): Completion lengths, shape (P, k), tokens.
-    """
-
-    step: int
-    train_seconds: float
-    score: Score
-    correct: np.ndarray
-    lengths: np.ndarray
+    step: int  # optimizer steps done before it
+    train_seconds: float  # wall-clock seconds since training began, evaluations excluded
+    score: Score  # mean@k
+    correct: np.ndarray  # graded samples, shape (P, k), bool
+    lengths: np.ndarray  # completion lengths, shape (P, k), tokens
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
@@ -256,7 +224,8 @@ class SuiteEvaluation(ScheduledMeasurement):
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Measure all suites, add to the record, save the checkpoint if it is the best."""
         tokenizer = self.trainer.processing_class
-        with _kept_random_state():
+        devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices):  # an engine in this process samples with torch's generators
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
         subject = replace(self.subject, step=step, eos_ids=self._eos_ids, chat_template=tokenizer.chat_template)
         improved = on_first(lambda: self.record.write(step, found, self.suites, subject))
@@ -267,11 +236,3 @@ class SuiteEvaluation(ScheduledMeasurement):
             on_first(lambda: self.record.after_best(step))
         seconds = {f"held_out/{suite}/seconds": measurement.seconds for suite, measurement in found.items()}
         return on_first(lambda: self.record.logged(step)) | seconds
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Put torch's generators back as they were; an engine in this process samples with them."""
-    devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        yield

@@ -45,17 +45,10 @@ def candidates(runs: Sequence[Results]) -> list[Results]:
 
 
 def best_and_last(runs: Sequence[Results]) -> list[Results]:
-    """The selections that the rows of a training run end with.
+    """The selections that the rows of a training run end with; none without a candidate.
 
-    Args:
-        runs (Sequence[Results]): Measurements of one training run.
-
-    Returns:
-        list[Results]: Best of each suite (the paper's headline, mean@k only), the best checkpoint by the mean over
-            suites of mean@k (the earlier one on a tie), the last checkpoint; none without a candidate.
-
-    Raises:
-        ValueError: If checkpoints were measured with another k, or on other suites.
+    Best of each suite (the paper's headline, mean@k only), the best checkpoint by the mean over suites of mean@k (the
+    earlier one on a tie), the last checkpoint. ValueError if checkpoints were not measured alike.
     """
     chosen = candidates(runs)
     if not chosen:
@@ -84,17 +77,8 @@ def shift_of(own: Results, reference: Results) -> Shift:
     `value - shift` is the shifted value. The paper applies it to every cell of a model so that all start at the same
     number, "to control for vLLM-RNG variance across runs" (Evaluation Protocol). It takes the noise of one step-0
     measurement for the noise of every later one, with which it has nothing in common: the shifted figure has a larger
-    variance than the raw one, and its raw interval no longer covers it. docs/evaluation.md says more.
-
-    Args:
-        own (Results): Step 0 of the run.
-        reference (Results): Common step 0.
-
-    Returns:
-        Shift: Of accuracies that both have.
-
-    Raises:
-        ValueError: If they have no accuracy in common.
+    variance than the raw one, and its raw interval no longer covers it. docs/evaluation.md says more. ValueError if
+    the two files have no accuracy in common.
     """
     shifts = {
         suite: {
@@ -117,15 +101,10 @@ def shift_of(own: Results, reference: Results) -> Shift:
 def table(
     runs: Sequence[Results], shifts: Sequence[Shift | None] | None = None
 ) -> tuple[list[str], list[list[str | None]]]:
-    """Headers and rows: one row per file and metric, one column per suite, the raw value always.
+    """Headers and rows for a Markdown table: one row per file and metric, one column per suite, the raw value always.
 
-    Args:
-        runs (Sequence[Results]): Files in the order of the rows.
-        shifts (Sequence[Shift | None] | None): From `shift_of`, one per file; None: this file is not shifted. A suite
-            that any of them shifts has a column "shifted" behind its own.
-
-    Returns:
-        tuple[list[str], list[list[str | None]]]: Headers and rows as a Markdown table takes them.
+    `shifts` has one `shift_of` per file, None where a file is not shifted. A suite that any of them shifts has a
+    column "shifted" behind its own.
     """
     shifts = [None] * len(runs) if shifts is None else shifts
     present = {suite for run in runs for suite in run.figures}
@@ -135,7 +114,7 @@ def table(
     for suite in suites:
         title = SUITES[suite].title if suite in SUITES else suite
         headers += [title, f"{title} shifted"] if suite in shifted else [title]
-    headers += ["mean of suites"] if len(suites) > 1 else []
+    headers += ["mean of suites"] * (len(suites) > 1)
     rows = []
     for run, shift in zip(runs, shifts, strict=True):
         names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics)

@@ -6,9 +6,9 @@ ends it, whatever the engine stops at, and graded by the reward function that it
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -45,13 +45,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a policy is measured.
+    """How a policy is measured. Defaults: the paper's Evaluation Protocol.
 
     Attributes:
-        num_samples (int): k of mean@k and best@k. Paper: 4.
-        temperature (float): Of these samples, > 0. Paper: 0.9.
-        top_p (float): Of these samples, in (0, 1]. Paper: 0.95.
-        max_tokens (int): Longest completion, tokens. Paper: 3,072.
+        num_samples (int): k of mean@k and best@k.
+        temperature (float): Of these samples, > 0.
+        top_p (float): Of these samples, in (0, 1].
+        max_tokens (int): Longest completion, tokens.
         greedy (bool): Whether to measure mean@1 of greedy decoding too.
         seed (int): Seed of the bootstrap.
         thought_delimiters (tuple[str, ...] | None): What opens and closes a thought, in which answers do not count;
@@ -94,40 +94,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Graded:
-    """Completions of a suite, decoded one way.
+    """Completions of a suite, decoded one way."""
 
-    Attributes:
-        texts (list[list[str]]): P x k completions without special tokens.
-        lengths (np.ndarray): Tokens of each, the end included, shape (P, k), int64.
-        truncated (np.ndarray): Whether a completion was cut before it ended, shape (P, k), bool.
-        correct (np.ndarray): Whether it was graded as right, shape (P, k), bool.
-        num_ungraded (int): Completions without a verdict, because their gold or test is unusable; they count as wrong.
-    """
-
-    texts: list[list[str]]
-    lengths: np.ndarray
-    truncated: np.ndarray
-    correct: np.ndarray
-    num_ungraded: int
+    texts: list[list[str]]  # P x k completions without special tokens
+    lengths: np.ndarray  # tokens of each, the end included, shape (P, k), int64
+    truncated: np.ndarray  # whether a completion was cut before it ended, shape (P, k), bool
+    correct: np.ndarray  # whether it was graded as right, shape (P, k), bool
+    num_ungraded: int  # completions without a verdict, because their gold or test is unusable; they count as wrong
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A policy on one suite.
+    """A policy on one suite."""
 
-    Attributes:
-        suite (str): Key of `SUITES`.
-        graded (dict[str, Graded]): By way of decoding: "sampled", and "greedy" where it was asked for.
-        settings (Settings): How it was measured.
-        sandbox (str | None): Isolation that programs ran in; None where none were run.
-        seconds (float): Wall-clock time of sampling and grading.
-    """
-
-    suite: str
-    graded: dict[str, Graded]
-    settings: Settings
-    sandbox: str | None
-    seconds: float
+    suite: str  # key of `SUITES`
+    graded: dict[str, Graded]  # by way of decoding: "sampled", and "greedy" where it was asked for
+    settings: Settings  # how it was measured
+    sandbox: str | None  # isolation that programs ran in; None where none were run
+    seconds: float  # wall-clock time of sampling and grading
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Score]:
@@ -148,11 +132,13 @@ class Measurement:
         return self.scores[f"mean@{self.settings.num_samples}", "sampled"]
 
 
-def build_graders(suites: Iterable[str], *, sandbox: str | None = None, which: str | None = None) -> dict[str, Grader]:
+def build_graders(
+    suites: Collection[str], *, sandbox: str | None = None, which: str | None = None
+) -> dict[str, Grader]:
     """The verifier of each suite; suites of one kind share theirs.
 
     Args:
-        suites (Iterable[str]): Keys of `SUITES`.
+        suites (Collection[str]): Keys of `SUITES`.
         sandbox (str | None): Isolation of programs, as for `Sandbox`; None: the strongest that works here.
         which (str | None): "first" or "last" answer of a completion; None: the last box or choice, the first code
             block.
@@ -166,21 +152,18 @@ def build_graders(suites: Iterable[str], *, sandbox: str | None = None, which: s
         ImportError: If Math-Verify is needed and not installed.
     """
     asked = {} if which is None else {"which": which}
-    built: dict[tuple[str, str], Grader] = {}
-    graders = {}
-    for name in suites:
-        if name not in SUITES:
-            raise ValueError(f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}.")
-        kind = SUITES[name].grader, SUITES[name].marker
-        if kind not in built:
-            if kind[0] == "math":
-                built[kind] = MathVerifier(**asked)
-            elif kind[0] == "code":
-                built[kind] = CodeVerifier(isolation=sandbox or "auto", **asked)
-            else:
-                built[kind] = ChoiceVerifier(marker=kind[1], **asked)
-        graders[name] = built[kind]
-    return graders
+    if unknown := [name for name in suites if name not in SUITES]:
+        raise ValueError(f"unknown suite {unknown[0]!r}. Choose one of {', '.join(SUITES)}.")
+
+    @cache
+    def build(kind: str, marker: str) -> Grader:
+        if kind == "math":
+            return MathVerifier(**asked)
+        if kind == "code":
+            return CodeVerifier(isolation=sandbox or "auto", **asked)
+        return ChoiceVerifier(marker=marker, **asked)
+
+    return {name: build(SUITES[name].grader, SUITES[name].marker) for name in suites}
 
 
 def measure(
@@ -222,29 +205,20 @@ def measure(
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do some work on process 0 and give its result to every process; all of them must call this.
+    """Do some work on process 0 and give its picklable result to every process; all of them must call this.
 
-    Args:
-        work (Callable[[], T]): What to do; its result must be picklable.
-
-    Returns:
-        T: The result on every process.
-
-    Raises:
-        RuntimeError: On the other processes, if the work failed on process 0, which raises the error itself.
+    If it fails, process 0 raises its error and the others raise a RuntimeError.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return work()
     box: list[tuple[T] | None] = [None]
-    if dist.get_rank() == 0:
-        try:
+    try:
+        if dist.get_rank() == 0:
             box[0] = (work(),)
-        finally:  # also when it failed: the others wait
-            dist.broadcast_object_list(box, src=0)
-    else:
+    finally:  # also when it failed: the others wait
         dist.broadcast_object_list(box, src=0)
-        if box[0] is None:
-            raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
+    if box[0] is None:
+        raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
     return box[0][0]
 
 

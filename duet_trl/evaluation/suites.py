@@ -33,33 +33,21 @@ GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "I
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark.
+    """One benchmark."""
 
-    Attributes:
-        name (str): Its key in `SUITES`.
-        title (str): Its name in tables.
-        hub_id (str): Data set on the Hub.
-        split (str): Split there.
-        columns (tuple[tuple[str, ...], ...]): Columns it needs, each with its alternative names.
-        problem (Callable[[dict], dict]): Makes a problem of a row: user message and what the grader needs.
-        num_problems (int): Problems that the benchmark has.
-        config (str | None): Configuration on the Hub.
-        checksum (str | None): `suite_checksum` of the published files; None where it may not be derived from them.
-        grader (str): "math", "code" or "choice": the reward function that its columns are made for.
-        marker (str): Marker under which its answers are found.
-    """
-
-    name: str
-    title: str
-    hub_id: str
-    split: str
-    columns: tuple[tuple[str, ...], ...]
+    name: str  # its key in `SUITES`
+    title: str  # its name in tables
+    hub_id: str  # data set on the Hub
+    split: str  # split there
+    columns: tuple[tuple[str, ...], ...]  # columns it needs, each with its alternative names
+    # makes a problem of a row: user message and what the grader needs
     problem: Callable[[Row], Row] = field(repr=False)
-    num_problems: int
-    config: str | None = None
-    checksum: str | None = None
+    num_problems: int  # problems that the benchmark has
+    config: str | None = None  # configuration on the Hub
+    checksum: str | None = None  # `suite_checksum` of the published files; None where it may not be derived from them
+    # "math", "code" or "choice": the reward function that its columns are made for
     grader: Literal["math", "code", "choice"] = "math"
-    marker: str = "math"
+    marker: str = "math"  # marker under which its answers are found
 
 
 def load_suite(name: str, source: str | None = None) -> Dataset:
@@ -138,16 +126,7 @@ def first_column(row: Row, columns: Sequence[str]) -> Any:
 
 
 def check_columns(rows: list[Row], source: str, *needed: Sequence[str]) -> None:
-    """Check that there are rows, and that of each group of alternative names the data set has at least one.
-
-    Args:
-        rows (list[dict]): Rows of the data set.
-        source (str): Its name, for the message.
-        *needed (Sequence[str]): Alternative names of one column each.
-
-    Raises:
-        ValueError: If a group is missing; names the group and the columns that are there.
-    """
+    """Raise ValueError unless there are rows with a column of each group of alternative names."""
     if not rows:
         raise ValueError(f"{source!r} has no rows.")
     columns = sorted({column for row in rows for column in row})
@@ -157,14 +136,7 @@ def check_columns(rows: list[Row], source: str, *needed: Sequence[str]) -> None:
 
 
 def content_checksum(pairs: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over (prompt, gold) pairs, independent of file format, of other columns and of the order of rows.
-
-    Args:
-        pairs (Iterable[tuple[str, str]]): Text of the user message and gold answer of each row.
-
-    Returns:
-        str: 64 hexadecimal digits.
-    """
+    """SHA-256 over (prompt, gold) pairs, independent of file format, of other columns and of the order of rows."""
     lines = sorted(json.dumps(pair, ensure_ascii=True) for pair in pairs)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -175,15 +147,7 @@ def final_answer(solution: str) -> str:
 
 
 def suite_checksum(suite: Suite, problems: Dataset) -> str:
-    """`content_checksum` over the user messages and golds of a loaded suite.
-
-    Args:
-        suite (Suite): The suite.
-        problems (Dataset): What `load_suite` returned.
-
-    Returns:
-        str: 64 hexadecimal digits.
-    """
+    """`content_checksum` over the user messages and golds of a suite that `load_suite` returned."""
     golds = zip(problems["test"], problems["entry_point"], strict=True) if suite.grader == "code" else None
     answers = ["\n".join(gold) for gold in golds] if golds else problems["answer"]
     contents = [prompt[0]["content"] for prompt in problems["prompt"]]
@@ -191,21 +155,9 @@ def suite_checksum(suite: Suite, problems: Dataset) -> str:
 
 
 def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) -> list[str]:
-    """The options in an order that depends on nothing but the seed and the question's key.
-
-    Args:
-        key (str): Identifies the question, so that a subset or another order of rows shows the same order of options.
-        options (Sequence[str]): Options, the right one anywhere.
-        seed (int): Another seed gives other orders.
-
-    Returns:
-        list[str]: All options.
-    """
-
-    def rank(index: int) -> bytes:
-        return hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest()
-
-    return [options[index] for index in sorted(range(len(options)), key=rank)]
+    """The options in an order that the seed and the question's key decide, so that other rows do not matter."""
+    ranks = [hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest() for index in range(len(options))]
+    return [option for _, option in sorted(zip(ranks, options, strict=True))]
 
 
 def _read_file(path: Path) -> list[Row]:
@@ -258,25 +210,17 @@ def _explained(source: str, error: OSError) -> OSError | ValueError:
 
 
 def _compare(suite: Suite, problems: Dataset, place: str) -> None:
-    if len(problems) != suite.num_problems:
-        logger.warning(
-            "%s from %s has %d problems, the benchmark has %d: its figures are not comparable.",
-            suite.title,
-            place,
-            len(problems),
-            suite.num_problems,
-        )
+    found, num = f"{suite.title} from {place}", len(problems)
+    if num != suite.num_problems:
+        text = "%s has %d problems, the benchmark has %d: its figures are not comparable."
+        logger.warning(text, found, num, suite.num_problems)
     checksum = suite_checksum(suite, problems)
     if suite.checksum is not None and checksum != suite.checksum:
         logger.warning(
-            "%s from %s has another content than the published benchmark (SHA-256 over prompts and golds %s, "
-            "expected %s): its figures may not be comparable.",
-            suite.title,
-            place,
-            checksum,
-            suite.checksum,
+            f"{found} has another content than the published benchmark (SHA-256 over prompts and golds {checksum}, "
+            f"expected {suite.checksum}): its figures may not be comparable."
         )
-    logger.info("%s: %d problems from %s", suite.title, len(problems), place)
+    logger.info("%s: %d problems from %s", suite.title, num, place)
 
 
 def _math_problem(row: Row) -> Row:

@@ -93,7 +93,7 @@ def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub; it does not truncate."""
+    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub, without truncation."""
     # Not torch or transformers: this is all that counting tokens needs.
     from tokenizers import Tokenizer
 
