@@ -80,16 +80,12 @@ def shift_of(own: Results, reference: Results) -> Shift:
     variance than the raw one, and its raw interval no longer covers it. docs/evaluation.md says more. ValueError if
     the two files have no accuracy in common.
     """
-    shifts = {
-        suite: {
-            metric: figure.value - reference.figures[suite][metric].value
-            for metric, figure in metrics.items()
-            if _SHARE.match(metric) and metric in reference.figures[suite]
-        }
-        for suite, metrics in own.figures.items()
-        if suite in reference.figures
-    }
-    shifts = {suite: found for suite, found in shifts.items() if found}
+    shifts: dict[str, dict[str, float]] = {}
+    for suite, metrics in own.figures.items():
+        for metric, figure in metrics.items():
+            common = reference.figures.get(suite, {}).get(metric)
+            if common is not None and _SHARE.match(metric):
+                shifts.setdefault(suite, {})[metric] = figure.value - common.value
     if not shifts:
         raise ValueError(
             f"step 0 of the run ({own.path or own.model}) and the reference ({reference.path or reference.model}) "
@@ -143,10 +139,9 @@ def metric_title(metric: str) -> str:
 def shown(metric: str, figure: Figure) -> str:
     """A figure in its unit: lengths as they are, all others in percent, with the interval where known."""
     scale = "{:,.1f}" if metric.startswith("mean_length") else "{:.1%}"
-    value, low, high = (
-        None if one is None else scale.format(one).rstrip("%") for one in (figure.value, figure.low, figure.high)
-    )
-    return value if low is None else f"{value} [{low}, {high}]"
+    ends = [] if figure.low is None else [figure.low, figure.high]
+    value, *interval = (scale.format(one).rstrip("%") for one in (figure.value, *ends))
+    return f"{value} [{', '.join(interval)}]" if interval else value
 
 
 def _name(run: Results) -> str:

@@ -223,8 +223,8 @@ def _flat(figures: Mapping[tuple[str, str], Score]) -> dict[str, float | str]:
 def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> dict[str, Any]:
     suite = SUITES[measurement.suite]
     return {
-        "task": suite.name,
-        "dataset_path": subject.sources.get(suite.name, suite.hub_id),
+        "task": measurement.suite,
+        "dataset_path": subject.sources.get(measurement.suite, suite.hub_id),
         "dataset_name": suite.config,
         "test_split": suite.split,
         "num_fewshot": 0,

@@ -35,7 +35,6 @@ GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "I
 class Suite:
     """One benchmark."""
 
-    name: str  # its key in `SUITES`
     title: str  # its name in tables
     hub_id: str  # data set on the Hub
     split: str  # split there
@@ -238,11 +237,7 @@ def _aime_problem(row: Row) -> Row:
 
 
 def _gsm8k_problem(row: Row) -> Row:
-    return {
-        "id": row.get("id"),
-        "prompt": boxed_prompt(row["question"]),
-        "answer": final_answer(str(row["answer"])),
-    }
+    return {"id": row.get("id"), "prompt": boxed_prompt(row["question"]), "answer": final_answer(str(row["answer"]))}
 
 
 def _humaneval_problem(row: Row) -> Row:
@@ -268,62 +263,54 @@ def _gpqa_problem(row: Row) -> Row:
 
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite
-    for suite in (
-        Suite(
-            name="math500",
-            title="MATH-500",
-            hub_id="HuggingFaceH4/MATH-500",
-            split="test",
-            columns=(("problem", "question"), ("answer",)),
-            problem=_math_problem,
-            num_problems=500,
-            checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
-        ),
-        Suite(
-            name="gsm8k",
-            title="GSM8K",
-            hub_id="openai/gsm8k",
-            config="main",
-            split="test",
-            columns=(("question",), ("answer",)),
-            problem=_gsm8k_problem,
-            num_problems=1319,
-            checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
-        ),
-        Suite(
-            name="aime2024",
-            title="AIME-2024",
-            hub_id="HuggingFaceH4/aime_2024",
-            split="train",
-            columns=(("problem", "question", "Problem"), ("answer", "Answer")),
-            problem=_aime_problem,
-            num_problems=30,
-            checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
-        ),
-        Suite(
-            name="humaneval",
-            title="HumanEval",
-            hub_id="openai/openai_humaneval",
-            split="test",
-            columns=(("prompt",), ("entry_point",), ("test",)),
-            problem=_humaneval_problem,
-            num_problems=164,
-            checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
-            grader="code",
-            marker="code",
-        ),
-        Suite(
-            name="gpqa_diamond",
-            title="GPQA-Diamond",
-            hub_id="Idavidrein/gpqa",
-            config="gpqa_diamond",
-            split="train",
-            columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
-            problem=_gpqa_problem,
-            num_problems=198,
-            grader="choice",
-        ),
-    )
+    "math500": Suite(
+        title="MATH-500",
+        hub_id="HuggingFaceH4/MATH-500",
+        split="test",
+        columns=(("problem", "question"), ("answer",)),
+        problem=_math_problem,
+        num_problems=500,
+        checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
+    ),
+    "gsm8k": Suite(
+        title="GSM8K",
+        hub_id="openai/gsm8k",
+        config="main",
+        split="test",
+        columns=(("question",), ("answer",)),
+        problem=_gsm8k_problem,
+        num_problems=1319,
+        checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
+    ),
+    "aime2024": Suite(
+        title="AIME-2024",
+        hub_id="HuggingFaceH4/aime_2024",
+        split="train",
+        columns=(("problem", "question", "Problem"), ("answer", "Answer")),
+        problem=_aime_problem,
+        num_problems=30,
+        checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
+    ),
+    "humaneval": Suite(
+        title="HumanEval",
+        hub_id="openai/openai_humaneval",
+        split="test",
+        columns=(("prompt",), ("entry_point",), ("test",)),
+        problem=_humaneval_problem,
+        num_problems=164,
+        checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
+        grader="code",
+        marker="code",
+    ),
+    "gpqa_diamond": Suite(
+        title="GPQA-Diamond",
+        hub_id="Idavidrein/gpqa",
+        config="gpqa_diamond",
+        split="train",
+        columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
+        problem=_gpqa_problem,
+        num_problems=198,
+        grader="choice",
+    ),
 }
 """The suites by name."""

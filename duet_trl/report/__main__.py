@@ -14,12 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
-from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
+from .estimate import MarkerEstimate, Settings, measure_groups, measure_lengths, measure_marker, project, total_reward
 from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
-from .logged_thoughts import find_thoughts, thought_notes
-from .spread import measure_groups, total_reward
-from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, load_tokenizer, logged_means, tokenize
+from .tokens import (
+    CHARS_PER_TOKEN,
+    Tokens,
+    cut_texts,
+    find_thoughts,
+    load_tokenizer,
+    logged_means,
+    thought_notes,
+    tokenize,
+)
 
 FEW_COMPLETIONS = 32
 """Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""

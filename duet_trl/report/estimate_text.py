@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..gate.thresholds import REWARDED_QUANTILE
-from .estimate import Lengths, MarkerEstimate, Projection, Settings
+from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
 from .logged_completions import Completions, counted
-from .logged_thoughts import LoggedThoughts
-from .spread import GroupSpread
 from .tables import text_table
+from .tokens import LoggedThoughts
 
 WIDTH = 119
 """Characters of a line of prose."""
@@ -205,11 +204,7 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
     completions, thoughts = estimate.completions, estimate.thoughts
     seconds = estimate.seconds_per_step
     return {
-        "inputs": {
-            "run": str(estimate.run),
-            "steps": list(completions.steps),
-            "completions": len(completions.texts),
-        },
+        "inputs": {"run": str(estimate.run), "steps": list(completions.steps), "completions": len(completions.texts)},
         "settings": asdict(estimate.settings),
         "measured": {
             "token_source": estimate.token_source,
