@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from ..gate.markers import Marker, extract_answer, get_marker
 from ..gate.replay import NEVER
 from ..gate.thoughts import Delimiters, Written, ends_in_thought, parse_delimiters, recognise
 from ..gate.vocabulary import vocabulary_bytes
-from .logged_completions import Completions, RunLog, UnreadableRun, counted
+from .logged_completions import Completions, UnreadableRun, counted
 
 CHARS_PER_TOKEN = 3.0
 """Of mathematical text: 480 solutions of MATH problems have 3.01 under a tokenizer of 131,072 tokens (Tekken)."""
@@ -82,10 +82,9 @@ def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
     Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text. The
     vocabulary raises ValueError if it is not known how this tokenizer writes text.
     """
-    ids: list[np.ndarray] = []
-    for start in range(0, len(texts), _CHUNK):
-        encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
-        ids += [np.array(encoding.ids, np.int32) for encoding in encoded]
+    chunks = (list(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK))
+    encoded = chain.from_iterable(tokenizer.encode_batch(chunk, add_special_tokens=False) for chunk in chunks)
+    ids = [np.array(encoding.ids, np.int32) for encoding in encoded]
     fast = SimpleNamespace(backend_tokenizer=tokenizer)  # what is read of transformers' fast tokenizers
     return Tokens(
         ids,
@@ -115,17 +114,6 @@ def load_tokenizer(path_or_name: str) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
-
-
-def logged_means(completions: Completions, log: RunLog, values: np.ndarray) -> tuple[float, float] | None:
-    """Mean tokens per completion by the run's own log, end tokens included, and the mean of `values` (N,) beside it.
-
-    Both over the batches that have an entry `completions/mean_length` in the log; None if none has.
-    """
-    means = log.values("completions/mean_length")
-    tokens = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
-    known = ~np.isnan(tokens)
-    return (float(tokens[known].mean()), float(values[known].mean())) if known.any() else None
 
 
 @dataclass(frozen=True)
