@@ -104,7 +104,7 @@ class Evaluation:
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure problems and a grader of one's own; all measurements stay in `evaluations`, nothing is selected.
+    """Measure problems and a grader of one's own, sampled as in training; `evaluations` holds all measurements.
 
     Args:
         trainer (Trainer): The trainer it is added to; of it only `sample` and `log` are used.
@@ -112,9 +112,6 @@ class HeldOutEvaluation(ScheduledMeasurement):
         grade (Callable[[int, list[int]], bool]): `grade(problem_index, completion_ids)`: is it right?
         num_samples (int): k of mean@k.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
-        temperature (float | None): Sampling temperature; None = the training temperature.
-        max_tokens (int | None): Longest completion; None = the training limit.
-        seed (int): Seed of the bootstrap.
 
     Raises:
         ValueError: If there are no prompts or samples, or `every` is negative.
@@ -128,9 +125,6 @@ class HeldOutEvaluation(ScheduledMeasurement):
         *,
         num_samples: int = 4,
         every: int = 10,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__(trainer, every)
         if num_samples < 1 or not prompts:
@@ -141,19 +135,14 @@ class HeldOutEvaluation(ScheduledMeasurement):
         self.prompts = list(prompts)
         self.grade = grade
         self.num_samples = num_samples
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self.seed = seed
         self.evaluations: list[Evaluation] = []
 
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Sample, grade and remember; the accuracy and its interval as metrics."""
-        samples = self.trainer.sample(
-            self.prompts, self.num_samples, temperature=self.temperature, max_tokens=self.max_tokens
-        )
+        samples = self.trainer.sample(self.prompts, self.num_samples)
         correct = np.array([[self.grade(index, ids) for ids in row] for index, row in enumerate(samples)], dtype=bool)
         lengths = np.array([[len(ids) for ids in row] for row in samples], dtype=np.int64)
-        score = mean_at_k(correct, seed=self.seed)
+        score = mean_at_k(correct)
         self.evaluations.append(Evaluation(step, train_seconds, score, correct, lengths))
         return {
             f"held_out/mean@{self.num_samples}": score.value,
@@ -164,7 +153,7 @@ class HeldOutEvaluation(ScheduledMeasurement):
 
 
 class SuiteEvaluation(ScheduledMeasurement):
-    """Measure all suites, keep the record of `record.py` and the best checkpoint.
+    """Measure all suites, keep the record of `record.py`, and the best checkpoint in <output_dir>/best.
 
     Metrics are `held_out/<suite>/mean@4` (with `_low` and `_high`), `best@4`, `mean@1` (greedy), `truncated` and
     `mean_length` of the samples, and `held_out/average`, the mean over suites of mean@4. The best checkpoint is chosen
@@ -181,8 +170,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         settings (Settings): How to decode. `max_tokens` must fit into the training engine beside the prompts.
         graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
         subject (Subject | None): Name of the model, sources and versions for the result files.
-        save_best (bool): Whether to save the best checkpoint to <output_dir>/best.
-        samples (bool): Whether to write every completion.
 
     Raises:
         ValueError: If there is no suite, or `every` is negative.
@@ -199,8 +186,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         settings: Settings | None = None,
         graders: Mapping[str, Grader] | None = None,
         subject: Subject | None = None,
-        save_best: bool = True,
-        samples: bool = False,
     ) -> None:
         super().__init__(trainer, every)
         if not suites:
@@ -209,8 +194,7 @@ class SuiteEvaluation(ScheduledMeasurement):
         self.settings = settings or Settings()
         self.graders = dict(graders) if graders is not None else build_graders(self.suites)
         self.subject = subject or Subject(model=str(output_dir), engine="training engine")
-        self.save_best = save_best
-        self.record = Record(Path(output_dir), samples)
+        self.record = Record(Path(output_dir))
         self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)
 
     def prepare(self, step: int) -> bool:
@@ -229,7 +213,7 @@ class SuiteEvaluation(ScheduledMeasurement):
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
         subject = replace(self.subject, step=step, eos_ids=self._eos_ids, chat_template=tokenizer.chat_template)
         improved = on_first(lambda: self.record.write(step, found, self.suites, subject))
-        if improved and self.save_best:
+        if improved:
             on_first(self.record.before_best)
             # Not a save that the user asked for: that would be pushed to the Hub.
             self.trainer.save_model(str(self.record.best_folder), _internal_call=True)

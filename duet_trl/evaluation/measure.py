@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -126,25 +127,14 @@ class Measurement:
             scores["mean@1", "greedy"] = mean_at_k(self.graded["greedy"].correct, seed=seed)
         return scores
 
-    @property
-    def headline(self) -> Score:
-        """mean@k, the paper's figure."""
-        return self.scores[f"mean@{self.settings.num_samples}", "sampled"]
-
 
 def build_graders(
     suites: Collection[str], *, sandbox: str | None = None, which: str | None = None
 ) -> dict[str, Grader]:
-    """The verifier of each suite; suites of one kind share theirs.
+    """The verifier of each suite (a key of `SUITES`); suites of one kind share theirs.
 
-    Args:
-        suites (Collection[str]): Keys of `SUITES`.
-        sandbox (str | None): Isolation of programs, as for `Sandbox`; None: the strongest that works here.
-        which (str | None): "first" or "last" answer of a completion; None: the last box or choice, the first code
-            block.
-
-    Returns:
-        dict[str, Grader]: By suite.
+    `sandbox` is the isolation of programs, None: the strongest that works here. `which` is the "first" or "last"
+    answer of a completion, None: the last box or choice, the first code block.
 
     Raises:
         ValueError: If a suite is unknown or an argument out of its range.
@@ -174,21 +164,11 @@ def measure(
     eos_ids: Sequence[int],
     settings: Settings,
 ) -> dict[str, Measurement]:
-    """Sample every suite and grade the completions.
+    """Sample every suite and grade the completions; the same on every process.
 
     With several processes all of them call this. Sampling is shared; process 0 grades, and the others are told, so
-    that verdicts that depend on time cannot differ between processes.
-
-    Args:
-        sampler (Sampler): The policy.
-        suites (Mapping[str, Dataset]): Problems by suite, from `load_suite`.
-        graders (Mapping[str, Grader]): From `build_graders`.
-        tokenizer (PreTrainedTokenizerBase): Decodes completions.
-        eos_ids (Sequence[int]): All ids that end a completion, from `eos_token_ids`.
-        settings (Settings): How to decode.
-
-    Returns:
-        dict[str, Measurement]: By suite, the same on every process.
+    that verdicts that depend on time cannot differ between processes. `suites` are from `load_suite`, `graders` from
+    `build_graders`, `eos_ids` from `eos_token_ids`.
     """
     found, delimiters = {}, settings.delimiters(tokenizer)
     for name, problems in suites.items():
@@ -246,19 +226,19 @@ def _grade(
     opened: Sequence[bool],
 ) -> Graded:
     shape = len(completions), len(completions[0])
-    flat = [ids for row in completions for ids in row]
+    flat = [*chain.from_iterable(completions)]
     ends = frozenset(eos_ids)
     ended = np.array([bool(ids) and ids[-1] in ends for ids in flat])
     # An end need not be a special token: it is taken off by its place.
     bare = [ids[:-1] if end else ids for ids, end in zip(flat, ended, strict=True)]
     texts = tokenizer.batch_decode(bare, skip_special_tokens=True)
-    columns = {
-        column: [value for value in problems[column] for _ in range(shape[1])]
-        for column in problems.column_names
-        if column not in ("id", "prompt")
-    }
-    begins_inside = [inside for inside in opened for _ in range(shape[1])]
-    columns[WRITTEN] = written_completions(texts, bare, begins_inside, tokenizer, delimiters)
+
+    def per_sample(values: Iterable[Any]) -> list[Any]:
+        return [value for value in values for _ in range(shape[1])]
+
+    names = [name for name in problems.column_names if name not in ("id", "prompt")]
+    columns = {name: per_sample(problems[name]) for name in names}
+    columns[WRITTEN] = written_completions(texts, bare, per_sample(opened), tokenizer, delimiters)
     verdicts = on_first(lambda: grader(texts, **columns))
     return Graded(
         texts=[texts[first : first + shape[1]] for first in range(0, len(texts), shape[1])],

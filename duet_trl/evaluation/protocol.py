@@ -57,19 +57,10 @@ def mean_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) 
 def paired_difference(
     correct: np.ndarray, reference: np.ndarray, *, num_resamples: int = 4000, seed: int = 0
 ) -> Score:
-    """Difference of two policies' mean@k on the same problems, with an interval that keeps the problems paired.
+    """Difference of two policies' mean@k on the same problems: `correct` (P, k) minus `reference` (P, k'), in [-1, 1].
 
-    Problems differ in difficulty far more than two policies do on one problem, so this interval is narrower than the
-    two separate ones suggest.
-
-    Args:
-        correct (np.ndarray): Graded samples of one policy, shape (P, k), bool or {0, 1}.
-        reference (np.ndarray): Those of the other on the same problems in the same order, shape (P, k').
-        num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws.
-
-    Returns:
-        Score: `correct` minus `reference`, in [-1, 1].
+    The interval keeps the problems paired. Problems differ in difficulty far more than two policies do on one problem,
+    so it is narrower than the two separate ones suggest.
 
     Raises:
         ValueError: As for `mean_at_k`, or if the numbers of problems differ.

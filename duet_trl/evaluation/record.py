@@ -31,12 +31,11 @@ BEST_EVALUATION = "evaluation.json"
 
 
 class Record:
-    """Measurements of a run in its output folder; used by process 0 only. `samples`: write every completion."""
+    """Measurements of a run in its output folder; used by process 0 only."""
 
-    def __init__(self, output_dir: Path, samples: bool = False) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self.folder = output_dir / FOLDER
         self.best_folder = output_dir / BEST_FOLDER
-        self.samples = samples
 
     def begin(self, step: int) -> bool:
         """Take up the record of a run, and say whether this step is to be measured now: step 0 of a new run.
@@ -86,7 +85,7 @@ class Record:
 
         Returns whether this checkpoint beats the best one, by the mean over suites of mean@k. Step 0 never does.
         """
-        write_results(self.folder, _label(step), measurements, suites, subject, samples=self.samples)
+        write_results(self.folder, _label(step), measurements, suites, subject, samples=False)
         own, best = self._summarize(step), self.best()
         if step == 0 or best is None:
             return step > 0

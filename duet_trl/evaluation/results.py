@@ -47,7 +47,15 @@ def results_payload(
     """One measurement of all suites as the harness would write it, in JSON types."""
     figures = {name: _figures(measurement) for name, measurement in measurements.items()}
     return {
-        "results": {name: {"alias": SUITES[name].title} | _flat(found) for name, found in figures.items()},
+        "results": {
+            name: {"alias": SUITES[name].title}
+            | {f"{metric},{way}": score.value for (metric, way), score in found.items()}
+            | {
+                f"{metric}_stderr,{way}": score.standard_error if score.num_problems > 1 else "N/A"
+                for (metric, way), score in found.items()
+            }
+            for name, found in figures.items()
+        },
         "intervals": {
             name: {f"{metric},{way}": [score.low, score.high] for (metric, way), score in found.items()}
             for name, found in figures.items()
@@ -210,14 +218,6 @@ def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
         figures["truncated", way] = mean_over_problems(graded.truncated, seed=seed)
         figures["mean_length", way] = mean_over_problems(graded.lengths, seed=seed)
     return figures
-
-
-def _flat(figures: Mapping[tuple[str, str], Score]) -> dict[str, float | str]:
-    flat: dict[str, float | str] = {}
-    for (metric, way), score in figures.items():
-        flat[f"{metric},{way}"] = score.value
-        flat[f"{metric}_stderr,{way}"] = score.standard_error if score.num_problems > 1 else "N/A"
-    return flat
 
 
 def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> dict[str, Any]:

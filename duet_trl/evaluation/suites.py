@@ -87,16 +87,13 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> list[Row]:
-    """All rows of a data set in their order.
+    """All rows of a data set in their order, one dictionary of columns each.
 
     Args:
         source (str): A local .jsonl, .json, .parquet or .csv file, a local folder in a layout that `datasets` knows,
             or a name on the Hub.
         config (str | None): Configuration of a data set on the Hub; `ALL_CONFIGS` joins all of them.
         split (str): Split of a data set on the Hub or in a folder; a file is one split.
-
-    Returns:
-        list[dict]: One dictionary of columns per row.
 
     Raises:
         ValueError: If there is no such file or data set, or a file is not what its name says.
@@ -147,10 +144,10 @@ def final_answer(solution: str) -> str:
 
 def suite_checksum(suite: Suite, problems: Dataset) -> str:
     """`content_checksum` over the user messages and golds of a suite that `load_suite` returned."""
-    golds = zip(problems["test"], problems["entry_point"], strict=True) if suite.grader == "code" else None
-    answers = ["\n".join(gold) for gold in golds] if golds else problems["answer"]
-    contents = [prompt[0]["content"] for prompt in problems["prompt"]]
-    return content_checksum(zip(contents, answers, strict=True))
+    columns = ("test", "entry_point") if suite.grader == "code" else ("answer",)
+    return content_checksum(
+        (problem["prompt"][0]["content"], "\n".join(problem[column] for column in columns)) for problem in problems
+    )
 
 
 def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) -> list[str]:
@@ -174,9 +171,8 @@ def _read_file(path: Path) -> list[Row]:
         rows = [_parsed(line, path, number) for number, line in lines if line.strip()]
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{str(path)!r} must hold objects with columns, got {type(row).__name__} as row {number}."
-            )
+            kind = type(row).__name__
+            raise ValueError(f"{str(path)!r} must hold objects with columns, got {kind} as row {number}.")
     return rows
 
 
@@ -184,10 +180,9 @@ def _parsed(text: str, path: Path, line: int = 1) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{str(path)!r} is no JSON in line {line + error.lineno - 1}, column {error.colno}: {error.msg}. It must "
-            "hold one object per line, or a list of objects."
-        ) from error
+        place = f"line {line + error.lineno - 1}, column {error.colno}: {error.msg}"
+        remedy = "It must hold one object per line, or a list of objects."
+        raise ValueError(f"{str(path)!r} is no JSON in {place}. {remedy}") from error
 
 
 def _explained(source: str, error: OSError) -> OSError | ValueError:

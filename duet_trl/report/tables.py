@@ -33,11 +33,8 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
 
 
 def _cells(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[list[list[str]], list[bool]]:
-    for row in rows:
-        if len(row) != len(headers):
-            raise ValueError(f"A row has {len(row)} cells but there are {len(headers)} headers: {list(row)}.")
-    columns = list(zip(*rows, strict=True)) or [()] * len(headers)
-    numeric = [bool(column) and all(not isinstance(cell, str) for cell in column) for column in columns]
+    columns = zip(headers, *rows, strict=True)
+    numeric = [bool(column) and all(not isinstance(cell, str) for cell in column) for _, *column in columns]
     return [[_format(cell) for cell in row] for row in rows], numeric
 
 
