@@ -87,8 +87,6 @@ def best_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) 
 def mean_over_problems(values: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
     """Mean of any quantity of the samples, such as their length, shape (P, k), with the interval of `mean_at_k`."""
     table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
-        raise ValueError(f"values must be a non-empty (problems, samples) table of numbers, got shape {table.shape}.")
     return _score(table.mean(axis=1), table.shape[1], num_resamples, seed)
 
 

@@ -48,9 +48,8 @@ class Record:
             self._put_aside([run.path for run in self.runs() if run.step is not None and run.step > step])
             if 0 not in [run.step for run in self.runs()]:
                 logger.warning(
-                    "%s has no measurement of step 0, and a resumed run cannot make one up: measure the model that "
-                    "training began with by recipes/evaluate.py if you need it.",
-                    self.folder,
+                    f"{self.folder} has no measurement of step 0, and a resumed run cannot make one up: measure the "
+                    "model that training began with by recipes/evaluate.py if you need it."
                 )
             return False
         self._put_aside(sorted(self.folder.glob("*")))
@@ -91,11 +90,8 @@ class Record:
             return step > 0
         if not _alike(best, own):
             logger.warning(
-                "The best checkpoint so far (step %s) was measured on %s, now it is %s: the two cannot be compared, "
-                "and this step takes its place.",
-                best.step,
-                sorted(best.figures),
-                sorted(own.figures),
+                f"The best checkpoint so far (step {best.step}) was measured on {sorted(best.figures)}, now it is "
+                f"{sorted(own.figures)}: the two cannot be compared, and this step takes its place."
             )
             return True
         metric = headline(own)

@@ -73,14 +73,13 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     place = source or suite.hub_id
     rows = read_rows(place, config=suite.config if place == suite.hub_id else None, split=suite.split)
     check_columns(rows, place, *suite.columns)
+    problems = []
     for number, row in enumerate(rows):
         for names in suite.columns:
             if first_column(row, names) is None:
                 raise ValueError(f"row {number} of {place!r} has no {' or '.join(names)}. Complete or remove it.")
-    problems = [{"id": "", "prompt": ""} | suite.problem(row) for row in rows]
-    for number, problem in enumerate(problems):
-        problem["id"] = str(problem["id"] or number)
-        problem["prompt"] = user_message(problem["prompt"])
+        problem = suite.problem(row)
+        problems.append(problem | {"id": str(problem["id"] or number), "prompt": user_message(problem["prompt"])})
     dataset = Dataset.from_list(problems)
     _compare(suite, dataset, place)
     return dataset

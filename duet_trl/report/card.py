@@ -68,14 +68,11 @@ def without_none(card: str) -> str:
 
 def _course(history: History) -> list[str]:
     """First and last value of what a run is followed by."""
-    rows = []
-    for title, name in _FOLLOWED:
-        values = [entry[name] for entry in history if entry.get(name) is not None]
-        if values:
-            rows.append([title, float(values[0]), float(values[-1])])
-    tokens = sum(entry.get("duet/generated_tokens", 0.0) for entry in history)
+    found = ((title, [e[name] for e in history if e.get(name) is not None]) for title, name in _FOLLOWED)
+    rows = [[title, float(values[0]), float(values[-1])] for title, values in found if values]
     if not rows:
         return []
+    tokens = sum(entry.get("duet/generated_tokens", 0.0) for entry in history)
     table = markdown_table(["metric", "first step", "last step"], rows)
     return ["### Course of the run", table, f"Generated rollout tokens in all logged steps: {tokens:,.0f}."]
 
@@ -85,16 +82,13 @@ def _accuracy(history: History) -> list[str]:
     measured: dict[str, dict[str, str]] = {}
     metric = ""
     for entry in history:
-        for name in entry:
-            found = _HELD_OUT.fullmatch(name)
-            if found is None:
-                continue
-            low, high = (f"{name}_low", f"{name}_high") if found["suite"] else ("held_out/low", "held_out/high")
-            if low not in entry:  # the greedy figure beside the headline
-                continue
-            suite, metric = found["suite"] or "held out", found["metric"]
-            text = f"{entry[name]:.3f} [{entry[low]:.3f}, {entry[high]:.3f}]"
-            measured.setdefault(str(entry["step"]), {})[suite] = text
+        for found in filter(None, map(_HELD_OUT.fullmatch, entry)):
+            name, suite = found[0], found["suite"]
+            low, high = (f"{name}_low", f"{name}_high") if suite else ("held_out/low", "held_out/high")
+            if low in entry:  # not the greedy figure beside the headline
+                metric = found["metric"]
+                text = f"{entry[name]:.3f} [{entry[low]:.3f}, {entry[high]:.3f}]"
+                measured.setdefault(str(entry["step"]), {})[suite or "held out"] = text
     if not measured:
         return []
     suites = list(dict.fromkeys(suite for row in measured.values() for suite in row))

@@ -20,14 +20,8 @@ History = Sequence[Mapping[str, Any]]
 # Okabe and Ito's palette: distinguishable with any colour vision deficiency.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
 GREY = "#8A8A8A"
-_ARM_STYLES = (
-    (GREY, "o", "--"),
-    (BLUE, "s", "-"),
-    (RED, "^", "-"),
-    (GREEN, "D", "-"),
-    (PINK, "v", "-"),
-    (SKY, "P", "-"),
-)
+_ARM_COLORS = (GREY, BLUE, RED, GREEN, PINK, SKY)
+_ARM_STYLES = tuple(zip(_ARM_COLORS, "os^DvP", ("--", *5 * "-"), strict=True))
 
 
 @dataclass(frozen=True)

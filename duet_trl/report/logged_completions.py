@@ -173,15 +173,10 @@ def _find_trainer_state(run: Path) -> Path | None:
     for folder in dict.fromkeys((run.resolve().parent, run.resolve())):
         if (folder / TRAINER_STATE).is_file():
             return folder / TRAINER_STATE
-        found = [path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}") if _step(path).isdecimal()]
-        if found:
-            return max(found, key=lambda path: int(_step(path)))
+        paths = {path.parent.name.partition("-")[2]: path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")}
+        if steps := [step for step in paths if step.isdecimal()]:
+            return paths[max(steps, key=int)]
     return None
-
-
-def _step(state: Path) -> str:
-    """Of the checkpoint that holds this trainer state."""
-    return state.parent.name.removeprefix("checkpoint-")
 
 
 def _read_file(file: Path) -> Batch | None:
