@@ -113,8 +113,8 @@ def table(
     headers += ["mean of suites"] * (len(suites) > 1)
     rows = []
     for run, shift in zip(runs, shifts, strict=True):
-        names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics)
-        for metric in (name for name in names if name not in _NOT_SHOWN):
+        names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics if name not in _NOT_SHOWN)
+        for metric in names:
             row: list[str | None] = [_name(run), metric_title(metric)]
             for suite in suites:
                 figure = run.figures.get(suite, {}).get(metric)

@@ -203,17 +203,14 @@ def on_first(work: Callable[[], T]) -> T:
 
 
 def _open_thoughts(
-    prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
 ) -> list[bool]:
     """Whether the chat template opens a thought behind each prompt."""
-
-    def ids(prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return tokenizer(prompt)["input_ids"]
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    return [delimiters is not None and prompt_opens_thought(ids(prompt), tokenizer, delimiters) for prompt in prompts]
+    if delimiters is None:
+        return [False] * len(prompts)
+    texts = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [prompt_opens_thought(ids, tokenizer, delimiters) for ids in encoded]
 
 
 def _grade(

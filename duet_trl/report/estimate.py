@@ -140,8 +140,7 @@ def total_reward(completions: Completions, columns: Sequence[str], weights: Sequ
     One weight per column, None: 1 each. UnreadableRun if a column is not there, not numeric or infinite, or the
     weights do not fit.
     """
-    unknown = [name for name in columns if name not in completions.numbers]
-    if unknown:
+    if unknown := [name for name in columns if name not in completions.numbers]:
         known = ", ".join(completions.numbers) or "none"
         raise UnreadableRun(f"no numeric column {', '.join(unknown)} in the files. Numeric columns: {known}.")
     if weights is not None and len(weights) != len(columns):
@@ -149,11 +148,8 @@ def total_reward(completions: Completions, columns: Sequence[str], weights: Sequ
     if not columns:
         return np.full(len(completions.texts), np.nan)
     rewards = np.stack([completions.numbers[name] for name in columns])  # (columns, N)
-    infinite = [name for name, column in zip(columns, rewards, strict=True) if np.isinf(column).any()]
-    if infinite:
-        raise UnreadableRun(
-            f"infinite rewards in {', '.join(infinite)}. Name the other columns with --reward_columns."
-        )
+    if infinite := ", ".join(name for name in columns if np.isinf(completions.numbers[name]).any()):
+        raise UnreadableRun(f"infinite rewards in {infinite}. Name the other columns with --reward_columns.")
     weighted = rewards * np.asarray([1.0] * len(columns) if weights is None else weights)[:, None]
     return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
 
@@ -275,13 +271,8 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
         if shown.any():
             paid, ones = ~known, np.ones(len(reward))
             paid[known] = rewarded(reward[known], ones[known])
-            abort = after_the_answers(
-                spec.seen_at(answer_at[shown]),
-                ones[shown],
-                paid[shown],
-                settings.abort_answer_quantile,
-                settings.abort_answer_slack,
-            )
+            rule = settings.abort_answer_quantile, settings.abort_answer_slack
+            abort = after_the_answers(spec.seen_at(answer_at[shown]), ones[shown], paid[shown], *rule)
         else:
             abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
         abort = min(max(abort, lengths.poll_threshold), lengths.longest)
@@ -290,9 +281,7 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
 
 def _equal(values: np.ndarray) -> bool:
     """Whether all values are one number up to the rounding of float32; nan is none."""
-    if np.isnan(values).any():
-        return False
-    return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))
+    return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))  # False with nan
 
 
 def _informative(advantage: np.ndarray) -> np.ndarray:

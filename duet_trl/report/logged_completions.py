@@ -195,12 +195,10 @@ def _read_file(file: Path) -> Batch | None:
         )
     if not table.num_rows:
         return None
-    steps, completions = set(table["step"].to_pylist()), table["completion"].to_pylist()
-    step = next(iter(steps))
-    if len(steps) > 1 or not isinstance(step, int):
-        raise UnreadableRun(
-            f"the column step of {file} must hold one integer, got {_listed(sorted(map(str, steps)))}."
-        )
+    (step, *others), completions = set(table["step"].to_pylist()), table["completion"].to_pylist()
+    if others or not isinstance(step, int):
+        steps = _listed(sorted(map(str, [step, *others])))
+        raise UnreadableRun(f"the column step of {file} must hold one integer, got {steps}.")
     if not all(value is None or isinstance(value, str | list) for value in completions):
         raise UnreadableRun(
             f"the column completion of {file} must hold strings or lists of messages, got "
