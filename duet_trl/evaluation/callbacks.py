@@ -7,8 +7,7 @@ weights, without the gate. Every process samples (a collective operation) the sa
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,9 +43,6 @@ class ScheduledMeasurement(TrainerCallback, ABC):
     Args:
         trainer (Trainer): The trainer it is added to; its `log` takes the metrics.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
-
-    Attributes:
-        seconds (float): Wall-clock time spent in measurements since training began.
     """
 
     def __init__(self, trainer: Trainer, every: int) -> None:
@@ -54,38 +50,27 @@ class ScheduledMeasurement(TrainerCallback, ABC):
             raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures the two ends only.")
         self.trainer = trainer
         self.every = every
-        self.seconds = 0.0
+        self.seconds = 0.0  # wall-clock time of the measurements since training began
         self._began = 0.0
         self._unlogged: dict[str, float] | None = None
 
     @abstractmethod
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Metrics of the policy as it is, `step` optimizer steps and `train_seconds` after training began.
-
-        Measurements are left out of these seconds.
+        """Metrics of the policy, `step` optimizer steps and `train_seconds` (without measurements) after training
+        began.
         """
 
     def prepare(self, step: int) -> bool:
-        """Called once before training; whether the policy is to be measured before the first step that follows.
-
-        Args:
-            step (int): Optimizer steps done: 0, or those of the checkpoint that the run resumes from.
-        """
+        """Called once before training, at step 0 or a checkpoint's: whether to measure before the next step."""
         return True
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the policy that training starts from."""
-        self._began = time.perf_counter()
-        self.seconds = 0.0
-        self._unlogged = None
+        self._began, self.seconds, self._unlogged = time.perf_counter(), 0.0, None
         if self.prepare(state.global_step):
             self._measure(state.global_step)
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure every `every` steps and after the last one."""
         due = self.every > 0 and state.global_step % self.every == 0
         if due or state.global_step == state.max_steps:
@@ -93,22 +78,13 @@ class ScheduledMeasurement(TrainerCallback, ABC):
             # GRPOTrainer.log takes all pending metrics along: the step logs its own first.
             control.should_log = True
 
-    def on_step_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Log the measurement, once the metrics of its step are logged and before the next step has any."""
-        self._log()
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """Log the last measurement."""
-        self._log()
-
-    def _log(self) -> None:
         unlogged, self._unlogged = self._unlogged, None
         if unlogged is not None:
             self.trainer.log(unlogged)
+
+    on_train_end = on_step_begin  # the last measurement
 
     def _measure(self, step: int) -> None:
         begin = time.perf_counter()
@@ -118,25 +94,17 @@ class ScheduledMeasurement(TrainerCallback, ABC):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """One measurement of `HeldOutEvaluation`.
+    """One measurement of `HeldOutEvaluation`."""
 
-    Attributes:
-        step (int): Optimizer steps done before it.
-        train_seconds (float): Wall-clock seconds since training began, evaluations excluded.
-        score (Score): mean@k.
-        correct (np.ndarray): Graded samples, shape (P, k), bool.
-        lengths (np.ndarray): Completion lengths, shape (P, k), tokens.
-    """
-
-    step: int
-    train_seconds: float
-    score: Score
-    correct: np.ndarray
-    lengths: np.ndarray
+    step: int  # optimizer steps done before it
+    train_seconds: float  # wall-clock seconds since training began, evaluations excluded
+    score: Score  # mean@k
+    correct: np.ndarray  # graded samples, shape (P, k), bool
+    lengths: np.ndarray  # completion lengths, shape (P, k), tokens
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure problems and a grader of one's own; all measurements stay in `evaluations`, nothing is selected.
+    """Measure problems and a grader of one's own, sampled as in training; `evaluations` holds all measurements.
 
     Args:
         trainer (Trainer): The trainer it is added to; of it only `sample` and `log` are used.
@@ -144,9 +112,6 @@ class HeldOutEvaluation(ScheduledMeasurement):
         grade (Callable[[int, list[int]], bool]): `grade(problem_index, completion_ids)`: is it right?
         num_samples (int): k of mean@k.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
-        temperature (float | None): Sampling temperature; None = the training temperature.
-        max_tokens (int | None): Longest completion; None = the training limit.
-        seed (int): Seed of the bootstrap.
 
     Raises:
         ValueError: If there are no prompts or samples, or `every` is negative.
@@ -160,9 +125,6 @@ class HeldOutEvaluation(ScheduledMeasurement):
         *,
         num_samples: int = 4,
         every: int = 10,
-        temperature: float | None = None,
-        max_tokens: int | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__(trainer, every)
         if num_samples < 1 or not prompts:
@@ -173,19 +135,14 @@ class HeldOutEvaluation(ScheduledMeasurement):
         self.prompts = list(prompts)
         self.grade = grade
         self.num_samples = num_samples
-        self.temperature = temperature
-        self.max_tokens = max_tokens
-        self.seed = seed
         self.evaluations: list[Evaluation] = []
 
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Sample, grade and remember; the accuracy and its interval as metrics."""
-        samples = self.trainer.sample(
-            self.prompts, self.num_samples, temperature=self.temperature, max_tokens=self.max_tokens
-        )
+        samples = self.trainer.sample(self.prompts, self.num_samples)
         correct = np.array([[self.grade(index, ids) for ids in row] for index, row in enumerate(samples)], dtype=bool)
         lengths = np.array([[len(ids) for ids in row] for row in samples], dtype=np.int64)
-        score = mean_at_k(correct, seed=self.seed)
+        score = mean_at_k(correct)
         self.evaluations.append(Evaluation(step, train_seconds, score, correct, lengths))
         return {
             f"held_out/mean@{self.num_samples}": score.value,
@@ -196,7 +153,7 @@ class HeldOutEvaluation(ScheduledMeasurement):
 
 
 class SuiteEvaluation(ScheduledMeasurement):
-    """Measure all suites, keep the record of `record.py` and the best checkpoint.
+    """Measure all suites, keep the record of `record.py`, and the best checkpoint in <output_dir>/best.
 
     Metrics are `held_out/<suite>/mean@4` (with `_low` and `_high`), `best@4`, `mean@1` (greedy), `truncated` and
     `mean_length` of the samples, and `held_out/average`, the mean over suites of mean@4. The best checkpoint is chosen
@@ -213,8 +170,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         settings (Settings): How to decode. `max_tokens` must fit into the training engine beside the prompts.
         graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
         subject (Subject | None): Name of the model, sources and versions for the result files.
-        save_best (bool): Whether to save the best checkpoint to <output_dir>/best.
-        samples (bool): Whether to write every completion.
 
     Raises:
         ValueError: If there is no suite, or `every` is negative.
@@ -231,8 +186,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         settings: Settings | None = None,
         graders: Mapping[str, Grader] | None = None,
         subject: Subject | None = None,
-        save_best: bool = True,
-        samples: bool = False,
     ) -> None:
         super().__init__(trainer, every)
         if not suites:
@@ -241,8 +194,7 @@ class SuiteEvaluation(ScheduledMeasurement):
         self.settings = settings or Settings()
         self.graders = dict(graders) if graders is not None else build_graders(self.suites)
         self.subject = subject or Subject(model=str(output_dir), engine="training engine")
-        self.save_best = save_best
-        self.record = Record(Path(output_dir), samples)
+        self.record = Record(Path(output_dir))
         self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)
 
     def prepare(self, step: int) -> bool:
@@ -256,22 +208,15 @@ class SuiteEvaluation(ScheduledMeasurement):
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
         """Measure all suites, add to the record, save the checkpoint if it is the best."""
         tokenizer = self.trainer.processing_class
-        with _kept_random_state():
+        devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        with torch.random.fork_rng(devices):  # an engine in this process samples with torch's generators
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
         subject = replace(self.subject, step=step, eos_ids=self._eos_ids, chat_template=tokenizer.chat_template)
         improved = on_first(lambda: self.record.write(step, found, self.suites, subject))
-        if improved and self.save_best:
+        if improved:
             on_first(self.record.before_best)
             # Not a save that the user asked for: that would be pushed to the Hub.
             self.trainer.save_model(str(self.record.best_folder), _internal_call=True)
             on_first(lambda: self.record.after_best(step))
         seconds = {f"held_out/{suite}/seconds": measurement.seconds for suite, measurement in found.items()}
         return on_first(lambda: self.record.logged(step)) | seconds
-
-
-@contextmanager
-def _kept_random_state() -> Iterator[None]:
-    """Put torch's generators back as they were; an engine in this process samples with them."""
-    devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):
-        yield

@@ -45,17 +45,10 @@ def candidates(runs: Sequence[Results]) -> list[Results]:
 
 
 def best_and_last(runs: Sequence[Results]) -> list[Results]:
-    """The selections that the rows of a training run end with.
+    """The selections that the rows of a training run end with; none without a candidate.
 
-    Args:
-        runs (Sequence[Results]): Measurements of one training run.
-
-    Returns:
-        list[Results]: Best of each suite (the paper's headline, mean@k only), the best checkpoint by the mean over
-            suites of mean@k (the earlier one on a tie), the last checkpoint; none without a candidate.
-
-    Raises:
-        ValueError: If checkpoints were measured with another k, or on other suites.
+    Best of each suite (the paper's headline, mean@k only), the best checkpoint by the mean over suites of mean@k (the
+    earlier one on a tie), the last checkpoint. ValueError if checkpoints were not measured alike.
     """
     chosen = candidates(runs)
     if not chosen:
@@ -84,28 +77,15 @@ def shift_of(own: Results, reference: Results) -> Shift:
     `value - shift` is the shifted value. The paper applies it to every cell of a model so that all start at the same
     number, "to control for vLLM-RNG variance across runs" (Evaluation Protocol). It takes the noise of one step-0
     measurement for the noise of every later one, with which it has nothing in common: the shifted figure has a larger
-    variance than the raw one, and its raw interval no longer covers it. docs/evaluation.md says more.
-
-    Args:
-        own (Results): Step 0 of the run.
-        reference (Results): Common step 0.
-
-    Returns:
-        Shift: Of accuracies that both have.
-
-    Raises:
-        ValueError: If they have no accuracy in common.
+    variance than the raw one, and its raw interval no longer covers it. docs/evaluation.md says more. ValueError if
+    the two files have no accuracy in common.
     """
-    shifts = {
-        suite: {
-            metric: figure.value - reference.figures[suite][metric].value
-            for metric, figure in metrics.items()
-            if _SHARE.match(metric) and metric in reference.figures[suite]
-        }
-        for suite, metrics in own.figures.items()
-        if suite in reference.figures
-    }
-    shifts = {suite: found for suite, found in shifts.items() if found}
+    shifts: dict[str, dict[str, float]] = {}
+    for suite, metrics in own.figures.items():
+        for metric, figure in metrics.items():
+            common = reference.figures.get(suite, {}).get(metric)
+            if common is not None and _SHARE.match(metric):
+                shifts.setdefault(suite, {})[metric] = figure.value - common.value
     if not shifts:
         raise ValueError(
             f"step 0 of the run ({own.path or own.model}) and the reference ({reference.path or reference.model}) "
@@ -117,15 +97,10 @@ def shift_of(own: Results, reference: Results) -> Shift:
 def table(
     runs: Sequence[Results], shifts: Sequence[Shift | None] | None = None
 ) -> tuple[list[str], list[list[str | None]]]:
-    """Headers and rows: one row per file and metric, one column per suite, the raw value always.
+    """Headers and rows for a Markdown table: one row per file and metric, one column per suite, the raw value always.
 
-    Args:
-        runs (Sequence[Results]): Files in the order of the rows.
-        shifts (Sequence[Shift | None] | None): From `shift_of`, one per file; None: this file is not shifted. A suite
-            that any of them shifts has a column "shifted" behind its own.
-
-    Returns:
-        tuple[list[str], list[list[str | None]]]: Headers and rows as a Markdown table takes them.
+    `shifts` has one `shift_of` per file, None where a file is not shifted. A suite that any of them shifts has a
+    column "shifted" behind its own.
     """
     shifts = [None] * len(runs) if shifts is None else shifts
     present = {suite for run in runs for suite in run.figures}
@@ -135,11 +110,11 @@ def table(
     for suite in suites:
         title = SUITES[suite].title if suite in SUITES else suite
         headers += [title, f"{title} shifted"] if suite in shifted else [title]
-    headers += ["mean of suites"] if len(suites) > 1 else []
+    headers += ["mean of suites"] * (len(suites) > 1)
     rows = []
     for run, shift in zip(runs, shifts, strict=True):
-        names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics)
-        for metric in (name for name in names if name not in _NOT_SHOWN):
+        names = dict.fromkeys(name for metrics in run.figures.values() for name in metrics if name not in _NOT_SHOWN)
+        for metric in names:
             row: list[str | None] = [_name(run), metric_title(metric)]
             for suite in suites:
                 figure = run.figures.get(suite, {}).get(metric)
@@ -164,10 +139,9 @@ def metric_title(metric: str) -> str:
 def shown(metric: str, figure: Figure) -> str:
     """A figure in its unit: lengths as they are, all others in percent, with the interval where known."""
     scale = "{:,.1f}" if metric.startswith("mean_length") else "{:.1%}"
-    value, low, high = (
-        None if one is None else scale.format(one).rstrip("%") for one in (figure.value, figure.low, figure.high)
-    )
-    return value if low is None else f"{value} [{low}, {high}]"
+    ends = [] if figure.low is None else [figure.low, figure.high]
+    value, *interval = (scale.format(one).rstrip("%") for one in (figure.value, *ends))
+    return f"{value} [{', '.join(interval)}]" if interval else value
 
 
 def _name(run: Results) -> str:

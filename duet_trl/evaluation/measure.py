@@ -6,9 +6,10 @@ ends it, whatever the engine stops at, and graded by the reward function that it
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -45,13 +46,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a policy is measured.
+    """How a policy is measured. Defaults: the paper's Evaluation Protocol.
 
     Attributes:
-        num_samples (int): k of mean@k and best@k. Paper: 4.
-        temperature (float): Of these samples, > 0. Paper: 0.9.
-        top_p (float): Of these samples, in (0, 1]. Paper: 0.95.
-        max_tokens (int): Longest completion, tokens. Paper: 3,072.
+        num_samples (int): k of mean@k and best@k.
+        temperature (float): Of these samples, > 0.
+        top_p (float): Of these samples, in (0, 1].
+        max_tokens (int): Longest completion, tokens.
         greedy (bool): Whether to measure mean@1 of greedy decoding too.
         seed (int): Seed of the bootstrap.
         thought_delimiters (tuple[str, ...] | None): What opens and closes a thought, in which answers do not count;
@@ -94,40 +95,24 @@ class Settings:
 
 @dataclass(frozen=True)
 class Graded:
-    """Completions of a suite, decoded one way.
+    """Completions of a suite, decoded one way."""
 
-    Attributes:
-        texts (list[list[str]]): P x k completions without special tokens.
-        lengths (np.ndarray): Tokens of each, the end included, shape (P, k), int64.
-        truncated (np.ndarray): Whether a completion was cut before it ended, shape (P, k), bool.
-        correct (np.ndarray): Whether it was graded as right, shape (P, k), bool.
-        num_ungraded (int): Completions without a verdict, because their gold or test is unusable; they count as wrong.
-    """
-
-    texts: list[list[str]]
-    lengths: np.ndarray
-    truncated: np.ndarray
-    correct: np.ndarray
-    num_ungraded: int
+    texts: list[list[str]]  # P x k completions without special tokens
+    lengths: np.ndarray  # tokens of each, the end included, shape (P, k), int64
+    truncated: np.ndarray  # whether a completion was cut before it ended, shape (P, k), bool
+    correct: np.ndarray  # whether it was graded as right, shape (P, k), bool
+    num_ungraded: int  # completions without a verdict, because their gold or test is unusable; they count as wrong
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A policy on one suite.
+    """A policy on one suite."""
 
-    Attributes:
-        suite (str): Key of `SUITES`.
-        graded (dict[str, Graded]): By way of decoding: "sampled", and "greedy" where it was asked for.
-        settings (Settings): How it was measured.
-        sandbox (str | None): Isolation that programs ran in; None where none were run.
-        seconds (float): Wall-clock time of sampling and grading.
-    """
-
-    suite: str
-    graded: dict[str, Graded]
-    settings: Settings
-    sandbox: str | None
-    seconds: float
+    suite: str  # key of `SUITES`
+    graded: dict[str, Graded]  # by way of decoding: "sampled", and "greedy" where it was asked for
+    settings: Settings  # how it was measured
+    sandbox: str | None  # isolation that programs ran in; None where none were run
+    seconds: float  # wall-clock time of sampling and grading
 
     @cached_property
     def scores(self) -> dict[tuple[str, str], Score]:
@@ -142,23 +127,14 @@ class Measurement:
             scores["mean@1", "greedy"] = mean_at_k(self.graded["greedy"].correct, seed=seed)
         return scores
 
-    @property
-    def headline(self) -> Score:
-        """mean@k, the paper's figure."""
-        return self.scores[f"mean@{self.settings.num_samples}", "sampled"]
 
+def build_graders(
+    suites: Collection[str], *, sandbox: str | None = None, which: str | None = None
+) -> dict[str, Grader]:
+    """The verifier of each suite (a key of `SUITES`); suites of one kind share theirs.
 
-def build_graders(suites: Iterable[str], *, sandbox: str | None = None, which: str | None = None) -> dict[str, Grader]:
-    """The verifier of each suite; suites of one kind share theirs.
-
-    Args:
-        suites (Iterable[str]): Keys of `SUITES`.
-        sandbox (str | None): Isolation of programs, as for `Sandbox`; None: the strongest that works here.
-        which (str | None): "first" or "last" answer of a completion; None: the last box or choice, the first code
-            block.
-
-    Returns:
-        dict[str, Grader]: By suite.
+    `sandbox` is the isolation of programs, None: the strongest that works here. `which` is the "first" or "last"
+    answer of a completion, None: the last box or choice, the first code block.
 
     Raises:
         ValueError: If a suite is unknown or an argument out of its range.
@@ -166,21 +142,18 @@ def build_graders(suites: Iterable[str], *, sandbox: str | None = None, which: s
         ImportError: If Math-Verify is needed and not installed.
     """
     asked = {} if which is None else {"which": which}
-    built: dict[tuple[str, str], Grader] = {}
-    graders = {}
-    for name in suites:
-        if name not in SUITES:
-            raise ValueError(f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}.")
-        kind = SUITES[name].grader, SUITES[name].marker
-        if kind not in built:
-            if kind[0] == "math":
-                built[kind] = MathVerifier(**asked)
-            elif kind[0] == "code":
-                built[kind] = CodeVerifier(isolation=sandbox or "auto", **asked)
-            else:
-                built[kind] = ChoiceVerifier(marker=kind[1], **asked)
-        graders[name] = built[kind]
-    return graders
+    if unknown := [name for name in suites if name not in SUITES]:
+        raise ValueError(f"unknown suite {unknown[0]!r}. Choose one of {', '.join(SUITES)}.")
+
+    @cache
+    def build(kind: str, marker: str) -> Grader:
+        if kind == "math":
+            return MathVerifier(**asked)
+        if kind == "code":
+            return CodeVerifier(isolation=sandbox or "auto", **asked)
+        return ChoiceVerifier(marker=marker, **asked)
+
+    return {name: build(SUITES[name].grader, SUITES[name].marker) for name in suites}
 
 
 def measure(
@@ -191,21 +164,11 @@ def measure(
     eos_ids: Sequence[int],
     settings: Settings,
 ) -> dict[str, Measurement]:
-    """Sample every suite and grade the completions.
+    """Sample every suite and grade the completions; the same on every process.
 
     With several processes all of them call this. Sampling is shared; process 0 grades, and the others are told, so
-    that verdicts that depend on time cannot differ between processes.
-
-    Args:
-        sampler (Sampler): The policy.
-        suites (Mapping[str, Dataset]): Problems by suite, from `load_suite`.
-        graders (Mapping[str, Grader]): From `build_graders`.
-        tokenizer (PreTrainedTokenizerBase): Decodes completions.
-        eos_ids (Sequence[int]): All ids that end a completion, from `eos_token_ids`.
-        settings (Settings): How to decode.
-
-    Returns:
-        dict[str, Measurement]: By suite, the same on every process.
+    that verdicts that depend on time cannot differ between processes. `suites` are from `load_suite`, `graders` from
+    `build_graders`, `eos_ids` from `eos_token_ids`.
     """
     found, delimiters = {}, settings.delimiters(tokenizer)
     for name, problems in suites.items():
@@ -222,44 +185,32 @@ def measure(
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do some work on process 0 and give its result to every process; all of them must call this.
+    """Do some work on process 0 and give its picklable result to every process; all of them must call this.
 
-    Args:
-        work (Callable[[], T]): What to do; its result must be picklable.
-
-    Returns:
-        T: The result on every process.
-
-    Raises:
-        RuntimeError: On the other processes, if the work failed on process 0, which raises the error itself.
+    If it fails, process 0 raises its error and the others raise a RuntimeError.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return work()
     box: list[tuple[T] | None] = [None]
-    if dist.get_rank() == 0:
-        try:
+    try:
+        if dist.get_rank() == 0:
             box[0] = (work(),)
-        finally:  # also when it failed: the others wait
-            dist.broadcast_object_list(box, src=0)
-    else:
+    finally:  # also when it failed: the others wait
         dist.broadcast_object_list(box, src=0)
-        if box[0] is None:
-            raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
+    if box[0] is None:
+        raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
     return box[0][0]
 
 
 def _open_thoughts(
-    prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
+    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
 ) -> list[bool]:
     """Whether the chat template opens a thought behind each prompt."""
-
-    def ids(prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return tokenizer(prompt)["input_ids"]
-        text = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-    return [delimiters is not None and prompt_opens_thought(ids(prompt), tokenizer, delimiters) for prompt in prompts]
+    if delimiters is None:
+        return [False] * len(prompts)
+    texts = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts]
+    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [prompt_opens_thought(ids, tokenizer, delimiters) for ids in encoded]
 
 
 def _grade(
@@ -272,19 +223,19 @@ def _grade(
     opened: Sequence[bool],
 ) -> Graded:
     shape = len(completions), len(completions[0])
-    flat = [ids for row in completions for ids in row]
+    flat = [*chain.from_iterable(completions)]
     ends = frozenset(eos_ids)
     ended = np.array([bool(ids) and ids[-1] in ends for ids in flat])
     # An end need not be a special token: it is taken off by its place.
     bare = [ids[:-1] if end else ids for ids, end in zip(flat, ended, strict=True)]
     texts = tokenizer.batch_decode(bare, skip_special_tokens=True)
-    columns = {
-        column: [value for value in problems[column] for _ in range(shape[1])]
-        for column in problems.column_names
-        if column not in ("id", "prompt")
-    }
-    begins_inside = [inside for inside in opened for _ in range(shape[1])]
-    columns[WRITTEN] = written_completions(texts, bare, begins_inside, tokenizer, delimiters)
+
+    def per_sample(values: Iterable[Any]) -> list[Any]:
+        return [value for value in values for _ in range(shape[1])]
+
+    names = [name for name in problems.column_names if name not in ("id", "prompt")]
+    columns = {name: per_sample(problems[name]) for name in names}
+    columns[WRITTEN] = written_completions(texts, bare, per_sample(opened), tokenizer, delimiters)
     verdicts = on_first(lambda: grader(texts, **columns))
     return Graded(
         texts=[texts[first : first + shape[1]] for first in range(0, len(texts), shape[1])],

@@ -58,25 +58,13 @@ def short_answer_prompt(question: str, context: str = "") -> str:
 
 
 def multiple_choice_question(question: str, options: Sequence[str]) -> str:
-    """The question, a blank line, and one line per option: "A) first", "B) second" and so on.
-
-    Args:
-        question (str): The question.
-        options (Sequence[str]): Options in the order in which they are shown, at most 26.
-
-    Returns:
-        str: The text that `boxed_prompt` takes.
-    """
+    """The question, a blank line, and one line per option (at most 26): "A) first", "B) second" and so on."""
     lines = [f"{letter}) {option}" for letter, option in zip(OPTION_LETTERS, options, strict=False)]
     return "\n".join([question, "", *lines])
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that a tokenizer can render conversational prompts.
-
-    Raises:
-        ValueError: If it has no chat template.
-    """
+    """Raise ValueError unless the tokenizer can render conversational prompts."""
     if tokenizer.chat_template is None:
         raise ValueError(
             f"the tokenizer {tokenizer.name_or_path!r} has no chat template, and all prompts are "
@@ -86,17 +74,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template writes behind a message of the assistant.
-
-    Args:
-        tokenizer (PreTrainedTokenizerBase): A tokenizer with a chat template.
-
-    Returns:
-        int | None: Its id; None if the template ends a turn without a special token.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template.
-    """
+    """Id of the special token that the chat template writes behind an assistant's message; None if there is none."""
     require_chat_template(tokenizer)
     turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
     behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition(_ANSWER)[2]
@@ -110,17 +88,10 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 
 def eos_token_ids(tokenizer: PreTrainedTokenizerBase, declared: int | Iterable[int] | None = None) -> tuple[int, ...]:
-    """All ids that end a completion.
+    """All ids that end a completion, the tokenizer's own EOS first, each once.
 
-    Args:
-        tokenizer (PreTrainedTokenizerBase): A tokenizer with a chat template.
-        declared (int | Iterable[int] | None): What the model's generation configuration declares.
-
-    Returns:
-        tuple[int, ...]: The tokenizer's own EOS first, each id once.
-
-    Raises:
-        ValueError: If the tokenizer has no chat template, or nothing ends a completion.
+    `declared` is what the model's generation configuration declares. ValueError if the tokenizer has no chat template,
+    or nothing ends a completion.
     """
     of_model = [declared] if isinstance(declared, int) else list(declared or [])
     found = [tokenizer.eos_token_id, *of_model, end_of_turn_id(tokenizer)]
@@ -134,15 +105,7 @@ def eos_token_ids(tokenizer: PreTrainedTokenizerBase, declared: int | Iterable[i
 
 
 def until_eos(ids: Sequence[int], eos_ids: Iterable[int]) -> list[int]:
-    """A completion up to its first end, which is kept.
-
-    Args:
-        ids (Sequence[int]): Sampled ids, shape (L,).
-        eos_ids (Iterable[int]): Ids that end it.
-
-    Returns:
-        list[int]: Shape (L',), L' <= L.
-    """
+    """A completion up to its first end, which is kept."""
     ends = frozenset(eos_ids)
     position = next((index for index, token in enumerate(ids) if token in ends), len(ids))
     return list(ids[: position + 1])

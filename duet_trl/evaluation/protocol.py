@@ -21,23 +21,15 @@ _BLOCK = 4_000_000
 
 @dataclass(frozen=True)
 class Score:
-    """An accuracy, or a difference of two, and its interval.
+    """An accuracy, or a difference of two, and its interval."""
 
-    Attributes:
-        value (float): The figure itself, in [0, 1]; of a difference, in [-1, 1].
-        low (float): Lower end of the interval.
-        high (float): Upper end of the interval.
-        num_problems (int): Problems it rests on.
-        num_samples (int): Samples per problem.
-        standard_error (float): Standard error over problems, as other harnesses report it: sample standard deviation
-            of the per-problem figures over sqrt(num_problems). 0 for a single problem, from which none can be told.
-    """
-
-    value: float
-    low: float
-    high: float
-    num_problems: int
-    num_samples: int
+    value: float  # the figure itself, in [0, 1]; of a difference, in [-1, 1]
+    low: float  # lower end of the interval
+    high: float  # upper end of the interval
+    num_problems: int  # problems it rests on
+    num_samples: int  # samples per problem
+    # standard error over problems, as other harnesses report it: sample standard deviation of the per-problem figures
+    # over sqrt(num_problems). 0 for a single problem, from which none can be told.
     standard_error: float = 0.0
 
     def __str__(self) -> str:
@@ -49,15 +41,7 @@ class Score:
 
 
 def mean_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
-    """Mean accuracy over k samples per problem: the paper's mean@k.
-
-    Args:
-        correct (np.ndarray): Whether sample k solved problem p, shape (P, k), bool or {0, 1}.
-        num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws.
-
-    Returns:
-        Score: The mean and its interval.
+    """Mean accuracy over k samples per problem, `correct` of shape (P, k), bool or {0, 1}: the paper's mean@k.
 
     Raises:
         ValueError: If `correct` is not a non-empty (P, k) array of zeros and ones.
@@ -73,19 +57,10 @@ def mean_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) 
 def paired_difference(
     correct: np.ndarray, reference: np.ndarray, *, num_resamples: int = 4000, seed: int = 0
 ) -> Score:
-    """Difference of two policies' mean@k on the same problems, with an interval that keeps the problems paired.
+    """Difference of two policies' mean@k on the same problems: `correct` (P, k) minus `reference` (P, k'), in [-1, 1].
 
-    Problems differ in difficulty far more than two policies do on one problem, so this interval is narrower than the
-    two separate ones suggest.
-
-    Args:
-        correct (np.ndarray): Graded samples of one policy, shape (P, k), bool or {0, 1}.
-        reference (np.ndarray): Those of the other on the same problems in the same order, shape (P, k').
-        num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws.
-
-    Returns:
-        Score: `correct` minus `reference`, in [-1, 1].
+    The interval keeps the problems paired. Problems differ in difficulty far more than two policies do on one problem,
+    so it is narrower than the two separate ones suggest.
 
     Raises:
         ValueError: As for `mean_at_k`, or if the numbers of problems differ.
@@ -96,48 +71,22 @@ def paired_difference(
     return _score(first.mean(axis=1) - second.mean(axis=1), first.shape[1], num_resamples, seed)
 
 
-def best_at_k(correct: np.ndarray, k: int | None = None, *, num_resamples: int = 4000, seed: int = 0) -> Score:
-    """Share of problems that at least one of k samples solves (the paper's best@k, also called pass@k).
+def best_at_k(correct: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
+    """Share of problems that at least one of the k samples solves (the paper's best@k, also called pass@k).
 
-    With more than k samples n per problem, c of them correct, the chance that a random subset of k contains a correct
-    one, 1 - C(n-c, k) / C(n, k), is the unbiased estimate.
-
-    Args:
-        correct (np.ndarray): Whether sample n solved problem p, shape (P, n), bool or {0, 1}.
-        k (int | None): Samples allowed; None = all n.
-        num_resamples (int): Bootstrap draws.
-        seed (int): Seed of the draws.
-
-    Returns:
-        Score: The mean over problems and its interval.
-
-    Raises:
-        ValueError: As for `mean_at_k`, or if k is not in 1..n.
+    `correct` and errors: as for `mean_at_k`.
 
     Example:
         >>> best_at_k(np.array([[1, 0], [0, 0]])).value
         0.5
     """
     table = _checked(correct)
-    num_samples = table.shape[1]
-    k = num_samples if k is None else k
-    if not 1 <= k <= num_samples:
-        raise ValueError(f"k must be in 1..{num_samples} (the samples per problem), got {k}. Draw more samples.")
-    wrong = num_samples - table.sum(axis=1)  # (P,)
-    # C(wrong, k) / C(n, k) as a product of ratios, 0 as soon as fewer than k samples are wrong
-    ratios = np.clip(wrong[:, None] - np.arange(k), 0, None) / (num_samples - np.arange(k))  # (P, k)
-    return _score(1.0 - ratios.prod(axis=1), num_samples, num_resamples, seed)
+    return _score(table.max(axis=1), table.shape[1], num_resamples, seed)
 
 
 def mean_over_problems(values: np.ndarray, *, num_resamples: int = 4000, seed: int = 0) -> Score:
-    """Mean of any quantity of the samples, such as their length, shape (P, k), with the interval of `mean_at_k`.
-
-    Raises:
-        ValueError: If `values` is not a non-empty (P, k) table of finite numbers.
-    """
+    """Mean of any quantity of the samples, such as their length, shape (P, k), with the interval of `mean_at_k`."""
     table = np.asarray(values, dtype=np.float64)
-    if table.ndim != 2 or table.size == 0 or not np.isfinite(table).all():
-        raise ValueError(f"values must be a non-empty (problems, samples) table of numbers, got shape {table.shape}.")
     return _score(table.mean(axis=1), table.shape[1], num_resamples, seed)
 
 

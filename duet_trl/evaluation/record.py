@@ -14,6 +14,7 @@ import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 
 from datasets import Dataset
@@ -30,36 +31,25 @@ BEST_EVALUATION = "evaluation.json"
 
 
 class Record:
-    """Measurements of a run in its output folder; used by process 0 only.
+    """Measurements of a run in its output folder; used by process 0 only."""
 
-    Args:
-        output_dir (Path): The run's folder.
-        samples (bool): Whether to write every completion.
-    """
-
-    def __init__(self, output_dir: Path, samples: bool = False) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self.folder = output_dir / FOLDER
         self.best_folder = output_dir / BEST_FOLDER
-        self.samples = samples
 
     def begin(self, step: int) -> bool:
-        """Take up the record of a run.
+        """Take up the record of a run, and say whether this step is to be measured now: step 0 of a new run.
 
-        Args:
-            step (int): Optimizer steps done. 0: a new run, whose folder may hold the record of an earlier one: that is
-                put aside, and its best checkpoint is no candidate any more. Else those of the checkpoint that the run
-                resumes from: later measurements are put aside, the best checkpoint stays the best until it is beaten.
-
-        Returns:
-            bool: Whether this step is to be measured now: step 0 of a new run.
+        Step 0 begins a new run, whose folder may hold the record of an earlier one: that is put aside, and its best
+        checkpoint is no candidate any more. A later step is that of the checkpoint that the run resumes from: later
+        measurements are put aside, the best checkpoint stays the best until it is beaten.
         """
         if step > 0:
             self._put_aside([run.path for run in self.runs() if run.step is not None and run.step > step])
             if 0 not in [run.step for run in self.runs()]:
                 logger.warning(
-                    "%s has no measurement of step 0, and a resumed run cannot make one up: measure the model that "
-                    "training began with by recipes/evaluate.py if you need it.",
-                    self.folder,
+                    f"{self.folder} has no measurement of step 0, and a resumed run cannot make one up: measure the "
+                    "model that training began with by recipes/evaluate.py if you need it."
                 )
             return False
         self._put_aside(sorted(self.folder.glob("*")))
@@ -92,33 +82,20 @@ class Record:
     ) -> bool:
         """Add a measurement; one of the same step, made before a resume, is replaced.
 
-        Args:
-            step (int): Optimizer steps done.
-            measurements (Mapping[str, Measurement]): From `measure`.
-            suites (Mapping[str, Dataset]): The problems.
-            subject (Subject): What was measured.
-
-        Returns:
-            bool: Whether this checkpoint beats the best one, by the mean over suites of mean@k. Step 0 never does.
+        Returns whether this checkpoint beats the best one, by the mean over suites of mean@k. Step 0 never does.
         """
-        write_results(self.folder, _label(step), measurements, suites, subject, samples=self.samples)
-        own = self._summarize(step)
-        if step == 0:
-            return False
-        best = self.best()
-        if best is None:
-            return True
+        write_results(self.folder, _label(step), measurements, suites, subject, samples=False)
+        own, best = self._summarize(step), self.best()
+        if step == 0 or best is None:
+            return step > 0
         if not _alike(best, own):
             logger.warning(
-                "The best checkpoint so far (step %s) was measured on %s, now it is %s: the two cannot be compared, "
-                "and this step takes its place.",
-                best.step,
-                sorted(best.figures),
-                sorted(own.figures),
+                f"The best checkpoint so far (step {best.step}) was measured on {sorted(best.figures)}, now it is "
+                f"{sorted(own.figures)}: the two cannot be compared, and this step takes its place."
             )
             return True
         metric = headline(own)
-        return (average(own, metric) or 0.0) > (average(best, metric) or 0.0)
+        return average(own, metric) > average(best, metric)
 
     def best(self) -> Results | None:
         """Measurement of the checkpoint in the best folder; None if there is none."""
@@ -137,9 +114,8 @@ class Record:
     def _put_aside(self, paths: Sequence[Path]) -> None:
         if not paths:
             return
-        number = 1
-        while (aside := self.folder.with_name(f"{FOLDER}_earlier_{number}")).exists():
-            number += 1
+        names = (self.folder.with_name(f"{FOLDER}_earlier_{number}") for number in count(1))
+        aside = next(name for name in names if not name.exists())
         aside.mkdir()
         for path in paths:
             path.rename(aside / path.name)
@@ -155,16 +131,7 @@ class Record:
         selected = best_and_last([run for run in self.runs() if _alike(run, own)])
         kept = self.best()
         summary = {
-            "selections": [
-                {
-                    "name": run.model,
-                    "figures": {
-                        suite: {metric: asdict(figure) for metric, figure in figures.items()}
-                        for suite, figures in run.figures.items()
-                    },
-                }
-                for run in selected
-            ],
+            "selections": [{"name": run.model, "figures": asdict(run)["figures"]} for run in selected],
             "best_checkpoint": None if kept is None else {"folder": BEST_FOLDER, "step": kept.step},
         }
         write_json(self.folder / "summary.json", summary)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from datasets import Dataset
 
 from .measure import Measurement
@@ -28,47 +27,35 @@ TASK_VERSION = 1.0
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured, and how the engine ran.
+    """What was measured, and how the engine ran."""
 
-    Attributes:
-        model (str): Name on the Hub or folder.
-        engine (str): What generated the completions.
-        step (int | None): Optimizer steps of a training run done before; None: not of a run.
-        sources (dict[str, str]): Place of each suite that was not read from its own place on the Hub.
-        limit (int | None): Problems taken of each suite; None: all.
-        chat_template (str | None): Of the tokenizer.
-        eos_ids (tuple[int, ...]): Ids that ended a completion.
-        details (dict[str, Any]): More settings of the engine, JSON types.
-        environment (dict[str, Any]): Versions and hardware, JSON types.
-    """
-
-    model: str
-    engine: str
-    step: int | None = None
+    model: str  # name on the Hub or folder
+    engine: str  # what generated the completions
+    step: int | None = None  # optimizer steps of a training run done before; None: not of a run
+    # place of each suite that was not read from its own place on the Hub
     sources: dict[str, str] = field(default_factory=dict)
-    limit: int | None = None
-    chat_template: str | None = None
-    eos_ids: tuple[int, ...] = ()
-    details: dict[str, Any] = field(default_factory=dict)
-    environment: dict[str, Any] = field(default_factory=dict)
+    limit: int | None = None  # problems taken of each suite; None: all
+    chat_template: str | None = None  # of the tokenizer
+    eos_ids: tuple[int, ...] = ()  # ids that ended a completion
+    details: dict[str, Any] = field(default_factory=dict)  # more settings of the engine, JSON types
+    environment: dict[str, Any] = field(default_factory=dict)  # versions and hardware, JSON types
 
 
 def results_payload(
     measurements: Mapping[str, Measurement], suites: Mapping[str, Dataset], subject: Subject
 ) -> dict[str, Any]:
-    """One measurement of all suites as the harness would write it.
-
-    Args:
-        measurements (Mapping[str, Measurement]): From `measure`.
-        suites (Mapping[str, Dataset]): The problems.
-        subject (Subject): What was measured.
-
-    Returns:
-        dict[str, Any]: JSON types.
-    """
+    """One measurement of all suites as the harness would write it, in JSON types."""
     figures = {name: _figures(measurement) for name, measurement in measurements.items()}
     return {
-        "results": {name: {"alias": SUITES[name].title, **_flat(figures[name])} for name in figures},
+        "results": {
+            name: {"alias": SUITES[name].title}
+            | {f"{metric},{way}": score.value for (metric, way), score in found.items()}
+            | {
+                f"{metric}_stderr,{way}": score.standard_error if score.num_problems > 1 else "N/A"
+                for (metric, way), score in found.items()
+            }
+            for name, found in figures.items()
+        },
         "intervals": {
             name: {f"{metric},{way}": [score.low, score.high] for (metric, way), score in found.items()}
             for name, found in figures.items()
@@ -112,18 +99,9 @@ def write_results(
     *,
     samples: bool = True,
 ) -> Path:
-    """Write `results_<label>.json` and, per suite, `samples_<suite>_<label>.jsonl`.
+    """Write `results_<label>.json`, the path returned, and `samples_<suite>_<label>.jsonl` per suite if asked for.
 
-    Args:
-        folder (Path): Where to; made if it is not there.
-        label (str): What the harness has its time stamp in the place of, without underscores.
-        measurements (Mapping[str, Measurement]): From `measure`.
-        suites (Mapping[str, Dataset]): The problems.
-        subject (Subject): What was measured.
-        samples (bool): Whether to write every completion.
-
-    Returns:
-        Path: The file with the results.
+    The harness has a time stamp in the place of the label, which holds no underscore.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if samples:
@@ -153,32 +131,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Results:
-    """A result file.
+    """A result file."""
 
-    Attributes:
-        model (str): Model as the file names it.
-        step (int | None): Optimizer steps of a training run; None where the file does not say.
-        figures (dict[str, dict[str, Figure]]): By suite and by metric and way of decoding: "mean@4,sampled".
-        path (Path | None): Where it was read.
-    """
-
-    model: str
-    step: int | None
-    figures: dict[str, dict[str, Figure]]
-    path: Path | None = field(default=None, compare=False)
+    model: str  # model as the file names it
+    step: int | None  # optimizer steps of a training run; None where the file does not say
+    figures: dict[str, dict[str, Figure]]  # by suite and by metric and way of decoding: "mean@4,sampled"
+    path: Path | None = field(default=None, compare=False)  # where it was read
 
 
 def read_results(place: str | Path) -> list[Results]:
-    """Result files of a place.
+    """The result file of this path, or every `results*.json` in and below this folder, by step, then by path.
 
-    Args:
-        place (str | Path): A file, or a folder: every `results*.json` in and below it.
-
-    Returns:
-        list[Results]: By step, then by path.
-
-    Raises:
-        ValueError: If there is none, or `write_results` did not write a file.
+    ValueError if there is none, or `write_results` did not write a file.
     """
     place = Path(place)
     if not place.exists():
@@ -211,30 +175,29 @@ def _read(path: Path) -> Results:
 def sample_lines(measurement: Measurement, problems: Dataset) -> Iterator[dict[str, Any]]:
     """One line per problem and way of decoding, as in the harness's sample files.
 
-    Args:
-        measurement (Measurement): From `measure`.
-        problems (Dataset): The suite.
-
-    Yields:
-        dict[str, Any]: JSON types; `correct`, `lengths` and `truncated` have one entry per response.
+    `correct`, `lengths` and `truncated` have one entry per response.
     """
     decoding = measurement.settings.decoding()
     for number, problem in enumerate(problems):
-        prompt, target = problem["prompt"], _target(problem)
+        prompt = problem["prompt"][0]["content"]
+        code = f"{problem['test']}\ncheck({problem['entry_point']})" if "test" in problem else None
+        target = code or str(problem["answer"])
         for way, graded in measurement.graded.items():
             correct = graded.correct[number]
-            metrics = _sample_metrics(way, correct)
+            metrics = {f"mean@{len(correct)}": float(correct.mean())}
+            if way != "greedy":
+                metrics[f"best@{len(correct)}"] = float(correct.any())
             yield {
                 "doc_id": number,
                 "doc": problem,
                 "target": target,
-                "arguments": {"gen_args_0": {"arg_0": prompt[0]["content"], "arg_1": decoding[way]}},
+                "arguments": {"gen_args_0": {"arg_0": prompt, "arg_1": decoding[way]}},
                 "resps": [graded.texts[number]],
                 "filtered_resps": graded.texts[number],
                 "filter": way,
                 "metrics": list(metrics),
                 "doc_hash": _sha(json.dumps(problem, sort_keys=True)),
-                "prompt_hash": _sha(prompt[0]["content"]),
+                "prompt_hash": _sha(prompt),
                 "target_hash": _sha(target),
                 **metrics,
                 "correct": correct.astype(int).tolist(),
@@ -257,19 +220,11 @@ def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
     return figures
 
 
-def _flat(figures: Mapping[tuple[str, str], Score]) -> dict[str, float | str]:
-    flat: dict[str, float | str] = {}
-    for (metric, way), score in figures.items():
-        flat[f"{metric},{way}"] = score.value
-        flat[f"{metric}_stderr,{way}"] = score.standard_error if score.num_problems > 1 else "N/A"
-    return flat
-
-
 def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> dict[str, Any]:
     suite = SUITES[measurement.suite]
     return {
-        "task": suite.name,
-        "dataset_path": subject.sources.get(suite.name, suite.hub_id),
+        "task": measurement.suite,
+        "dataset_path": subject.sources.get(measurement.suite, suite.hub_id),
         "dataset_name": suite.config,
         "test_split": suite.split,
         "num_fewshot": 0,
@@ -286,18 +241,6 @@ def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> di
             "seconds": measurement.seconds,
         },
     }
-
-
-def _sample_metrics(way: str, correct: np.ndarray) -> dict[str, float]:
-    if way == "greedy":
-        return {"mean@1": float(correct.mean())}
-    return {f"mean@{len(correct)}": float(correct.mean()), f"best@{len(correct)}": float(correct.any())}
-
-
-def _target(problem: Mapping[str, Any]) -> str:
-    if "test" in problem:
-        return f"{problem['test']}\ncheck({problem['entry_point']})"
-    return str(problem["answer"])
 
 
 def _sha(text: str) -> str:

@@ -33,33 +33,20 @@ GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "I
 
 @dataclass(frozen=True)
 class Suite:
-    """One benchmark.
+    """One benchmark."""
 
-    Attributes:
-        name (str): Its key in `SUITES`.
-        title (str): Its name in tables.
-        hub_id (str): Data set on the Hub.
-        split (str): Split there.
-        columns (tuple[tuple[str, ...], ...]): Columns it needs, each with its alternative names.
-        problem (Callable[[dict], dict]): Makes a problem of a row: user message and what the grader needs.
-        num_problems (int): Problems that the benchmark has.
-        config (str | None): Configuration on the Hub.
-        checksum (str | None): `suite_checksum` of the published files; None where it may not be derived from them.
-        grader (str): "math", "code" or "choice": the reward function that its columns are made for.
-        marker (str): Marker under which its answers are found.
-    """
-
-    name: str
-    title: str
-    hub_id: str
-    split: str
-    columns: tuple[tuple[str, ...], ...]
+    title: str  # its name in tables
+    hub_id: str  # data set on the Hub
+    split: str  # split there
+    columns: tuple[tuple[str, ...], ...]  # columns it needs, each with its alternative names
+    # makes a problem of a row: user message and what the grader needs
     problem: Callable[[Row], Row] = field(repr=False)
-    num_problems: int
-    config: str | None = None
-    checksum: str | None = None
+    num_problems: int  # problems that the benchmark has
+    config: str | None = None  # configuration on the Hub
+    checksum: str | None = None  # `suite_checksum` of the published files; None where it may not be derived from them
+    # "math", "code" or "choice": the reward function that its columns are made for
     grader: Literal["math", "code", "choice"] = "math"
-    marker: str = "math"
+    marker: str = "math"  # marker under which its answers are found
 
 
 def load_suite(name: str, source: str | None = None) -> Dataset:
@@ -86,30 +73,26 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     place = source or suite.hub_id
     rows = read_rows(place, config=suite.config if place == suite.hub_id else None, split=suite.split)
     check_columns(rows, place, *suite.columns)
+    problems = []
     for number, row in enumerate(rows):
         for names in suite.columns:
             if first_column(row, names) is None:
                 raise ValueError(f"row {number} of {place!r} has no {' or '.join(names)}. Complete or remove it.")
-    problems = [{"id": "", "prompt": ""} | suite.problem(row) for row in rows]
-    for number, problem in enumerate(problems):
-        problem["id"] = str(problem["id"] or number)
-        problem["prompt"] = user_message(problem["prompt"])
+        problem = suite.problem(row)
+        problems.append(problem | {"id": str(problem["id"] or number), "prompt": user_message(problem["prompt"])})
     dataset = Dataset.from_list(problems)
     _compare(suite, dataset, place)
     return dataset
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> list[Row]:
-    """All rows of a data set in their order.
+    """All rows of a data set in their order, one dictionary of columns each.
 
     Args:
         source (str): A local .jsonl, .json, .parquet or .csv file, a local folder in a layout that `datasets` knows,
             or a name on the Hub.
         config (str | None): Configuration of a data set on the Hub; `ALL_CONFIGS` joins all of them.
         split (str): Split of a data set on the Hub or in a folder; a file is one split.
-
-    Returns:
-        list[dict]: One dictionary of columns per row.
 
     Raises:
         ValueError: If there is no such file or data set, or a file is not what its name says.
@@ -138,16 +121,7 @@ def first_column(row: Row, columns: Sequence[str]) -> Any:
 
 
 def check_columns(rows: list[Row], source: str, *needed: Sequence[str]) -> None:
-    """Check that there are rows, and that of each group of alternative names the data set has at least one.
-
-    Args:
-        rows (list[dict]): Rows of the data set.
-        source (str): Its name, for the message.
-        *needed (Sequence[str]): Alternative names of one column each.
-
-    Raises:
-        ValueError: If a group is missing; names the group and the columns that are there.
-    """
+    """Raise ValueError unless there are rows with a column of each group of alternative names."""
     if not rows:
         raise ValueError(f"{source!r} has no rows.")
     columns = sorted({column for row in rows for column in row})
@@ -157,14 +131,7 @@ def check_columns(rows: list[Row], source: str, *needed: Sequence[str]) -> None:
 
 
 def content_checksum(pairs: Iterable[tuple[str, str]]) -> str:
-    """SHA-256 over (prompt, gold) pairs, independent of file format, of other columns and of the order of rows.
-
-    Args:
-        pairs (Iterable[tuple[str, str]]): Text of the user message and gold answer of each row.
-
-    Returns:
-        str: 64 hexadecimal digits.
-    """
+    """SHA-256 over (prompt, gold) pairs, independent of file format, of other columns and of the order of rows."""
     lines = sorted(json.dumps(pair, ensure_ascii=True) for pair in pairs)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
@@ -175,37 +142,17 @@ def final_answer(solution: str) -> str:
 
 
 def suite_checksum(suite: Suite, problems: Dataset) -> str:
-    """`content_checksum` over the user messages and golds of a loaded suite.
-
-    Args:
-        suite (Suite): The suite.
-        problems (Dataset): What `load_suite` returned.
-
-    Returns:
-        str: 64 hexadecimal digits.
-    """
-    golds = zip(problems["test"], problems["entry_point"], strict=True) if suite.grader == "code" else None
-    answers = ["\n".join(gold) for gold in golds] if golds else problems["answer"]
-    contents = [prompt[0]["content"] for prompt in problems["prompt"]]
-    return content_checksum(zip(contents, answers, strict=True))
+    """`content_checksum` over the user messages and golds of a suite that `load_suite` returned."""
+    columns = ("test", "entry_point") if suite.grader == "code" else ("answer",)
+    return content_checksum(
+        (problem["prompt"][0]["content"], "\n".join(problem[column] for column in columns)) for problem in problems
+    )
 
 
 def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) -> list[str]:
-    """The options in an order that depends on nothing but the seed and the question's key.
-
-    Args:
-        key (str): Identifies the question, so that a subset or another order of rows shows the same order of options.
-        options (Sequence[str]): Options, the right one anywhere.
-        seed (int): Another seed gives other orders.
-
-    Returns:
-        list[str]: All options.
-    """
-
-    def rank(index: int) -> bytes:
-        return hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest()
-
-    return [options[index] for index in sorted(range(len(options)), key=rank)]
+    """The options in an order that the seed and the question's key decide, so that other rows do not matter."""
+    ranks = [hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest() for index in range(len(options))]
+    return [option for _, option in sorted(zip(ranks, options, strict=True))]
 
 
 def _read_file(path: Path) -> list[Row]:
@@ -223,9 +170,8 @@ def _read_file(path: Path) -> list[Row]:
         rows = [_parsed(line, path, number) for number, line in lines if line.strip()]
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise ValueError(
-                f"{str(path)!r} must hold objects with columns, got {type(row).__name__} as row {number}."
-            )
+            kind = type(row).__name__
+            raise ValueError(f"{str(path)!r} must hold objects with columns, got {kind} as row {number}.")
     return rows
 
 
@@ -233,10 +179,9 @@ def _parsed(text: str, path: Path, line: int = 1) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{str(path)!r} is no JSON in line {line + error.lineno - 1}, column {error.colno}: {error.msg}. It must "
-            "hold one object per line, or a list of objects."
-        ) from error
+        place = f"line {line + error.lineno - 1}, column {error.colno}: {error.msg}"
+        remedy = "It must hold one object per line, or a list of objects."
+        raise ValueError(f"{str(path)!r} is no JSON in {place}. {remedy}") from error
 
 
 def _explained(source: str, error: OSError) -> OSError | ValueError:
@@ -258,25 +203,17 @@ def _explained(source: str, error: OSError) -> OSError | ValueError:
 
 
 def _compare(suite: Suite, problems: Dataset, place: str) -> None:
-    if len(problems) != suite.num_problems:
-        logger.warning(
-            "%s from %s has %d problems, the benchmark has %d: its figures are not comparable.",
-            suite.title,
-            place,
-            len(problems),
-            suite.num_problems,
-        )
+    found, num = f"{suite.title} from {place}", len(problems)
+    if num != suite.num_problems:
+        text = "%s has %d problems, the benchmark has %d: its figures are not comparable."
+        logger.warning(text, found, num, suite.num_problems)
     checksum = suite_checksum(suite, problems)
     if suite.checksum is not None and checksum != suite.checksum:
         logger.warning(
-            "%s from %s has another content than the published benchmark (SHA-256 over prompts and golds %s, "
-            "expected %s): its figures may not be comparable.",
-            suite.title,
-            place,
-            checksum,
-            suite.checksum,
+            f"{found} has another content than the published benchmark (SHA-256 over prompts and golds {checksum}, "
+            f"expected {suite.checksum}): its figures may not be comparable."
         )
-    logger.info("%s: %d problems from %s", suite.title, len(problems), place)
+    logger.info("%s: %d problems from %s", suite.title, num, place)
 
 
 def _math_problem(row: Row) -> Row:
@@ -294,11 +231,7 @@ def _aime_problem(row: Row) -> Row:
 
 
 def _gsm8k_problem(row: Row) -> Row:
-    return {
-        "id": row.get("id"),
-        "prompt": boxed_prompt(row["question"]),
-        "answer": final_answer(str(row["answer"])),
-    }
+    return {"id": row.get("id"), "prompt": boxed_prompt(row["question"]), "answer": final_answer(str(row["answer"]))}
 
 
 def _humaneval_problem(row: Row) -> Row:
@@ -324,62 +257,54 @@ def _gpqa_problem(row: Row) -> Row:
 
 
 SUITES: dict[str, Suite] = {
-    suite.name: suite
-    for suite in (
-        Suite(
-            name="math500",
-            title="MATH-500",
-            hub_id="HuggingFaceH4/MATH-500",
-            split="test",
-            columns=(("problem", "question"), ("answer",)),
-            problem=_math_problem,
-            num_problems=500,
-            checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
-        ),
-        Suite(
-            name="gsm8k",
-            title="GSM8K",
-            hub_id="openai/gsm8k",
-            config="main",
-            split="test",
-            columns=(("question",), ("answer",)),
-            problem=_gsm8k_problem,
-            num_problems=1319,
-            checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
-        ),
-        Suite(
-            name="aime2024",
-            title="AIME-2024",
-            hub_id="HuggingFaceH4/aime_2024",
-            split="train",
-            columns=(("problem", "question", "Problem"), ("answer", "Answer")),
-            problem=_aime_problem,
-            num_problems=30,
-            checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
-        ),
-        Suite(
-            name="humaneval",
-            title="HumanEval",
-            hub_id="openai/openai_humaneval",
-            split="test",
-            columns=(("prompt",), ("entry_point",), ("test",)),
-            problem=_humaneval_problem,
-            num_problems=164,
-            checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
-            grader="code",
-            marker="code",
-        ),
-        Suite(
-            name="gpqa_diamond",
-            title="GPQA-Diamond",
-            hub_id="Idavidrein/gpqa",
-            config="gpqa_diamond",
-            split="train",
-            columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
-            problem=_gpqa_problem,
-            num_problems=198,
-            grader="choice",
-        ),
-    )
+    "math500": Suite(
+        title="MATH-500",
+        hub_id="HuggingFaceH4/MATH-500",
+        split="test",
+        columns=(("problem", "question"), ("answer",)),
+        problem=_math_problem,
+        num_problems=500,
+        checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
+    ),
+    "gsm8k": Suite(
+        title="GSM8K",
+        hub_id="openai/gsm8k",
+        config="main",
+        split="test",
+        columns=(("question",), ("answer",)),
+        problem=_gsm8k_problem,
+        num_problems=1319,
+        checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
+    ),
+    "aime2024": Suite(
+        title="AIME-2024",
+        hub_id="HuggingFaceH4/aime_2024",
+        split="train",
+        columns=(("problem", "question", "Problem"), ("answer", "Answer")),
+        problem=_aime_problem,
+        num_problems=30,
+        checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
+    ),
+    "humaneval": Suite(
+        title="HumanEval",
+        hub_id="openai/openai_humaneval",
+        split="test",
+        columns=(("prompt",), ("entry_point",), ("test",)),
+        problem=_humaneval_problem,
+        num_problems=164,
+        checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
+        grader="code",
+        marker="code",
+    ),
+    "gpqa_diamond": Suite(
+        title="GPQA-Diamond",
+        hub_id="Idavidrein/gpqa",
+        config="gpqa_diamond",
+        split="train",
+        columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
+        problem=_gpqa_problem,
+        num_problems=198,
+        grader="choice",
+    ),
 }
 """The suites by name."""

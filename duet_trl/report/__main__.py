@@ -14,12 +14,10 @@ from pathlib import Path
 import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
-from .estimate import MarkerEstimate, Settings, measure_lengths, measure_marker, project
+from .estimate import MarkerEstimate, Settings, measure_groups, measure_lengths, measure_marker, project, total_reward
 from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
-from .logged_thoughts import find_thoughts, thought_notes
-from .spread import measure_groups, total_reward
-from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, load_tokenizer, logged_means, tokenize
+from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
 
 FEW_COMPLETIONS = 32
 """Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""
@@ -35,14 +33,7 @@ model. Accuracy is not predicted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        arguments (Sequence[str] | None): Words after the program's name; None: those of this process.
-
-    Returns:
-        int: Exit status.
-    """
+    """Run the command line, by default that of this process; the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.poll_quantile > options.abort_quantile:
@@ -71,10 +62,11 @@ def _parser() -> argparse.ArgumentParser:
     add("paths", nargs="+", type=Path, metavar="PATH", help="output_dir of the run, its folder of files, or files")
     add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
     gate = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)")
-    known = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
-    gate.add_argument("--marker", type=_marker, action="append", default=[], metavar="NAME", help=known)
-    delimiters = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
-    gate.add_argument("--thought_delimiters", nargs="*", metavar="TEXT", help=delimiters)
+    add = gate.add_argument
+    help_text = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
+    add("--marker", type=_marker, action="append", default=[], metavar="NAME", help=help_text)
+    help_text = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
+    add("--thought_delimiters", nargs="*", metavar="TEXT", help=help_text)
     for name, kind, meaning in (
         ("poll_interval", _in("[1, inf)", int), "tokens between two marker checks"),
         ("keep_probability", _in("(0, 1]"), "eps of the coin at the abort gate"),
@@ -83,8 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         ("abort_answer_slack", _in("[1, inf)"), "K2: factor on that quantile"),
         ("abort_quantile", _in("[0, 1]"), "K2 if abort_answer_quantile is 0: length quantile"),
     ):
-        gate.add_argument(f"--{name}", type=kind, metavar="X", help=f"{meaning} (default: %(default)s)")
-    add = gate.add_argument
+        add(f"--{name}", type=kind, metavar="X", help=f"{meaning} (default: %(default)s)")
     help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
     add("--grace_window", type=_in("[0, inf)", int), metavar="X", help=help_text)
     add("--no_trim", dest="trim", action="store_false", help="let answered rollouts run to their end")
@@ -121,22 +112,23 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     log = read_run_log(run, options.trainer_state)
     completions = read_completions(files, log.evaluated_steps)
     chosen = {field.name: getattr(options, field.name) for field in fields(Settings)}
-    markers = tuple(dict.fromkeys([*MARKERS, *options.marker]))
-    settings = Settings(**chosen | {"markers": markers, "budgets": tuple(options.budgets)})
-    tokens, source, ratio, disagreement = _tokens(completions, log, options)
+    chosen |= {"markers": tuple(dict.fromkeys([*MARKERS, *options.marker])), "budgets": tuple(options.budgets)}
+    settings = Settings(**chosen)
+    tokens, source, ratio, notes = _tokens(completions, log, options)
     lengths = measure_lengths(completions, tokens, settings)
     settings = settings.with_limit(lengths.longest)
     columns, guessed = _reward_columns(completions, log, options.reward_columns)
     reward = total_reward(completions, columns, options.reward_weights)
-    unweighted = len(columns) > 1 and options.reward_weights is None
     try:
         thoughts = find_thoughts(completions, options.thought_delimiters)
-        markers = [
-            measure_marker(m, completions, tokens, thoughts, lengths, settings, reward) for m in settings.markers
-        ]
+        given = (completions, tokens, thoughts, lengths, settings, reward)
+        markers = [measure_marker(name, *given) for name in settings.markers]
     except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
     seconds, seconds_source = _seconds(log, options.seconds_per_step)
+    notes = [*completions.notes, *thought_notes(thoughts), *notes, *guessed]
+    if len(columns) > 1 and options.reward_weights is None:
+        notes.append("Reward functions are added with weight 1 each; --reward_weights gives others.")
     return Estimate(
         run=run,
         completions=completions,
@@ -152,14 +144,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         seconds_source=seconds_source,
         num_steps=log.num_steps or None,
         settings=settings,
-        notes=[
-            *completions.notes,
-            *thought_notes(thoughts),
-            *disagreement,
-            *guessed,
-            *(["Reward functions are added with weight 1 each; --reward_weights gives others."] if unweighted else []),
-            *_notes(completions, markers, log, settings),
-        ],
+        notes=notes + _notes(completions, markers, log, settings),
     )
 
 
@@ -170,36 +155,35 @@ def _reward_columns(completions: Completions, log: RunLog, given: list[str] | No
         return given, []
     if named := [name for name in numbers if name in log.reward_names]:
         return named, []
-    if len(numbers) < 2:
-        return numbers, []
-    return numbers, [
-        f"Taken as rewards, because they are numbers: {', '.join(numbers)}. Choose with --reward_columns."
-    ]
+    guess = f"Taken as rewards, because they are numbers: {', '.join(numbers)}. Choose with --reward_columns."
+    return numbers, [guess] if len(numbers) > 1 else []
 
 
 def _tokens(
     completions: Completions, log: RunLog, options: argparse.Namespace
 ) -> tuple[Tokens, str, float | None, list[str]]:
     """Tokens, where they come from, the ratio if they are an estimate, and a note if the log disagrees."""
-    ratio = None
+    ratio, means = None, log.values("completions/mean_length")  # tokens, end tokens included
+    logged = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
+    known = ~np.isnan(logged)
+    mean = float(logged[known].mean()) if known.any() else 0.0
     if options.tokenizer is not None:
         tokens = tokenize(completions.texts, load_tokenizer(options.tokenizer))
         source = f"counted with the tokenizer {options.tokenizer}, end tokens left out"
     else:
         chars = np.fromiter(map(len, completions.texts), np.float64, len(completions.texts))
-        logged = logged_means(completions, log, chars)
         if options.chars_per_token is not None:
             ratio, source = options.chars_per_token, "--chars_per_token"
-        elif logged is not None and all(logged):
-            ratio, source = logged[1] / logged[0], "from completions/mean_length in the run's log"
+        elif mean and chars[known].any():
+            ratio, source = float(chars[known].mean()) / mean, "from completions/mean_length in the run's log"
         else:
             ratio, source = CHARS_PER_TOKEN, "the default, for mathematical text; --tokenizer counts exactly"
         tokens = cut_texts(completions.texts, ratio)
         source = f"ESTIMATED at {ratio:.3g} characters per token ({source})"
-    logged = logged_means(completions, log, tokens.lengths)
-    if logged is None or not logged[0] or abs(logged[1] / logged[0] - 1.0) <= DISAGREEMENT:
+    here = float(tokens.lengths[known].mean()) if mean else 0.0
+    if not mean or abs(here / mean - 1.0) <= DISAGREEMENT:
         return tokens, source, ratio, []
-    note = f"{logged[1]:.1f} tokens per completion here, {logged[0]:.1f} in the run's log. Wrong tokenizer or ratio?"
+    note = f"{here:.1f} tokens per completion here, {mean:.1f} in the run's log. Wrong tokenizer or ratio?"
     return tokens, source, ratio, [note]
 
 

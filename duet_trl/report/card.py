@@ -40,18 +40,10 @@ def card_section(
     hardware: Mapping[str, Any],
     figures: Sequence[Path] = (),
 ) -> str:
-    """A section in Markdown.
+    """A section in Markdown, beginning with its heading.
 
-    Args:
-        settings (Mapping[str, Any]): Fields of the configuration.
-        history (History): `trainer.state.log_history`.
-        configuration (str): The run's configuration as YAML that a recipe reads back.
-        versions (Mapping[str, str]): Of the packages.
-        hardware (Mapping[str, Any]): As `environment.hardware()` gives it.
-        figures (Sequence[Path]): Images, relative to the card.
-
-    Returns:
-        str: The section, beginning with its heading.
+    `settings` are the fields of the configuration, `history` is `trainer.state.log_history`, `configuration` is YAML
+    that a recipe reads back, `figures` are images relative to the card.
     """
     parts = [
         "## Training under a token budget",
@@ -69,25 +61,18 @@ def card_section(
 
 
 def without_none(card: str) -> str:
-    """TRL's card of a model that started from a local folder or is not on the Hub, without links to "None".
-
-    Args:
-        card (str): As TRL's template filled it in.
-    """
+    """TRL's card of a model that started from a local folder or is not on the Hub, without links to "None"."""
     card = card.replace("[None](https://huggingface.co/None)", "a local model")
     return card.replace('model="None"', 'model="path/to/this/folder"')
 
 
 def _course(history: History) -> list[str]:
     """First and last value of what a run is followed by."""
-    rows = []
-    for title, name in _FOLLOWED:
-        values = [entry[name] for entry in history if entry.get(name) is not None]
-        if values:
-            rows.append([title, float(values[0]), float(values[-1])])
-    tokens = sum(entry.get("duet/generated_tokens", 0.0) for entry in history)
+    found = ((title, [e[name] for e in history if e.get(name) is not None]) for title, name in _FOLLOWED)
+    rows = [[title, float(values[0]), float(values[-1])] for title, values in found if values]
     if not rows:
         return []
+    tokens = sum(entry.get("duet/generated_tokens", 0.0) for entry in history)
     table = markdown_table(["metric", "first step", "last step"], rows)
     return ["### Course of the run", table, f"Generated rollout tokens in all logged steps: {tokens:,.0f}."]
 
@@ -97,16 +82,13 @@ def _accuracy(history: History) -> list[str]:
     measured: dict[str, dict[str, str]] = {}
     metric = ""
     for entry in history:
-        for name in entry:
-            found = _HELD_OUT.fullmatch(name)
-            if found is None:
-                continue
-            low, high = (f"{name}_low", f"{name}_high") if found["suite"] else ("held_out/low", "held_out/high")
-            if low not in entry:  # the greedy figure beside the headline
-                continue
-            suite, metric = found["suite"] or "held out", found["metric"]
-            text = f"{entry[name]:.3f} [{entry[low]:.3f}, {entry[high]:.3f}]"
-            measured.setdefault(str(entry["step"]), {})[suite] = text
+        for found in filter(None, map(_HELD_OUT.fullmatch, entry)):
+            name, suite = found[0], found["suite"]
+            low, high = (f"{name}_low", f"{name}_high") if suite else ("held_out/low", "held_out/high")
+            if low in entry:  # not the greedy figure beside the headline
+                metric = found["metric"]
+                text = f"{entry[name]:.3f} [{entry[low]:.3f}, {entry[high]:.3f}]"
+                measured.setdefault(str(entry["step"]), {})[suite or "held out"] = text
     if not measured:
         return []
     suites = list(dict.fromkeys(suite for row in measured.values() for suite in row))

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..gate.thresholds import REWARDED_QUANTILE
-from .estimate import Lengths, MarkerEstimate, Projection, Settings
+from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
 from .logged_completions import Completions, counted
-from .logged_thoughts import LoggedThoughts
-from .spread import GroupSpread
 from .tables import text_table
+from .tokens import LoggedThoughts
 
 WIDTH = 119
 """Characters of a line of prose."""
@@ -23,50 +22,32 @@ RARE = 0.1
 
 @dataclass(frozen=True)
 class Estimate:
-    """Everything there is to say about a run.
+    """Everything there is to say about a run."""
 
-    Attributes:
-        run (Path): Folder of the files.
-        completions (Completions): What was read.
-        token_source (str): Where token counts come from.
-        chars_per_token (float | None): The ratio if they are estimated; None if a tokenizer counted them.
-        thoughts (LoggedThoughts): Where the completions think.
-        lengths (Lengths): Measured lengths, K1 and K2.
-        groups (GroupSpread): Measured spread of rewards.
-        reward_columns (list[str]): Columns it was measured on.
-        markers (list[MarkerEstimate]): Measured per marker.
-        projections (list[Projection]): Projected cost.
-        seconds_per_step (float | None): Of the run; None if unknown.
-        seconds_source (str): Where they come from, or what to do.
-        num_steps (int | None): Optimizer steps of the run; None if unknown.
-        settings (Settings): What was assumed.
-        notes (list[str]): What the reader should know about this run.
-    """
-
-    run: Path
-    completions: Completions
-    token_source: str
-    chars_per_token: float | None
-    thoughts: LoggedThoughts
-    lengths: Lengths
-    groups: GroupSpread
-    reward_columns: list[str]
-    markers: list[MarkerEstimate]
-    projections: list[Projection]
-    seconds_per_step: float | None
-    seconds_source: str
-    num_steps: int | None
-    settings: Settings
-    notes: list[str]
+    run: Path  # folder of the files
+    completions: Completions  # what was read
+    token_source: str  # where token counts come from
+    chars_per_token: float | None  # the ratio if they are estimated; None if a tokenizer counted them
+    thoughts: LoggedThoughts  # where the completions think
+    lengths: Lengths  # measured lengths, K1 and K2
+    groups: GroupSpread  # measured spread of rewards
+    reward_columns: list[str]  # columns it was measured on
+    markers: list[MarkerEstimate]  # measured per marker
+    projections: list[Projection]  # projected cost
+    seconds_per_step: float | None  # of the run; None if unknown
+    seconds_source: str  # where they come from, or what to do
+    num_steps: int | None  # optimizer steps of the run; None if unknown
+    settings: Settings  # what was assumed
+    notes: list[str]  # what the reader should know about this run
 
 
 def report_text(estimate: Estimate) -> str:
     """The tables for a terminal, without a final newline."""
+    window = estimate.settings.grace_window
     parts = [
         "What would DUET save on this run?",
         "MEASURED on the logged completions\n" + _measured(estimate),
-        f"MEASURED per marker, in % (G = {estimate.settings.grace_window})\n"
-        + _marker_table(estimate.markers, estimate.settings, estimate.thoughts.delimiters is not None),
+        f"MEASURED per marker, in % (G = {window})\n" + _marker_table(estimate),
         "PROJECTED for the logged batches\n" + _projection_table(estimate),
         "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
     ]
@@ -74,76 +55,56 @@ def report_text(estimate: Estimate) -> str:
 
 
 def _measured(estimate: Estimate) -> str:
-    completions, lengths, groups = estimate.completions, estimate.lengths, estimate.groups
-    steps = completions.steps
+    lengths, steps, groups = estimate.lengths, estimate.completions.steps, estimate.groups
     when = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    settings = estimate.settings
     about = "" if estimate.chars_per_token is None else "about "
-    rows = [
-        (
-            "completions",
-            f"{len(completions.texts):,} in {counted(groups.num_groups, 'group')} (step, prompt), "
-            f"{counted(len(steps), 'batch', 'batches')} logged at {when}",
-        ),
-        ("tokens", f"{about}{lengths.total:,}, {estimate.token_source}"),
-        (
-            "length",
-            f"mean {lengths.mean:.1f} tokens; first batch {lengths.first_batch:.1f}, "
-            f"last batch {lengths.last_batch:.1f}",
-        ),
-        (
-            "thresholds",
-            f"K1 = {lengths.poll_threshold} (quantile {settings.poll_quantile:g} of the lengths), K2 per marker, "
-            "abort gate at K2 + G",
-        ),
-        *_group_rows(groups, estimate.reward_columns),
-        ("seconds", _seconds_text(estimate)),
-    ]
-    return "\n".join(f"  {name:<14} {text}" for name, text in rows)
+    rows = {
+        "completions": f"{len(estimate.completions.texts):,} in {counted(groups.num_groups, 'group')} (step, prompt), "
+        f"{counted(len(steps), 'batch', 'batches')} logged at {when}",
+        "tokens": f"{about}{lengths.total:,}, {estimate.token_source}",
+        "length": f"mean {lengths.mean:.1f} tokens; first batch {lengths.first_batch:.1f}, "
+        f"last batch {lengths.last_batch:.1f}",
+        "thresholds": f"K1 = {lengths.poll_threshold} (quantile {estimate.settings.poll_quantile:g} of the lengths), "
+        "K2 per marker, abort gate at K2 + G",
+        **_group_rows(groups, estimate.reward_columns),
+        "seconds": _seconds_text(estimate),
+    }
+    return "\n".join(f"  {name:<14} {text}" for name, text in rows.items())
 
 
 def _rule(settings: Settings) -> str:
-    if settings.abort_answer_quantile:
-        return (
-            f"{settings.abort_answer_slack:g} x quantile {settings.abort_answer_quantile:g} of the marker's answer "
-            f"times, or quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the "
-            "first poll that would see the answer, also behind the end"
-        )
-    return f"quantile {settings.abort_quantile:g} of the lengths"
+    if not settings.abort_answer_quantile:
+        return f"quantile {settings.abort_quantile:g} of the lengths"
+    return (
+        f"{settings.abort_answer_slack:g} x quantile {settings.abort_answer_quantile:g} of the marker's answer "
+        f"times, or quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the "
+        "first poll that would see the answer, also behind the end"
+    )
 
 
-def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> list[tuple[str, str]]:
+def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> dict[str, str]:
     if groups.zero_variance is None:
-        return [("zero variance", "not known: no group has two completions with a reward or an advantage")]
-    zero = f"{percent(groups.zero_variance)}% of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
+        return {"zero variance": "not known: no group has two completions with a reward or an advantage"}
+    zero = f"{100 * groups.zero_variance:.1f}% of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
     if groups.mean_std is None:
-        return [("zero variance", zero), ("reward spread", "not known: the files have no reward column")]
+        return {"zero variance": zero, "reward spread": "not known: the files have no reward column"}
     quantiles = ", ".join(f"{name} {value:.3g}" for name, value in groups.std_quantiles.items())
-    rows = [
-        ("zero variance", zero),
-        (
-            "reward spread",
-            f"std within groups: mean {groups.mean_std:.3g}, {quantiles} (columns: {', '.join(columns)})",
-        ),
-    ]
+    spread = f"std within groups: mean {groups.mean_std:.3g}, {quantiles} (columns: {', '.join(columns)})"
+    rows = {"zero variance": zero, "reward spread": spread}
     if groups.neyman_variance is not None:
-        rows.append(
-            (
-                "allocation",
-                f"if every spread were known beforehand: {percent(groups.neyman_variance)}% of the variance of equal "
-                "counts, at equal tokens (Eqs. 1 and 2; a bound)",
-            )
+        rows["allocation"] = (
+            f"if every spread were known beforehand: {100 * groups.neyman_variance:.1f}% of the variance of equal "
+            "counts, at equal tokens (Eqs. 1 and 2; a bound)"
         )
     return rows
 
 
 def _seconds_text(estimate: Estimate) -> str:
-    if estimate.seconds_per_step is None:
+    seconds, steps = estimate.seconds_per_step, estimate.num_steps
+    if seconds is None:
         return estimate.seconds_source
-    text = f"{estimate.seconds_per_step:.4g} per step ({estimate.seconds_source})"
-    if estimate.num_steps is None:
-        return text
-    return f"{text}; {estimate.seconds_per_step * estimate.num_steps:,.4g} in {counted(estimate.num_steps, 'step')}"
+    text = f"{seconds:.4g} per step ({estimate.seconds_source})"
+    return text if steps is None else f"{text}; {seconds * steps:,.4g} in {counted(steps, 'step')}"
 
 
 def remark(marker: MarkerEstimate, settings: Settings) -> str:
@@ -156,24 +117,22 @@ def remark(marker: MarkerEstimate, settings: Settings) -> str:
     return "; ".join(parts)
 
 
-def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings, thinks: bool) -> str:
-    shares = {
-        "shown in": [marker.shown for marker in markers],
-        **({"in thought": [marker.in_thought for marker in markers]} if thinks else {}),
-        "tokens after answer": [marker.tokens_after_answer for marker in markers],
-        "trim saves": [marker.trim_saves if marker.trim_can_act else None for marker in markers],
-        "tail": [marker.tail for marker in markers],
-        "tail tokens": [marker.tail_tokens for marker in markers],
-        "abort saves": [marker.abort_saves if marker.abort_can_act else None for marker in markers],
-        "tail above mean": [marker.tail_above_mean for marker in markers],
-        "answer changes": [marker.answer_changes for marker in markers],
-    }
-    cells = [
-        [marker.marker for marker in markers],
-        [marker.abort_threshold for marker in markers],
-        *([_rounded(x) for x in column] for column in shares.values()),
-        [remark(marker, settings) for marker in markers],
-    ]
+def _marker_table(estimate: Estimate) -> str:
+    settings, thinks = estimate.settings, estimate.thoughts.delimiters is not None
+    rows = []
+    for marker in estimate.markers:
+        shares = {
+            "shown in": marker.shown,
+            **({"in thought": marker.in_thought} if thinks else {}),
+            "tokens after answer": marker.tokens_after_answer,
+            "trim saves": marker.trim_saves if marker.trim_can_act else None,
+            "tail": marker.tail,
+            "tail tokens": marker.tail_tokens,
+            "abort saves": marker.abort_saves if marker.abort_can_act else None,
+            "tail above mean": marker.tail_above_mean,
+            "answer changes": marker.answer_changes,
+        }
+        rows.append([marker.marker, marker.abort_threshold, *map(_rounded, shares.values()), remark(marker, settings)])
     legend = (
         f"K2: {_rule(settings)}. shown in: completions with the marker. "
         + ("in thought: those that show it first inside a thought, where it does not count. " if thinks else "")
@@ -183,8 +142,8 @@ def _marker_table(markers: Sequence[MarkerEstimate], settings: Settings, thinks:
         "completions whose last answer is another one after the cut. cannot act: comes behind the end of the longest "
         "completion."
     )
-    table = text_table(["marker", "K2", *shares, "remark"], [list(row) for row in zip(*cells, strict=True)])
-    return f"{_indented(table)}\n{_wrapped(legend)}"
+    table = text_table(["marker", "K2", *shares, "remark"], rows)
+    return f"{textwrap.indent(table, '  ')}\n{_wrapped(legend)}"
 
 
 def _projection_table(estimate: Estimate) -> str:
@@ -199,17 +158,17 @@ def _projection_table(estimate: Estimate) -> str:
         if seconds is not None:
             row += [seconds * item.time_share_high, seconds * item.time_share_low]
         rows.append([*row, remarks.get(item.marker, "")])
-    return _indented(text_table([*headers, "remark"], rows))
+    return textwrap.indent(text_table([*headers, "remark"], rows), "  ")
 
 
 def _assumptions(estimate: Estimate) -> list[str]:
     settings = estimate.settings
     share = f"{100 * settings.generation_share:g}"
+    trim, abort = ("on" if on else "off" for on in (settings.trim, settings.abort))
     return [
         "Tokens at budget b = b x logged completions x mean length under the gate (eps "
-        f"{settings.keep_probability:g}, poll every {settings.poll_interval}, trim {_switch(settings.trim)}, abort "
-        f"{_switch(settings.abort)}). K1 and K2 are those of all logged completions; in training they follow the "
-        "lengths and the answers.",
+        f"{settings.keep_probability:g}, poll every {settings.poll_interval}, trim {trim}, abort {abort}). "
+        "K1 and K2 are those of all logged completions; in training they follow the lengths and the answers.",
         "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
         "rollouts before tau + G; a policy trained with the gate writes other lengths.",
         f"Time: generation is taken as proportional to tokens and as {share}% of a step (--generation_share). The "
@@ -220,14 +179,9 @@ def _assumptions(estimate: Estimate) -> list[str]:
 
 def as_json(estimate: Estimate) -> dict[str, Any]:
     """Every figure, unrounded, in JSON types."""
-    completions, thoughts = estimate.completions, estimate.thoughts
-    seconds = estimate.seconds_per_step
+    completions, thoughts, seconds = estimate.completions, estimate.thoughts, estimate.seconds_per_step
     return {
-        "inputs": {
-            "run": str(estimate.run),
-            "steps": list(completions.steps),
-            "completions": len(completions.texts),
-        },
+        "inputs": {"run": str(estimate.run), "steps": list(completions.steps), "completions": len(completions.texts)},
         "settings": asdict(estimate.settings),
         "measured": {
             "token_source": estimate.token_source,
@@ -244,10 +198,10 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
             "num_steps": estimate.num_steps,
         },
         "projected": [
-            {
-                **asdict(item),
-                "seconds_per_step_low": None if seconds is None else seconds * item.time_share_low,
-                "seconds_per_step_high": None if seconds is None else seconds * item.time_share_high,
+            asdict(item)
+            | {
+                f"seconds_per_step_{end}": None if seconds is None else seconds * share
+                for end, share in (("low", item.time_share_low), ("high", item.time_share_high))
             }
             for item in estimate.projections
         ],
@@ -256,23 +210,10 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def percent(share: float | None) -> str:
-    """A share in percent, without the sign; a dash for None."""
-    return "-" if share is None else f"{100 * share:.1f}"
-
-
 def _rounded(share: float | None) -> float | None:
     return None if share is None else round(100 * share, 1)
-
-
-def _switch(on: bool) -> str:
-    return "on" if on else "off"
 
 
 def _wrapped(text: str, bullet: str = "") -> str:
     indent = "  " + " " * len(bullet)
     return textwrap.fill(text, WIDTH, initial_indent=f"  {bullet}", subsequent_indent=indent, break_on_hyphens=False)
-
-
-def _indented(table: str) -> str:
-    return "\n".join(f"  {line}" for line in table.splitlines())

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ import pyarrow.parquet as pq
 REQUIRED_COLUMNS = ("step", "prompt", "completion")
 TRAINER_STATE = "trainer_state.json"
 
-_STEP_OF_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _REWARD_METRIC = re.compile(r"rewards/(.+)/mean")
 
 
@@ -32,63 +32,40 @@ class UnreadableRun(ValueError):
 
 @dataclass(frozen=True)
 class Batch:
-    """One generation batch, as one file holds it.
+    """One generation batch, as one file holds it."""
 
-    Attributes:
-        step (int): Optimizer step at which it was logged.
-        prompts (list[str]): Key of each completion's prompt, length N.
-        texts (list[str]): What the policy wrote, length N.
-        numbers (dict[str, list[float | None]]): Every numeric column but step, in the file's order, length N.
-    """
+    step: int  # optimizer step at which it was logged
+    prompts: list[str]  # key of each completion's prompt, length N
+    texts: list[str]  # what the policy wrote, length N
+    numbers: dict[str, list[float | None]]  # every numeric column but step, in the file's order, length N
 
-    step: int
-    prompts: list[str]
-    texts: list[str]
-    numbers: dict[str, list[float | None]]
-
-    def repeats(self, other: "Batch") -> bool:
-        """Whether it is the same batch, logged at another step."""
-        return repr((self.prompts, self.texts, self.numbers)) == repr((other.prompts, other.texts, other.numbers))
+    @property
+    def content(self) -> str:
+        """Equal for the same batch, logged at another step, also where a number is nan."""
+        return repr((self.prompts, self.texts, self.numbers))
 
 
 @dataclass(frozen=True)
 class Completions:
-    """The completions of a run, N of them in M groups.
+    """The completions of a run, N of them in M groups."""
 
-    Attributes:
-        steps (tuple[int, ...]): Step of each generation batch.
-        batch (np.ndarray): Index into `steps` of each completion, shape (N,), int64.
-        prompts (tuple[str, ...]): Prompt of each, as it was logged, length N.
-        group (np.ndarray): Completions of one prompt in one batch share an index, shape (N,), int64, in [0, M).
-        texts (tuple[str, ...]): What the policy wrote, length N.
-        numbers (dict[str, np.ndarray]): Numeric columns but step and advantage, shape (N,), nan where there is none.
-        advantage (np.ndarray): Shape (N,), nan where there is none.
-        notes (tuple[str, ...]): What the reader should know about the files.
-    """
-
-    steps: tuple[int, ...]
-    batch: np.ndarray
-    prompts: tuple[str, ...]
-    group: np.ndarray
-    texts: tuple[str, ...]
-    numbers: dict[str, np.ndarray]
-    advantage: np.ndarray
-    notes: tuple[str, ...]
+    steps: tuple[int, ...]  # step of each generation batch
+    batch: np.ndarray  # index into `steps` of each completion, shape (N,), int64
+    prompts: tuple[str, ...]  # prompt of each, as it was logged, length N
+    group: np.ndarray  # completions of one prompt in one batch share an index, shape (N,), int64, in [0, M)
+    texts: tuple[str, ...]  # what the policy wrote, length N
+    numbers: dict[str, np.ndarray]  # numeric columns but step and advantage, shape (N,), nan where there is none
+    advantage: np.ndarray  # shape (N,), nan where there is none
+    notes: tuple[str, ...]  # what the reader should know about the files
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """The log history of a run; empty where none was found.
+    """The log history of a run; empty where none was found."""
 
-    Attributes:
-        path (Path | None): File it was read from.
-        num_steps (int): Optimizer steps done.
-        history (Sequence[Mapping[str, Any]]): Entries in order.
-    """
-
-    path: Path | None = None
-    num_steps: int = 0
-    history: Sequence[Mapping[str, Any]] = ()
+    path: Path | None = None  # file it was read from
+    num_steps: int = 0  # optimizer steps done
+    history: Sequence[Mapping[str, Any]] = ()  # entries in order
 
     def values(self, name: str) -> dict[int, float]:
         """A metric by step."""
@@ -96,16 +73,14 @@ class RunLog:
         return {entry["step"]: float(entry[name]) for entry in found}
 
     @property
-    def evaluated_steps(self) -> frozenset[int]:
+    def evaluated_steps(self) -> set[int]:
         """Steps at which TRL overwrote the file of the step with completions of an evaluation."""
-        return frozenset(
-            entry["step"] for entry in self.history if "step" in entry and any(k.startswith("eval_") for k in entry)
-        )
+        return {e["step"] for e in self.history if "step" in e and any(key.startswith("eval_") for key in e)}
 
     @property
-    def reward_names(self) -> frozenset[str]:
+    def reward_names(self) -> set[str]:
         """Names of the reward functions."""
-        return frozenset(m[1] for entry in self.history for key in entry if (m := _REWARD_METRIC.fullmatch(key)))
+        return {match[1] for entry in self.history for key in entry if (match := _REWARD_METRIC.fullmatch(key))}
 
     @property
     def is_gated(self) -> bool:
@@ -114,23 +89,10 @@ class RunLog:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """Parquet files of one run.
-
-    Args:
-        paths (Sequence[Path]): Files, their folder, or the output folder of the run.
-
-    Returns:
-        list[Path]: At least one file, all in one folder.
-
-    Raises:
-        UnreadableRun: If a path leads to no parquet file, or they lead to several folders.
-    """
+    """Parquet files of one run: the files themselves, those of their folder, or of the run's output folder."""
     found: list[Path] = []
     for path in paths:
-        folders = (path, path / "completions")
-        files = next(filter(None, (sorted(folder.glob("*.parquet")) for folder in folders)), [])
-        if path.is_file():
-            files = [path]
+        files = [path] if path.is_file() else [*path.glob("*.parquet")] or [*path.glob("completions/*.parquet")]
         if not files:
             raise UnreadableRun(
                 f"{path} leads to no parquet file. Give the files that TRL writes with log_completions=True to "
@@ -143,25 +105,16 @@ def find_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Completions:
-    """Read logged completions and sort them into groups by step and prompt.
+    """Read logged completions in order of the step, and sort them into groups by step and prompt.
 
-    A batch that TRL logged again, because it updates several times on one generation, counts once.
-
-    Args:
-        files (Sequence[Path]): Parquet files.
-        skip (Iterable[int]): Steps of batches that are to be left out.
-
-    Returns:
-        Completions: In order of the step; within a batch in order of the file.
-
-    Raises:
-        UnreadableRun: If a file is no parquet file, lacks a column, or if there is no completion at all.
+    A batch that TRL logged again, because it updates several times on one generation, counts once; batches of the
+    steps `skip` are left out.
     """
     skip, notes = frozenset(skip), []
     read = {file: _read_file(file) for file in files}
     if empty := [file.name for file, batch in read.items() if batch is None]:
         notes.append(f"{counted(len(empty), 'file')} without rows: {_listed(empty)}.")
-    batches = sorted((batch for batch in read.values() if batch is not None), key=lambda batch: batch.step)
+    batches = sorted(filter(None, read.values()), key=lambda batch: batch.step)
     usable = [batch for batch in batches if batch.step not in skip]
     if len(usable) < len(batches):
         steps = _listed([batch.step for batch in batches if batch.step in skip])
@@ -169,12 +122,10 @@ def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Complet
         notes.append(f"{what}: step {steps}. TRL wrote completions of an evaluation into the file of that step.")
     kept, repeated = [], []
     for batch in usable or batches:
-        if kept and batch.repeats(kept[-1]):
-            repeated.append(batch.step)
-        else:
-            kept.append(batch)
+        (repeated if kept and batch.content == kept[-1].content else kept).append(batch)
     if repeated:
-        notes.append(f"Counted once: step {_listed(repeated)} repeats the batch that was logged before it.")
+        steps = _listed([batch.step for batch in repeated])
+        notes.append(f"Counted once: step {steps} repeats the batch that was logged before it.")
     if not kept:
         raise UnreadableRun(
             f"no completions in {_listed([str(file) for file in files])}. Train with log_completions=True and "
@@ -184,18 +135,10 @@ def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Complet
 
 
 def read_run_log(run: Path, given: Path | None = None) -> RunLog:
-    """The log history of a run.
+    """The log history of a run, empty if none is found.
 
-    Args:
-        run (Path): Folder of the parquet files; the run's `output_dir` is its parent, or itself. Its own
-            `trainer_state.json` is read, else that of its last checkpoint.
-        given (Path | None): The file to read instead.
-
-    Returns:
-        RunLog: The log; an empty one if none is found.
-
-    Raises:
-        UnreadableRun: If the file does not exist or is no trainer state.
+    `run` is the folder of the parquet files; the run's `output_dir` is its parent, or itself. Its own
+    `trainer_state.json` is read, else that of its last checkpoint; or the file `given`.
     """
     path = given or _find_trainer_state(run)
     if path is None:
@@ -216,13 +159,9 @@ def completion_text(value: str | Sequence[Mapping[str, Any]] | None) -> str:
     """
     if value is None or isinstance(value, str):
         return value or ""
-    texts = []
-    for message in value:
-        if message.get("role", "assistant") == "assistant":
-            reasoning = message.get("reasoning_content")
-            texts.append(f"<think>{reasoning}</think>" if reasoning else "")
-            texts.append(message.get("content") or "")
-    return "".join(texts)
+    own = [message for message in value if message.get("role", "assistant") == "assistant"]
+    thoughts = [f"<think>{text}</think>" if (text := message.get("reasoning_content")) else "" for message in own]
+    return "".join(thought + (message.get("content") or "") for thought, message in zip(thoughts, own, strict=True))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -234,13 +173,9 @@ def _find_trainer_state(run: Path) -> Path | None:
     for folder in dict.fromkeys((run.resolve().parent, run.resolve())):
         if (folder / TRAINER_STATE).is_file():
             return folder / TRAINER_STATE
-        steps = {
-            int(match[1]): path
-            for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")
-            if (match := _STEP_OF_CHECKPOINT.fullmatch(path.parent.name))
-        }
-        if steps:
-            return steps[max(steps)]
+        paths = {path.parent.name.partition("-")[2]: path for path in folder.glob(f"checkpoint-*/{TRAINER_STATE}")}
+        if steps := [step for step in paths if step.isdecimal()]:
+            return paths[max(steps, key=int)]
     return None
 
 
@@ -260,12 +195,10 @@ def _read_file(file: Path) -> Batch | None:
         )
     if not table.num_rows:
         return None
-    steps, completions = set(table["step"].to_pylist()), table["completion"].to_pylist()
-    step = next(iter(steps))
-    if len(steps) > 1 or not isinstance(step, int):
-        raise UnreadableRun(
-            f"the column step of {file} must hold one integer, got {_listed(sorted(map(str, steps)))}."
-        )
+    (step, *others), completions = set(table["step"].to_pylist()), table["completion"].to_pylist()
+    if others or not isinstance(step, int):
+        steps = _listed(sorted(map(str, [step, *others])))
+        raise UnreadableRun(f"the column step of {file} must hold one integer, got {steps}.")
     if not all(value is None or isinstance(value, str | list) for value in completions):
         raise UnreadableRun(
             f"the column completion of {file} must hold strings or lists of messages, got "
@@ -282,20 +215,20 @@ def _read_file(file: Path) -> Batch | None:
 
 def _is_numeric(table: pa.Table, name: str) -> bool:
     """Whether a column may hold rewards; one without any value counts, because a reward may be None throughout."""
-    kinds = (pa.types.is_floating, pa.types.is_integer, pa.types.is_boolean, pa.types.is_null)
-    return name not in REQUIRED_COLUMNS and any(is_kind(table.schema.field(name).type) for is_kind in kinds)
+    kind, types = table.schema.field(name).type, pa.types
+    numeric = types.is_floating(kind) or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
+    return numeric and name not in REQUIRED_COLUMNS
 
 
 def _combine(batches: Sequence[Batch], notes: list[str]) -> Completions:
     keys = [(index, prompt) for index, batch in enumerate(batches) for prompt in batch.prompts]
     number = {key: group for group, key in enumerate(dict.fromkeys(keys))}
     group = np.array([number[key] for key in keys], dtype=np.int64)
-    columns = {
-        name: np.array(
-            [x for batch in batches for x in batch.numbers.get(name, [None] * len(batch.texts))], dtype=np.float64
-        )
-        for name in dict.fromkeys(name for batch in batches for name in batch.numbers)
-    }
+    columns = dict.fromkeys(name for batch in batches for name in batch.numbers)
+    for name in columns:
+        values = (batch.numbers.get(name, [None] * len(batch.texts)) for batch in batches)
+        columns[name] = np.array([*chain.from_iterable(values)], dtype=np.float64)
+    advantage = columns.pop("advantage", np.full(len(group), np.nan))
     sizes = np.bincount(group)
     usual, _ = Counter(sizes.tolist()).most_common(1)[0]
     if others := int((sizes != usual).sum()):
@@ -309,8 +242,8 @@ def _combine(batches: Sequence[Batch], notes: list[str]) -> Completions:
         prompts=tuple(prompt for _, prompt in keys),
         group=group,
         texts=tuple(text for batch in batches for text in batch.texts),
-        numbers={name: column for name, column in columns.items() if name != "advantage"},
-        advantage=columns.get("advantage", np.full(len(group), np.nan)),
+        numbers=columns,
+        advantage=advantage,
         notes=tuple(notes),
     )
 

@@ -7,18 +7,10 @@ Cell = str | int | float | None
 
 
 def text_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """An aligned table for a terminal: text to the left, numbers to the right.
+    """An aligned table for a terminal, without a final newline: text to the left, numbers to the right.
 
-    Args:
-        headers (Sequence[str]): Column titles.
-        rows (Sequence[Sequence[Cell]]): Cells; None becomes a dash, integers get thousands separators, floats four
-            significant digits. Format a cell yourself, as a string, where that is not wanted.
-
-    Returns:
-        str: Lines without a final newline.
-
-    Raises:
-        ValueError: If a row has another number of cells than there are headers.
+    None becomes a dash, integers get thousands separators, floats four significant digits; format a cell yourself, as
+    a string, where that is not wanted.
     """
     cells, numeric = _cells(headers, rows)
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
@@ -41,11 +33,8 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> st
 
 
 def _cells(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> tuple[list[list[str]], list[bool]]:
-    for row in rows:
-        if len(row) != len(headers):
-            raise ValueError(f"A row has {len(row)} cells but there are {len(headers)} headers: {list(row)}.")
-    columns = list(zip(*rows, strict=True)) or [()] * len(headers)
-    numeric = [bool(column) and all(not isinstance(cell, str) for cell in column) for column in columns]
+    columns = zip(headers, *rows, strict=True)
+    numeric = [bool(column) and all(not isinstance(cell, str) for cell in column) for _, *column in columns]
     return [[_format(cell) for cell in row] for row in rows], numeric
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens of logged texts. Logs hold text: with the run's tokenizer its tokens are counted; without, a text is cut into
-pieces of so many characters, which stand for tokens.
+"""Tokens and thoughts of logged texts. With the run's tokenizer tokens are counted; without, a text is cut into pieces
+of so many characters, which stand for tokens. Answers inside a thought do not count, as under the gate.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from ..gate.automaton import TokenAutomaton, compile_automaton
-from ..gate.markers import Marker
+from ..gate.markers import Marker, extract_answer, get_marker
 from ..gate.replay import NEVER
+from ..gate.thoughts import Delimiters, Written, ends_in_thought, parse_delimiters, recognise
 from ..gate.vocabulary import vocabulary_bytes
-from .logged_completions import Completions, RunLog, UnreadableRun
+from .logged_completions import Completions, UnreadableRun, counted
 
 CHARS_PER_TOKEN = 3.0
 """Of mathematical text: 480 solutions of MATH problems have 3.01 under a tokenizer of 131,072 tokens (Tekken)."""
@@ -28,17 +30,12 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class Tokens:
-    """N texts in tokens.
+    """N texts in tokens."""
 
-    Attributes:
-        ids (list[np.ndarray]): Token ids of each text.
-        vocabulary (Callable): Bytes of each token id, given the texts of thought delimiters.
-        decode (Callable): Token ids as text.
-    """
-
-    ids: list[np.ndarray]
+    ids: list[np.ndarray]  # token ids of each text
+    # bytes of each token id, given the texts of thought delimiters
     vocabulary: Callable[[Sequence[str]], Sequence[bytes | None]]
-    decode: Callable[[np.ndarray], str]
+    decode: Callable[[np.ndarray], str]  # token ids as text
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -65,15 +62,7 @@ class Tokens:
 
 
 def cut_texts(texts: Sequence[str], chars_per_token: float) -> Tokens:
-    """Tokens estimated from characters: the first k tokens of a text are its first k x ratio characters.
-
-    Args:
-        texts (Sequence[str]): N texts.
-        chars_per_token (float): The ratio, > 0.
-
-    Returns:
-        Tokens: ceil(n / ratio) of a text of n characters.
-    """
+    """Tokens estimated from characters: the first k tokens of a text are its first k x ratio characters."""
     number: dict[str, int] = {}
     ids = []
     for text in texts:
@@ -88,21 +77,14 @@ def cut_texts(texts: Sequence[str], chars_per_token: float) -> Tokens:
 
 
 def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
-    """Tokens counted with the run's tokenizer.
+    """Tokens counted with the run's `tokenizers.Tokenizer`.
 
-    Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text.
-
-    Args:
-        texts (Sequence[str]): N texts.
-        tokenizer (Any): A `tokenizers.Tokenizer`.
-
-    Returns:
-        Tokens: Its vocabulary raises ValueError if it is not known how this tokenizer writes text.
+    Sampled tokens may differ a little from those of the tokenized text, and the end token is not in the text. The
+    vocabulary raises ValueError if it is not known how this tokenizer writes text.
     """
-    ids: list[np.ndarray] = []
-    for start in range(0, len(texts), _CHUNK):
-        encoded = tokenizer.encode_batch(list(texts[start : start + _CHUNK]), add_special_tokens=False)
-        ids += [np.array(encoding.ids, np.int32) for encoding in encoded]
+    chunks = (list(texts[start : start + _CHUNK]) for start in range(0, len(texts), _CHUNK))
+    encoded = chain.from_iterable(tokenizer.encode_batch(chunk, add_special_tokens=False) for chunk in chunks)
+    ids = [np.array(encoding.ids, np.int32) for encoding in encoded]
     fast = SimpleNamespace(backend_tokenizer=tokenizer)  # what is read of transformers' fast tokenizers
     return Tokens(
         ids,
@@ -112,11 +94,7 @@ def tokenize(texts: Sequence[str], tokenizer: Any) -> Tokens:
 
 
 def load_tokenizer(path_or_name: str) -> Any:
-    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub; it does not truncate.
-
-    Raises:
-        UnreadableRun: If there is none.
-    """
+    """The `tokenizers.Tokenizer` in a folder, in a `tokenizer.json`, or of a model on the Hub, without truncation."""
     # Not torch or transformers: this is all that counting tokens needs.
     from tokenizers import Tokenizer
 
@@ -138,18 +116,75 @@ def load_tokenizer(path_or_name: str) -> Any:
     return tokenizer
 
 
-def logged_means(completions: Completions, log: RunLog, values: np.ndarray) -> tuple[float, float] | None:
-    """Mean tokens per completion by the run's own log, end tokens included, and the mean of `values` beside it.
+@dataclass(frozen=True)
+class LoggedThoughts:
+    """The thoughts of N completions."""
 
-    Args:
-        completions (Completions): N completions.
-        log (RunLog): Its `completions/mean_length` is read.
-        values (np.ndarray): One value per completion, shape (N,).
+    delimiters: Delimiters | None  # what opens and closes them; None: there are none
+    opened: np.ndarray  # whether each begins inside one, shape (N,), bool
 
-    Returns:
-        tuple[float, float] | None: Both over the batches that have an entry in the log; None if none has.
+    def marker(self, name: str) -> Marker:
+        """The marker that completes outside of these thoughts only."""
+        return get_marker(name, self.delimiters)
+
+    def hides_first(self, name: str, tokens: Tokens) -> np.ndarray:
+        """Completions whose first completed marker stands inside a thought, (N,) bool."""
+        hidden = np.zeros(len(self.opened), dtype=bool)
+        if self.delimiters is None:
+            return hidden
+        first = tokens.answered_at(get_marker(name))
+        for row in np.flatnonzero(first < NEVER):
+            prefix = tokens.prefix(row, first[row])
+            unopened = prefix if not self.opened[row] else self.delimiters.opening + prefix
+            hidden[row] = ends_in_thought(unopened, self.delimiters)
+        return hidden
+
+    def answer_changes(self, name: str, texts: Sequence[str], tokens: Tokens, stop: np.ndarray) -> float | None:
+        """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
+
+        def last_answer(row: int, text: str) -> str | None:
+            return extract_answer(name, Written(text, self.delimiters, bool(self.opened[row])), "last")
+
+        changed = [
+            last_answer(row, tokens.prefix(row, stop[row])) != last_answer(row, texts[row])
+            for row in np.flatnonzero(stop < tokens.lengths)
+        ]
+        return float(np.mean(changed)) if changed else None
+
+
+def find_thoughts(completions: Completions, names: Sequence[str] | None) -> LoggedThoughts:
+    """The delimiters of logged completions, and which of these begin inside a thought.
+
+    Special tokens are in no log: of a thought between two of them nothing can be known. `names` are the delimiters,
+    none of them, or None: those known ones that most completions show. ValueError if they are neither none nor two.
     """
-    means = log.values("completions/mean_length")
-    tokens = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
-    known = ~np.isnan(tokens)
-    return (float(tokens[known].mean()), float(values[known].mean())) if known.any() else None
+    found = [recognise(text) for text in completions.texts]
+    if names is not None:
+        delimiters = parse_delimiters(names)
+    else:
+        seen = Counter(written.delimiters for written in found if written.delimiters is not None)
+        delimiters = seen.most_common(1)[0][0] if seen else None
+    if delimiters is None:
+        return LoggedThoughts(None, np.zeros(len(found), dtype=bool))
+    opened = [
+        ends_in_thought(prompt, delimiters) or _closes_first(text, delimiters)
+        for prompt, text in zip(completions.prompts, completions.texts, strict=True)
+    ]
+    return LoggedThoughts(delimiters, np.array(opened, dtype=bool))
+
+
+def thought_notes(thoughts: LoggedThoughts) -> list[str]:
+    """What the reader should know about them."""
+    if thoughts.delimiters is None:
+        return []
+    opening, closing = thoughts.delimiters.parts
+    begin = counted(int(thoughts.opened.sum()), "completion begins", "completions begin")
+    return [
+        f"Thoughts stand between {opening} and {closing}; answers inside of them do not count. {begin} inside one, "
+        "because the prompt opened it. --thought_delimiters names others, or none."
+    ]
+
+
+def _closes_first(text: str, delimiters: Delimiters) -> bool:
+    close, open_ = text.find(delimiters.closing), text.find(delimiters.opening)
+    return 0 <= close and (open_ < 0 or close < open_)

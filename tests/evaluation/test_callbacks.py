@@ -92,13 +92,6 @@ def test_a_measurement_is_logged_once_and_apart_from_the_metrics_of_its_step():
     assert [log["loss"] for log in trainer.logs if "loss" in log] == [2.0, 4.0]
 
 
-def test_sampling_settings_reach_the_trainer():
-    trainer = Trainer()
-    callback = HeldOutEvaluation(trainer, ["a"], grade, num_samples=2, temperature=0.5, max_tokens=9)
-    run(callback, 1)
-    assert trainer.calls[0] == (["a"], 2, 0.5, 9)
-
-
 def test_time_spent_in_evaluation_is_not_training_time(monkeypatch):
     # A clock that stands still but for 5 s in each evaluation and 2 s in each step.
     clock = SimpleNamespace(now=100.0)

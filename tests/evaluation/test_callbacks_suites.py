@@ -175,14 +175,6 @@ def test_other_suites_after_a_resume_are_not_compared_with_the_old_best(suites, 
     assert [list(part["figures"]) for part in summary["selections"]] == [["gsm8k"]] * 3
 
 
-def test_saving_can_be_left_out_and_completions_written(suites, tmp_path):
-    trainer = Trainer({0: 0, 10: 4})
-    run(trainer, callback(trainer, suites, tmp_path, every=0, save_best=False, samples=True), 0, 10)
-    assert trainer.saved == [] and not (tmp_path / "best").exists()
-    lines = (tmp_path / "evaluations" / "samples_math500_step-000010.jsonl").read_text().splitlines()
-    assert [json.loads(line)["correct"] for line in lines] == [[1, 1]] * 4
-
-
 def test_nothing_to_measure_is_refused(suites, tmp_path):
     with pytest.raises(ValueError, match="at least one suite"):
         callback(Trainer({}), {}, tmp_path)

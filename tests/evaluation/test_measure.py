@@ -39,9 +39,8 @@ def test_all_figures_of_a_suite_follow_from_its_completions(math_file):
     assert scores == pytest.approx(
         {("mean@4", "sampled"): 5 / 12, ("best@4", "sampled"): 2 / 3, ("mean@1", "greedy"): 2 / 3}
     )
-    assert found.headline == found.scores["mean@4", "sampled"]
     # standard error of (1, 1/4, 0): sample deviation sqrt(((7/12)^2 + (2/12)^2 + (5/12)^2) / 2) over sqrt(3)
-    assert found.headline.standard_error == pytest.approx(((49 + 4 + 25) / 144 / 2 / 3) ** 0.5)
+    assert found.scores["mean@4", "sampled"].standard_error == pytest.approx(((49 + 4 + 25) / 144 / 2 / 3) ** 0.5)
     sampled = found.graded["sampled"]
     assert sampled.truncated.tolist() == [[False] * 4, [False, False, True, False], [True] * 4]
     assert sampled.lengths[1].tolist() == [len(WRONG), len(RIGHT), len(CUT), len(WRONG)]
@@ -70,7 +69,7 @@ def test_what_an_engine_says_after_the_end_of_turn_is_neither_graded_nor_counted
     policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [runaway]), {})
     settings = Settings(num_samples=1, greedy=False)
     found = run(policy, {"math500": load_suite("math500", math_file)}, settings)["math500"]
-    assert found.headline.value == 1.0
+    assert found.scores["mean@1", "sampled"].value == 1.0
     assert found.graded["sampled"].lengths.tolist() == [[len(RIGHT)]] * 3
     assert not found.graded["sampled"].truncated.any()
 
@@ -79,8 +78,8 @@ def test_an_answer_that_is_graded_by_another_box_is_chosen_by_which(math_file):
     both = ids(r"\boxed{42} or \boxed{1}")
     policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [both]), {})
     suites, settings = {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False)
-    assert run(policy, suites, settings)["math500"].headline.value == 0.0
-    assert run(policy, suites, settings, which="first")["math500"].headline.value == 1.0
+    assert run(policy, suites, settings)["math500"].scores["mean@1", "sampled"].value == 0.0
+    assert run(policy, suites, settings, which="first")["math500"].scores["mean@1", "sampled"].value == 1.0
 
 
 def test_a_gold_without_a_verdict_counts_as_wrong_and_is_reported(tmp_path):

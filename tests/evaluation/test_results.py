@@ -107,7 +107,7 @@ def test_files_are_named_as_the_harness_names_them_and_read_back(measured, tmp_p
     assert len((path.parent / "samples_math500_step-000030.jsonl").read_text().splitlines()) == 4
     (found,) = read_results(path.parent)
     assert (found.model, found.step, found.path) == ("org/name", 30, path)
-    score = measured[0]["math500"].headline
+    score = measured[0]["math500"].scores["mean@2", "sampled"]
     assert found.figures["math500"]["mean@2,sampled"] == Figure(score.value, score.low, score.high)
     write_results(tmp_path / "bare", "a", *measured, SUBJECT, samples=False)
     assert [file.name for file in (tmp_path / "bare").iterdir()] == ["results_a.json"]

@@ -22,8 +22,7 @@ from duet_trl.report.logged_completions import (
     Completions,
     completion_text,
 )
-from duet_trl.report.logged_thoughts import find_thoughts
-from duet_trl.report.tokens import cut_texts
+from duet_trl.report.tokens import cut_texts, find_thoughts
 from tests.report.logged_run import BOX, EIGHT, EIGHT_FLAGS, TEXTS, by_marker, figures, projected, run, write
 from tests.runs import count_fours, prompts, settings
 from tests.tiny import thinking_tokenizer

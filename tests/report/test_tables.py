@@ -25,5 +25,5 @@ def test_a_table_without_rows_is_its_header():
 
 @pytest.mark.parametrize("table", [text_table, markdown_table])
 def test_a_row_of_the_wrong_width_is_refused(table):
-    with pytest.raises(ValueError, match="2 cells but there are 3 headers"):
+    with pytest.raises(ValueError, match="zip"):
         table(HEADERS, [["GRPO", 1]])
