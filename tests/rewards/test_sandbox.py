@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from duet_trl.rewards import Check, Limits, Sandbox
 from duet_trl.rewards.sandbox import filter as system_call_filter
-from duet_trl.rewards.sandbox import process as sandbox_process
+from duet_trl.rewards.sandbox import pool as sandbox_process
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from duet_trl.rewards.sandbox.kernel import landlock_version
-from duet_trl.rewards.sandbox.pool import default_workers
-from duet_trl.rewards.sandbox.probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
+from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_kernel import ALL_PROGRAMS
 from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
@@ -452,7 +451,7 @@ def test_root_of_a_container_is_isolated_too(lost):
     script = (
         "import ctypes, os, sys\n"
         f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
-        "code = 'from duet_trl.rewards.sandbox.probe import probe\\n"
+        "code = 'from duet_trl.rewards.sandbox.pool import probe\\n"
         "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
         "os.execv(sys.executable, [sys.executable, '-c', code])"
     )  # fmt: skip

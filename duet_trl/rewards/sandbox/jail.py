@@ -46,11 +46,7 @@ def library_is_public() -> bool:
 
 
 def check_library_is_visible() -> None:
-    """Refuse a Python whose standard library the private folder would hide.
-
-    Raises:
-        OSError: If the library is in that folder.
-    """
+    """Refuse, by an OSError, a Python whose standard library the private folder would hide."""
     hidden = [path for path in readable_paths() if path.startswith(f"{PRIVATE_FOLDER}/")]
     if hidden:
         raise OSError(f"Python's library is in {hidden[0]}, but programs have a {PRIVATE_FOLDER} of their own")
@@ -72,27 +68,24 @@ class ProcessNamespace:
 
     def fork(self) -> int:
         """Fork a child that is process 1 of a new namespace: when it ends, the kernel ends all it started."""
-        kernel.unshare(kernel.NEW_PIDS)
+        kernel.call("unshare", kernel.NEW_PIDS)
         child = os.fork()
         if child != 0:
-            kernel.return_to_namespace(self._own, kernel.NEW_PIDS)
+            kernel.call("setns", self._own, kernel.NEW_PIDS)
         return child
 
 
 def enter() -> ProcessNamespace:
     """Move this process into namespaces of its own; returns in a child of it, whose root is a nearly empty folder.
 
-    Needs the right to administrate the system, or a kernel that lets its users make user namespaces.
-
-    Raises:
-        OSError: If the kernel allows neither.
+    Needs the right to administrate the system, or a kernel that lets its users make user namespaces: else an OSError.
     """
     user, group = os.getuid(), os.getgid()
     spaces = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_HOSTNAME
     try:
-        kernel.unshare(spaces)
+        kernel.call("unshare", spaces)
     except PermissionError:
-        kernel.unshare(spaces | kernel.NEW_USER)
+        kernel.call("unshare", spaces | kernel.NEW_USER)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{UNPRIVILEGED_ID} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{UNPRIVILEGED_ID} {group} 1")
@@ -100,9 +93,9 @@ def enter() -> ProcessNamespace:
     if child != 0:
         os.waitpid(child, 0)
         os._exit(0)
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
     namespace = ProcessNamespace()
-    kernel.make_mounts_private()
+    kernel.mount(None, "/", None, kernel.MOUNT_RECURSIVE | kernel.MOUNT_PRIVATE)
     _build_root()
     return namespace
 
@@ -168,22 +161,15 @@ def num_tasks_of_user() -> int:
 
 
 def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:
-    """Shut this process in for good. Its descriptors are in place already.
+    """Shut this process in for good, its descriptors in place already; OSError if the kernel refuses a part of it.
 
-    Args:
-        isolation (str): "namespaces" (in a child of `ProcessNamespace.fork`), "bubblewrap" (inside it), "landlock" or
-            "limits".
-        limits (dict): Resource limits, as `Limits` names them.
-        parent (int): Process id of the launcher, 0 where it cannot be seen.
-        user (int): User and group that root becomes.
-
-    Raises:
-        OSError: If the kernel refuses a part of it.
+    With "namespaces" it is a child of `ProcessNamespace.fork`, with "bubblewrap" inside it. `parent` is the launcher,
+    0 where it cannot be seen, `user` what root becomes.
     """
     os.environ.clear()
     private_root = isolation in ("namespaces", "bubblewrap")
     if isolation == "namespaces":
-        kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC)
+        kernel.call("unshare", kernel.NEW_MOUNTS | kernel.NEW_IPC)
         options = f"mode=700,uid={user},gid={user},nr_inodes=1024"
         kernel.mount_memory(PRIVATE_FOLDER, limits["folder_bytes"], options, kernel.MOUNT_NO_EXEC)
     elif isolation == "landlock":
@@ -191,8 +177,8 @@ def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> N
     set_limits(limits)
     user = user if isolation != "limits" or library_is_public() else os.geteuid()
     kernel.drop_privileges(user, still_reads_files=isolation == "landlock")
-    kernel.hide_memory()
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.prctl(kernel.DUMPABLE, 0)
+    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.chdir(PRIVATE_FOLDER if private_root else "/")
@@ -200,7 +186,7 @@ def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> N
         # The kernel does not count the threads of root, who is still here only where the user cannot be changed.
         restrict_system_calls(writable=private_root, threads=os.geteuid() != 0)
     else:
-        kernel.forbid_new_privileges()
+        kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
 
 
 def set_limits(limits: dict[str, Any]) -> None:

@@ -12,6 +12,9 @@ from typing import Any
 
 from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData, decode, encode, read_frame, write_frame
 
+OF_THE_PROGRAM = ("source", "names", "preamble", "reads_input")
+"""All that the program's process gets of a check."""
+
 
 class ProgramFailed(BaseException):
     """The program under test cannot answer any more. Not an Exception: tests must not take it for an expected one."""
@@ -31,7 +34,7 @@ def judge(channel: int, link: int) -> None:
     program = _Program(link)
     with Caught() as outcome:
         run = _prepare(check, program)
-        program.load(check["program"])
+        program.load({name: check[name] for name in OF_THE_PROGRAM})
         run()
     write_frame(channel, _verdict(outcome.error, program.failure))
 
@@ -55,7 +58,7 @@ def _prepare(check: dict[str, Any], program: "_Program") -> Callable[[], None]:
             exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
     if outcome.error is not None:
         raise UnusableTests(f"unusable tests, {_description(outcome.error)}")
-    namespace.update({name: program.function(name) for name in check["program"]["names"]})
+    namespace.update({name: program.function(name) for name in check["names"]})
 
     def run() -> None:
         for test in tests:
