@@ -11,8 +11,6 @@ import platform
 import struct
 from functools import cache
 
-from .kernel import install_seccomp
-
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables below and the kernel's name (AUDIT_ARCH) of each machine that has a filter."""
 ALLOWED = """
@@ -75,19 +73,12 @@ def has_filter() -> bool:
     return platform.machine() in MACHINES
 
 
-def restrict_system_calls(*, writable: bool, threads: bool) -> None:
-    """Restrict this process and its threads to the allowed system calls, for good.
-
-    Files may be created and changed, threads started, only if so said. OSError if the kernel refuses the filter.
-    """
-    install_seccomp(filter_program(platform.machine(), os.getpid(), writable=writable, threads=threads))
-
-
 @cache
 def filter_program(machine: str, pid: int, *, writable: bool, threads: bool) -> bytes:
     """The filter in the kernel's form: opcode, jump if true, jump if false, operand; 2 + 1 + 1 + 4 bytes.
 
-    Signals may go to the process `pid` only. ValueError if there is no filter for this machine.
+    Signals may go to the process `pid` only; files may be created and changed, threads started, only if so said.
+    ValueError if there is no filter for this machine.
     """
     if machine not in MACHINES:
         raise ValueError(f"there is no system-call filter for {machine!r}, only for {', '.join(MACHINES)}.")

@@ -78,22 +78,20 @@ class Launcher:
         self._limits: dict[str, Any] = config["limits"]
         self._bubblewrap: str = config["bubblewrap"]
         self._folder = os.path.dirname(os.path.abspath(__file__))
-        self._namespace = None
+        self._own_ids: int | None = None
         self._leaving: list[int] = []
         if self._isolation != "bubblewrap":
             for name in PRELOADED:
                 importlib.import_module(name)
         else:
             kernel.prctl(kernel.CHILD_SUBREAPER, 1)
-        if self._isolation in ("namespaces", "bubblewrap"):
-            jail.check_library_is_visible()
         # Where memory runs out, the kernel's choice is a sandbox and not the training.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-        jail.warm_up(self._isolation)
+        jail.prepare(self._isolation)
         self._user = jail.choose_user()
         if self._isolation == "namespaces":
-            self._namespace = jail.enter()
+            self._own_ids = jail.enter()
             if os.geteuid() != 0:  # in a user namespace, which has one user
                 self._user = jail.UNPRIVILEGED_ID
         kernel.prctl(kernel.DUMPABLE, 0)
@@ -141,7 +139,7 @@ class Launcher:
         limits = self._limits
         if self._isolation in ("landlock", "limits") and os.geteuid() != 0:
             limits = limits | {"threads": limits["threads"] + jail.num_tasks_of_user()}
-        child = os.fork() if self._namespace is None else self._namespace.fork()
+        child = jail.fork(self._own_ids)
         if child != 0:
             return child
         with Caught() as outcome:

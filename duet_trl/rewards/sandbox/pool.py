@@ -271,34 +271,29 @@ class LauncherProcess:
         end_session(process)
 
 
-PROBE = '''
+PROBE = """
 import os, socket
 
 def reach(file, word, folder, port, process):
-    """What can be reached of a file, its folder, a listening port, a process, and the environment."""
-    def read():
-        return word in open(file).read()
-    def write():
-        return open(file, "a").write("x")
-    def create():
-        return open(folder + "/created", "w").write("x")
-    def remove():
-        return os.remove(file) is None
-    def connect():
-        return socket.create_connection(("127.0.0.1", port), timeout=2)
-    def signal():
-        return process != os.getpid() and os.kill(process, 0) is None
-    def environment():
-        return dict(os.environ)
+    attempts = {
+        "read": lambda: word in open(file).read(),
+        "write": lambda: open(file, "a").write("x"),
+        "create": lambda: open(folder + "/created", "w").write("x"),
+        "connect": lambda: socket.create_connection(("127.0.0.1", port), timeout=2),
+        "signal": lambda: process != os.getpid() and os.kill(process, 0) is None,
+        "environment": lambda: dict(os.environ),
+        "remove": lambda: os.remove(file) is None,
+    }
     reached = []
-    for attempt in (read, write, create, connect, signal, environment, remove):
+    for name, attempt in attempts.items():
         try:
             if attempt():
-                reached.append(attempt.__name__)
+                reached.append(name)
         except OSError:
             pass
     return reached
-'''
+"""
+"""What can be reached of a file, its folder, a listening port, a process, and the environment."""
 
 
 @cache
