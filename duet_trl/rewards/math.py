@@ -144,12 +144,10 @@ class _Worker:
     def ask(self, pairs: list[tuple[str | None, str]]) -> str | None:
         """One verdict character per pair ("1", "0", "n"o gold, "k"illed); None if the worker died twice."""
         for _ in range(2):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 verdicts = self._exchange(pairs)
-            except BrokenPipeError:
-                verdicts = ""
-            if len(verdicts) == len(pairs):
-                return verdicts
+                if len(verdicts) == len(pairs):
+                    return verdicts
             self.close()
         return None
 

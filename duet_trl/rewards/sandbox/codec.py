@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -45,6 +46,18 @@ class Caught:
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
         self.error = error
         return True
+
+
+def shown(error: BaseException) -> str:
+    """Text of an exception, whose arguments may be objects of the program."""
+    with Caught():
+        return str(error)
+    return "(cannot be shown)"
+
+
+def description(error: BaseException) -> str:
+    """Name and text of an exception."""
+    return f"{type(error).__name__}: {shown(error)}"[:300]
 
 
 def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
@@ -143,6 +156,10 @@ def _items_of_iterator(value: Iterator) -> list:
     return items
 
 
+def _rebuilt(kind: type, value: Any) -> Any:
+    return kind(kind.__iter__(value))
+
+
 def _decode(message: Any) -> Any:
     if isinstance(message, list):
         return [_decode(item) for item in message]
@@ -211,11 +228,7 @@ _REBUILT: dict[type, Callable[[Any], Any]] = {
     int: lambda value: int.__add__(value, 0),
     float: lambda value: float.__add__(value, 0.0),
     str: lambda value: "".join(str.__iter__(value)),
-    bytes: lambda value: bytes(bytes.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    list: lambda value: list(list.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    **{kind: partial(_rebuilt, kind) for kind in (bytes, tuple, list, set, frozenset)},
     dict: lambda value: dict(dict.items(value)),
 }
 """The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""
