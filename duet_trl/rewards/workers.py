@@ -7,7 +7,7 @@ import queue
 import signal
 import subprocess
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,17 +18,14 @@ class Workers:
     def __init__(self, make: Callable[[], Any], count: int | None, default: int) -> None:
         if count is not None and count < 1:
             raise ValueError(f"workers must be at least 1, got {count}. Use None for one per core.")
-        self._workers = [make() for _ in range(count or default)]
+        self.all = [make() for _ in range(count or default)]
         self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        for worker in self._workers:
+        for worker in self.all:
             self._idle.put(worker)
-        weakref.finalize(self, _close_all, self._workers, os.getpid())
+        weakref.finalize(self, _close_all, self.all, os.getpid())
 
     def __len__(self) -> int:
-        return len(self._workers)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._workers)
+        return len(self.all)
 
     def ask(self, request: Any) -> Any:
         """The answer of the first worker that is free. May be called from any thread."""
@@ -38,14 +35,14 @@ class Workers:
         finally:
             self._idle.put(worker)
 
-    def ask_all(self, requests: Sequence[Any], ask: Callable[[Any], Any] | None = None) -> list[Any]:
+    def ask_all(self, requests: Sequence[Any]) -> list[Any]:
         """Answers in the order of the requests, several worked on at a time."""
-        with ThreadPoolExecutor(len(self._workers)) as pool:
-            return list(pool.map(ask or self.ask, requests))
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            return list(pool.map(self.ask, requests))
 
     def close(self) -> None:
         """End the processes; they start again with the next request."""
-        _close_all(self._workers, os.getpid())
+        _close_all(self.all, os.getpid())
 
 
 def end_session(process: subprocess.Popen[Any]) -> None:

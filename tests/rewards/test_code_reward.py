@@ -209,8 +209,11 @@ def test_scripts_that_read_and_print(verifier):
     assert reward(verifier, read_all, **row) == 1.0
     main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
     assert reward(verifier, main, **row) == 1.0
-    for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0", "while True: print(3)"):
+    for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0"):
         assert reward(verifier, wrong, **row) == 0.0
+    hurried = make_verifier(timeout=1)
+    assert reward(hurried, "while True: print(3)", **row) == 0.0
+    hurried.close()
 
 
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_rows_must_match(verifier):
 
 def test_killed_worker_process_is_replaced(verifier):
     verifier.grade(["110"], ["1"])
-    running = [worker._process.pid for worker in verifier._workers if worker._process]
+    running = [worker._process.pid for worker in verifier._workers.all if worker._process]
     assert running
     for pid in running:
         os.killpg(pid, signal.SIGKILL)
@@ -255,7 +255,7 @@ def test_unguarded_script_with_torch_threads_grades_once_and_leaves_no_process()
         "torch.randn(512, 512) @ torch.randn(512, 512)\n"
         "from duet_trl.rewards import MathVerifier\n"
         "verifier = MathVerifier(workers=1)\n"
-        "print(verifier.grade(['1', '2'], ['1', '1']), *(w._process.pid for w in verifier._workers if w._process))\n"
+        "print(verifier.grade(['1', '2'], ['1', '1']), *(w._process.pid for w in verifier._workers.all))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     verdicts, _, pids = done.stdout.partition("] ")
