@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
-from duet_trl.rewards.sandbox.probe import STRONG_ISOLATION, WEAK_ISOLATION, probe
+from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, probe
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, left_behind, task

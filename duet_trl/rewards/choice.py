@@ -72,19 +72,7 @@ class ChoiceVerifier:
     def grade(
         self, answers: Sequence[str | None], golds: Sequence[Any], options: Sequence[Any] | None = None
     ) -> list[float | None]:
-        """Verdicts on extracted answers.
-
-        Args:
-            answers (Sequence[str | None]): Extracted answers; None: there was none.
-            golds (Sequence[str | list[str] | None]): Gold answers.
-            options (Sequence[list[str] | None] | None): Options of multiple-choice questions.
-
-        Returns:
-            list[float | None]: 1.0, 0.0, or None where there is no gold answer.
-
-        Raises:
-            ValueError: If the sequences differ in length.
-        """
+        """Verdicts on extracted answers, None where there was none; the rest as in :func:`choice_reward`."""
         options = [None] * len(answers) if options is None else options
         verdicts = [_verdict(*row) for row in zip(answers, golds, options, strict=True)]
         if None in verdicts and not self._warned:
@@ -100,13 +88,8 @@ def normalize_answer(text: str) -> str:
     """A short answer without what does not matter: case, articles, punctuation, blanks, LaTeX around words.
 
     SQuAD's exact match drops all punctuation, which makes 3.5 equal to 35 and -2 equal to 2; here a decimal point
-    between digits and the sign of a number stay, commas inside a number and zeros at its end go.
-
-    Args:
-        text (str): An answer.
-
-    Returns:
-        str: Normalised text; of an answer that is nothing but articles and punctuation, the text as it stands.
+    between digits and the sign of a number stay, commas inside a number and zeros at its end go. Of an answer that is
+    nothing but articles and punctuation, the text stays as it is.
     """
     plain = unicodedata.normalize("NFKC", _without_latex(text)).translate(_MINUS_SIGNS).casefold()
     plain = _LAST_ZEROS.sub(r"\1", _BARE_POINT.sub("0.", _DROPPED.sub("", plain)))
@@ -116,16 +99,7 @@ def normalize_answer(text: str) -> str:
 
 
 def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = ()) -> str | None:
-    """The option letter that an answer names.
-
-    Args:
-        answer (str): An extracted answer.
-        num_options (int): Letters in use, A onwards, at most 26.
-        options (Sequence[str]): Their texts, if known: an answer may repeat one instead of its letter.
-
-    Returns:
-        str | None: An upper-case letter, or None if the answer names none or more than one.
-    """
+    """The capital letter of the option that an answer names by letter or text; None if it names none or several."""
     letters = string.ascii_uppercase[:num_options]
     plain = unicodedata.normalize("NFKC", _without_latex(answer)).strip().strip(_QUOTES).strip()
     if match := _BARE_LETTER.fullmatch(plain):

@@ -21,13 +21,11 @@ from typing import Any
 from ..gate.extract import answer_region
 from ..gate.markers import Which, extract_answer
 from ..gate.thoughts import Written
-from .completions import Completion, checked_which, read_completions
+from .completions import CACHE_SIZE, Completion, checked_which, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
 
-CACHE_SIZE = 65_536
-"""Verdicts remembered: prompts come back every epoch, and a policy repeats itself."""
 SCRIPT_NAME = "run_script"
 SAME_OUTPUT = """
 def same_output(printed, expected):
@@ -112,18 +110,7 @@ class CodeVerifier:
         return [None if verdict.passed is None else float(verdict.passed) for verdict in verdicts]
 
     def verify(self, texts: Sequence[str | Written], rows: Sequence[Row]) -> list[Verdict]:
-        """Verdicts with their reasons.
-
-        Args:
-            texts (Sequence[str | Written]): Completions.
-            rows (Sequence[dict]): Columns of each one's row, as in :func:`code_reward`.
-
-        Returns:
-            list[Verdict]: One per completion, in order.
-
-        Raises:
-            ValueError: If the two sequences differ in length.
-        """
+        """Verdicts with their reasons on completions and the columns of each one's row, as in :func:`code_reward`."""
         checks = [self._check(text, row) for text, row in zip(texts, rows, strict=True)]
         with self._lock:
             if len(self._cache) > CACHE_SIZE:
@@ -169,17 +156,7 @@ def names_under_test(tests: Sequence[str], setup: Sequence[str] = ()) -> tuple[s
     """Names that assertions use and nothing defines: those of the program under test.
 
     A built-in name counts only if there is no other and every test calls it (MBPP asks for a function named `sum`):
-    otherwise a program could define `set` or `sorted` to its liking.
-
-    Args:
-        tests (Sequence[str]): Assertions.
-        setup (Sequence[str]): Code that runs before them.
-
-    Returns:
-        tuple[str, ...]: The names, sorted; empty if there is none.
-
-    Raises:
-        SyntaxError: If a test or the setup is no Python.
+    otherwise a program could define `set` or `sorted` to its liking. SyntaxError if tests or setup are no Python.
     """
     trees = [ast.parse(test) for test in tests]
     bound = {name for tree in (*trees, *map(ast.parse, setup)) for name in _bound_names(tree)}

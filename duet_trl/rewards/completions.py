@@ -11,6 +11,8 @@ Completion = str | list[dict[str, Any]]
 
 MAX_ANSWER_LENGTH = 2_000
 """Longer answers, in characters, are wrong unread. The longest gold answer of MATH has 159."""
+CACHE_SIZE = 65_536
+"""Verdicts that a verifier remembers: prompts come back every epoch, and a policy repeats itself."""
 WRITTEN = "duet_written"
 """Column that `DUETGRPOTrainer` and the evaluation add to the rows of reward functions: a `Written` per completion."""
 
@@ -23,14 +25,7 @@ def checked_which(which: str) -> Which:
 
 
 def completion_text(completion: Completion | None) -> str:
-    """Text of a plain or conversational completion: of the latter, the text parts of the last message.
-
-    Args:
-        completion (str | list[dict] | None): As TRL hands it to a reward function.
-
-    Returns:
-        str: The text; empty where there is none.
-    """
+    """Text of a plain or conversational completion: of the latter, the text parts of the last message."""
     if isinstance(completion, str):
         return completion
     content = completion[-1].get("content") if completion else None
@@ -46,18 +41,7 @@ def written_completions(
     tokenizer: ThinkingTokenizer,
     delimiters: Delimiters | None,
 ) -> list[Written]:
-    """Completions with all that token ids tell about their thoughts.
-
-    Args:
-        completions (Sequence[Completion]): As TRL hands them to reward functions, length N.
-        token_ids (Sequence[Sequence[int]]): Their tokens.
-        opened (Sequence[bool]): Whether the prompt of each opens a thought.
-        tokenizer (ThinkingTokenizer): What decoded them.
-        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
-
-    Returns:
-        list[Written]: In order.
-    """
+    """Completions with all that token ids tell about their thoughts; `opened`: the prompt of each opens one."""
     if delimiters is None:
         return [Written(completion_text(completion)) for completion in completions]
     special = are_special(delimiters, tokenizer)
@@ -73,13 +57,7 @@ def written_completions(
 def read_completions(completions: Sequence[Completion], columns: Mapping[str, Any]) -> list[Written]:
     """Completions of a reward function's call, with where their thoughts are.
 
-    Args:
-        completions (Sequence[Completion]): As TRL hands them over.
-        columns (Mapping[str, Any]): The other arguments of the call. Without the column `WRITTEN`, as under a stock
-            GRPOTrainer, thoughts are recognised by known delimiters in the text.
-
-    Returns:
-        list[Written]: In order.
+    Without the column `WRITTEN`, as under a stock GRPOTrainer, thoughts are recognised by known delimiters.
     """
     written = columns.get(WRITTEN)
     return [recognise(completion_text(c)) for c in completions] if written is None else list(written)

@@ -6,34 +6,30 @@ a thread nor Math-Verify's own alarm can stop arithmetic that runs in C. Grading
 (`math_worker.py`) in which the kernel ends an answer that uses up its time.
 """
 
+import contextlib
 import importlib.util
 import json
 import logging
 import os
-import queue
-import signal
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..gate.markers import extract_boxed
-from .completions import MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
+from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
 from .math_pairs import comparable
 from .math_text import readable
+from .workers import Workers, end_session
 
 logger = logging.getLogger(__name__)
 
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
 """Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
-CACHE_SIZE = 65_536
-"""Verdicts remembered: prompts come back every epoch, often with the same answers."""
 
 
 def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
@@ -76,17 +72,13 @@ class MathVerifier:
     def __init__(self, *, timeout: float = 3.0, workers: int | None = None, which: str = "last") -> None:
         if not timeout > 0:
             raise ValueError(f"timeout must be positive, got {timeout} seconds.")
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}. Use None for one per core.")
         if importlib.util.find_spec("math_verify") is None:
             raise ImportError('math_reward needs Math-Verify. Install it with: pip install "duet-trl[math]"')
         self._which = checked_which(which)
-        self._num_workers = workers or min(8, os.cpu_count() or 1)
-        self._workers = [_Worker(timeout) for _ in range(self._num_workers)]
+        self._workers = Workers(lambda: _Worker(timeout), workers, min(8, os.cpu_count() or 1))
         self._cache: dict[tuple[str | None, str], float | None] = {}
         self._lock = threading.Lock()
         self._warned: set[str] = set()
-        self._finalizer = weakref.finalize(self, _close_all, self._workers, os.getpid())
 
     def __call__(self, completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`math_reward`."""
@@ -94,18 +86,7 @@ class MathVerifier:
         return self.grade([extract_boxed(text, which=self._which) for text in written], answer)
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
-        r"""Verdicts on extracted answers.
-
-        Args:
-            answers (Sequence[str | None]): What stood in the box, without `\boxed{}`; None: there was no box.
-            golds (Sequence): Gold answers, without `\boxed{}`; None: the row has none.
-
-        Returns:
-            list[float | None]: 1.0, 0.0, or None where the gold cannot be parsed.
-
-        Raises:
-            ValueError: If the two sequences differ in length.
-        """
+        """Verdicts on what stood in the boxes, None where there was none; the rest as in :func:`math_reward`."""
         pairs = [self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
         with self._lock:
             if len(self._cache) > CACHE_SIZE:
@@ -115,33 +96,21 @@ class MathVerifier:
 
     def close(self) -> None:
         """Ends the worker processes; they start again with the next call."""
-        _close_all(self._workers, os.getpid())
+        self._workers.close()
 
     def _fill_cache(self, pairs: list[tuple[str | None, str]]) -> None:
-        size = max(1, min(CHUNK_SIZE, -(-len(pairs) // self._num_workers)))
+        size = max(1, min(CHUNK_SIZE, -(-len(pairs) // len(self._workers))))
         chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
-        idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            idle.put(worker)
-
-        def grade_chunk(chunk: list[tuple[str | None, str]]) -> str | None:
-            worker = idle.get()
-            try:
-                return worker.ask(chunk)
-            finally:
-                idle.put(worker)
-
-        with ThreadPoolExecutor(self._num_workers) as pool:
-            for chunk, verdicts in zip(chunks, pool.map(grade_chunk, chunks), strict=True):
-                if verdicts is None:
-                    self._warn_once("a math worker died twice on the same answers; they stay ungraded", chunk[0])
-                    continue
-                for pair, verdict in zip(chunk, verdicts, strict=True):
-                    self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
-                    if verdict == "n":
-                        self._warn_once("gold answer cannot be parsed; its rows stay ungraded", pair)
-                    elif verdict == "k":
-                        self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
+        for chunk, verdicts in zip(chunks, self._workers.ask_all(chunks), strict=True):
+            if verdicts is None:
+                self._warn_once("a math worker died twice on the same answers; they stay ungraded", chunk[0])
+                continue
+            for pair, verdict in zip(chunk, verdicts, strict=True):
+                self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
+                if verdict == "n":
+                    self._warn_once("gold answer cannot be parsed; its rows stay ungraded", pair)
+                elif verdict == "k":
+                    self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
 
     def _pair(self, answer: str | None, gold: Any) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
@@ -175,12 +144,10 @@ class _Worker:
     def ask(self, pairs: list[tuple[str | None, str]]) -> str | None:
         """One verdict character per pair ("1", "0", "n"o gold, "k"illed); None if the worker died twice."""
         for _ in range(2):
-            try:
+            with contextlib.suppress(BrokenPipeError):
                 verdicts = self._exchange(pairs)
-            except BrokenPipeError:
-                verdicts = ""
-            if len(verdicts) == len(pairs):
-                return verdicts
+                if len(verdicts) == len(pairs):
+                    return verdicts
             self.close()
         return None
 
@@ -204,20 +171,7 @@ class _Worker:
         if self._process is None:
             return
         process, self._process = self._process, None
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
-        process.wait()
+        end_session(process)
         process.stdout.close()
-        try:
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except BrokenPipeError:
-            pass
-
-
-def _close_all(workers: list[_Worker], owner: int) -> None:
-    # A forked copy of the training process has no right to its workers.
-    if os.getpid() == owner:
-        for worker in workers:
-            worker.close()

@@ -23,15 +23,10 @@ _GREEK = frozenset("\\gamma \\delta \\theta \\lambda \\xi \\pi \\sigma \\upsilon
 
 
 def comparable(answer: str, gold: str) -> tuple[str | None, str]:
-    r"""The pair that Math-Verify is to compare.
+    r"""The pair that Math-Verify is to compare, of an answer and a gold answer after `readable`.
 
-    Args:
-        answer (str): An answer, after `readable`.
-        gold (str): A gold answer, likewise.
-
-    Returns:
-        tuple[str | None, str]: Answer and gold, the same text twice where they are equal as they are written; None in
-        place of an answer that contradicts the gold in what Math-Verify does not look at.
+    The same text twice where they are equal as they are written; None in place of an answer that contradicts the gold
+    in what Math-Verify does not look at.
 
     Example:
         >>> comparable(r"\text{(C) Plane}", "C"), comparable("5 cm", "5"), comparable(r"\pi R^2", r"\pi r^2")
@@ -53,13 +48,8 @@ def comparable(answer: str, gold: str) -> tuple[str | None, str]:
 def contradicts(answer: str, gold: str) -> bool:
     r"""Whether the two differ in what Math-Verify does not look at.
 
-    Args:
-        answer (str): An answer, after `readable`.
-        gold (str): A gold answer, likewise.
-
-    Returns:
-        bool: True for `12_5` and `12_6`, for the words `AB` and `BA`, which it takes for products, and for `R_1` and
-        `r_1`: letters that are the same but for their case.
+    So do `12_5` and `12_6`, the words `AB` and `BA`, which it takes for products, and `R_1` and `r_1`: letters that
+    are the same but for their case.
     """
     words = [_CAPITALS.fullmatch(text) for text in (answer, gold)]
     if all(words) and words[0][1] != words[1][1]:

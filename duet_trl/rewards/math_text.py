@@ -49,12 +49,6 @@ _MOST_WRAPPERS = 8
 def readable(answer: str) -> str:
     r"""The answer in plain LaTeX, without what changes its looks only.
 
-    Args:
-        answer (str): An extracted answer, or a gold answer.
-
-    Returns:
-        str: The same answer.
-
     Example:
         >>> readable(r"\(12{,}348~\text{cm}\)"), readable("(−∞, 90°]")
         ('12348 \\text{cm}', '(-\\infty , 90^\\circ ]')

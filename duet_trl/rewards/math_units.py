@@ -49,16 +49,9 @@ _MOST_UNITS, _LONGEST_UNIT = 8, 40
 
 
 def without_units(answer: str, gold: str) -> tuple[str | None, str]:
-    r"""Answer and gold without the units behind them.
+    r"""Answer and gold without the units behind them; None in place of an answer in another unit than the gold's.
 
     A bare unit (`5 m`, `12th`) goes where the other side writes the same as text.
-
-    Args:
-        answer (str): An answer, after `readable`.
-        gold (str): A gold answer, likewise.
-
-    Returns:
-        tuple[str | None, str]: Both without units; None in place of an answer in another unit than the gold's.
 
     Example:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")

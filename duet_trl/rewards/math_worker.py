@@ -144,11 +144,7 @@ def _entries(text: str) -> list[str]:
 
 
 class Grader:
-    """The fork that grades, replaced when an answer has killed it or its memory has grown.
-
-    Args:
-        cpu_seconds (float): CPU time of one pair.
-    """
+    """The fork that grades, replaced when a pair has used up its CPU time or the fork's memory has grown."""
 
     def __init__(self, cpu_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds

@@ -68,10 +68,9 @@ def test_every_solution_of_humaneval_passes_whole_and_as_a_continuation(verifier
 
 def test_every_stub_of_humaneval_fails(verifier):
     tasks = rows_of("humaneval_test.jsonl")
-    whole = [fenced(task["prompt"] + "    pass") for task in tasks]
-    bodies = [fenced("    pass") for _ in tasks]
-    assert verifier(whole, **columns_of(tasks)) == [0.0] * 164
-    assert verifier(bodies, **columns_of(tasks)) == [0.0] * 164
+    prompts = [task["prompt"] if number % 2 else "" for number, task in enumerate(tasks)]
+    stubs = [fenced(prompt + "    pass") for prompt in prompts]  # whole, and as a continuation
+    assert verifier(stubs, **columns_of(tasks)) == [0.0] * 164
 
 
 def test_solution_does_not_need_the_imports_and_helpers_that_the_prompt_has(verifier):
@@ -85,18 +84,20 @@ def test_solution_does_not_need_the_imports_and_helpers_that_the_prompt_has(veri
         assert verifier([fenced(source + task["canonical_solution"])], **columns_of([task])) == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("which", "differences"),
-    [("last", LABELLED_WITHOUT_THE_HELPER), ("first", LABELLED_WITHOUT_THE_HELPER | LABELLED_BY_THEIR_EXAMPLES)],
-)
-def test_agrees_with_the_labels_of_real_outputs(which, differences):
+def test_agrees_with_the_labels_of_real_outputs(unfenced):
     tasks = {task["task_id"]: task for task in rows_of("humaneval_test.jsonl")}
     rows = [row for row in rows_of("model_outputs_code.jsonl") if row["label"] is not None]
     assert len(rows) == 164
-    verifier = make_verifier(fenced=False, which=which)
-    rewards = verifier([row["text"] for row in rows], **columns_of([tasks[row["task_id"]] for row in rows]))
-    verifier.close()
-    assert {row["id"] for row, reward in zip(rows, rewards, strict=True) if reward != row["label"]} == differences
+
+    def differences(verifier: CodeVerifier, rows: list[dict]) -> set[str]:
+        rewards = verifier([row["text"] for row in rows], **columns_of([tasks[row["task_id"]] for row in rows]))
+        return {row["id"] for row, reward in zip(rows, rewards, strict=True) if reward != row["label"]}
+
+    assert differences(unfenced, rows) == LABELLED_WITHOUT_THE_HELPER | LABELLED_BY_THEIR_EXAMPLES
+    several = [row for row in rows if extract_code(row["text"], "first") != extract_code(row["text"], "last")]
+    last = make_verifier(fenced=False, which="last")  # the same program as above for all other rows
+    assert differences(last, several) == LABELLED_WITHOUT_THE_HELPER & {row["id"] for row in several}
+    last.close()
 
 
 def test_continuations_of_a_base_model_are_cut_where_the_next_thing_begins(unfenced):
@@ -208,8 +209,11 @@ def test_scripts_that_read_and_print(verifier):
     assert reward(verifier, read_all, **row) == 1.0
     main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
     assert reward(verifier, main, **row) == 1.0
-    for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0", "while True: print(3)"):
+    for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0"):
         assert reward(verifier, wrong, **row) == 0.0
+    hurried = make_verifier(timeout=1)
+    assert reward(hurried, "while True: print(3)", **row) == 0.0
+    hurried.close()
 
 
 @pytest.mark.parametrize(
@@ -309,10 +313,10 @@ def test_bad_arguments_are_named(arguments):
 
 
 def test_verdict_that_time_ran_out_on_is_not_remembered():
-    verifier = make_verifier(limits=Limits(cpu_seconds=5, wall_seconds=1.5))
+    verifier = make_verifier(limits=Limits(cpu_seconds=5, wall_seconds=0.5))
     sleeper, row = "import time\ntime.sleep(60)\ndef f(x):\n    return x", {"test_list": ["assert f(1) == 1"]}
     for _ in range(2):
         begin = time.monotonic()
         assert reward(verifier, sleeper, **row) == 0.0
-        assert time.monotonic() - begin >= 1.5
+        assert time.monotonic() - begin >= 0.5
     verifier.close()

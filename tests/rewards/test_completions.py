@@ -29,13 +29,13 @@ def messages(text):
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
-@pytest.mark.parametrize("build", [str, messages], ids=["text", "messages"])
-def test_boxes_inside_a_thought_earn_nothing_under_a_stock_trainer(which, build):
-    completions, golds = [build(text) for text, _ in BOXES], ["4"] * len(BOXES)
-    expected = [reward for _, reward in BOXES]
+def test_boxes_inside_a_thought_earn_nothing_under_a_stock_trainer(which):
+    golds, expected = ["4"] * len(BOXES), [reward for _, reward in BOXES]
     verifier = MathVerifier(which=which, workers=1)
-    assert verifier(completions, answer=golds) == expected
-    assert ChoiceVerifier(marker="math", which=which)(completions, answer=golds) == expected
+    for build in (str, messages):
+        completions = [build(text) for text, _ in BOXES]
+        assert verifier(completions, answer=golds) == expected
+        assert ChoiceVerifier(marker="math", which=which)(completions, answer=golds) == expected
     verifier.close()
 
 

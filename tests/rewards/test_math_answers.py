@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
+from duet_trl.gate.markers import extract_answer
 from duet_trl.rewards import ChoiceVerifier, MathVerifier
 from duet_trl.rewards.math_pairs import comparable, contradicts
 from duet_trl.rewards.math_text import readable
@@ -146,12 +147,13 @@ def test_hostile_gold_answers_do_not_raise_either():
     verifier.close()
 
 
-@pytest.mark.parametrize("options", [None, ["one", "two", "three"]])
 @pytest.mark.parametrize("marker", ["qa", "math"])
-def test_choice_verifier_refuses_hostile_answers_at_once(marker, options):
-    verifier = ChoiceVerifier(marker=marker)
+def test_choice_verifier_refuses_hostile_answers_at_once(marker):
     texts = [*HOSTILE_ANSWERS.values(), *HOSTILE_TEXTS.values()]
     texts = [rf"\boxed{{{text}}} <answer>{text}</answer> Therefore, the answer is {text}." for text in texts]
     begin = time.process_time()
-    assert set(verifier(texts, ["B"] * len(texts), [options] * len(texts))) == {0.0}
+    answers = [extract_answer(marker, text, "last") for text in texts]
+    for options in (None, ["one", "two", "three"]):
+        verdicts = ChoiceVerifier(marker=marker).grade(answers, ["B"] * len(texts), [options] * len(texts))
+        assert set(verdicts) == {0.0}
     assert time.process_time() - begin < 20

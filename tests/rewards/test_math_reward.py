@@ -59,9 +59,11 @@ def test_real_solution_without_a_box_scores_zero(verifier):
 
 def test_every_gold_answer_of_math_equals_itself_except_the_two_empty_ones(verifier):
     golds = [row["answer"] for row in rows_of("math_train_clean.jsonl")]
-    verdicts = verifier.grade(golds[::10] + [""], golds[::10] + [""])
-    wrong = [gold for gold, verdict in zip(golds[::10], verdicts, strict=False) if verdict != 1.0]
-    assert wrong == [gold for gold in golds[::10] if not gold]
+    sample = [*golds[::20], ""]
+    verdicts = verifier.grade(sample, sample)
+    assert [gold for gold, verdict in zip(sample, verdicts, strict=True) if verdict != 1.0] == [
+        gold for gold in sample if not gold
+    ]
     assert verdicts[-1] is None
 
 
@@ -161,37 +163,30 @@ import importlib.util, os, sys
 spec = importlib.util.spec_from_file_location("math_worker", sys.argv[1])
 worker = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(worker)
-worker.RETIREMENT_BYTES = int(sys.argv[2])
-grader = worker.Grader(20.0)
-pids = set()
-verdicts = ""
-for pairs in ([["1/2", "0.5"]] * 2 + [["1/3", "0.5"]], [["x", "x"], [None, "x"], ["x", ""]]):
-    verdicts += grader.grade_all(pairs)
-    pids.add(grader._pid)
-print(verdicts, len(pids))
+for worker.RETIREMENT_BYTES in (0, 1 << 40):
+    grader = worker.Grader(20.0)
+    pids = set()
+    verdicts = ""
+    for pairs in ([["1/2", "0.5"]] * 2 + [["1/3", "0.5"]], [["x", "x"], [None, "x"], ["x", ""]]):
+        verdicts += grader.grade_all(pairs)
+        pids.add(grader._pid)
+    print(verdicts, len(pids))
 """
 
 
-@pytest.mark.parametrize(("limit", "forks"), [(0, 2), (1 << 40, 1)])
-def test_fork_whose_memory_has_grown_is_replaced_without_a_lost_verdict(limit, forks):
-    arguments = [sys.executable, "-P", "-c", RETIRING, str(math_module.WORKER_SCRIPT), str(limit)]
+def test_fork_whose_memory_has_grown_is_replaced_without_a_lost_verdict():
+    arguments = [sys.executable, "-P", "-c", RETIRING, str(math_module.WORKER_SCRIPT)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["11010n", str(forks)]
+    assert done.stdout.splitlines() == ["11010n 2", "11010n 1"]
 
 
-def test_killed_answer_is_reported_once(caplog):
+def test_killed_answer_and_unparsable_gold_are_reported_once(caplog):
     verifier = MathVerifier(timeout=0.2, workers=1)
     with caplog.at_level(logging.WARNING):
         verifier.grade([HANGING[0], HANGING[0] + "+1"], ["7", "7"])
-    assert [record.message.count("used up its time") for record in caplog.records] == [1]
-    verifier.close()
-
-
-def test_unparsable_gold_is_reported_once(caplog, verifier):
-    verifier = MathVerifier(workers=1)
-    with caplog.at_level(logging.WARNING):
         assert verifier.grade(["1", "2"], ["", ""]) == [None, None]
-    assert len(caplog.records) == 1 and "cannot be parsed" in caplog.text
+    killed, unparsable = [record.message for record in caplog.records]
+    assert "used up its time" in killed and "cannot be parsed" in unparsable
     verifier.close()
 
 
@@ -230,7 +225,7 @@ def test_rows_must_match(verifier):
 
 def test_killed_worker_process_is_replaced(verifier):
     verifier.grade(["110"], ["1"])
-    running = [worker._process.pid for worker in verifier._workers if worker._process]
+    running = [worker._process.pid for worker in verifier._workers.all if worker._process]
     assert running
     for pid in running:
         os.killpg(pid, signal.SIGKILL)
@@ -259,8 +254,8 @@ def test_unguarded_script_with_torch_threads_grades_once_and_leaves_no_process()
         "import torch\n"
         "torch.randn(512, 512) @ torch.randn(512, 512)\n"
         "from duet_trl.rewards import MathVerifier\n"
-        "verifier = MathVerifier(workers=2)\n"
-        "print(verifier.grade(['1', '2'], ['1', '1']), *(w._process.pid for w in verifier._workers if w._process))\n"
+        "verifier = MathVerifier(workers=1)\n"
+        "print(verifier.grade(['1', '2'], ['1', '1']), *(w._process.pid for w in verifier._workers.all))\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     verdicts, _, pids = done.stdout.partition("] ")

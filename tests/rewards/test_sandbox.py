@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 
 from duet_trl.rewards import Check, Limits, Sandbox
 from duet_trl.rewards.sandbox import filter as system_call_filter
-from duet_trl.rewards.sandbox import process as sandbox_process
+from duet_trl.rewards.sandbox import pool
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from duet_trl.rewards.sandbox.kernel import landlock_version
-from duet_trl.rewards.sandbox.pool import default_workers
-from duet_trl.rewards.sandbox.probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation, probe
+from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
 from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
 from tests.rewards.hostile_kernel import ALL_PROGRAMS
 from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
@@ -373,8 +372,8 @@ def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
     # A process that the kernel has not cleaned up in time is left to the next check: here none is waited for at all.
     entry = "from sandbox.launcher import {entry};"
     hurried = f"import sandbox.launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
-    assert entry in sandbox_process.BOOTSTRAP
-    monkeypatch.setattr(sandbox_process, "BOOTSTRAP", sandbox_process.BOOTSTRAP.replace(entry, hurried))
+    assert entry in pool.BOOTSTRAP
+    monkeypatch.setattr(pool, "BOOTSTRAP", pool.BOOTSTRAP.replace(entry, hurried))
     before = descendants()
     with Sandbox(isolation="limits", workers=1, limits=Limits(cpu_seconds=1, wall_seconds=1.0)) as sandbox:
         for _ in range(3):
@@ -387,7 +386,7 @@ def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
 
 
 def test_launcher_that_gives_no_answer_is_waited_for_once_and_replaced(monkeypatch):
-    monkeypatch.setattr(sandbox_process, "SECONDS_OF_GRACE", 0.5)
+    monkeypatch.setattr(pool, "SECONDS_OF_GRACE", 0.5)
     before = descendants()
     with Sandbox(isolation="limits", workers=1, limits=Limits(cpu_seconds=1, wall_seconds=1.0)) as sandbox:
         assert sandbox.check(task(SOLUTION)).passed
@@ -446,18 +445,22 @@ def test_launcher_ends_with_its_owner(strong):
         assert descendants() == before
 
 
+@pytest.fixture(scope="module")
+def with_all_rights():
+    return {name: probe(name) for name in ("namespaces", "landlock", "limits")}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user has no rights to give up; the other tests cover it")
 @pytest.mark.parametrize("lost", [(21,), (21, 7)], ids=["administration", "administration and changing the user"])
-def test_root_of_a_container_is_isolated_too(lost):
+def test_root_of_a_container_is_isolated_too(lost, with_all_rights):
     script = (
         "import ctypes, os, sys\n"
         f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
-        "code = 'from duet_trl.rewards.sandbox.probe import probe\\n"
+        "code = 'from duet_trl.rewards.sandbox.pool import probe\\n"
         "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
         "os.execv(sys.executable, [sys.executable, '-c', code])"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
-    with_all_rights = {name: probe(name) for name in ("namespaces", "landlock", "limits")}
     assert done.stdout.strip() == str(with_all_rights), done.stderr
 
 

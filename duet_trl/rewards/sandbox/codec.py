@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -35,14 +36,7 @@ class EndOfData(Exception):
 
 
 class Caught:
-    """Runs what is not ours to trust: whatever it raises, SystemExit included, ends the block and is kept in `error`.
-
-    Example:
-        >>> with Caught() as outcome:
-        ...     raise SystemExit(0)
-        >>> outcome.error
-        SystemExit(0)
-    """
+    """Runs what is not ours to trust; whatever it raises, SystemExit included, ends the block and is its `error`."""
 
     error: BaseException | None = None
 
@@ -54,12 +48,20 @@ class Caught:
         return True
 
 
-def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
-    """One JSON message behind its length.
+def shown(error: BaseException) -> str:
+    """Text of an exception, whose arguments may be objects of the program."""
+    with Caught():
+        return str(error)
+    return "(cannot be shown)"
 
-    Raises:
-        NotPlainData: If it is longer than the limit.
-    """
+
+def description(error: BaseException) -> str:
+    """Name and text of an exception."""
+    return f"{type(error).__name__}: {shown(error)}"[:300]
+
+
+def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
+    """One JSON message behind its length; NotPlainData if it is longer than the limit."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > limit:
         raise NotPlainData(f"{len(data)} bytes, more than the limit of {limit}")
@@ -67,21 +69,12 @@ def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
 
 
 def write_frame(descriptor: int, message: Any, limit: int = MAX_FRAME_BYTES) -> None:
-    """Write one JSON message behind its length.
-
-    Raises:
-        NotPlainData: If it is longer than the limit.
-        EndOfData: If nobody reads.
-    """
+    """Write a message as `frame` and `write` do."""
     write(descriptor, frame(message, limit))
 
 
 def write(descriptor: int, data: bytes) -> None:
-    """Write all of the data.
-
-    Raises:
-        EndOfData: If nobody reads.
-    """
+    """Write all of the data; EndOfData if nobody reads."""
     view = memoryview(data)
     try:
         while view:
@@ -91,12 +84,7 @@ def write(descriptor: int, data: bytes) -> None:
 
 
 def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
-    """Read one JSON message.
-
-    Raises:
-        NotPlainData: If the frame is longer than the limit or no JSON.
-        EndOfData: If the other side closed its end before the frame was complete.
-    """
+    """Read one JSON message; NotPlainData if it is too long or no JSON, EndOfData if the other side ends within it."""
     (size,) = struct.unpack(">I", _read_exactly(descriptor, 4))
     if size > limit:
         raise NotPlainData(f"a frame of {size} bytes, more than the limit of {limit}")
@@ -108,14 +96,9 @@ def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
 
 
 def encode(value: Any) -> Any:
-    """JSON form of a plain value.
+    """JSON form of a value of the types of `_CODES`, of strings, lists and iterators, and of what these hold.
 
-    None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, ranges, Counter, OrderedDict, deque, Fraction,
-    Decimal, dates and times without a zone, views of a dict, and iterators over such values. Of a subclass only the
-    plain value crosses.
-
-    Raises:
-        NotPlainData: If the value, or a part of it, is of another type, or nested too deeply.
+    Of a subclass only the plain value crosses. NotPlainData for any other type, and for what is nested too deeply.
     """
     try:
         return _encode(value)
@@ -124,11 +107,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(message: Any) -> Any:
-    """The value that `encode` made a message of.
-
-    Raises:
-        NotPlainData: If the message is not of that form.
-    """
+    """The value that `encode` made a message of; NotPlainData if the message is not of that form."""
     try:
         return _decode(message)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -143,8 +122,8 @@ def _encode(value: Any) -> Any:
         return value if -_JSON_INTEGERS < value < _JSON_INTEGERS else {"int": hex(value)}
     if kind is list:
         return [_encode(item) for item in value]
-    if kind in _ENCODERS:
-        return {kind.__name__: _ENCODERS[kind](value)}
+    if kind in _CODES:
+        return {kind.__name__: _CODES[kind][0](value)}
     for base in kind.__mro__[1:]:
         if base in _REBUILT:
             return _encode(_REBUILT[base](value))
@@ -177,41 +156,8 @@ def _items_of_iterator(value: Iterator) -> list:
     return items
 
 
-_ENCODERS: dict[type, Callable[[Any], Any]] = {
-    float: float.hex,
-    complex: lambda value: [value.real.hex(), value.imag.hex()],
-    bytes: bytes.hex,
-    bytearray: bytearray.hex,
-    tuple: _encode_items,
-    set: _encode_items,
-    frozenset: _encode_items,
-    dict: _encode_pairs,
-    OrderedDict: _encode_pairs,
-    Counter: _encode_pairs,
-    deque: _encode_items,
-    range: lambda value: [_encode(part) for part in (value.start, value.stop, value.step)],
-    Fraction: lambda value: [_encode(value.numerator), _encode(value.denominator)],
-    Decimal: str,
-    date: date.isoformat,
-    datetime: _encode_moment,
-    time: _encode_moment,
-    timedelta: lambda value: [value.days, value.seconds, value.microseconds],
-    type({}.keys()): _encode_items,
-    type({}.values()): _encode_items,
-    type({}.items()): _encode_items,
-}
-_REBUILT: dict[type, Callable[[Any], Any]] = {
-    int: lambda value: int.__add__(value, 0),
-    float: lambda value: float.__add__(value, 0.0),
-    str: lambda value: "".join(str.__iter__(value)),
-    bytes: lambda value: bytes(bytes.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    list: lambda value: list(list.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-    dict: lambda value: dict(dict.items(value)),
-}
-"""The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""
+def _rebuilt(kind: type, value: Any) -> Any:
+    return kind(kind.__iter__(value))
 
 
 def _decode(message: Any) -> Any:
@@ -231,31 +177,61 @@ def _decode_pairs(content: list) -> dict:
     return {_decode(key): _decode(item) for key, item in content}
 
 
+def _items(rebuild: Callable[[Iterator], Any]) -> tuple[Callable, Callable]:
+    """Both ways of a value that is its items."""
+    return _encode_items, lambda content: rebuild(_decode_items(content))
+
+
+def _pairs(rebuild: Callable[[dict], Any]) -> tuple[Callable, Callable]:
+    return _encode_pairs, lambda content: rebuild(_decode_pairs(content))
+
+
+_CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    float: (float.hex, float.fromhex),
+    complex: (
+        lambda value: [value.real.hex(), value.imag.hex()],
+        lambda content: complex(*map(float.fromhex, content)),
+    ),
+    bytes: (bytes.hex, bytes.fromhex),
+    bytearray: (bytearray.hex, bytearray.fromhex),
+    tuple: _items(tuple),
+    set: _items(set),
+    frozenset: _items(frozenset),
+    dict: _pairs(dict),
+    OrderedDict: _pairs(OrderedDict),
+    Counter: _pairs(Counter),
+    deque: _items(deque),
+    range: (
+        lambda value: _encode_items((value.start, value.stop, value.step)),
+        lambda content: range(*_decode_items(content)),
+    ),
+    Fraction: (
+        lambda value: _encode_items((value.numerator, value.denominator)),
+        lambda content: Fraction(*_decode_items(content)),
+    ),
+    Decimal: (str, Decimal),
+    date: (date.isoformat, date.fromisoformat),
+    datetime: (_encode_moment, datetime.fromisoformat),
+    time: (_encode_moment, time.fromisoformat),
+    timedelta: (lambda value: [value.days, value.seconds, value.microseconds], lambda content: timedelta(*content)),
+    type({}.keys()): _items(lambda items: dict.fromkeys(items).keys()),
+    type({}.values()): _items(lambda items: dict(enumerate(items)).values()),
+    type({}.items()): _items(lambda items: dict(items).items()),
+}
+"""How a value of each type is written, and made again of what was written."""
 _DECODERS: dict[str, Callable[[Any], Any]] = {
+    **{kind.__name__: decoder for kind, (_, decoder) in _CODES.items()},
     "int": lambda content: int(content, 16),
-    "float": float.fromhex,
-    "complex": lambda content: complex(*map(float.fromhex, content)),
-    "bytes": bytes.fromhex,
-    "bytearray": bytearray.fromhex,
-    "tuple": lambda content: tuple(_decode_items(content)),
-    "set": lambda content: set(_decode_items(content)),
-    "frozenset": lambda content: frozenset(_decode_items(content)),
-    "dict": _decode_pairs,
-    "OrderedDict": lambda content: OrderedDict(_decode_pairs(content)),
-    "Counter": lambda content: Counter(_decode_pairs(content)),
-    "deque": lambda content: deque(_decode_items(content)),
-    "range": lambda content: range(*_decode_items(content)),
-    "Fraction": lambda content: Fraction(*_decode_items(content)),
-    "Decimal": Decimal,
-    "date": date.fromisoformat,
-    "datetime": datetime.fromisoformat,
-    "time": time.fromisoformat,
-    "timedelta": lambda content: timedelta(*content),
-    "dict_keys": lambda content: dict.fromkeys(_decode_items(content)).keys(),
-    "dict_values": lambda content: dict(enumerate(_decode_items(content))).values(),
-    "dict_items": lambda content: dict(_decode_items(content)).items(),
     "iterator": lambda content: iter([_decode(item) for item in content]),
 }
+_REBUILT: dict[type, Callable[[Any], Any]] = {
+    int: lambda value: int.__add__(value, 0),
+    float: lambda value: float.__add__(value, 0.0),
+    str: lambda value: "".join(str.__iter__(value)),
+    **{kind: partial(_rebuilt, kind) for kind in (bytes, tuple, list, set, frozenset)},
+    dict: lambda value: dict(dict.items(value)),
+}
+"""The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""
 
 
 def _read_exactly(descriptor: int, size: int) -> bytes:

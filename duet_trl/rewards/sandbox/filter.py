@@ -11,8 +11,6 @@ import platform
 import struct
 from functools import cache
 
-from .kernel import install_seccomp
-
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 """Column of the tables below and the kernel's name (AUDIT_ARCH) of each machine that has a filter."""
 ALLOWED = """
@@ -64,7 +62,7 @@ FIRST_RECENT = 424
 
 # Classic BPF: opcodes, return values, and the offsets in `struct seccomp_data` (arguments: their low halves).
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
+_ALLOW, _ERRNO, _KILL = (_RETURN, 0, 0, 0x7FFF0000), 0x00050000, 0x80000000
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 
 Instruction = tuple[int, int, int, int]
@@ -75,35 +73,12 @@ def has_filter() -> bool:
     return platform.machine() in MACHINES
 
 
-def restrict_system_calls(*, writable: bool, threads: bool) -> None:
-    """Restrict this process and its threads to the allowed system calls, for good.
-
-    Args:
-        writable (bool): Whether files may be created and changed where the file system permits it.
-        threads (bool): Whether threads may be started.
-
-    Raises:
-        ValueError: If there is no filter for this machine.
-        OSError: If the kernel refuses the filter.
-    """
-    install_seccomp(filter_program(platform.machine(), os.getpid(), writable=writable, threads=threads))
-
-
 @cache
 def filter_program(machine: str, pid: int, *, writable: bool, threads: bool) -> bytes:
     """The filter in the kernel's form: opcode, jump if true, jump if false, operand; 2 + 1 + 1 + 4 bytes.
 
-    Args:
-        machine (str): As `platform.machine()` names it.
-        pid (int): The only process that signals may go to.
-        writable (bool): As in `restrict_system_calls`.
-        threads (bool): As there.
-
-    Returns:
-        bytes: The program.
-
-    Raises:
-        ValueError: If there is no filter for this machine.
+    Signals may go to the process `pid` only; files may be created and changed, threads started, only if so said.
+    ValueError if there is no filter for this machine.
     """
     if machine not in MACHINES:
         raise ValueError(f"there is no system-call filter for {machine!r}, only for {', '.join(MACHINES)}.")
@@ -111,20 +86,18 @@ def filter_program(machine: str, pid: int, *, writable: bool, threads: bool) -> 
     program = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit_name), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
     allowed = system_calls(ALLOWED, column) | (system_calls(WRITING, column) if writable else {})
     for number in allowed.values():
-        program += _where_equal(number, [_allow()])
+        program += _where_equal(number, [_ALLOW])
     checked = system_calls(CHECKED, column)
     program += _where_equal(
-        checked["clone"], [_argument(0), (_ANY_BIT, 0, 1, CLONE_THREAD if threads else 0), _allow(), _refuse()]
+        checked["clone"], [_argument(0), (_ANY_BIT, 0, 1, CLONE_THREAD if threads else 0), _ALLOW, _refuse()]
     )
-    for name in ("kill", "tgkill"):
-        program += _where_equal(checked[name], _one_of(0, (pid,)))
-    program += _where_equal(checked["prlimit64"], _one_of(0, (0, pid)))
-    program += _where_equal(checked["ioctl"], _one_of(1, IOCTLS))
-    program += _where_equal(checked["fcntl"], _one_of(1, FCNTLS))
+    own = {"kill": (0, (pid,)), "tgkill": (0, (pid,)), "prlimit64": (0, (0, pid))}
+    for name, (argument, values) in {**own, "ioctl": (1, IOCTLS), "fcntl": (1, FCNTLS)}.items():
+        program += _where_equal(checked[name], _one_of(argument, values))
     forbidden = 0 if writable else OPEN_FOR_CHANGE
     for name, flags in (("open", 1), ("openat", 2)):
         if name in checked:
-            test = [_argument(flags), (_ANY_BIT, 0, 1, forbidden), _refuse(errno.EROFS), _allow()]
+            test = [_argument(flags), (_ANY_BIT, 0, 1, forbidden), _refuse(errno.EROFS), _ALLOW]
             program += _where_equal(checked[name], test)
     program += [(_AT_LEAST, 0, 1, FIRST_RECENT), _refuse(errno.ENOSYS), _refuse()]
     return b"".join(struct.pack("HBBI", *line) for line in program)
@@ -142,18 +115,12 @@ def _where_equal(number: int, body: list[Instruction]) -> list[Instruction]:
 
 
 def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
-    lines = [_argument(argument)]
-    for value in values:
-        lines += [(_EQUAL, 0, 1, value), _allow()]
-    return [*lines, _refuse()]
+    tests = [line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOW)]
+    return [_argument(argument), *tests, _refuse()]
 
 
 def _argument(index: int) -> Instruction:
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
-
-
-def _allow() -> Instruction:
-    return (_RETURN, 0, 0, _ALLOW)
 
 
 def _refuse(reason: int = errno.EPERM) -> Instruction:

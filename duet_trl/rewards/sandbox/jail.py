@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from . import kernel
-from .filter import filter_program, has_filter, restrict_system_calls
+from .filter import filter_program, has_filter
 
 UNPRIVILEGED_ID = 65534
 """User and group of sandboxed processes where only one can be had: "nobody", who owns nothing."""
@@ -27,6 +27,8 @@ FIRST_OWN_ID = 0x70000000
 """Users from this number on belong to nobody and nothing. Where they can be had, every launcher has one of its own:
 the kernel counts threads per user, so that a program with many would leave none to its neighbours."""
 NUM_OWN_IDS = 1 << 27
+PRIVATE_ROOT = ("namespaces", "bubblewrap")
+"""Isolations in which a program has a file system of its own."""
 PRIVATE_FOLDER = "/tmp"
 SHARED_MEMORY = "/dev/shm"
 """Where the C library keeps semaphores, which pools of threads use; the private folder under another name."""
@@ -45,54 +47,42 @@ def library_is_public() -> bool:
     return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (library, *library.parents))
 
 
-def check_library_is_visible() -> None:
-    """Refuse a Python whose standard library the private folder would hide.
+def prepare(isolation: str) -> None:
+    """Work out once, before the first fork, what every process needs to confine itself.
 
-    Raises:
-        OSError: If the library is in that folder.
+    OSError for a Python whose standard library the private folder would hide.
     """
     hidden = [path for path in readable_paths() if path.startswith(f"{PRIVATE_FOLDER}/")]
-    if hidden:
+    if hidden and isolation in PRIVATE_ROOT:
         raise OSError(f"Python's library is in {hidden[0]}, but programs have a {PRIVATE_FOLDER} of their own")
-
-
-def warm_up(isolation: str) -> None:
-    """Work out once, before the first fork, what every process needs to confine itself."""
-    readable_paths()
     library_is_public()
     if isolation == "namespaces" and has_filter():
         filter_program(platform.machine(), 1, writable=True, threads=True)
 
 
-class ProcessNamespace:
-    """The launcher's own process ids, and a way to fork each child as the first process of a namespace of its own."""
-
-    def __init__(self) -> None:
-        self._own = os.open("/proc/self/ns/pid", os.O_RDONLY)
-
-    def fork(self) -> int:
-        """Fork a child that is process 1 of a new namespace: when it ends, the kernel ends all it started."""
-        kernel.unshare(kernel.NEW_PIDS)
-        child = os.fork()
-        if child != 0:
-            kernel.return_to_namespace(self._own, kernel.NEW_PIDS)
-        return child
+def fork(own_ids: int | None) -> int:
+    """Fork a child; behind `enter` as process 1 of a new namespace: when it ends, the kernel ends all it started."""
+    if own_ids is None:
+        return os.fork()
+    kernel.call("unshare", kernel.NEW_PIDS)
+    child = os.fork()
+    if child != 0:
+        kernel.call("setns", own_ids, kernel.NEW_PIDS)
+    return child
 
 
-def enter() -> ProcessNamespace:
+def enter() -> int:
     """Move this process into namespaces of its own; returns in a child of it, whose root is a nearly empty folder.
 
-    Needs the right to administrate the system, or a kernel that lets its users make user namespaces.
-
-    Raises:
-        OSError: If the kernel allows neither.
+    What it returns is the descriptor of its process ids. Needs the right to administrate the system, or a kernel that
+    lets its users make user namespaces: else an OSError.
     """
     user, group = os.getuid(), os.getgid()
     spaces = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_HOSTNAME
     try:
-        kernel.unshare(spaces)
+        kernel.call("unshare", spaces)
     except PermissionError:
-        kernel.unshare(spaces | kernel.NEW_USER)
+        kernel.call("unshare", spaces | kernel.NEW_USER)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{UNPRIVILEGED_ID} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{UNPRIVILEGED_ID} {group} 1")
@@ -100,11 +90,11 @@ def enter() -> ProcessNamespace:
     if child != 0:
         os.waitpid(child, 0)
         os._exit(0)
-    kernel.die_with_parent(signal.SIGKILL)
-    namespace = ProcessNamespace()
-    kernel.make_mounts_private()
+    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
+    own_ids = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    kernel.mount(None, "/", None, kernel.MOUNT_RECURSIVE | kernel.MOUNT_PRIVATE)
     _build_root()
-    return namespace
+    return own_ids
 
 
 @cache
@@ -134,11 +124,11 @@ def _build_root() -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if os.path.islink(path):
             target.symlink_to(os.readlink(path))
-        elif os.path.isdir(path):
-            target.mkdir(exist_ok=True)
-            kernel.bind_read_only(path, str(target))
         else:
-            target.touch()
+            if os.path.isdir(path):
+                target.mkdir(exist_ok=True)
+            else:
+                target.touch()
             kernel.bind_read_only(path, str(target), device=path in DEVICES)
     for folder in package_folders():
         kernel.mount_memory(root + folder, 1 << 12, "mode=755", kernel.MOUNT_READ_ONLY)
@@ -168,22 +158,15 @@ def num_tasks_of_user() -> int:
 
 
 def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:
-    """Shut this process in for good. Its descriptors are in place already.
+    """Shut this process in for good, its descriptors in place already; OSError if the kernel refuses a part of it.
 
-    Args:
-        isolation (str): "namespaces" (in a child of `ProcessNamespace.fork`), "bubblewrap" (inside it), "landlock" or
-            "limits".
-        limits (dict): Resource limits, as `Limits` names them.
-        parent (int): Process id of the launcher, 0 where it cannot be seen.
-        user (int): User and group that root becomes.
-
-    Raises:
-        OSError: If the kernel refuses a part of it.
+    With "namespaces" it is a child of `fork`, with "bubblewrap" inside it. `parent` is the launcher,
+    0 where it cannot be seen, `user` what root becomes.
     """
     os.environ.clear()
-    private_root = isolation in ("namespaces", "bubblewrap")
+    private_root = isolation in PRIVATE_ROOT
     if isolation == "namespaces":
-        kernel.unshare(kernel.NEW_MOUNTS | kernel.NEW_IPC)
+        kernel.call("unshare", kernel.NEW_MOUNTS | kernel.NEW_IPC)
         options = f"mode=700,uid={user},gid={user},nr_inodes=1024"
         kernel.mount_memory(PRIVATE_FOLDER, limits["folder_bytes"], options, kernel.MOUNT_NO_EXEC)
     elif isolation == "landlock":
@@ -191,16 +174,17 @@ def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> N
     set_limits(limits)
     user = user if isolation != "limits" or library_is_public() else os.geteuid()
     kernel.drop_privileges(user, still_reads_files=isolation == "landlock")
-    kernel.hide_memory()
-    kernel.die_with_parent(signal.SIGKILL)
+    kernel.prctl(kernel.DUMPABLE, 0)
+    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
     os.chdir(PRIVATE_FOLDER if private_root else "/")
     if has_filter():
         # The kernel does not count the threads of root, who is still here only where the user cannot be changed.
-        restrict_system_calls(writable=private_root, threads=os.geteuid() != 0)
+        threads = os.geteuid() != 0
+        kernel.install_seccomp(filter_program(platform.machine(), os.getpid(), writable=private_root, threads=threads))
     else:
-        kernel.forbid_new_privileges()
+        kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
 
 
 def set_limits(limits: dict[str, Any]) -> None:
@@ -215,6 +199,5 @@ def set_limits(limits: dict[str, Any]) -> None:
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         _, highest = resource.getrlimit(kind)
-        if highest != resource.RLIM_INFINITY:
-            amount = min(amount, highest)
+        amount = amount if highest == resource.RLIM_INFINITY else min(amount, highest)
         resource.setrlimit(kind, (amount, amount))

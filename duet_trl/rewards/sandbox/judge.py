@@ -8,9 +8,14 @@ and cannot touch this process.
 
 import builtins
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
-from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData, decode, encode, read_frame, write_frame
+from . import codec
+from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData
+
+OF_THE_PROGRAM = ("source", "names", "preamble", "reads_input")
+"""All that the program's process gets of a check."""
 
 
 class ProgramFailed(BaseException):
@@ -27,13 +32,14 @@ class UnusableTests(BaseException):
 
 def judge(channel: int, link: int) -> None:
     """Read a check from the channel, run it against the program behind the link, write the verdict to the channel."""
-    check = read_frame(channel, MAX_CHECK_BYTES)
+    check = codec.read_frame(channel, MAX_CHECK_BYTES)
     program = _Program(link)
     with Caught() as outcome:
-        run = _prepare(check, program)
-        program.load(check["program"])
-        run()
-    write_frame(channel, _verdict(outcome.error, program.failure))
+        tests, namespace = _prepare(check, program)
+        program.load({name: check[name] for name in OF_THE_PROGRAM})
+        for test in tests:
+            exec(test, namespace)
+    codec.write_frame(channel, _verdict(outcome.error, program.failure))
 
 
 def _verdict(error: BaseException | None, failure: str | None) -> dict[str, Any]:
@@ -42,26 +48,21 @@ def _verdict(error: BaseException | None, failure: str | None) -> dict[str, Any]
     if failure is not None:
         return {"passed": False, "reason": failure}
     if error is not None:
-        return {"passed": False, "reason": _description(error)}
+        return {"passed": False, "reason": codec.description(error)}
     return {"passed": True, "reason": "all tests passed"}
 
 
-def _prepare(check: dict[str, Any], program: "_Program") -> Callable[[], None]:
-    """Everything that can fail without the program: compile the tests and run their setup."""
+def _prepare(check: dict[str, Any], program: "_Program") -> tuple[list[CodeType], dict[str, Any]]:
+    """Compiled tests and the names they see, their setup run: everything that can fail without the program."""
     namespace: dict[str, Any] = {"__name__": "tests"}
     with Caught() as outcome:
         tests = [compile(test, "<test>", "exec", dont_inherit=True) for test in check["tests"]]
         for setup in check["setup"]:
             exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
     if outcome.error is not None:
-        raise UnusableTests(f"unusable tests, {_description(outcome.error)}")
-    namespace.update({name: program.function(name) for name in check["program"]["names"]})
-
-    def run() -> None:
-        for test in tests:
-            exec(test, namespace)
-
-    return run
+        raise UnusableTests(f"unusable tests, {codec.description(outcome.error)}")
+    namespace.update({name: program.function(name) for name in check["names"]})
+    return tests, namespace
 
 
 class _Program:
@@ -81,7 +82,7 @@ class _Program:
 
         def stand_in(*arguments: Any, **options: Any) -> Any:
             try:
-                request = {"name": name, "arguments": encode(arguments), "options": encode(options)}
+                request = {"name": name, "arguments": codec.encode(arguments), "options": codec.encode(options)}
             except NotPlainData as error:
                 if self._has_answered:  # what it answered may be part of the argument
                     self._fail(f"an argument that came from the program is {error}")
@@ -98,25 +99,21 @@ class _Program:
         if self.failure is not None:
             raise ProgramFailed(self.failure)
         try:
-            write_frame(self._link, message, MAX_CHECK_BYTES)
+            codec.write_frame(self._link, message, MAX_CHECK_BYTES)
         except EndOfData:
             self._fail("the program ended before a call")
 
     def _receive(self, expected: str) -> Any:
-        reply = {}
         try:
-            reply = read_frame(self._link)
+            reply = codec.read_frame(self._link)
+            if not isinstance(reply, dict):
+                raise NotPlainData("bytes that are no answer")
+            if expected in reply:
+                return codec.decode(reply[expected])
         except EndOfData:
             self._fail("the program ended without an answer")
         except NotPlainData as error:
             self._fail(f"the program sent {error}")
-        if not isinstance(reply, dict):
-            self._fail("the program sent bytes that are no answer")
-        if expected in reply:
-            try:
-                return decode(reply[expected])
-            except NotPlainData as error:
-                self._fail(f"the program sent {error}")
         if expected == "value" and "raised" in reply:
             raise _exception(reply)
         self._fail(str(reply.get("ended", "the program sent bytes that are no answer"))[:300])
@@ -131,7 +128,7 @@ def _exception(reply: dict[str, Any]) -> Exception:
     with Caught():
         first, *others = reply["raised"]
         if _is_expected(first):
-            return vars(builtins)[first](*decode(reply["arguments"]))
+            return vars(builtins)[first](*codec.decode(reply["arguments"]))
         kind = next((vars(builtins)[name] for name in others if _is_expected(name)), ProgramError)
         return type(first, (kind,), {})(reply["text"])
     return ProgramError(str(reply.get("text"))[:300])
@@ -142,10 +139,3 @@ def _is_expected(name: str) -> bool:
     kind = vars(builtins).get(name)
     is_exception = isinstance(kind, type) and issubclass(kind, Exception)
     return is_exception and not issubclass(kind, StopIteration | StopAsyncIteration)
-
-
-def _description(error: BaseException) -> str:
-    """One line; a value of the program in an assertion's message may be one that cannot be shown."""
-    with Caught():
-        return f"{type(error).__name__}: {error}"[:300]
-    return type(error).__name__

@@ -17,11 +17,12 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_FILES_BY_VERSION = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 """Kinds of access to files that each version of Landlock's interface knows, as a number of bits."""
-_LANDLOCK_READ = 1 << 2 | 1 << 3  # files and folders
-_LANDLOCK_WRITE_FILE = 1 << 1
+_LANDLOCK_WRITE_FILE, _LANDLOCK_READ_FILE, _LANDLOCK_READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
 _LANDLOCK_TCP, _LANDLOCK_SCOPES = 3, 3  # bind and connect; abstract sockets and signals
-_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
-_KEEP_CAPABILITIES, _SET_CHILD_SUBREAPER = 8, 36
+DEATH_SIGNAL, DUMPABLE, NO_NEW_PRIVILEGES, CHILD_SUBREAPER = 1, 4, 38, 36
+"""Options of prctl: the signal at the end of the parent; whether others of the user may trace this process and read
+its memory; whether programs it executes may have more privileges; whether it becomes the parent of its orphans."""
+_KEEP_CAPABILITIES, _SET_SECCOMP = 8, 22
 _READ_ANY_FILE = 1 << 2  # CAP_DAC_READ_SEARCH
 _DETACH = 2
 
@@ -29,95 +30,58 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.syscall.restype = ctypes.c_long
 
 
-def unshare(namespaces: int) -> None:
-    """Enter new namespaces; new process ids apply to the children forked from now on."""
-    _call("unshare", namespaces)
-
-
-def return_to_namespace(descriptor: int, kind: int) -> None:
-    """Enter the namespace of that kind which the descriptor refers to."""
-    _call("setns", descriptor, kind)
-
-
-def make_mounts_private() -> None:
-    """Keep what is mounted from now on out of the namespace that this one was made from."""
-    _mount(None, "/", None, MOUNT_RECURSIVE | MOUNT_PRIVATE)
-
-
 def mount_memory(folder: str, size_bytes: int, options: str, flags: int = 0) -> None:
     """Mount a file system in memory, never with devices or set-user-id files."""
     flags |= MOUNT_NO_SUID | MOUNT_NO_DEVICES
-    _mount("tmpfs", folder, "tmpfs", flags, f"size={size_bytes},{options}")
+    mount("tmpfs", folder, "tmpfs", flags, f"size={size_bytes},{options}")
 
 
 def bind_read_only(source: str, target: str, *, device: bool = False) -> None:
     """Show a file or folder at another place as well, read-only."""
-    _mount(source, target, None, MOUNT_BIND | MOUNT_RECURSIVE)
+    mount(source, target, None, MOUNT_BIND | MOUNT_RECURSIVE)
     present = os.statvfs(target).f_flag
     flags = sum(flag for bit, flag in KEPT_MOUNT_FLAGS.items() if present & bit) | MOUNT_NO_SUID
     if not device:
         flags |= MOUNT_NO_DEVICES
-    _mount(None, target, None, flags | MOUNT_REMOUNT | MOUNT_BIND | MOUNT_READ_ONLY)
+    mount(None, target, None, flags | MOUNT_REMOUNT | MOUNT_BIND | MOUNT_READ_ONLY)
 
 
 def make_root(folder: str, machine: str) -> None:
     """Make a mounted folder the root of the file system and let go of all that is outside it; read-only itself."""
     os.chdir(folder)
     _check(_LIBC.syscall(_PIVOT_ROOT[machine], b".", b"."), "pivot_root")
-    _call("umount2", b".", _DETACH)
+    call("umount2", b".", _DETACH)
     os.chdir("/")
     flags = MOUNT_NO_SUID | MOUNT_NO_DEVICES
-    _mount(None, "/", None, flags | MOUNT_REMOUNT | MOUNT_BIND | MOUNT_READ_ONLY)
+    mount(None, "/", None, flags | MOUNT_REMOUNT | MOUNT_BIND | MOUNT_READ_ONLY)
 
 
 def drop_privileges(user: int, *, still_reads_files: bool) -> None:
     """Give up all capabilities of this process and, if it is root's, turn it into this user's and group's, for good.
 
-    Args:
-        user (int): User and group; 0 keeps root as it is, without its capabilities.
-        still_reads_files (bool): Keep root's right to read files whatever their permissions: for a process that
-            Landlock confines to a few, which may be in a folder of root's.
+    User 0 keeps root, without capabilities. With `still_reads_files` root's right to read files stays: for a process
+    that Landlock confines to a few, which may be in a folder of root's.
     """
     kept = 0
     if os.geteuid() == 0 != user:
         try:
             os.setgroups([])
             os.setresgid(user, user, user)
-            _prctl(_KEEP_CAPABILITIES, 1)
+            prctl(_KEEP_CAPABILITIES, 1)
             os.setresuid(user, user, user)
             kept = _READ_ANY_FILE if still_reads_files else 0
         except PermissionError:
             pass  # a root without the right to change its user, as in some containers, has no others to lose
     header = struct.pack("Ii", 0x20080522, 0)
-    _call("capset", header, struct.pack("6I", kept, kept, 0, 0, 0, 0))
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends."""
-    _prctl(_SET_DEATH_SIGNAL, signal_number)
-
-
-def adopt_orphans() -> None:
-    """Make this process the parent of its descendants whose own parent ends."""
-    _prctl(_SET_CHILD_SUBREAPER, 1)
-
-
-def hide_memory() -> None:
-    """Keep other processes of the same user from tracing this one and reading its memory."""
-    _prctl(_SET_DUMPABLE, 0)
-
-
-def forbid_new_privileges() -> None:
-    """Let no program that this process executes have more privileges than it has."""
-    _prctl(_SET_NO_NEW_PRIVILEGES, 1)
+    call("capset", header, struct.pack("6I", kept, kept, 0, 0, 0, 0))
 
 
 def install_seccomp(program: bytes) -> None:
     """Install a classic BPF program (8 bytes per instruction) as the filter of all system calls to come."""
     buffer = ctypes.create_string_buffer(program, len(program))
     description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
-    forbid_new_privileges()
-    _prctl(_SET_SECCOMP, 2, description)
+    prctl(NO_NEW_PRIVILEGES, 1)
+    prctl(_SET_SECCOMP, 2, description)
 
 
 def landlock_version() -> int:
@@ -128,28 +92,21 @@ def landlock_version() -> int:
 def restrict_files(readable: Iterable[str], devices: Iterable[str]) -> None:
     """With Landlock, leave this process nothing of the file system but these; no TCP; no signals to the outside.
 
-    Args:
-        readable (Iterable[str]): Files and folders that stay readable.
-        devices (Iterable[str]): Files that stay readable and writable.
-
-    Raises:
-        OSError: If the kernel has no Landlock or refuses the rules.
+    Devices stay writable as well. OSError if the kernel has no Landlock or refuses the rules.
     """
     version = landlock_version()
     _check(0 if version else -1, "landlock_create_ruleset")
     files = (1 << _LANDLOCK_FILES_BY_VERSION.get(version, 16)) - 1
-    attributes = struct.pack(
-        "QQQ", files, _LANDLOCK_TCP if version >= 4 else 0, _LANDLOCK_SCOPES if version >= 6 else 0
-    )
-    size = 8 if version < 4 else 16 if version < 6 else 24
-    rules = _LIBC.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(size), 0)
+    # each version knows a longer structure
+    known = [files, *[_LANDLOCK_TCP] * (version >= 4), *[_LANDLOCK_SCOPES] * (version >= 6)]
+    attributes = struct.pack(f"{len(known)}Q", *known)
+    rules = _LIBC.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
     _check(rules, "landlock_create_ruleset")
     for path in readable:
-        allowed = _LANDLOCK_READ if os.path.isdir(path) else _LANDLOCK_READ & 1 << 2
-        _allow_beneath(rules, path, allowed)
+        _allow_beneath(rules, path, _LANDLOCK_READ_FILE | _LANDLOCK_READ_FOLDER * os.path.isdir(path))
     for path in devices:
-        _allow_beneath(rules, path, _LANDLOCK_READ & 1 << 2 | _LANDLOCK_WRITE_FILE)
-    forbid_new_privileges()
+        _allow_beneath(rules, path, _LANDLOCK_READ_FILE | _LANDLOCK_WRITE_FILE)
+    prctl(NO_NEW_PRIVILEGES, 1)
     _check(_LIBC.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
     os.close(rules)
 
@@ -161,18 +118,21 @@ def _allow_beneath(rules: int, path: str, access: int) -> None:
     os.close(place)
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+def mount(source: str | None, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    """The system call of that name."""
     names = [None if name is None else name.encode() for name in (source, target, kind)]
     data = None if options is None else options.encode()
     _check(_LIBC.mount(*names, ctypes.c_ulong(flags), data), f"mount {target}")
 
 
-def _prctl(option: int, first: int, second: bytes | int = 0) -> None:
+def prctl(option: int, first: int, second: bytes | int = 0) -> None:
+    """Change a property of this process."""
     last = second if isinstance(second, bytes) else ctypes.c_ulong(second)
     _check(_LIBC.prctl(option, ctypes.c_ulong(first), last, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
-def _call(name: str, *arguments: int | bytes) -> None:
+def call(name: str, *arguments: int | bytes) -> None:
+    """Call a function of the C library; OSError if it fails."""
     _check(_LIBC[name](*arguments), name)
 
 

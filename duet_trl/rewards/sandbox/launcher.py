@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher: a process that forks judges and programs, and ends them. It never holds a test or an answer.
 
-Requests come over a socket of packets (descriptor 0): a few numbers and three descriptors, which are handed on to the
-two processes of the check. What is checked goes through those descriptors, past the launcher, so that a program finds
+Requests come over a socket of packets (descriptor 0): three descriptors, which are handed on to the two processes of
+the check. What is checked goes through those descriptors, past the launcher, so that a program finds
 nothing in the memory that it was forked from.
 """
 
@@ -56,7 +56,7 @@ def main() -> None:
         request, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 3)
         if not request:
             return
-        reply = launcher.run(json.loads(request)["wall_seconds"], *descriptors)
+        reply = launcher.run(*descriptors)
         control.send(json.dumps(reply).encode())
 
 
@@ -67,11 +67,7 @@ def confined_main() -> None:
 
 
 class Launcher:
-    """Forks the two processes of a check in the isolation that was asked for.
-
-    Args:
-        config (dict): isolation, limits, and the path of bubblewrap's program.
-    """
+    """Forks the two processes of a check in the isolation that was asked for."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self._isolation: str = config["isolation"]
@@ -82,35 +78,32 @@ class Launcher:
         self._limits: dict[str, Any] = config["limits"]
         self._bubblewrap: str = config["bubblewrap"]
         self._folder = os.path.dirname(os.path.abspath(__file__))
-        self._namespace = None
+        self._own_ids: int | None = None
         self._leaving: list[int] = []
         if self._isolation != "bubblewrap":
             for name in PRELOADED:
                 importlib.import_module(name)
         else:
-            kernel.adopt_orphans()
-        if self._isolation in ("namespaces", "bubblewrap"):
-            jail.check_library_is_visible()
+            kernel.prctl(kernel.CHILD_SUBREAPER, 1)
         # Where memory runs out, the kernel's choice is a sandbox and not the training.
         with contextlib.suppress(OSError):
             Path("/proc/self/oom_score_adj").write_text("1000")
-        jail.warm_up(self._isolation)
+        jail.prepare(self._isolation)
         self._user = jail.choose_user()
         if self._isolation == "namespaces":
-            self._namespace = jail.enter()
+            self._own_ids = jail.enter()
             if os.geteuid() != 0:  # in a user namespace, which has one user
                 self._user = jail.UNPRIVILEGED_ID
-        kernel.hide_memory()
+        kernel.prctl(kernel.DUMPABLE, 0)
         gc.collect()
         gc.freeze()
 
-    def run(self, wall_seconds: float, channel: int, judge_link: int, program_link: int) -> dict[str, Any]:
+    def run(self, channel: int, judge_link: int, program_link: int) -> dict[str, Any]:
         """Run one check to its end or to its deadline, and kill what is left of it; takes SECONDS_TO_END more at most.
 
-        Returns:
-            dict: timed_out, and how judge and program ended: [exit status, negative for a signal; processor seconds].
+        How judge and program ended is [exit status, negative for a signal; processor seconds].
         """
-        deadline = time.monotonic() + wall_seconds
+        deadline = time.monotonic() + self._limits["wall_seconds"]
         self._leaving = [process for process in self._leaving if os.waitpid(process, os.WNOHANG)[0] == 0]
         judge_process = self._start("judge", judge_link, channel)
         program_process = self._start("program", program_link, None)
@@ -146,7 +139,7 @@ class Launcher:
         limits = self._limits
         if self._isolation in ("landlock", "limits") and os.geteuid() != 0:
             limits = limits | {"threads": limits["threads"] + jail.num_tasks_of_user()}
-        child = os.fork() if self._namespace is None else self._namespace.fork()
+        child = jail.fork(self._own_ids)
         if child != 0:
             return child
         with Caught() as outcome:

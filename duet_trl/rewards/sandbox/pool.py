@@ -7,19 +7,92 @@ objects that equal everything, patched assertions or a search through the interp
 decides is not where the program is. Both processes are shut in (`jail.py`) and end with the check.
 """
 
+import contextlib
+import json
+import logging
 import os
-import queue
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
 import time
-import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-from .launcher import SECONDS_TO_END
-from .probe import STRONG_ISOLATION, WEAK_ISOLATION, find_isolation
-from .process import Check, LauncherProcess, Limits, SandboxError
+from ..workers import Workers, end_session
+from .codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame
+from .launcher import BOOTSTRAP, SECONDS_TO_END
 
-__all__ = ["STRONG_ISOLATION", "WEAK_ISOLATION", "Check", "Limits", "Sandbox", "SandboxError", "Verdict"]
+STRONG_ISOLATION = ("namespaces", "bubblewrap", "landlock")
+"""Ways to keep a program from files, network and processes, in the order in which "auto" tries them."""
+WEAK_ISOLATION = "limits"
+"""The same without a bar on reading files: only on request."""
+SECONDS_TO_START = 60.0
+SECONDS_OF_GRACE = 10.0
+"""What a launcher may take beyond the time that it enforces before it is taken for lost."""
+
+logger = logging.getLogger(__name__)
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot be had on this machine."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the program of a check may use; the judge has the same.
+
+    Attributes:
+        cpu_seconds (int): Processor time of the process with its threads.
+        wall_seconds (float): Time from start to verdict; for programs that wait. Killing takes a second at most.
+        memory_bytes (int): Address space.
+        folder_bytes (int): Size of the private folder, and of each file.
+        open_files (int): Open descriptors.
+        threads (int): Threads. Other processes cannot be started.
+    """
+
+    cpu_seconds: int = 3
+    wall_seconds: float = 6.0
+    memory_bytes: int = 1 << 30
+    folder_bytes: int = 16 << 20
+    open_files: int = 64
+    threads: int = 64
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
+        if self.cpu_seconds != int(self.cpu_seconds):
+            raise ValueError(f"cpu_seconds must be a whole number, as the kernel counts it, got {self.cpu_seconds}.")
+
+
+@dataclass(frozen=True)
+class Check:
+    """A program and its tests.
+
+    Attributes:
+        source (str): The program, which defines `names`.
+        names (tuple[str, ...]): What the tests call; only these reach the program.
+        tests (tuple[str, ...]): Python code that raises if the program is wrong; run in order, in one namespace.
+        setup (tuple[str, ...]): Code that the tests need: imports, helpers.
+        preamble (str): Code that comes before the program in its own process, such as the beginning of a function
+            whose body the program is.
+        reads_input (bool): The program is a script rather than a module of functions: each name is a function from
+            its input to what it prints.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    tests: tuple[str, ...]
+    setup: tuple[str, ...] = ()
+    preamble: str = ""
+    reads_input: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,49 +130,31 @@ class Sandbox:
     """
 
     def __init__(self, *, isolation: str = "auto", limits: Limits | None = None, workers: int | None = None) -> None:
-        if workers is not None and workers < 1:
-            raise ValueError(f"workers must be at least 1, got {workers}. Use None for one per core.")
-        self.isolation = find_isolation(isolation)
         self.limits = limits or Limits()
-        count = workers or default_workers()
-        self._launchers = [LauncherProcess(self.isolation, self.limits) for _ in range(count)]
-        self._idle: queue.SimpleQueue[LauncherProcess] = queue.SimpleQueue()
-        for launcher in self._launchers:
-            self._idle.put(launcher)
-        self._finalizer = weakref.finalize(self, _close_all, self._launchers, os.getpid())
+        self._workers = Workers(
+            lambda: LauncherProcess(find_isolation(isolation), self.limits), workers, default_workers()
+        )
+        self.isolation = find_isolation(isolation)
 
     def check(self, check: Check) -> Verdict:
         """Verdict on one program; blocks until a worker is free. May be called from any thread."""
-        launcher = self._idle.get()
-        begin = time.monotonic()
-        try:
-            passed, reason = launcher.check(check)
-        finally:
-            self._idle.put(launcher)
-        return Verdict(passed, reason, self.isolation, time.monotonic() - begin)
+        return self._workers.ask(check)
 
     def check_all(self, checks: Sequence[Check]) -> list[Verdict]:
         """Verdicts in the order of the checks."""
-        with ThreadPoolExecutor(len(self._launchers)) as pool:
-            return list(pool.map(self.check, checks))
+        return self._workers.ask_all(checks)
 
     def longest_seconds(self, num_checks: int) -> float:
-        """Wall-clock time within which that many checks end, whatever the programs do.
+        """Wall-clock seconds within which that many checks end, whatever the programs do, once the workers run.
 
         A worker has a check for its wall-clock limit and the second in which it is killed, and the last of a batch
         begins at the latest when the others, shared out evenly, have ended: (limit + 1 s) x (checks / workers + 1).
-
-        Args:
-            num_checks (int): Checks of one batch.
-
-        Returns:
-            float: Seconds, without those in which the workers start.
         """
-        return (self.limits.wall_seconds + SECONDS_TO_END) * (num_checks / len(self._launchers) + 1)
+        return (self.limits.wall_seconds + SECONDS_TO_END) * (num_checks / len(self._workers) + 1)
 
     def close(self) -> None:
         """End the workers; they start again with the next check."""
-        _close_all(self._launchers, os.getpid())
+        self._workers.close()
 
     def __enter__(self) -> "Sandbox":
         return self
@@ -114,8 +169,179 @@ def default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-def _close_all(launchers: list[LauncherProcess], owner: int) -> None:
-    # A forked copy of the training process has no right to them.
-    if os.getpid() == owner:
-        for launcher in launchers:
+class LauncherProcess:
+    """One launcher process in an isolation, proven or not, and the socket on which it takes one check at a time."""
+
+    def __init__(self, isolation: str, limits: Limits) -> None:
+        self._config = {"isolation": isolation, "limits": asdict(limits), "bubblewrap": shutil.which("bwrap") or ""}
+        self._limits = limits
+        self._seconds_to_answer = limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+
+    def ask(self, check: Check) -> Verdict:
+        """Its `passed` is None if the launcher was lost twice, or gave no answer in time."""
+        begin = time.monotonic()
+        passed, reason = self._check(check)
+        return Verdict(passed, reason, self._config["isolation"], time.monotonic() - begin)
+
+    def _check(self, check: Check) -> tuple[bool | None, str]:
+        reason = ""
+        for _ in range(2):
+            try:
+                if self._process is None:
+                    self.start()
+                return self._exchange(check)
+            except TimeoutError:
+                self.close()
+                return None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
+            except (OSError, EndOfData, SandboxError) as error:
+                reason = f"the sandbox failed twice, {type(error).__name__}: {error}"
+                self.close()
+        return None, reason
+
+    def start(self) -> None:
+        """Start the process; SandboxError if it cannot enter its isolation."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            # -S and -P: nothing but the standard library is imported, and not from the current folder.
+            # A fixed hash seed: the order of a set must not decide a reward.
+            self._process = subprocess.Popen(
+                [sys.executable, "-s", "-S", "-P", "-c", BOOTSTRAP.format(entry="main"), str(Path(__file__).parent)],
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={"PYTHONHASHSEED": "0"},
+                cwd="/",
+                start_new_session=True,
+            )
+        self._control = ours
+        ours.settimeout(SECONDS_TO_START)
+        ours.send(json.dumps(self._config).encode())
+        reply = self._receive()
+        if "error" in reply:
+            self.close()
+            raise SandboxError(reply["error"])
+        ours.settimeout(self._seconds_to_answer)
+
+    def _exchange(self, check: Check) -> tuple[bool | None, str]:
+        try:
+            message = frame(asdict(check), MAX_CHECK_BYTES)
+        except NotPlainData as error:
+            return False, f"the program with its tests is too large: {error}"
+        ours, channel = socket.socketpair()
+        judge_link, program_link = socket.socketpair()
+        with ours:
+            with channel, judge_link, program_link:
+                ends = [end.fileno() for end in (channel, judge_link, program_link)]
+                socket.send_fds(self._control, [b"check"], ends)
+            ours.settimeout(self._seconds_to_answer)
+            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
+                ours.sendall(message)
+            status = self._receive()
+            ending = self._ending(*status["program"])
+            if status["timed_out"]:
+                return False, f"no verdict within {self._limits.wall_seconds:g} seconds{ending}"
+            if status["judge"][0] != 0:
+                return False, f"the judge ended without a verdict ({status['judge'][0]}){ending}"
+            verdict = read_frame(ours.fileno())
+        return verdict["passed"], verdict["reason"] + ("" if verdict["passed"] else ending)
+
+    def _ending(self, exit_code: int, cpu_seconds: float) -> str:
+        """How the program ended, if that says more than the verdict; a kill may also be the launcher's tidying up."""
+        # The kernel enforces the limit in ticks, which on a busy machine run ahead of the seconds that it reports.
+        if cpu_seconds > 0.75 * self._limits.cpu_seconds:
+            return f" (the program used up its {self._limits.cpu_seconds:g} seconds of processor time)"
+        if exit_code < 0 and exit_code != -signal.SIGKILL:
+            return f" (the program was ended by {signal.Signals(-exit_code).name})"
+        return f" (the program ended with status {exit_code})" if exit_code > 0 else ""
+
+    def _receive(self) -> dict[str, Any]:
+        reply = self._control.recv(1 << 16)
+        if not reply:
+            raise EndOfData("the launcher ended")
+        return json.loads(reply)
+
+    def close(self) -> None:
+        """End the launcher with all that it forked."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        self._control.close()
+        end_session(process)
+
+
+PROBE = """
+import os, socket
+
+def reach(file, word, folder, port, process):
+    attempts = {
+        "read": lambda: word in open(file).read(),
+        "write": lambda: open(file, "a").write("x"),
+        "create": lambda: open(folder + "/created", "w").write("x"),
+        "connect": lambda: socket.create_connection(("127.0.0.1", port), timeout=2),
+        "signal": lambda: process != os.getpid() and os.kill(process, 0) is None,
+        "environment": lambda: dict(os.environ),
+        "remove": lambda: os.remove(file) is None,
+    }
+    reached = []
+    for name, attempt in attempts.items():
+        try:
+            if attempt():
+                reached.append(name)
+        except OSError:
+            pass
+    return reached
+"""
+"""What can be reached of a file, its folder, a listening port, a process, and the environment."""
+
+
+@cache
+def find_isolation(isolation: str) -> str:
+    """The isolation to use, proven by a trial run and remembered; SandboxError if it (or for "auto" any) fails."""
+    names = (*STRONG_ISOLATION, WEAK_ISOLATION)
+    if isolation not in ("auto", *names):
+        raise ValueError(f"isolation must be 'auto' or one of {', '.join(names)}, got {isolation!r}.")
+    defects = {}
+    for name in STRONG_ISOLATION if isolation == "auto" else (isolation,):
+        defect = probe(name)
+        if defect is None:
+            logger.info("Programs under test are isolated by: %s", name)
+            return name
+        defects[name] = defect
+    raise SandboxError(
+        f"no isolation for programs under test holds on this machine. Tried {defects}. Install bubblewrap (bwrap), "
+        "allow user namespaces, or use a kernel with Landlock. On a machine where programs may read your files, ask "
+        f"for the weak one by its name: isolation={WEAK_ISOLATION!r}."
+    )
+
+
+def probe(isolation: str) -> str | None:
+    """What keeps an isolation from being used on this machine, in one line; None if nothing does.
+
+    All must keep a program from writing files, from the network, from other processes and from the environment; all
+    but "limits" also from reading files.
+    """
+    allowed = ["read"] if isolation == WEAK_ISOLATION else []
+    word = secrets.token_hex(8)
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        file = Path(folder) / "file"
+        file.write_text(word)
+        # Open to all: only the isolation stands before them.
+        os.chmod(folder, 0o777)
+        os.chmod(file, 0o666)
+        arguments = (str(file), word, folder, server.getsockname()[1], os.getpid())
+        call = f"reached = reach{arguments!r}"
+        test = f"reached = [way for way in reached if way not in {allowed!r}]\nassert not reached, reached"
+        check = Check(PROBE, ("reach",), (call, test))
+        launcher = LauncherProcess(isolation, Limits())
+        try:
+            launcher.start()
+            verdict = launcher.ask(check)
+        except (SandboxError, EndOfData, OSError) as error:
+            return str(error)
+        finally:
             launcher.close()
+        if verdict.passed and file.read_text() != word:
+            return "a file outside was changed"
+    return None if verdict.passed else verdict.reason

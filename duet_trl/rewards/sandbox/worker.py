@@ -14,19 +14,8 @@ import threading
 import types
 from typing import Any
 
-from .codec import (
-    MAX_CHECK_BYTES,
-    MAX_FRAME_BYTES,
-    Caught,
-    EndOfData,
-    NotPlainData,
-    decode,
-    encode,
-    frame,
-    read_frame,
-    write,
-    write_frame,
-)
+from . import codec
+from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData
 
 INPUT, OUTPUT = 4, 5
 """Descriptors of the files in memory that a script reads and prints to."""
@@ -39,36 +28,36 @@ def work(link: int) -> None:
     """Load the program that the judge sends first, then answer calls until the judge closes the link."""
     builtins.exit = builtins.quit = sys.exit  # what `site` would add; it is not imported
     with Caught() as outcome:
-        program = read_frame(link, MAX_CHECK_BYTES)
+        program = codec.read_frame(link, MAX_CHECK_BYTES)
         if not program["reads_input"]:
             os.close(INPUT)
             os.close(OUTPUT)
         functions = _load(program)
-        write_frame(link, {"loaded": True})
+        codec.write_frame(link, {"loaded": True})
     if outcome.error is not None:
-        write_frame(link, {"ended": _description(outcome.error)})
+        codec.write_frame(link, {"ended": codec.description(outcome.error)})
         return
     while True:
         try:
-            request = read_frame(link, MAX_CHECK_BYTES)
+            request = codec.read_frame(link, MAX_CHECK_BYTES)
         except EndOfData:
             return
         with Caught() as outcome:
-            write_frame(link, _answer(functions, request))
+            codec.write_frame(link, _answer(functions, request))
         if outcome.error is not None:
-            write_frame(link, {"ended": _description(outcome.error)})
+            codec.write_frame(link, {"ended": codec.description(outcome.error)})
 
 
 def _answer(functions: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    arguments, options = decode(request["arguments"]), decode(request["options"])
+    arguments, options = codec.decode(request["arguments"]), codec.decode(request["options"])
     with Caught() as outcome:
         value = functions[request["name"]](*arguments, **options)
-        return {"value": encode(value)}
+        return {"value": codec.encode(value)}
     if isinstance(outcome.error, NotPlainData):
         return {"ended": f"it returned {outcome.error}"}
     if isinstance(outcome.error, Exception):
         return _raised(outcome.error)
-    return {"ended": _description(outcome.error)}
+    return {"ended": codec.description(outcome.error)}
 
 
 def _load(program: dict[str, Any]) -> dict[str, Any]:
@@ -83,17 +72,10 @@ def _load(program: dict[str, Any]) -> dict[str, Any]:
         # the body of the function that the preamble begins, perhaps with more behind it
         cut = _NEXT_STATEMENT.split(source)[0]
         attempts += [("", preamble + source), ("", preamble + cut)]
-    for number, attempt in enumerate(attempts, start=1):
+    for attempt in attempts:
         with Caught() as outcome:
-            namespace = _execute(*attempt, names)
-        if outcome.error is None:
-            missing = [name for name in names if name not in namespace]
-            if not missing:
-                return namespace
-            outcome.error = NameError(f"the program does not define {', '.join(missing)}")
-        if number == len(attempts):
-            raise outcome.error
-    raise AssertionError("there is always an attempt")
+            return _execute(*attempt, names)
+    raise outcome.error
 
 
 def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
@@ -108,6 +90,8 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
     for name in names:
         namespace.pop(name, None)
     exec(code, namespace)
+    if missing := [name for name in names if name not in namespace]:
+        raise NameError(f"the program does not define {', '.join(missing)}")
     return namespace
 
 
@@ -121,7 +105,7 @@ def _run_script(code: types.CodeType, text: str) -> str:
         os.ftruncate(kept, 0)
         os.lseek(kept, 0, os.SEEK_SET)
         os.dup2(kept, usual)
-    write(INPUT, text.encode())
+    codec.write(INPUT, text.encode())
     os.lseek(INPUT, 0, os.SEEK_SET)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
@@ -133,11 +117,11 @@ def _run_script(code: types.CodeType, text: str) -> str:
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.__stdout__):
-        stream.flush()
-    if os.fstat(OUTPUT).st_size > MAX_FRAME_BYTES // 4:
+    sys.stdout.flush()
+    sys.__stdout__.flush()
+    if os.fstat(OUTPUT).st_size > codec.MAX_FRAME_BYTES // 4:
         raise NotPlainData("too much output")
-    return os.pread(OUTPUT, MAX_FRAME_BYTES, 0).decode()
+    return os.pread(OUTPUT, codec.MAX_FRAME_BYTES, 0).decode()
 
 
 def _new_module(name: str) -> dict[str, Any]:
@@ -148,21 +132,11 @@ def _new_module(name: str) -> dict[str, Any]:
 
 def _raised(error: Exception) -> dict[str, Any]:
     """An exception with the classes that it inherits from, one of which the tests may expect."""
-    text = _text(error)[:1000]
+    text = codec.shown(error)[:1000]
     with Caught() as outcome:
-        arguments = encode(error.args)
-        frame(arguments, MAX_FRAME_BYTES // 4)
+        arguments = codec.encode(error.args)
+        codec.frame(arguments, codec.MAX_FRAME_BYTES // 4)
     if outcome.error is not None:
-        arguments = encode((text,))
+        arguments = codec.encode((text,))
     names = [base.__name__ for base in type(error).__mro__]
     return {"raised": names[:20], "text": text, "arguments": arguments}
-
-
-def _text(error: BaseException) -> str:
-    with Caught():
-        return str(error)
-    return "(cannot be shown)"
-
-
-def _description(error: BaseException) -> str:
-    return f"{type(error).__name__}: {_text(error)}"[:300]
