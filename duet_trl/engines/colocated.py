@@ -66,17 +66,11 @@ def llm_factory(
     dtype: str | None = None,
     enforce_eager: bool | None = None,
 ) -> Callable[..., "LLM"]:
-    """A constructor like `vllm.LLM` whose engines run the gate.
+    """A constructor like `llm` (`vllm.LLM`) whose engines run the gate; options that are None are left to vLLM.
 
-    Args:
-        llm (Callable[..., LLM]): `vllm.LLM`, or what stands in its place.
-        markers (Mapping[str, str] | None): Custom markers, pattern by name.
-        dtype (str | None): Precision of the engine, e.g. "float32". None leaves it to vLLM, which runs a float32
-            checkpoint in bfloat16: the policy that is sampled is then not the one that is trained.
-        enforce_eager (bool | None): True skips compilation, which on a CPU takes longer than a short run gains.
-
-    Returns:
-        Callable[..., LLM]: To put in the place of `llm`.
+    `markers` are custom ones, pattern by name. Without `dtype` vLLM runs a float32 checkpoint in bfloat16: the policy
+    that is sampled is then not the one that is trained. `enforce_eager` skips compilation, which on a CPU takes longer
+    than a short run gains.
     """
     options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
     if markers:
@@ -97,16 +91,8 @@ def gated_requests(
 ) -> Iterator[None]:
     """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
 
-    Args:
-        llm (LLM): Engine from `llm_factory`.
-        parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each prompt of the next calls, in their
-            order, or None for a prompt without a gate. Under tensor parallelism the calls bring the prompts of all
-            ranks of the group, one rank after the other.
-        eos_ids (Sequence[int]): All token ids that end a rollout, for gated and ungated prompts alike.
-        limits (Sequence[int | None] | None): Maximum tokens of each prompt's rollout; None: as the call says.
-
-    Raises:
-        ValueError: By `llm.generate`, if the number of prompts differs.
+    Under tensor parallelism `parameters` and `limits` (maximum tokens; None: as the call says) are those of all ranks
+    of the group, one rank after the other. `eos_ids` end gated and ungated rollouts alike.
     """
     generate = llm.generate
 
@@ -130,10 +116,8 @@ def gated_requests(
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
     """Replace the weights of an engine on vLLM's CPU backend, and forget what it cached under the old ones.
 
-    Args:
-        llm (LLM): Engine in this process, from `llm_factory`: with the gate comes what tied embeddings need here
-            (`cpu_reload`).
-        named_weights (Iterable[tuple[str, torch.Tensor]]): All parameters under their checkpoint names.
+    With the gate of `llm_factory` comes what tied embeddings need here (`cpu_reload`). The weights are all parameters
+    under their checkpoint names.
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

@@ -88,31 +88,17 @@ class DeviceGates:
         self._step = _choose_step(self.rows.device)
 
     def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        """Compile a marker for a model with such thoughts and upload its table unless it is already there.
-
-        Raises:
-            ValueError: If its vocabulary has another size than that of the markers before.
-        """
+        """Compile a marker for a model with such thoughts and upload its table unless it is already there."""
         key = marker, delimiters
         if key not in self._automata:
             automaton = self._automaton(marker, delimiters)
-            if self._automata and automaton.num_tokens != self.tables.shape[1]:
-                raise ValueError(
-                    f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
-                    f"{self.tables.shape[1]}. Compile them from the same tokenizer."
-                )
             self._automata[key] = self.tables.shape[0], automaton
             table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
             self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
         return self._automata[key][1]
 
     def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
-        """Compile the kernel, so that the first request does not wait for it: one step of an empty slot.
-
-        Args:
-            vocab_size (int): Columns of the logits.
-            all_token_ids (torch.Tensor): As in `apply`.
-        """
+        """Compile the kernel, so that the first request does not wait for it: one step of an empty slot."""
         zero = torch.zeros(1, dtype=torch.int32, device=self.rows.device)
         logits = torch.zeros(1, vocab_size, device=self.rows.device)
         self._step(self.rows, self.tables, logits, zero, zero.long(), zero, all_token_ids)
@@ -120,11 +106,7 @@ class DeviceGates:
     def admit(self, slot: int, request: GateRequest, prompt_len: int) -> None:
         """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
 
-        Args:
-            slot (int): Slot; what it held before is forgotten.
-            request (GateRequest): Its gate.
-            prompt_len (int): Tokens of its prompt, those at its end included that the rollout continues, without any
-                it has generated.
+        `prompt_len` counts the tokens of its prompt, those at its end included that the rollout continues.
         """
         automaton = self.prepare(request.marker, request.delimiters)
         row = _request_row(request)
@@ -195,14 +177,7 @@ def step_rows(
 ) -> None:
     """One step of the gate for a batch, in plain torch: `StreamingGate.step` and `SlotGates.edit`, vectorised.
 
-    Args:
-        rows (torch.Tensor): Row of each slot, shape (num_slots, WIDTH), int32; written to.
-        tables (torch.Tensor): Joined tables of the automata, shape (S, V), uint8.
-        logits (torch.Tensor): As in `DeviceGates.apply`, like all that follow; written to.
-        slots (torch.Tensor): Shape (B,).
-        pos (torch.Tensor): Shape (B,).
-        input_ids (torch.Tensor): Shape (B,).
-        all_token_ids (torch.Tensor): Shape (num_slots, L).
+    `rows` and `tables` are those of `DeviceGates`, the rest is as in `DeviceGates.apply`. Writes to rows and logits.
     """
     index = rows[slots.long(), Column.GATED].nonzero().squeeze(1)  # rows of the logits with a gate
     slots = slots[index].long()

@@ -106,11 +106,7 @@ class TokenGuard:
 
 
 def token_problem(token: str) -> str | None:
-    """What is wrong with a token, and the remedy; None if nothing is.
-
-    Args:
-        token (str): At least 16 visible ASCII characters, as an HTTP header can carry them. "" if there is none.
-    """
+    """What is wrong with a token ("": there is none), and the remedy; None if nothing is."""
     if len(token) >= MIN_TOKEN_LENGTH and re.fullmatch(r"[!-~]+", token):
         return None
     found = f"has {len(token)} characters" if token else "is not set"
@@ -123,14 +119,9 @@ def token_problem(token: str) -> str | None:
 
 
 def checked_path(body: bytes, weights_dir: str | None) -> str:
-    """Folder of weights that a body of `/collective_rpc` asks for.
+    """Folder of weights that a body of `/collective_rpc` asks for, as it was written: the engine reports it as loaded.
 
-    Args:
-        body (bytes): JSON.
-        weights_dir (str | None): The folder it must lie in, or be. Links and `..` are followed in both.
-
-    Returns:
-        str: The path as it was written: the engine reports it as the weights it has loaded.
+    It must lie in `weights_dir`, or be it; links and `..` are followed in both.
 
     Raises:
         PermissionError: If the body asks for anything but a reload of safetensors from inside that folder.

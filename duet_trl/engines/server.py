@@ -77,15 +77,7 @@ class GateServer:
         threading.Thread(target=self._loop.run_forever, name="duet-server-client", daemon=True).start()
 
     def wait(self, timeout: float) -> None:
-        """Return once the server is healthy.
-
-        Args:
-            timeout (float): Seconds to wait at most.
-
-        Raises:
-            ServerLost: If it is not by then.
-            ServerError: If it is there but asks for another token.
-        """
+        """Return once the server is healthy; ServerLost if it is not within `timeout` seconds."""
 
         async def healthy(session: aiohttp.ClientSession) -> None:
             deadline = time.monotonic() + timeout
@@ -113,7 +105,7 @@ class GateServer:
         eos_ids: Sequence[int],
         limits: Sequence[int | None] | None = None,
     ) -> list[Choice]:
-        """One completion of each prompt, all of them running at the same time.
+        """One completion of each prompt, in their order, all of them running at the same time.
 
         Args:
             prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
@@ -122,9 +114,6 @@ class GateServer:
                 rollout without a gate.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
             limits (Sequence[int | None] | None): Maximum tokens of each rollout, length N; None: as `sampling` says.
-
-        Returns:
-            list[Choice]: Length N, in the order of the prompts.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
@@ -159,22 +148,12 @@ class GateServer:
         weights: str = "",
         delimiters: Delimiters | None = None,
     ) -> None:
-        """Make sure that the gate is active there and is the gate of this run.
-
-        The probe is a rollout that the gate must stop after its first token.
-
-        Args:
-            marker (str): Marker of the run.
-            fingerprint (str): Of its token automaton here.
-            sentinel (int): Token id of a forced stop.
-            eos_ids (Sequence[int]): Token ids that end a rollout.
-            weights (str): Path that the server must have loaded last; empty: any.
-            delimiters (Delimiters | None): Of the model's thoughts.
+        """Make sure that the gate of this run is active there: it must stop a rollout after its first token.
 
         Raises:
             ServerError: If the gate is absent, of another version, or was compiled for another tokenizer, or if
                 log-probabilities are not those of the sampling distribution.
-            ServerLost: If the server does not answer, or has other weights, as after a restart.
+            ServerLost: If the server does not answer, or has other weights than those of the path `weights`.
         """
         spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
@@ -215,10 +194,7 @@ class GateServer:
             )
 
     def reload_weights(self, path: str) -> None:
-        """Let every worker of the server load the weights in a folder, and forget what it cached under the old ones.
-
-        Args:
-            path (str): Folder with safetensors, as the server sees it.
+        """Let every worker load the weights in a folder, and forget what it cached under the old ones.
 
         Raises:
             ServerLost: If the server does not answer.
@@ -233,12 +209,7 @@ class GateServer:
         self._run(reload)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what was cached under old weights.
-
-        Raises:
-            ServerLost: If the server does not answer.
-            ServerError: If it cannot forget it.
-        """
+        """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
         self._run(self._reset_prefix_cache)
 
     async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:

@@ -4,10 +4,10 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import ServerError, ServerLost
-from .server import Choice, GateServer
+from .server import Choice
 from .turn import TurnEngine
 
 logger = logging.getLogger(__name__)
@@ -16,40 +16,16 @@ _ATTEMPTS = 3
 """How often a batch is generated, or weights are sent, before a server that keeps dying ends the run."""
 
 
-class Connection(Protocol):
-    """What the main process holds of the server.
-
-    Attributes:
-        gate (GateServer): Its client.
-        weights (str): Folder of the weights that were sent last; empty: they went another way.
-    """
-
-    gate: GateServer
-    weights: str
-
-    def reconnect(self) -> None:
-        """Prepare weight sync with a server that was restarted."""
-
-
-class Collectives(Protocol):
-    """What is asked of the training processes together."""
-
-    def objects(self, local: list) -> list:
-        """Concatenate one list of each process, in process order."""
-
-    def first(self, value: Any) -> Any:
-        """The value of process 0, on every process."""
-
-
 class ServerEngine(TurnEngine):
     """A vLLM server, which the main process talks to for all of them. A turn calls `complete`.
 
     Args:
         *turn (Any): As for `TurnEngine`.
-        connection (Connection | None): On the main process; None on the others.
+        connection (Any): On the main process: `gate`, its `GateServer`; `weights`, the folder of the weights that were
+            sent last ("": they went another way); `reconnect()` for a server that was restarted. None elsewhere.
         sampling (Callable[[], dict]): Body of a completion request, as of now.
         send (Callable[[], None]): Sends the weights of the policy, once; called on every process.
-        exchange (Collectives): Of the training processes.
+        exchange (Any): `Collectives` of the training processes.
         process (int): Number of this one.
         timeout (float): Seconds to wait for a server that was lost.
 
@@ -60,10 +36,10 @@ class ServerEngine(TurnEngine):
     def __init__(
         self,
         *turn: Any,
-        connection: Connection | None,
+        connection: Any,
         sampling: Callable[[], dict[str, Any]],
         send: Callable[[], None],
-        exchange: Collectives,
+        exchange: Any,
         process: int,
         timeout: float,
     ) -> None:
@@ -80,11 +56,7 @@ class ServerEngine(TurnEngine):
         return stack
 
     def sync_weights(self) -> None:
-        """Send the policy's weights, to a restarted server again.
-
-        Raises:
-            ServerError: On every process, if the server cannot take them or stays away.
-        """
+        """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away."""
         for _ in range(_ATTEMPTS):
             lost = self._sync_once()
             if lost is None:
@@ -97,21 +69,9 @@ class ServerEngine(TurnEngine):
     ) -> tuple[list, list, list, None]:
         """One completion of each local prompt, under its gate where `generate` asks for it.
 
-        It stands in the place of TRL's `VLLMGeneration.generate`. If the server is lost on the way, nothing of the
-        batch is kept: what has finished by then are the short rollouts. The batch is generated again once the server
-        is back and has the weights again.
-
-        Args:
-            prompts (list[list[int]]): Local token ids, any number of them.
-            images (Any): None.
-            num_generations (int): Not used: a prompt comes as often as it is to be completed.
-            profiler (Any): Context in which the main process waits.
-
-        Returns:
-            tuple: Prompt ids, completion ids, log-probs with one entry per token as `VLLMGeneration` has them, None.
-
-        Raises:
-            ServerError: On every process, if the server refuses the batch or stays away.
+        It has the arguments and results of TRL's `VLLMGeneration.generate`: prompt ids, completion ids, a list of
+        log-probs per token, None. If the server is lost on the way, nothing of the batch is kept: what has finished by
+        then are the short rollouts. The batch is generated again once the server has the weights again.
         """
         rows = [(None, None)] * len(prompts) if self._rows is None else self._rows
         sizes = self._exchange.objects([len(prompts)])

@@ -180,17 +180,10 @@ def _padded(eos_ids: frozenset[int]) -> np.ndarray:
 
 
 def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torch.Tensor) -> torch.Tensor:
-    """Whether the next token is nearly certain, and does not end the rollout by itself.
+    """Whether the next token is nearly certain, and does not end the rollout by itself, shape (R,), bool.
 
-    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on.
-
-    Args:
-        logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
-        thresholds (torch.Tensor): Entropy in nats below which a token is nearly certain, shape (R,); 0: never.
-        eos_ids (torch.Tensor): Tokens that end a rollout, shape (R, E), int64, padded with -1.
-
-    Returns:
-        torch.Tensor: Shape (R,), bool.
+    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on. `thresholds` (R,) are
+    nats, 0: never; `eos_ids` (R, E) are padded with -1.
     """
     ends = (logits.argmax(dim=-1, keepdim=True) == eos_ids).any(dim=1)
     return (next_token_entropy(logits) < thresholds) & ~ends

@@ -87,12 +87,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check the `duet_` parameters of a request when it is submitted.
-
-        Raises:
-            ValueError: If they are not a complete, consistent set, or the marker cannot be compiled with its thought
-                delimiters. Over HTTP this becomes status 400 with the same text.
-        """
+        """Check the `duet_` parameters of a request as it is submitted; a ValueError becomes status 400 over HTTP."""
         request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
         if request is not None and (request.marker in MARKERS or request.marker.startswith(PATTERN_PREFIX)):
             get_marker(request.marker, request.delimiters)
@@ -131,14 +126,9 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     # Both
 
     def apply(self, logits: torch.Tensor, ctx: "LogitsContext | None" = None) -> torch.Tensor:
-        """Consume what was generated since the last call and write the decisions into the logits.
+        """Consume what was generated since the last call and write the decisions into the raw logits (B, V).
 
-        Args:
-            logits (torch.Tensor): Shape (B, V), float32, before penalties, temperature, top-k and top-p.
-            ctx (LogitsContext | None): Layout of the batch, from the V2 runner. V1: row = slot.
-
-        Returns:
-            torch.Tensor: The same tensor.
+        `ctx` is the layout of the batch, from the V2 runner. V1: row = slot.
         """
         if ctx is None:
             self._gates.apply(logits)

@@ -47,11 +47,7 @@ class TokenAutomaton:
         return self.table.shape[1]
 
     def first_state(self, in_thought: bool) -> int:
-        """State before the first token of a rollout that begins inside a thought, or outside of one.
-
-        Raises:
-            ValueError: If it begins inside one and the marker knows no thoughts.
-        """
+        """State before the first token of a rollout that begins inside a thought, or outside of one."""
         if not in_thought:
             return self.start
         if self.thought is None:
@@ -59,18 +55,9 @@ class TokenAutomaton:
         return self.thought
 
     def advance(self, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read one token per rollout.
+        """Next states (N,) uint8 after one token per rollout, and whether a marker completed inside it (N,) bool.
 
-        Args:
-            states (np.ndarray): Current states, shape (N,), uint8; `first_state` for a rollout without tokens.
-            tokens (np.ndarray): Token ids, shape (N,), integer, in [0, V).
-
-        Returns:
-            tuple: The next states (N,) uint8, and whether a marker completed inside the token (N,) bool.
-
-        Raises:
-            ValueError: If a token id is outside the vocabulary, as the placeholders of an engine that has not
-                sampled yet are.
+        A token id outside the vocabulary, as the placeholder of an engine that has not sampled yet, is a ValueError.
         """
         tokens = np.asarray(tokens, np.int64)
         self._check(tokens)
@@ -88,9 +75,6 @@ class TokenAutomaton:
         Returns:
             tuple: Row (C,) int64 and 1-based position (C,) int64 of each of the C completions, ordered by row, then
                 position: the marker has completed in the first `position` tokens of its row, within the last one.
-
-        Raises:
-            ValueError: If a token id is outside the vocabulary, or a row begins in a thought the marker does not know.
         """
         ids = [np.asarray(row, np.int64) for row in rows]
         tokens = np.concatenate([np.zeros(0, np.int64), *ids])
@@ -140,9 +124,6 @@ def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> Tok
 
     Returns:
         TokenAutomaton: The compiled marker; S * V bytes.
-
-    Raises:
-        ValueError: If the vocabulary is empty.
 
     Example:
         >>> from duet_trl.gate.markers import get_marker

@@ -48,10 +48,7 @@ class Grammar:
 
 
 def build_dfa(grammar: Grammar) -> np.ndarray:
-    """The smallest byte automaton that completes exactly where the grammar does.
-
-    Args:
-        grammar (Grammar): Its start becomes state 0.
+    """The smallest byte automaton that completes exactly where the grammar does; its start becomes state 0.
 
     Returns:
         np.ndarray: Table of shape (S, 256), uint8, read-only: next state, plus `COMPLETED`.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate as a method has it: thresholds, the gate of a step, its coins, and the propensity of what came of them."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,10 +13,11 @@ from .replay import GateSpec, propensity
 from .thresholds import LengthThresholds
 
 
+@dataclass(frozen=True)
 class MarkerGate:
     """Marker-gated abort with epsilon-keep and tail trim (section 3.2, Eq. 5, Algorithm 1, phase 2).
 
-    Args:
+    Attributes:
         thresholds (LengthThresholds): Online K1 and K2.
         automaton (TokenAutomaton | None): Compiled marker. None: no marker is looked for, trim and abort must be off.
         trim (bool): Stop answered rollouts within the grace window.
@@ -27,42 +30,25 @@ class MarkerGate:
         seed (int): Key of the coins.
     """
 
-    def __init__(
-        self,
-        thresholds: LengthThresholds,
-        automaton: TokenAutomaton | None,
-        *,
-        trim: bool,
-        abort: bool,
-        grace_window: int,
-        poll_interval: int,
-        entropy_threshold: float,
-        window: int | None,
-        keep_probability: float,
-        seed: int,
-    ) -> None:
-        if automaton is None and (trim or abort):
+    thresholds: LengthThresholds
+    automaton: TokenAutomaton | None
+    trim: bool
+    abort: bool
+    grace_window: int
+    poll_interval: int
+    entropy_threshold: float
+    window: int | None
+    keep_probability: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.automaton is None and (self.trim or self.abort):
             raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
-        self.thresholds = thresholds
-        self.automaton = automaton
-        self.trim = trim
-        self.abort = abort
-        self.grace_window = grace_window
-        self.poll_interval = poll_interval
-        self.entropy_threshold = entropy_threshold
-        self.window = window
-        self.keep_probability = keep_probability
-        self.seed = seed
 
     def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
-        """The coin of each rollout of a step (Algorithm 1, line 22).
+        """The coin of each rollout of a step, shape (N,), bool (Algorithm 1, line 22): True survives without a marker.
 
-        Args:
-            step (int): Generation step, part of the coins' key.
-            keys (Sequence[str]): Prompt of each rollout, length N. A prompt that occurs again gets other coins.
-
-        Returns:
-            np.ndarray: Shape (N,), bool: True survives the gate without a marker.
+        `keys` are the prompts of the rollouts; one that occurs again gets other coins.
         """
         return keep_coins(self.seed, step, keys, _occurrence(keys), self.keep_probability)
 
@@ -114,9 +100,9 @@ class MarkerGate:
 
 def _occurrence(keys: Sequence[str]) -> np.ndarray:
     """How often each key stood before, so that a prompt drawn twice in a batch gets distinct coins."""
-    seen: dict[str, int] = {}
-    index = np.empty(len(keys), dtype=np.int64)
-    for row, key in enumerate(keys):
-        index[row] = seen.get(key, 0)
-        seen[key] = int(index[row]) + 1
-    return index
+    seen: Counter[str] = Counter()
+    index = []
+    for key in keys:
+        index.append(seen[key])
+        seen[key] += 1
+    return np.array(index, dtype=np.int64)

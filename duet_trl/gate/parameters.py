@@ -111,21 +111,9 @@ def gate_parameters(
 ) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
-    A request with n > 1 shares its coin among its n rollouts, so send one request per rollout.
-
-    Args:
-        spec (GateSpec): Gate of the step.
-        marker (str): Marker name that the engine knows.
-        keep (bool): Coin of the rollout.
-        sentinel (int): Token id of a forced stop; it must be in the request's `stop_token_ids`.
-        eos_ids (Sequence[int]): All token ids that end a rollout naturally.
-        fingerprint (str): `TokenAutomaton.fingerprint` that the engine must have for this marker; empty: any.
-        weights (str): Path that the engine must have loaded its weights from last; empty: any. An engine that differs
-            in either stops the rollout before its first token.
-        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
-        in_thought (bool): Whether the rollout begins inside a thought.
-        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout, which it
-            continues: the gate counts from the first of them.
+    A request with n > 1 shares its coin among its n rollouts, so send one request per rollout. The arguments are the
+    attributes of `GateRequest`; the sentinel must be in the request's `stop_token_ids`. An engine that differs in
+    fingerprint or weights stops the rollout before its first token.
 
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
@@ -154,15 +142,12 @@ def gate_parameters(
 def parse_gate_parameters(
     parameters: Mapping[str, Any] | None, stop_token_ids: Collection[int] | None = None
 ) -> GateRequest | None:
-    """Read and check the request parameters of one rollout.
+    """Read and check the request parameters of one rollout; None if it has no `duet_` parameter.
 
     Args:
         parameters (Mapping[str, Any] | None): What came with the request; names outside `duet_` are not looked at.
         stop_token_ids (Collection[int] | None): Stop tokens of the request, which must hold the sentinel; None skips
             this check.
-
-    Returns:
-        GateRequest | None: None if the request has no `duet_` parameter.
 
     Raises:
         ValueError: If one is missing, unknown, of the wrong type or out of range, if K2 < K1, or if the sentinel is
@@ -179,8 +164,14 @@ def parse_gate_parameters(
             "Build them with duet_trl.gate.parameters.gate_parameters."
         )
     counts = {name: _count(name, given[name], least) for name, least in _COUNTS.items()}
-    words = {name: _word(name, given[name], choices) for name, choices in _CHOICES.items()}
-    texts = {name: _text(name, given[name]) for name in ("duet_marker", "duet_fingerprint", "duet_weights")}
+    words = {
+        name: _checked(name, given[name], given[name] in choices, f"one of {', '.join(map(repr, choices))}")
+        for name, choices in _CHOICES.items()
+    }
+    texts = {
+        name: _checked(name, given[name], isinstance(given[name], str), "a string")
+        for name in ("duet_marker", "duet_fingerprint", "duet_weights")
+    }
     if not texts["duet_marker"]:
         raise ValueError(f"duet_marker must be the name of a marker, got {given['duet_marker']!r}.")
     sentinel, eos_ids = counts["duet_sentinel"], _tokens("duet_eos", given["duet_eos"])
@@ -224,33 +215,24 @@ def _check_version(given: Mapping[str, Any]) -> None:
         )
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a string, got {value!r}.")
+def _checked(name: str, value: Any, is_right: bool, wanted: str) -> Any:
+    if not is_right:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
     return value
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise ValueError(f"{name} must be an integer in [{least}, {_LARGEST}], got {value!r}.")
-    return value
-
-
-def _word(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-    return value
+    is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+    return _checked(name, value, is_right, f"an integer in [{least}, {_LARGEST}]")
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
-    return float(value)
+    is_right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return float(_checked(name, value, is_right, "a finite number >= 0"))
 
 
 def _tokens(name: str, value: Any) -> frozenset[int]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"{name} must be a non-empty list of token ids, got {value!r}.")
+    _checked(name, value, isinstance(value, list | tuple) and len(value) > 0, "a non-empty list of token ids")
     if len(value) > MAX_EOS_IDS:
         raise ValueError(f"{name} may hold {MAX_EOS_IDS} token ids at most, got {len(value)}.")
     return frozenset(_count(f"each id in {name}", token, 0) for token in value)

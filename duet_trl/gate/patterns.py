@@ -63,15 +63,8 @@ _SETTLED = Attempt(frozenset(), True)
 def pattern_grammar(pattern: str) -> Grammar:
     """What completes once the bytes settle a match: that no match starts before it, and that it cannot grow.
 
-    Args:
-        pattern (str): Regular expression; see `markers.pattern_marker` for what it may hold.
-
-    Returns:
-        Grammar: States are attempts in the order of their starts. Bytes between the end of a match and the byte that
-            settles it may belong to the next one.
-
-    Raises:
-        ValueError: If the pattern is invalid, unsupported, matches the empty string or nothing, or is too large.
+    States are attempts in the order of their starts. Bytes between the end of a match and the byte that settles it may
+    belong to the next one. `markers.pattern_marker` says what a pattern may hold; others are a ValueError.
     """
     matcher = _matcher(pattern)
 
@@ -100,16 +93,7 @@ def pattern_grammar(pattern: str) -> Grammar:
 
 
 def match_end(pattern: str, text: str, begin: int) -> int | None:
-    """End of the longest match that starts at one place of a text; None if there is none.
-
-    Args:
-        pattern (str): As in `pattern_grammar`.
-        text (str): The text.
-        begin (int): The place, in characters.
-
-    Returns:
-        int | None: In characters.
-    """
+    """End, in characters, of the longest match that starts at one place of a text; None if there is none."""
     matcher, end = _matcher(pattern), None
     nodes = matcher.begin(begin == 0 or text[begin - 1] == "\n", at_text_start=begin == 0)
     for place in range(begin, len(text)):

@@ -22,6 +22,7 @@ from enum import IntEnum
 import numpy as np
 
 from .automaton import TokenAutomaton
+from .coins import check_keep_probability
 
 NEVER = 2**61
 """A token count no rollout reaches, with room for sums of two in int64."""
@@ -111,14 +112,7 @@ class GateSpec:
         return self.abort_threshold + self.grace_window if self.abort else NEVER
 
     def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
-        """The first poll that sees each completed marker.
-
-        Args:
-            completed_at (np.ndarray): Lengths at which markers completed, any shape, >= 1.
-
-        Returns:
-            np.ndarray: Poll times of the same shape, int64; `NEVER` for a marker no poll sees.
-        """
+        """Length of the first poll that sees each marker, by the length at which it completed; `NEVER`: none does."""
         earliest = np.maximum(completed_at, self.poll_threshold)
         poll = -(-earliest // self.poll_interval) * self.poll_interval
         if self.abort:
@@ -228,25 +222,15 @@ def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
 
     Returns:
         np.ndarray: eps for kept and aborted rollouts, 1 for the others, shape (N,), float64.
-
-    Raises:
-        ValueError: If eps is not in (0, 1].
     """
-    if not 0.0 < keep_probability <= 1.0:
-        raise ValueError(
-            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
-        )
+    check_keep_probability(keep_probability)
     outcome = np.asarray(outcome)
     marker_less = (outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)
     return np.where(marker_less, float(keep_probability), 1.0)
 
 
 def split_sentinel(completion_ids: Sequence[Sequence[int]], sentinel: int) -> tuple[list[list[int]], np.ndarray]:
-    """Cut each rollout at the token that marks a forced stop.
-
-    Args:
-        completion_ids (Sequence[Sequence[int]]): Token ids as an engine returned them, length N.
-        sentinel (int): Token id that only the gate produces. What follows it is padding.
+    """Cut each rollout at the sentinel, which only the gate produces; what follows it is padding.
 
     Returns:
         tuple: The policy tokens of each rollout, and whether the gate stopped it, shape (N,), bool.

@@ -60,17 +60,7 @@ class StreamingGate:
             self.add_automaton(automaton)
 
     def add_automaton(self, automaton: TokenAutomaton) -> int:
-        """Make a marker available.
-
-        Args:
-            automaton (TokenAutomaton): Its vocabulary must have the size of the others'.
-
-        Returns:
-            int: Its index for `admit`.
-
-        Raises:
-            ValueError: If the vocabulary sizes differ.
-        """
+        """Make a marker available over the same vocabulary as the others; its index for `admit`."""
         if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
             raise ValueError(
                 f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
@@ -141,14 +131,7 @@ class StreamingGate:
         return self._length[slots]
 
     def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
-        """Tokens each slot consumes until `stops` or `armed` can change about it, the one that changes it included.
-
-        Args:
-            slots (np.ndarray | int): Slots, shape (R,).
-
-        Returns:
-            np.ndarray: Shape (R,), int64, >= 1.
-        """
+        """Tokens (R,) up to and including the one at which `stops` or `armed` can next change for each slot."""
         length, stop_at = self._length[slots], self._stop_at[slots]
         return np.minimum(self._meets_at[slots], np.where(stop_at > length, stop_at, NEVER)) - length
 
@@ -158,25 +141,14 @@ class StreamingGate:
         self.drop(slot)
 
     def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Consume one token per slot and say where the next one must be a forced stop.
-
-        Args:
-            slots (np.ndarray): Distinct slots, shape (R,), integer.
-            tokens (np.ndarray): The token each has just generated, shape (R,), integer, within the vocabulary.
-
-        Returns:
-            np.ndarray: Forced stops that do not depend on the next token's distribution, shape (R,), bool.
-        """
+        """Consume one token (R,) of each of distinct slots (R,); the `stops` that result."""
         self.advance(slots, tokens[None])
         return self.stops(slots)
 
     def advance(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Consume the same number of tokens per slot.
+        """Consume T tokens per slot, oldest first, shape (T, R).
 
-        Args:
-            slots (np.ndarray): Distinct slots, shape (R,), integer.
-            tokens (np.ndarray): The tokens each has generated, oldest first, shape (T, R), integer, within the
-                vocabulary. T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
+        T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
         """
         row, offset = self._row[slots], self._table_offset[slots]
         for count, newest in enumerate(tokens, start=1):
@@ -208,26 +180,16 @@ class StreamingGate:
         self._steps_to_meeting = int((self._meets_at - self._length).min())
 
     def armed(self, slots: np.ndarray) -> np.ndarray:
-        """Slots whose next token is a forced stop if it is nearly certain: pass that to `stops`.
-
-        Args:
-            slots (np.ndarray): Slots, shape (R,).
-
-        Returns:
-            np.ndarray: Shape (R,), bool.
-        """
+        """Slots whose next token is a forced stop if it is nearly certain (pass that to `stops`), shape (R,), bool."""
         return self._length[slots] < self._early_until[slots]
 
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
-        """Where the next token must be a forced stop; consumes nothing, so it can be asked again.
+        """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
 
         Args:
             slots (np.ndarray): Slots, shape (R,).
             certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
                 rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
-
-        Returns:
-            np.ndarray: Forced stops, shape (R,), bool.
         """
         due = self._length[slots] >= self._stop_at[slots]
         return due if certain is None else due | self.armed(slots) & certain

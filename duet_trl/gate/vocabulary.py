@@ -10,28 +10,18 @@ marker that reads wrong bytes would be seen late, early or never.
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 TokenBytes = Callable[[str], bytes]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class FastTokenizer(Protocol):
-    """What is used of a Hugging Face fast tokenizer (`PreTrainedTokenizerFast`)."""
-
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The `tokenizers.Tokenizer`, which can write itself as JSON with `to_str()`."""
-
-
-def vocabulary_bytes(
-    tokenizer: FastTokenizer, vocab_size: int | None = None, shown: Collection[str] = ()
-) -> list[bytes | None]:
+def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Collection[str] = ()) -> list[bytes | None]:
     """The bytes that each token id appends to the text.
 
     Args:
-        tokenizer (FastTokenizer): A Hugging Face fast tokenizer.
+        tokenizer (PreTrainedTokenizerFast): A Hugging Face fast tokenizer.
         vocab_size (int | None): Rows of the model's output layer, which are often more than the tokenizer's tokens.
             None: as many as the tokenizer has ids.
         shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
@@ -42,8 +32,7 @@ def vocabulary_bytes(
             the first word, and that decoding removes, is kept.
 
     Raises:
-        ValueError: If the tokenizer is not a fast one, its decoder is not understood, or it has ids beyond
-            `vocab_size`.
+        ValueError: If the tokenizer is not a fast one, its decoder is not understood, or ids are beyond `vocab_size`.
     """
     try:
         backend = tokenizer.backend_tokenizer

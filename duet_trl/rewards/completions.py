@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..gate.markers import Which
-from ..gate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
+from ..gate.thoughts import Delimiters, Written, are_special, recognise, shown_text
 
 Completion = str | list[dict[str, Any]]
 
@@ -43,7 +43,7 @@ def written_completions(
     completions: Sequence[Completion],
     token_ids: Sequence[Sequence[int]],
     opened: Sequence[bool],
-    tokenizer: ThinkingTokenizer,
+    tokenizer: Any,
     delimiters: Delimiters | None,
 ) -> list[Written]:
     """Completions with all that token ids tell about their thoughts.
@@ -52,7 +52,7 @@ def written_completions(
         completions (Sequence[Completion]): As TRL hands them to reward functions, length N.
         token_ids (Sequence[Sequence[int]]): Their tokens.
         opened (Sequence[bool]): Whether the prompt of each opens a thought.
-        tokenizer (ThinkingTokenizer): What decoded them.
+        tokenizer (PreTrainedTokenizerBase): What decoded them.
         delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
 
     Returns:
