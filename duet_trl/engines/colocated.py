@@ -3,7 +3,6 @@
 
 TRL builds the engine without logits processors, calls `LLM.generate` with one set of sampling parameters for all
 prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here mends one of the three.
-They work on the objects they are given, so that nothing of vLLM is imported until there is an engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,22 +22,13 @@ PROCESSOR = "duet_trl.engines.vllm:DUETLogitsProcessor"
 
 
 class ColocatedEngine(TurnEngine):
-    """vLLM in the training process.
+    """vLLM in the training process: `llm` comes from `llm_factory`, `sync` brings the weights into it.
 
-    Args:
-        *turn (Any): As for `TurnEngine`.
-        llm (LLM): Engine from `llm_factory` that a turn generates with.
-        sync (Callable[[], None]): Brings the weights into it.
-        group (torch.distributed.ProcessGroup | None): Processes that share it under tensor parallelism: each runs the
-            prompts of all of them. None: it belongs to this one.
+    The processes of a `group` share it under tensor parallelism: each runs the prompts of all of them.
     """
 
     def __init__(
-        self,
-        *turn: Any,
-        llm: "LLM",
-        sync: Callable[[], None],
-        group: torch.distributed.ProcessGroup | None = None,
+        self, *turn: Any, llm: "LLM", sync: Callable[[], None], group: torch.distributed.ProcessGroup | None = None
     ) -> None:
         super().__init__(*turn)
         self._llm, self._sync, self._group = llm, sync, group
@@ -114,10 +104,9 @@ def gated_requests(
 
 
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-    """Replace the weights of an engine on vLLM's CPU backend, and forget what it cached under the old ones.
+    """Replace all weights, by their checkpoint names, of an engine on vLLM's CPU backend, and forget what it cached.
 
-    With the gate of `llm_factory` comes what tied embeddings need here (`cpu_reload`). The weights are all parameters
-    under their checkpoint names.
+    With the gate of `llm_factory` comes what tied embeddings need here (`cpu_reload`).
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

@@ -3,10 +3,8 @@
 
 The semantics are those of `streaming.py` and `slots.py`. The state of a slot is one row of integers, a function of the
 request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one logit.
-So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path.
-
-Two functions take the step: the Triton kernel of `gate_kernel.py` on a GPU, one launch for all rows and no
-synchronisation, and `step_rows` here in plain torch, which is its oracle and serves tensors on the CPU.
+So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path. The
+Triton kernel of `gate_kernel.py` takes it on a GPU, `step_rows` here, its oracle in plain torch, on a CPU.
 """
 
 import os
@@ -68,11 +66,6 @@ _FLOAT32 = np.finfo(np.float32)
 class DeviceGates:
     """The gated requests of a batch, by slot, with all that changes from step to step on the device.
 
-    Args:
-        num_slots (int): Slots of the batch.
-        device (torch.device): Where the logits are.
-        automaton (Compile): Compiles a marker; called once per marker and delimiters.
-
     Attributes:
         rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
@@ -106,7 +99,7 @@ class DeviceGates:
     def admit(self, slot: int, request: GateRequest, prompt_len: int) -> None:
         """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
 
-        `prompt_len` counts the tokens of its prompt, those at its end included that the rollout continues.
+        `prompt_len` counts the tokens that the rollout continues as well.
         """
         automaton = self.prepare(request.marker, request.delimiters)
         row = _request_row(request)
@@ -159,8 +152,7 @@ class DeviceGates:
             slots_on_host (np.ndarray): The same slots in any order; without a gated one among them nothing is done.
             pos (torch.Tensor): Position of each row's last input token in its sequence, shape (B,), integer.
             input_ids (torch.Tensor): That token, shape (B,), integer.
-            all_token_ids (torch.Tensor): Tokens of each slot, prompt first, up to that one, which itself is not
-                read, shape (num_slots, L), integer.
+            all_token_ids (torch.Tensor): Earlier tokens of each slot, prompt first, shape (num_slots, L), integer.
         """
         if self._gated[slots_on_host].any():
             self._step(self.rows, self.tables, logits, slots, pos, input_ids, all_token_ids)

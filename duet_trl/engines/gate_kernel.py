@@ -7,7 +7,6 @@ row of the slot, entry of the automaton). A row in its grace window whose reques
 logits, once. Rows whose stop is due anyway read none.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -43,15 +42,7 @@ _LOWEST = tl.constexpr(-1e30)
 """Stands for -inf in sums: its weight is 0 beside any real logit, and 0 times it is 0."""
 
 
-def launch_step(
-    rows: torch.Tensor,
-    tables: torch.Tensor,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    pos: torch.Tensor,
-    input_ids: torch.Tensor,
-    all_token_ids: torch.Tensor,
-) -> None:
+def launch_step(rows, tables, logits, slots, pos, input_ids, all_token_ids) -> None:
     """One step of the gate for a batch; arguments as `device_gate.step_rows`, the last dimensions contiguous."""
     step_kernel[(logits.shape[0],)](
         logits,
@@ -153,13 +144,7 @@ def _consume(row, history, newest, target, table, num_tokens):
 
 @triton.jit
 def _nearly_certain(
-    logits,
-    vocab_size,
-    eos_ids,
-    entropy_threshold,
-    TILE: tl.constexpr,
-    LANES: tl.constexpr,
-    STAGES: tl.constexpr,
+    logits, vocab_size, eos_ids, entropy_threshold, TILE: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr
 ):
     """Whether the next token is nearly certain, and no EOS is the likeliest; one pass over a row of logits."""
     offsets = tl.arange(0, TILE)[:, None] * LANES + tl.arange(0, LANES)[None, :]

@@ -44,9 +44,6 @@ class TokenGuard:
     code 1008, without it. With it everything is open except `/collective_rpc`, where only `reload_weights` from a
     folder inside `DUET_WEIGHTS_DIR` passes; the rest is status 403. Both variables are read when the middleware is
     built. Without a usable token the server does not start.
-
-    Args:
-        app (App): The application behind the guard.
     """
 
     def __init__(self, app: App) -> None:
@@ -84,10 +81,7 @@ class TokenGuard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._token)
 
     async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a remote procedure call and pass on what was checked, not what was sent.
-
-        The body is written anew, so that no second parser can read another method or path out of the same bytes.
-        """
+        """Pass on what was checked: the body is written anew, so that no second parser reads it in another way."""
         try:
             path = checked_path(await _read(receive), self._weights_dir)
         except PermissionError as refusal:

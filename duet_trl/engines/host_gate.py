@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate with its state on the host, for runners that keep the generated tokens as one list per rollout.
 
-Reading a thousand lists costs more than everything else the gate does in a decode step, and in most steps no rollout
-meets a poll, its abort gate or a stop. So the tokens of a rollout are read when the next of these may have come, all
-that have gathered since: decisions are those of a gate that reads each token at once, the lists are read once in eight
-steps. In between, a step writes the decisions that stand.
+Reading a thousand lists costs more than everything else the gate does in a decode step. So the tokens of a rollout are
+read, all that have gathered, when its next poll, abort gate or stop may have come: decisions are those of a gate that
+reads each token at once, the lists are read once in eight steps. In between, the decisions that stand are written.
 """
 
 from collections.abc import Sequence
@@ -36,12 +35,8 @@ class HostGates(SlotGates):
     def admit(self, slot: int, request: GateRequest, output: list[int], prompt: Sequence[int] = ()) -> None:
         """Put a request into a slot.
 
-        Args:
-            slot (int): Slot; what it held before is forgotten.
-            request (GateRequest): Its gate.
-            output (list[int]): The tokens it has generated so far. The runner goes on appending to this list. A
-                placeholder at its end (-1) must be filled in before the next `apply`.
-            prompt (Sequence[int]): Its prompt, at whose end the tokens stand that it continues.
+        The runner goes on appending to `output`, the tokens generated so far; a placeholder at its end (-1) must be
+        filled in before the next `apply`. The tokens that the rollout continues stand at the end of `prompt`.
         """
         prefix = prompt[len(prompt) - request.prefix_length :]
         super().admit(slot, request, [*prefix, *(output[:-1] if output and output[-1] < 0 else output)])
@@ -75,10 +70,7 @@ class HostGates(SlotGates):
             self._decisions = None
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Consume what was generated and write the decisions into the logits (B, V), in place.
-
-        The logits are raw: before penalties, temperature, top-k and top-p.
-        """
+        """Consume what was generated and write the decisions into the raw logits (B, V), in place."""
         if not len(self.slots):
             return
         self._calls += 1
@@ -107,7 +99,7 @@ class HostGates(SlotGates):
                     "vLLM showed DUETLogitsProcessor placeholder tokens. Name the class in logits_processors "
                     "(--logits-processors) instead of an entry point, or start the engine with async_scheduling=False."
                 )
-            self.consume(slots[group], tokens)
+            self.advance(slots[group], tokens)
         self._read_at[slots] = self._calls + self.quiet_steps(slots)
         self._next_read = int(self._read_at.min())
         self._decisions = None

@@ -2,9 +2,8 @@
 """A vLLM server that runs the gate, as its client sees it.
 
 A server without the gate ignores `duet_` parameters without a word, one with another tokenizer sees markers elsewhere,
-and one that was restarted serves the weights it started with. So the gate is probed at start-up, and every request
-names the marker's fingerprint and the weights it is meant for: an engine that differs answers with a forced stop
-before the first token.
+and one that was restarted has old weights. So the gate is probed at start-up, and every request names the marker's
+fingerprint and its weights: an engine that differs answers with a forced stop before the first token.
 """
 
 import asyncio
@@ -46,13 +45,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Choice:
-    """One rollout as the server returned it.
+    """One rollout as the server returned it: sampled ids, stop token included, and log-probs as sampled, in nats.
 
-    Attributes:
-        token_ids (list[int]): Sampled ids, stop token included, shape (L,).
-        logprobs (list[float]): Log-probability of each under the sampling distribution, nats, shape (L,).
-        finish_reason (str): "stop", "length" or "repetition" (vLLM's `repetition_detection` ended it).
-        stop_reason (int | str | None): Stop token that ended it; None for the model's own EOS or the length limit.
+    `finish_reason` is one of `_FINISHED`; `stop_reason` the stop token that ended it, None for EOS and the limit.
     """
 
     token_ids: list[int]
@@ -62,12 +57,7 @@ class Choice:
 
 
 class GateServer:
-    """Client of one vLLM server.
-
-    Args:
-        base_url (str): Address, such as `http://127.0.0.1:8000`.
-        token (str | None): What `TokenGuard` asks for; None sends none.
-    """
+    """Client of one vLLM server, at `http://127.0.0.1:8000` or the like; `token` is what `TokenGuard` asks for."""
 
     def __init__(self, base_url: str, token: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
@@ -110,10 +100,9 @@ class GateServer:
         Args:
             prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
             sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
-            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout, length N; None for a
-                rollout without a gate.
+            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout; None: no gate.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
-            limits (Sequence[int | None] | None): Maximum tokens of each rollout, length N; None: as `sampling` says.
+            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: as `sampling` says.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
@@ -160,15 +149,8 @@ class GateServer:
         def ask(fingerprint: str, weights: str) -> Choice:
             names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
             gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
-            sampling = {
-                "max_tokens": 3,
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "top_k": 0,
-                "min_p": 0.0,
-                "ignore_eos": True,
-            }
-            return self.complete([[eos_ids[0]]], sampling, [gate], [])[0]
+            body = {"max_tokens": 3, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True}
+            return self.complete([[eos_ids[0]]], body, [gate], [])[0]
 
         found = ask(fingerprint, weights)
         ids = found.token_ids
@@ -196,9 +178,7 @@ class GateServer:
     def reload_weights(self, path: str) -> None:
         """Let every worker load the weights in a folder, and forget what it cached under the old ones.
 
-        Raises:
-            ServerLost: If the server does not answer.
-            ServerError: If it may not read the folder, or failed while reading: its weights are undefined then.
+        ServerError: it may not read the folder, or failed while reading; its weights are undefined then.
         """
 
         async def reload(session: aiohttp.ClientSession) -> None:

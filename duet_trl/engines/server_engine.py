@@ -4,6 +4,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 from .errors import ServerError, ServerLost
@@ -57,12 +58,7 @@ class ServerEngine(TurnEngine):
 
     def sync_weights(self) -> None:
         """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away."""
-        for _ in range(_ATTEMPTS):
-            lost = self._sync_once()
-            if lost is None:
-                return
-            self._recover(lost)
-        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times while weights were sent to it; last: {lost}")
+        self._retried(lambda: self._shared(self._send), "while weights were sent to it")
 
     def complete(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
@@ -77,22 +73,12 @@ class ServerEngine(TurnEngine):
         sizes = self._exchange.objects([len(prompts)])
         everything = self._exchange.objects([(ids, *row) for ids, row in zip(prompts, rows, strict=True)])
         with profiler or nullcontext():
-            found = self._complete_together(everything)
+            once = partial(self._on_main, lambda: self._complete(everything))
+            found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
         local = found[first : first + len(prompts)]
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
-
-    def _complete_together(self, everything: list[tuple[list[int], dict | None, int | None]]) -> list[Choice]:
-        for _ in range(_ATTEMPTS):
-            found = self._on_main(lambda: self._complete(everything))
-            if not isinstance(found, ServerError):
-                return found
-            if not isinstance(found, ServerLost):
-                raise found
-            self._recover(found)
-            self.sync_weights()
-        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times in one batch; last: {found}")
 
     def _complete(self, everything: list[tuple[list[int], dict | None, int | None]]) -> list[Choice]:
         prompts, gates, limits = zip(*everything, strict=True)
@@ -116,16 +102,17 @@ class ServerEngine(TurnEngine):
                 delimiters=self.setup.delimiters,
             )
 
-    def _sync_once(self) -> ServerLost | None:
-        lost = None
-        try:
-            self._send()
-        except ServerError as error:  # on the main process only: the others have nothing to do with the server
-            lost = error
-        lost = self._exchange.first(lost)
-        if lost is not None and not isinstance(lost, ServerLost):
-            raise lost
-        return lost
+    def _retried(self, attempt: Callable[[], Any], when: str, then: Callable[[], None] = lambda: None) -> Any:
+        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again."""
+        for _ in range(_ATTEMPTS):
+            found = attempt()
+            if not isinstance(found, ServerError):
+                return found
+            if not isinstance(found, ServerLost):
+                raise found
+            self._recover(found)
+            then()
+        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times {when}; last: {found}")
 
     def _recover(self, lost: ServerLost) -> None:
         """Wait for the server to come back with its gate."""
@@ -145,11 +132,12 @@ class ServerEngine(TurnEngine):
             raise failure
 
     def _on_main(self, work: Callable[[], Any]) -> Any:
-        """Result of some work on the main process, or the `ServerError` that it ended in, known to every process."""
-        result = None
-        if self._connection is not None:
-            try:
-                result = work()
-            except ServerError as error:
-                result = error
+        return self._shared(work if self._connection is not None else lambda: None)
+
+    def _shared(self, work: Callable[[], Any]) -> Any:
+        """The main process's result, or the `ServerError` that it ended in; the others have nothing to do with it."""
+        try:
+            result = work()
+        except ServerError as error:
+            result = error
         return self._exchange.first(result)

@@ -28,12 +28,7 @@ from .turn import TurnEngine
 
 
 class TransformersEngine(TurnEngine):
-    """`model.generate` of the model in training.
-
-    Args:
-        *turn (Any): As for `TurnEngine`.
-        model (Callable[[], PreTrainedModel]): The model whose `generate` a turn calls, unwrapped.
-    """
+    """`model.generate` of the model in training, unwrapped; `*turn` is as for `TurnEngine`."""
 
     _pads = True
 
@@ -78,7 +73,7 @@ class GateLogitsProcessor(LogitsProcessor):
             tokens = input_ids[:, -1].cpu().numpy()
             self._running &= ~np.isin(tokens, self._ends)
             running = np.flatnonzero(self._running)
-            self._gates.consume(running, tokens[None, running])
+            self._gates.advance(running, tokens[None, running])
         if self._sentinel is None:
             return scores
         scores = scores.clone()

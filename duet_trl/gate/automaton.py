@@ -21,20 +21,14 @@ STATE_BITS = COMPLETED - 1
 
 @dataclass(frozen=True, eq=False)
 class TokenAutomaton:
-    """A marker compiled for a vocabulary of V tokens.
-
-    Attributes:
-        table (np.ndarray): Shape (S, V), uint8, read-only. The entry for (state, token) is the next state in the low
-            seven bits, and bit 7 if a marker completed inside the token. C-contiguous.
-        start (int): State before the first token, and after a token without text.
-        thought (int | None): The same inside a thought; None: the marker knows no thoughts.
-        fingerprint (str): Hex digest of the table. Two processes that agree on it see markers at the same tokens.
-    """
+    """A marker compiled for a vocabulary of V tokens."""
 
     table: np.ndarray
-    start: int
-    thought: int | None
-    fingerprint: str
+    """Shape (S, V), uint8, read-only, C-contiguous. The entry for (state, token) is the next state in the low seven
+    bits, and bit 7 if a marker completed inside the token."""
+    start: int  # state before the first token, and after a token without text
+    thought: int | None  # the same inside a thought; None: the marker knows no thoughts
+    fingerprint: str  # hex digest of the table: two processes that agree on it see markers at the same tokens
 
     @property
     def num_states(self) -> int:
@@ -66,11 +60,7 @@ class TokenAutomaton:
     def completions(
         self, rows: Sequence[Sequence[int]], in_thought: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Every completion of a marker in finished rollouts.
-
-        Args:
-            rows (Sequence[Sequence[int]]): Token ids of N rollouts of any lengths.
-            in_thought (np.ndarray | None): Whether each begins inside a thought, shape (N,), bool; None: none does.
+        """Every completion of a marker in N finished rollouts; `in_thought` (N,) says which begin in a thought.
 
         Returns:
             tuple: Row (C,) int64 and 1-based position (C,) int64 of each of the C completions, ordered by row, then
@@ -112,18 +102,13 @@ class TokenAutomaton:
 
 
 def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> TokenAutomaton:
-    """Lift a marker from bytes to the tokens of a vocabulary.
-
-    The result is cached for as long as it is in use anywhere in the process.
+    """Lift a marker from bytes to the tokens of a vocabulary; S * V bytes, cached for as long as they are in use.
 
     Args:
         marker (Marker): A marker of `markers.py`.
         vocabulary (Sequence[bytes | None]): Bytes of each token id, length V, as `vocabulary.vocabulary_bytes` gives.
             None is a token without text (special or unused): it completes nothing and begins the text anew, without
             leaving a thought.
-
-    Returns:
-        TokenAutomaton: The compiled marker; S * V bytes.
 
     Example:
         >>> from duet_trl.gate.markers import get_marker

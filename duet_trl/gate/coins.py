@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 22), as a function of their key instead of a random state.
+"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 22), as a function of (seed, step, prompt, rollout) alone.
 
-A coin depends on (seed, step, prompt, rollout) and on nothing else: not on the process that throws it, the order of
-the batch, or what was thrown before. So all ranks agree, distinct rollouts are independent, and a resumed run throws
-the coins of the uninterrupted one.
+So all ranks agree, distinct rollouts are independent, and a resumed run throws the coins of the uninterrupted one.
 """
 
 from collections.abc import Sequence

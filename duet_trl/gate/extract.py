@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The answer inside a text: the one extractor that markers and verifiers share (Section 3.2, Assumption A3).
+"""The answer inside a text: the one extractor that markers and verifiers share (Section 3.2, Assumption A3).
 
 If a marker has completed in a prefix of a rollout, its extractor finds a non-empty answer in that prefix, and
-`which="first"` finds the same answer in every continuation: stopping the rollout does not change it.
-At the end of a finished text the extractors are a little more forgiving than a marker can be: they skip an opening
-that is never closed, and a sentence or a match that could have grown may end with the text.
-
-Where thoughts are known (`Written`), an answer is looked for outside of them only. Each finder here searches one
-stretch of answer region; where the next thought begins depends on what it found, since an opening delimiter inside an
-answer is content.
+`which="first"` finds the same answer in every continuation: stopping the rollout does not change it. At the end of a
+finished text the extractors skip an opening that is never closed, and a sentence or match may end with the text.
+Answers are looked for outside of known thoughts (`Written`) only; an opening delimiter inside an answer is content.
 """
 
 import re
@@ -213,10 +209,5 @@ _LEAD = re.compile(_any_of(SENTENCE_LEAD) + "*")
 _TAG = re.compile(f"{TAG_OPEN}|{TAG_CLOSE}")
 _SENTENCE_STOP = re.compile(rf"\n|{_any_of(SENTENCE_END)}{_any_of(WHITESPACE)}|{TAG_OPEN}|\Z")
 
-FINDERS: dict[str, Finder] = {
-    "math": _boxes,
-    "math_paragraph": _boxes,
-    "code": _blocks,
-    "qa": _short_answers,
-}
+FINDERS: dict[str, Finder] = {"math": _boxes, "math_paragraph": _boxes, "code": _blocks, "qa": _short_answers}
 """The finder of each built-in marker."""

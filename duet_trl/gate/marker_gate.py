@@ -3,7 +3,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,37 +14,29 @@ from .replay import GateSpec, propensity
 from .thresholds import LengthThresholds
 
 
-@dataclass(frozen=True)
 class MarkerGate:
     """Marker-gated abort with epsilon-keep and tail trim (section 3.2, Eq. 5, Algorithm 1, phase 2).
 
-    Attributes:
+    Args:
         thresholds (LengthThresholds): Online K1 and K2.
-        automaton (TokenAutomaton | None): Compiled marker. None: no marker is looked for, trim and abort must be off.
-        trim (bool): Stop answered rollouts within the grace window.
-        abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
-        grace_window (int): G, tokens.
-        poll_interval (int): Tokens between two marker checks.
-        entropy_threshold (float): Nats; 0: entropy never ends the grace window early.
-        window (int | None): Tokens back from a poll in which the marker must have completed; None: all.
+        automaton (TokenAutomaton | None): Compiled marker; None only where trim and abort are off.
         keep_probability (float): eps_abort.
         seed (int): Key of the coins.
+        **options (Any): The other attributes of `GateSpec`.
     """
 
-    thresholds: LengthThresholds
-    automaton: TokenAutomaton | None
-    trim: bool
-    abort: bool
-    grace_window: int
-    poll_interval: int
-    entropy_threshold: float
-    window: int | None
-    keep_probability: float
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.automaton is None and (self.trim or self.abort):
-            raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
+    def __init__(
+        self,
+        thresholds: LengthThresholds,
+        automaton: TokenAutomaton | None,
+        *,
+        keep_probability: float,
+        seed: int,
+        **options: Any,
+    ) -> None:
+        self.thresholds, self.automaton = thresholds, automaton
+        self.keep_probability, self.seed = keep_probability, seed
+        self._options = options
 
     def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
         """The coin of each rollout of a step, shape (N,), bool (Algorithm 1, line 22): True survives without a marker.
@@ -54,33 +47,20 @@ class MarkerGate:
 
     def spec(self, active: bool = True) -> GateSpec:
         """The gate with its present thresholds; switched off where `active` is false."""
-        return GateSpec(
-            poll_threshold=self.thresholds.poll_threshold,
-            abort_threshold=self.thresholds.abort_threshold,
-            grace_window=self.grace_window,
-            poll_interval=self.poll_interval,
-            trim=self.trim and active,
-            abort=self.abort and active,
-            entropy_threshold=self.entropy_threshold,
-            window=self.window,
-        )
+        spec = GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
+        return spec if active else replace(spec, trim=False, abort=False)
 
     def propensity(self, outcome: np.ndarray) -> np.ndarray:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
         return propensity(outcome, self.keep_probability)
 
     def observe(
-        self,
-        lengths: np.ndarray,
-        kept_propensity: np.ndarray,
-        answered_at: np.ndarray,
-        rewards: np.ndarray,
-        step: int,
+        self, lengths: np.ndarray, kept_propensity: np.ndarray, answered_at: np.ndarray, rewards: np.ndarray, step: int
     ) -> None:
-        """Add the kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
+        """Add the K kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
 
         Args:
-            lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,).
+            lengths (np.ndarray): Policy tokens of each, shape (K,).
             kept_propensity (np.ndarray): Their propensity, shape (K,).
             answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
             rewards (np.ndarray): Their summed rewards, shape (K,), finite.

@@ -39,18 +39,13 @@ PATTERN_PREFIX = "regex:"
 
 @dataclass(frozen=True, eq=False)
 class Marker:
-    """A byte automaton that completes where an answer does, and goes on searching behind it.
+    """A byte automaton that completes where an answer does, and goes on searching behind it."""
 
-    Attributes:
-        name (str): Name under which the marker is known in configs and requests.
-        table (np.ndarray): Shape (S, 256), uint8, read-only. The entry for (state, byte) is the next state in the low
-            seven bits, and bit 7 if a marker completes at this byte. State 0 is the start of a text.
-        delimiters (Delimiters | None): Of the thoughts in which it does not complete; None: it knows no thoughts.
-    """
-
-    name: str
+    name: str  # in configs and requests
     table: np.ndarray
-    delimiters: Delimiters | None = None
+    """Shape (S, 256), uint8, read-only. The entry for (state, byte) is the next state in the low seven bits, and bit 7
+    if a marker completes at this byte. State 0 is the start of a text."""
+    delimiters: Delimiters | None = None  # of the thoughts in which it does not complete
 
     @property
     def num_states(self) -> int:
@@ -97,14 +92,7 @@ def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None
 
 
 def get_marker(name_or_pattern: str, delimiters: Delimiters | None = None) -> Marker:
-    """The built-in marker of that name, or a custom one from "regex:<pattern>".
-
-    Args:
-        name_or_pattern (str): A key of `MARKERS`, or "regex:" followed by a regular expression.
-        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
-
-    Returns:
-        Marker: The marker; the same object for the same argument.
+    """The built-in marker of that name (a key of `MARKERS`), or a custom one from "regex:<pattern>"; cached.
 
     Raises:
         ValueError: If the name is unknown, or pattern and delimiters do not compile to a marker.
@@ -143,10 +131,7 @@ def extract_answer(name_or_pattern: str, text: str | Written, which: Which = "fi
 def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | None:
     """Number n of characters of the shortest prefix in which the marker has completed, or None.
 
-    Args:
-        marker (Marker): The marker.
-        text (str): A completion.
-        opened (bool): Whether it begins inside a thought.
+    `opened` says whether the completion begins inside a thought.
     """
     data = text.encode("utf-8", "surrogatepass")
     end = next(completion_ends(marker, data, opened), None)

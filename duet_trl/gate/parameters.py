@@ -50,64 +50,33 @@ _NAMES = frozenset(
 
 @dataclass(frozen=True)
 class GateSetup:
-    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer.
+    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer."""
 
-    Attributes:
-        marker (str): Marker name or pattern of the configuration.
-        automaton (TokenAutomaton): Compiled marker.
-        sentinel (int): Token id the engine samples when the gate stops a rollout.
-        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
-        delimiters (Delimiters | None): Of the model's thoughts.
-    """
-
-    marker: str
+    marker: str  # name or pattern of the configuration
     automaton: TokenAutomaton
-    sentinel: int
-    eos_ids: tuple[int, ...]
-    delimiters: Delimiters | None = None
+    sentinel: int  # token id the engine samples when the gate stops a rollout
+    eos_ids: tuple[int, ...]  # that end a rollout by themselves
+    delimiters: Delimiters | None = None  # of the model's thoughts
 
 
 @dataclass(frozen=True)
 class GateRequest:
-    """The gate that one request asks for.
-
-    Attributes:
-        spec (GateSpec): Thresholds and switches.
-        keep (bool): Coin of the rollout.
-        marker (str): Name of the marker.
-        sentinel (int): Token id that a forced stop generates.
-        eos_ids (frozenset[int]): Token ids that end a rollout naturally.
-        fingerprint (str): Of the marker's token automaton as the sender compiled it; empty: not compared.
-        weights (str): Path that the engine must have loaded its weights from last; empty: not compared.
-        delimiters (Delimiters | None): Of the thoughts in which the marker does not complete; None: there are none.
-        in_thought (bool): Whether the prompt has opened one.
-        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout.
-    """
+    """The gate that one request asks for."""
 
     spec: GateSpec
-    keep: bool
+    keep: bool  # coin of the rollout
     marker: str
-    sentinel: int
-    eos_ids: frozenset[int]
-    fingerprint: str = ""
-    weights: str = ""
-    delimiters: Delimiters | None = None
-    in_thought: bool = False
-    prefix_length: int = 0
+    sentinel: int  # token id that a forced stop generates
+    eos_ids: frozenset[int]  # that end a rollout naturally
+    fingerprint: str = ""  # of the marker's token automaton as the sender compiled it; empty: not compared
+    weights: str = ""  # path that the engine must have loaded its weights from last; empty: not compared
+    delimiters: Delimiters | None = None  # of the thoughts in which the marker does not complete
+    in_thought: bool = False  # whether the rollout begins inside one
+    prefix_length: int = 0  # tokens at the end of the engine's prompt that are the first of the rollout
 
 
 def gate_parameters(
-    spec: GateSpec,
-    marker: str,
-    keep: bool,
-    sentinel: int,
-    eos_ids: Sequence[int],
-    *,
-    fingerprint: str = "",
-    weights: str = "",
-    delimiters: Delimiters | None = None,
-    in_thought: bool = False,
-    prefix_length: int = 0,
+    spec: GateSpec, marker: str, keep: bool, sentinel: int, eos_ids: Sequence[int], **more: Any
 ) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
@@ -118,6 +87,7 @@ def gate_parameters(
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
     """
+    request = GateRequest(spec, keep, marker, sentinel, frozenset(eos_ids), **more)
     return {
         "duet_version": GATE_VERSION,
         "duet_marker": marker,
@@ -131,11 +101,11 @@ def gate_parameters(
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
-        "duet_thoughts": [] if delimiters is None else list(delimiters.parts),
-        "duet_begins": "in thought" if in_thought else "in answer",
-        "duet_fingerprint": fingerprint,
-        "duet_weights": weights,
-        "duet_prefix": int(prefix_length),
+        "duet_thoughts": [] if request.delimiters is None else list(request.delimiters.parts),
+        "duet_begins": "in thought" if request.in_thought else "in answer",
+        "duet_fingerprint": request.fingerprint,
+        "duet_weights": request.weights,
+        "duet_prefix": int(request.prefix_length),
     }
 
 
@@ -144,14 +114,8 @@ def parse_gate_parameters(
 ) -> GateRequest | None:
     """Read and check the request parameters of one rollout; None if it has no `duet_` parameter.
 
-    Args:
-        parameters (Mapping[str, Any] | None): What came with the request; names outside `duet_` are not looked at.
-        stop_token_ids (Collection[int] | None): Stop tokens of the request, which must hold the sentinel; None skips
-            this check.
-
-    Raises:
-        ValueError: If one is missing, unknown, of the wrong type or out of range, if K2 < K1, or if the sentinel is
-            no stop token or also an EOS. The text names it and the remedy.
+    A ValueError names what is missing, unknown, of the wrong type or out of range, and the remedy. The sentinel must
+    be among the stop tokens of the request, unless these are None.
     """
     given = {name: value for name, value in (parameters or {}).items() if name.startswith(PREFIX)}
     if not given:

@@ -200,7 +200,8 @@ def replay(
         earliest, latest = np.maximum(earliest, prefix_length), np.maximum(latest, prefix_length)
     consistent = np.where(gate_stopped, (earliest <= length) & (length <= latest), length <= latest)
     if not consistent.all():
-        raise GateMismatch(_mismatch(int(np.argmin(consistent)), consistent, length, gate_stopped, earliest, latest))
+        first, between = int(np.argmin(consistent)), np.stack([earliest, latest])
+        raise GateMismatch(_mismatch(first, int((~consistent).sum()), length, gate_stopped, between))
     return Replay(
         outcome=outcome.astype(np.int64),
         marker_at=np.where(answered, tau, -1),
@@ -250,23 +251,13 @@ def _check_count(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be an integer >= {least} (tokens), got {value!r}.")
 
 
-def _mismatch(
-    row: int,
-    consistent: np.ndarray,
-    length: np.ndarray,
-    gate_stopped: np.ndarray,
-    earliest: np.ndarray,
-    latest: np.ndarray,
-) -> str:
+def _mismatch(row: int, num_wrong: int, length: np.ndarray, gate_stopped: np.ndarray, between: np.ndarray) -> str:
+    earliest, latest = between[:, row]
     found = f"rollout {row} {'was stopped' if gate_stopped[row] else 'ended by itself'} at {length[row]} tokens"
-    if latest[row] >= NEVER:
-        expected = "this gate does not stop it at all"
-    elif earliest[row] == latest[row]:
-        expected = f"this gate stops it at {latest[row]}"
-    else:
-        expected = f"this gate stops it between {earliest[row]} and {latest[row]}"
+    expected = f"stops it at {latest}" if earliest == latest else f"stops it between {earliest} and {latest}"
+    expected = "does not stop it at all" if latest >= NEVER else expected
     return (
-        f"{found}, but {expected} ({int((~consistent).sum())} of {len(length)} rollouts disagree). The engine did not "
+        f"{found}, but this gate {expected} ({num_wrong} of {len(length)} rollouts disagree). The engine did not "
         "run this gate with these coins: load it with duet_trl.engines.vllm:DUETLogitsProcessor in "
         "logits_processors, and give trainer and engine the same marker and tokenizer."
     )

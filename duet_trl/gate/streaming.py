@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate while decoding: one state machine per running rollout, advanced for all of them at once.
 
-The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens. So slots can
-be swapped and rebuilt from a prefix (preemption) without a trace. What a step costs is the number of vector
-operations, hardly their length, so a step does only what every token needs: one look-up in the token automaton and a
-count. The polls and the abort gate are met where they fall due.
+The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens, so slots can
+be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
+count; the polls and the abort gate are met where they fall due.
 """
 
 from collections.abc import Sequence
@@ -17,26 +16,14 @@ from .dfa import COMPLETED
 from .replay import NEVER, GateSpec
 
 _COLUMNS = (
-    # what its tokens did
-    "row",  # of the joined table: where the automaton's state begins
-    "length",  # t, tokens so far
-    "completed_at",  # length at which the latest marker completed
-    "meets_at",  # length of the next poll or of the abort gate; NEVER once decided
-    "stop_at",  # length at which the next token is a forced stop
-    "early_until",  # while shorter than this, a nearly certain next token is a forced stop too
-    # what the request asks for
-    "table",  # offset of its automaton in the joined table
-    "poll_interval",
-    "abort_at",
-    "window",
-    "grace",  # from tau to `stop_at`: the grace window, or NEVER with trim off
-    "early_grace",  # from tau to `early_until`: the grace window, or -NEVER
-    "missed_stop_at",  # `stop_at` of a rollout without a marker at the abort gate, by its coin
+    *("row", "length", "completed_at", "meets_at", "stop_at", "early_until"),  # what its tokens did
+    *("table", "poll_interval", "abort_at", "window", "grace", "early_grace", "missed_stop_at"),  # what is asked for
 )
+"""Numbers of a slot; `_first_column` says what they mean."""
 
 
 class StreamingGate:
-    """The gate of many running rollouts (Algorithm 1, lines 12-28; semantics in `gate.py`).
+    """The gate of many running rollouts (Algorithm 1, lines 12-28; semantics in `replay.py`).
 
     Args:
         num_slots (int): Rollouts that can run at the same time.
@@ -82,10 +69,10 @@ class StreamingGate:
         prefix: Sequence[int] = (),
         in_thought: bool = False,
     ) -> None:
-        """Start a rollout in a slot, or resume one whose first tokens exist already.
+        """Start a rollout in a slot, or resume one whose first tokens exist already; what the slot held is forgotten.
 
         Args:
-            slot (int): Slot; what it held before is forgotten.
+            slot (int): Slot.
             spec (GateSpec): Its gate.
             keep (bool): Its coin.
             automaton (int): Index of its marker.
@@ -138,7 +125,7 @@ class StreamingGate:
     def refuse(self, slot: int) -> None:
         """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
         self._columns[:, slot] = 0
-        self.drop(slot)
+        self._meets_at[slot] = NEVER
 
     def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Consume one token (R,) of each of distinct slots (R,); the `stops` that result."""
@@ -198,22 +185,20 @@ class StreamingGate:
 @lru_cache(maxsize=256)  # the rollouts of a training step have two gates, one for each side of the coin
 def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarray:
     """The column of a rollout before its first token, shape (C,), int64, read-only."""
-    interval = spec.poll_interval
-    first_poll = -(-spec.poll_threshold // interval) * interval
     column = {
-        "row": row,
-        "length": 0,
-        "completed_at": -NEVER,
-        "meets_at": min(first_poll, spec.abort_at),
-        "stop_at": NEVER,
-        "early_until": -NEVER,
-        "table": table,
-        "poll_interval": interval,
+        "row": row,  # of the joined table: where the automaton's state begins
+        "length": 0,  # t, tokens so far
+        "completed_at": -NEVER,  # length at which the latest marker completed
+        "meets_at": spec.first_poll,  # length of the next poll or of the abort gate; NEVER once decided
+        "stop_at": NEVER,  # length at which the next token is a forced stop
+        "early_until": -NEVER,  # while shorter than this, a nearly certain next token is a forced stop too
+        "table": table,  # offset of its automaton in the joined table
+        "poll_interval": spec.poll_interval,
         "abort_at": spec.abort_at,
         "window": NEVER if spec.window is None else spec.window,
-        "grace": spec.grace_window if spec.trim else NEVER,
-        "early_grace": spec.grace_window if spec.trims_early else -NEVER,
-        "missed_stop_at": NEVER if keep else spec.abort_at,
+        "grace": spec.grace_window if spec.trim else NEVER,  # from tau to `stop_at`
+        "early_grace": spec.grace_window if spec.trims_early else -NEVER,  # from tau to `early_until`
+        "missed_stop_at": NEVER if keep else spec.abort_at,  # `stop_at` without a marker at the abort gate
     }
     array = np.array([column[name] for name in _COLUMNS])
     array.setflags(write=False)

@@ -52,17 +52,11 @@ _ANY_KNOWN = re.compile("|".join(re.escape(part) for pair in KNOWN_DELIMITERS fo
 
 @dataclass(frozen=True)
 class Written:
-    """A completion as the policy wrote it, thought included.
+    """A completion as the policy wrote it, thought included."""
 
-    Attributes:
-        text (str): With its delimiters, even where they are special tokens that decoding leaves out.
-        delimiters (Delimiters | None): Of its thoughts; None: the whole text is answer region.
-        opened (bool): Whether it begins inside a thought.
-    """
-
-    text: str
-    delimiters: Delimiters | None = None
-    opened: bool = False
+    text: str  # with its delimiters, even where they are special tokens that decoding leaves out
+    delimiters: Delimiters | None = None  # of its thoughts; None: the whole text is answer region
+    opened: bool = False  # whether it begins inside a thought
 
 
 def parse_delimiters(names: Sequence[str]) -> Delimiters | None:

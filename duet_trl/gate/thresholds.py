@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Online K1 and K2 of Phase 2: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50).
 
-The paper takes plain quantiles over kept rollouts. Those lack most rollouts that reached the abort gate, so K2 falls,
-which aborts more of them, and so on. Weighting each kept length by 1 / propensity restores the missing ones in
-expectation; both forms are here, see docs/fidelity.md. K2 can also follow the times at which answers came:
+Kept rollouts lack most of those that reached the abort gate, so K2 ratchets down; weighting each by 1 / propensity
+restores the missing ones in expectation (docs/fidelity.md). K2 can also follow the times at which answers came:
 docs/fidelity.md#abort_answer_quantile.
 """
 
@@ -23,24 +22,18 @@ _COLUMNS = ("lengths", "propensity", "answered_at", "rewards")
 
 
 class LengthThresholds:
-    """Poll threshold K1 and abort threshold K2 from a sliding window of kept rollouts.
+    """Poll threshold K1 and abort threshold K2, tokens, 1 <= K1 <= K2 <= max_length, from a window of kept rollouts.
 
     Args:
-        max_length (int): Length cap of a rollout, tokens, >= 1; neither threshold ever exceeds it.
+        max_length (int): Length cap of a rollout, tokens, >= 1.
         window (int): W, kept rollouts in the window of lengths. Paper: 1024. Answer times come from the last 4 W.
         refit_every (int): N, steps between two refits. Paper: 10.
         quantiles (tuple[float, float]): Length quantiles of K1 and K2, in [0, 1]. Paper: 0.3 and 0.8.
         cold (tuple[float, float]): K1 and K2 before the first refit, as shares of max_length. Paper: 0.3 and 0.7.
         weighted (bool): Weight each length by 1 / propensity. False: plain quantiles, as in the paper.
         min_samples (int): Rollouts in the window before the first refit, at most `window`.
-        answer_quantile (float): K2 is `answer_slack` times this quantile of the answer times, in [0, 1), and never
-            below `answer_slack` times the 0.995 quantile of those that were rewarded; 0: the length quantile, as in
-            the paper.
-        answer_slack (float): >= 1. What lies between the latest answers and K2, as a factor.
-
-    Attributes:
-        poll_threshold (int): K1, tokens, in [1, K2].
-        abort_threshold (int): K2, tokens, in [K1, max_length].
+        answer_quantile (float): Of `after_the_answers`, in [0, 1); 0: K2 is the length quantile, as in the paper.
+        answer_slack (float): Of `after_the_answers`, >= 1.
     """
 
     def __init__(
