@@ -18,12 +18,12 @@ from accelerate import Accelerator
 from duet_trl.engines.errors import ServerError, ServerLost
 from duet_trl.engines.server import Choice, GateServer
 from duet_trl.engines.server_engine import ServerEngine
+from duet_trl.exchange import Exchange
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
-from duet_trl.exchange import Exchange
 from duet_trl.seams.weight_folder import WeightFolder
 from tests.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, assert_continues, random_prompts, replay_all
 from tests.server_process import PAIR, ServerProcess, free_port
