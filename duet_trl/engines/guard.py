@@ -115,10 +115,8 @@ def token_problem(token: str) -> str | None:
 def checked_path(body: bytes, weights_dir: str | None) -> str:
     """Folder of weights that a body of `/collective_rpc` asks for, as it was written: the engine reports it as loaded.
 
-    It must lie in `weights_dir`, or be it; links and `..` are followed in both.
-
-    Raises:
-        PermissionError: If the body asks for anything but a reload of safetensors from inside that folder.
+    It must lie in `weights_dir`, or be it; links and `..` are followed in both. PermissionError for all but a
+    reload of safetensors.
     """
     if weights_dir is None:
         raise PermissionError(

@@ -29,9 +29,6 @@ class ServerEngine(TurnEngine):
         exchange (Any): `Collectives` of the training processes.
         process (int): Number of this one.
         timeout (float): Seconds to wait for a server that was lost.
-
-    Raises:
-        ServerError: On every process, if the server does not run the gate of `setup`.
     """
 
     def __init__(

@@ -102,7 +102,7 @@ class SlotGates(StreamingGate):
             slots (np.ndarray): Gated slots, which are also their rows of the logits, shape (R,), int64.
 
         Returns:
-            torch.Tensor: Forced stops, shape (R,), bool, on the device of the logits.
+            torch.Tensor: Forced stops, shape (R,), bool.
         """
         return self.decide(slots, logits.device).write(logits)
 

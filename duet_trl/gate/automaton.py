@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Markers over the tokens of a vocabulary: one table look-up per rollout and decode step (Section 3.2).
 
-Every token is a map from automaton state to automaton state, composed once from the marker's byte automaton. A token
-that straddles the end of a marker (`}$.`, `}}`) or splits a UTF-8 character is therefore exact, and no text is ever
-decoded to look for a marker.
+Every token is a map from state to state, composed once from the marker's byte automaton. A token that straddles the
+end of a marker (`}$.`, `}}`) or splits a UTF-8 character is exact, and no text is decoded to look for a marker.
 """
 
 import hashlib

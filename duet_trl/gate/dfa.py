@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte automata: the common form of every answer marker of Phase 2 (Section 3.2).
 
-A marker is written as a step function from a state and a byte to the next state and whether a marker was completed.
-Exploring every reachable state turns it into a table; merging equal states makes the table small enough for seven
-bits, which is what one byte per (state, token) leaves beside the completion flag.
+Exploring every reachable state of a step function turns it into a table; merging equal states makes the table small
+enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence

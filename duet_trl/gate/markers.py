@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer markers m of the gate: where in a rollout an answer is complete (Section 3.2, Algorithm 1 phase 2).
 
-A marker is a small byte automaton. Bytes rather than tokens or text, so that neither the tokenisation nor a split
-UTF-8 character matters; `automaton.py` lifts it to the tokens of a vocabulary. Each marker has one extractor, shared
-with the verifiers: a marker that has completed means an answer that can be read. Where the model has thoughts, the
-automaton also knows whether one is open, and completes behind them only (`thoughts.py`).
+A marker is a small byte automaton, so that neither the tokenisation nor a split UTF-8 character matters;
+`automaton.py` lifts it to the tokens of a vocabulary. Each has one extractor, shared with the verifiers: a marker that
+has completed means an answer that can be read. Where the model has thoughts it completes behind them only.
 """
 
 import re

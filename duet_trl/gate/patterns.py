@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regular expressions as byte automata, for custom answer markers (Section 3.2).
 
-The standard library parses the pattern, characters become their UTF-8 byte sequences, Thompson's construction gives
-a nondeterministic automaton, and the exploration in `dfa.py` makes it deterministic. A state is a list of attempts at
-a match, the one that starts first in front. The match that is meant is the leftmost one, and of those the longest.
+The standard library parses the pattern, characters become their UTF-8 bytes, Thompson's construction gives a
+nondeterministic automaton, and `dfa.py` makes it deterministic. A state is a list of attempts at a match, the one that
+starts first in front. The match that is meant is the leftmost one, and of those the longest.
 """
 
 import re

@@ -169,9 +169,6 @@ def replay(
         prefix_length (np.ndarray | None): How many of its tokens existed before the engine met it, shape (N,); one
             whose stop lies within them is stopped behind them. None: 0 each.
 
-    Returns:
-        Replay: Outcome, tau, trimmed flag, length and answer time of each.
-
     Raises:
         GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
         ValueError: If shapes differ, or trim or abort is on without an automaton.
@@ -212,17 +209,13 @@ def replay(
 
 
 def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
-    """Probability that a rollout of each outcome passes the abort gate (Theorem 2): p = M + (1 - M) eps.
+    """Probability that a rollout of each outcome (N,) passes the abort gate (Theorem 2): p = M + (1 - M) eps.
 
     With this p, (1 - aborted) * Z / p has the expectation of Z, at the cost in second moment that Eq. 8 bounds. A
     rollout kept by its coin has p = eps even if a marker follows later: the coin was thrown before.
 
-    Args:
-        outcome (np.ndarray): `Outcome` of each rollout, shape (N,).
-        keep_probability (float): eps_abort, in (0, 1].
-
     Returns:
-        np.ndarray: eps for kept and aborted rollouts, 1 for the others, shape (N,), float64.
+        np.ndarray: eps (`keep_probability`, in (0, 1]) for kept and aborted rollouts, 1 for the others, shape (N,).
     """
     check_keep_probability(keep_probability)
     outcome = np.asarray(outcome)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a completion of a thinking model may answer: behind its thought (Section 3.2; docs/fidelity.md#thoughts).
 
-An answer counts in the answer region only. The region is the whole completion for a model without thoughts. For
-others an opening delimiter ends it and the next closing one starts it anew, as if the text began there; a thought that
-never closes leaves no answer. A completion begins inside a thought where the chat template opens one in the prompt.
-Inside an answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
+The answer region is the whole completion for a model without thoughts. For others an opening delimiter ends it and the
+next closing one starts it anew, as if the text began there; a thought that never closes leaves no answer. Inside an
+answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
 """
 
 import re
