@@ -3,7 +3,6 @@
 
 TRL builds the engine without logits processors, calls `LLM.generate` with one set of sampling parameters for all
 prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here mends one of the three.
-They work on the objects they are given, so that nothing of vLLM is imported until there is an engine.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,22 +22,13 @@ PROCESSOR = "duet_trl.engines.vllm:DUETLogitsProcessor"
 
 
 class ColocatedEngine(TurnEngine):
-    """vLLM in the training process.
+    """vLLM in the training process: `llm` comes from `llm_factory`, `sync` brings the weights into it.
 
-    Args:
-        *turn (Any): As for `TurnEngine`.
-        llm (LLM): Engine from `llm_factory` that a turn generates with.
-        sync (Callable[[], None]): Brings the weights into it.
-        group (torch.distributed.ProcessGroup | None): Processes that share it under tensor parallelism: each runs the
-            prompts of all of them. None: it belongs to this one.
+    The processes of a `group` share it under tensor parallelism: each runs the prompts of all of them.
     """
 
     def __init__(
-        self,
-        *turn: Any,
-        llm: "LLM",
-        sync: Callable[[], None],
-        group: torch.distributed.ProcessGroup | None = None,
+        self, *turn: Any, llm: "LLM", sync: Callable[[], None], group: torch.distributed.ProcessGroup | None = None
     ) -> None:
         super().__init__(*turn)
         self._llm, self._sync, self._group = llm, sync, group
@@ -66,17 +56,11 @@ def llm_factory(
     dtype: str | None = None,
     enforce_eager: bool | None = None,
 ) -> Callable[..., "LLM"]:
-    """A constructor like `vllm.LLM` whose engines run the gate.
+    """A constructor like `llm` (`vllm.LLM`) whose engines run the gate; options that are None are left to vLLM.
 
-    Args:
-        llm (Callable[..., LLM]): `vllm.LLM`, or what stands in its place.
-        markers (Mapping[str, str] | None): Custom markers, pattern by name.
-        dtype (str | None): Precision of the engine, e.g. "float32". None leaves it to vLLM, which runs a float32
-            checkpoint in bfloat16: the policy that is sampled is then not the one that is trained.
-        enforce_eager (bool | None): True skips compilation, which on a CPU takes longer than a short run gains.
-
-    Returns:
-        Callable[..., LLM]: To put in the place of `llm`.
+    `markers` are custom ones, pattern by name. Without `dtype` vLLM runs a float32 checkpoint in bfloat16: the policy
+    that is sampled is then not the one that is trained. `enforce_eager` skips compilation, which on a CPU takes longer
+    than a short run gains.
     """
     options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
     if markers:
@@ -97,16 +81,8 @@ def gated_requests(
 ) -> Iterator[None]:
     """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
 
-    Args:
-        llm (LLM): Engine from `llm_factory`.
-        parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each prompt of the next calls, in their
-            order, or None for a prompt without a gate. Under tensor parallelism the calls bring the prompts of all
-            ranks of the group, one rank after the other.
-        eos_ids (Sequence[int]): All token ids that end a rollout, for gated and ungated prompts alike.
-        limits (Sequence[int | None] | None): Maximum tokens of each prompt's rollout; None: as the call says.
-
-    Raises:
-        ValueError: By `llm.generate`, if the number of prompts differs.
+    Under tensor parallelism `parameters` and `limits` (maximum tokens; None: as the call says) are those of all ranks
+    of the group, one rank after the other. `eos_ids` end gated and ungated rollouts alike.
     """
     generate = llm.generate
 
@@ -128,12 +104,9 @@ def gated_requests(
 
 
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
-    """Replace the weights of an engine on vLLM's CPU backend, and forget what it cached under the old ones.
+    """Replace all weights, by their checkpoint names, of an engine on vLLM's CPU backend, and forget what it cached.
 
-    Args:
-        llm (LLM): Engine in this process, from `llm_factory`: with the gate comes what tied embeddings need here
-            (`cpu_reload`).
-        named_weights (Iterable[tuple[str, torch.Tensor]]): All parameters under their checkpoint names.
+    With the gate of `llm_factory` comes what tied embeddings need here (`cpu_reload`).
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

@@ -3,10 +3,8 @@
 
 The semantics are those of `streaming.py` and `slots.py`. The state of a slot is one row of integers, a function of the
 request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one logit.
-So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path.
-
-Two functions take the step: the Triton kernel of `gate_kernel.py` on a GPU, one launch for all rows and no
-synchronisation, and `step_rows` here in plain torch, which is its oracle and serves tensors on the CPU.
+So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path. The
+Triton kernel of `gate_kernel.py` takes it on a GPU, `step_rows` here, its oracle in plain torch, on a CPU.
 """
 
 import os
@@ -68,11 +66,6 @@ _FLOAT32 = np.finfo(np.float32)
 class DeviceGates:
     """The gated requests of a batch, by slot, with all that changes from step to step on the device.
 
-    Args:
-        num_slots (int): Slots of the batch.
-        device (torch.device): Where the logits are.
-        automaton (Compile): Compiles a marker; called once per marker and delimiters.
-
     Attributes:
         rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
@@ -88,31 +81,17 @@ class DeviceGates:
         self._step = _choose_step(self.rows.device)
 
     def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        """Compile a marker for a model with such thoughts and upload its table unless it is already there.
-
-        Raises:
-            ValueError: If its vocabulary has another size than that of the markers before.
-        """
+        """Compile a marker for a model with such thoughts and upload its table unless it is already there."""
         key = marker, delimiters
         if key not in self._automata:
             automaton = self._automaton(marker, delimiters)
-            if self._automata and automaton.num_tokens != self.tables.shape[1]:
-                raise ValueError(
-                    f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
-                    f"{self.tables.shape[1]}. Compile them from the same tokenizer."
-                )
             self._automata[key] = self.tables.shape[0], automaton
             table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
             self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
         return self._automata[key][1]
 
     def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
-        """Compile the kernel, so that the first request does not wait for it: one step of an empty slot.
-
-        Args:
-            vocab_size (int): Columns of the logits.
-            all_token_ids (torch.Tensor): As in `apply`.
-        """
+        """Compile the kernel, so that the first request does not wait for it: one step of an empty slot."""
         zero = torch.zeros(1, dtype=torch.int32, device=self.rows.device)
         logits = torch.zeros(1, vocab_size, device=self.rows.device)
         self._step(self.rows, self.tables, logits, zero, zero.long(), zero, all_token_ids)
@@ -120,11 +99,7 @@ class DeviceGates:
     def admit(self, slot: int, request: GateRequest, prompt_len: int) -> None:
         """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
 
-        Args:
-            slot (int): Slot; what it held before is forgotten.
-            request (GateRequest): Its gate.
-            prompt_len (int): Tokens of its prompt, those at its end included that the rollout continues, without any
-                it has generated.
+        `prompt_len` counts the tokens that the rollout continues as well.
         """
         automaton = self.prepare(request.marker, request.delimiters)
         row = _request_row(request)
@@ -177,8 +152,7 @@ class DeviceGates:
             slots_on_host (np.ndarray): The same slots in any order; without a gated one among them nothing is done.
             pos (torch.Tensor): Position of each row's last input token in its sequence, shape (B,), integer.
             input_ids (torch.Tensor): That token, shape (B,), integer.
-            all_token_ids (torch.Tensor): Tokens of each slot, prompt first, up to that one, which itself is not
-                read, shape (num_slots, L), integer.
+            all_token_ids (torch.Tensor): Earlier tokens of each slot, prompt first, shape (num_slots, L), integer.
         """
         if self._gated[slots_on_host].any():
             self._step(self.rows, self.tables, logits, slots, pos, input_ids, all_token_ids)
@@ -195,14 +169,7 @@ def step_rows(
 ) -> None:
     """One step of the gate for a batch, in plain torch: `StreamingGate.step` and `SlotGates.edit`, vectorised.
 
-    Args:
-        rows (torch.Tensor): Row of each slot, shape (num_slots, WIDTH), int32; written to.
-        tables (torch.Tensor): Joined tables of the automata, shape (S, V), uint8.
-        logits (torch.Tensor): As in `DeviceGates.apply`, like all that follow; written to.
-        slots (torch.Tensor): Shape (B,).
-        pos (torch.Tensor): Shape (B,).
-        input_ids (torch.Tensor): Shape (B,).
-        all_token_ids (torch.Tensor): Shape (num_slots, L).
+    `rows` and `tables` are those of `DeviceGates`, the rest is as in `DeviceGates.apply`. Writes to rows and logits.
     """
     index = rows[slots.long(), Column.GATED].nonzero().squeeze(1)  # rows of the logits with a gate
     slots = slots[index].long()

@@ -7,7 +7,6 @@ row of the slot, entry of the automaton). A row in its grace window whose reques
 logits, once. Rows whose stop is due anyway read none.
 """
 
-import torch
 import triton
 import triton.language as tl
 
@@ -27,27 +26,14 @@ STAGES = 4
 by their registers, and a single program has enough bytes on their way to hide the latency of the memory."""
 
 _WIDTH = tl.constexpr(int(WIDTH))
-_GATED = tl.constexpr(int(Column.GATED))
-_SENTINEL = tl.constexpr(int(Column.SENTINEL))
-_PROMPT_LEN = tl.constexpr(int(Column.PROMPT_LEN))
-_TABLE_ROW = tl.constexpr(int(Column.TABLE_ROW))
-_POLL_THRESHOLD = tl.constexpr(int(Column.POLL_THRESHOLD))
-_POLL_INTERVAL = tl.constexpr(int(Column.POLL_INTERVAL))
-_ABORT_AT = tl.constexpr(int(Column.ABORT_AT))
-_GRACE_WINDOW = tl.constexpr(int(Column.GRACE_WINDOW))
-_WINDOW = tl.constexpr(int(Column.WINDOW))
-_KEEP = tl.constexpr(int(Column.KEEP))
-_ENTROPY_THRESHOLD = tl.constexpr(int(Column.ENTROPY_THRESHOLD))
-_PHASE = tl.constexpr(int(Column.PHASE))
-_STATE = tl.constexpr(int(Column.STATE))
-_LENGTH = tl.constexpr(int(Column.LENGTH))
-_COMPLETED_AT = tl.constexpr(int(Column.COMPLETED_AT))
-_STOP_AT = tl.constexpr(int(Column.STOP_AT))
-_EOS_IDS = tl.constexpr(int(Column.EOS_IDS))
+(_GATED, _SENTINEL, _PROMPT_LEN, _TABLE_ROW, _POLL_THRESHOLD, _POLL_INTERVAL, _ABORT_AT, _GRACE_WINDOW, _WINDOW) = (
+    tl.constexpr(int(column)) for column in list(Column)[:9]
+)
+(_KEEP, _ENTROPY_THRESHOLD, _PHASE, _STATE, _LENGTH, _COMPLETED_AT, _STOP_AT, _SLOT, _EOS_IDS) = (
+    tl.constexpr(int(column)) for column in list(Column)[9:]
+)
 _NUM_EOS_IDS = tl.constexpr(MAX_EOS_IDS)
-_UNDECIDED = tl.constexpr(int(Phase.UNDECIDED))
-_ANSWERED = tl.constexpr(int(Phase.ANSWERED))
-_COIN_THROWN = tl.constexpr(int(Phase.COIN_THROWN))
+_UNDECIDED, _ANSWERED, _COIN_THROWN = (tl.constexpr(int(phase)) for phase in Phase)
 _COMPLETED = tl.constexpr(COMPLETED)
 _STATE_BITS = tl.constexpr(STATE_BITS)
 _FORCED = tl.constexpr(FORCED)
@@ -56,15 +42,7 @@ _LOWEST = tl.constexpr(-1e30)
 """Stands for -inf in sums: its weight is 0 beside any real logit, and 0 times it is 0."""
 
 
-def launch_step(
-    rows: torch.Tensor,
-    tables: torch.Tensor,
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    pos: torch.Tensor,
-    input_ids: torch.Tensor,
-    all_token_ids: torch.Tensor,
-) -> None:
+def launch_step(rows, tables, logits, slots, pos, input_ids, all_token_ids) -> None:
     """One step of the gate for a batch; arguments as `device_gate.step_rows`, the last dimensions contiguous."""
     step_kernel[(logits.shape[0],)](
         logits,
@@ -166,13 +144,7 @@ def _consume(row, history, newest, target, table, num_tokens):
 
 @triton.jit
 def _nearly_certain(
-    logits,
-    vocab_size,
-    eos_ids,
-    entropy_threshold,
-    TILE: tl.constexpr,
-    LANES: tl.constexpr,
-    STAGES: tl.constexpr,
+    logits, vocab_size, eos_ids, entropy_threshold, TILE: tl.constexpr, LANES: tl.constexpr, STAGES: tl.constexpr
 ):
     """Whether the next token is nearly certain, and no EOS is the likeliest; one pass over a row of logits."""
     offsets = tl.arange(0, TILE)[:, None] * LANES + tl.arange(0, LANES)[None, :]

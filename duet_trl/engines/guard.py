@@ -44,9 +44,6 @@ class TokenGuard:
     code 1008, without it. With it everything is open except `/collective_rpc`, where only `reload_weights` from a
     folder inside `DUET_WEIGHTS_DIR` passes; the rest is status 403. Both variables are read when the middleware is
     built. Without a usable token the server does not start.
-
-    Args:
-        app (App): The application behind the guard.
     """
 
     def __init__(self, app: App) -> None:
@@ -84,10 +81,7 @@ class TokenGuard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._token)
 
     async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Check a remote procedure call and pass on what was checked, not what was sent.
-
-        The body is written anew, so that no second parser can read another method or path out of the same bytes.
-        """
+        """Pass on what was checked: the body is written anew, so that no second parser reads it in another way."""
         try:
             path = checked_path(await _read(receive), self._weights_dir)
         except PermissionError as refusal:
@@ -106,11 +100,7 @@ class TokenGuard:
 
 
 def token_problem(token: str) -> str | None:
-    """What is wrong with a token, and the remedy; None if nothing is.
-
-    Args:
-        token (str): At least 16 visible ASCII characters, as an HTTP header can carry them. "" if there is none.
-    """
+    """What is wrong with a token ("": there is none), and the remedy; None if nothing is."""
     if len(token) >= MIN_TOKEN_LENGTH and re.fullmatch(r"[!-~]+", token):
         return None
     found = f"has {len(token)} characters" if token else "is not set"
@@ -123,17 +113,10 @@ def token_problem(token: str) -> str | None:
 
 
 def checked_path(body: bytes, weights_dir: str | None) -> str:
-    """Folder of weights that a body of `/collective_rpc` asks for.
+    """Folder of weights that a body of `/collective_rpc` asks for, as it was written: the engine reports it as loaded.
 
-    Args:
-        body (bytes): JSON.
-        weights_dir (str | None): The folder it must lie in, or be. Links and `..` are followed in both.
-
-    Returns:
-        str: The path as it was written: the engine reports it as the weights it has loaded.
-
-    Raises:
-        PermissionError: If the body asks for anything but a reload of safetensors from inside that folder.
+    It must lie in `weights_dir`, or be it; links and `..` are followed in both. PermissionError for all but a
+    reload of safetensors.
     """
     if weights_dir is None:
         raise PermissionError(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate with its state on the host, for runners that keep the generated tokens as one list per rollout.
 
-Reading a thousand lists costs more than everything else the gate does in a decode step, and in most steps no rollout
-meets a poll, its abort gate or a stop. So the tokens of a rollout are read when the next of these may have come, all
-that have gathered since: decisions are those of a gate that reads each token at once, the lists are read once in eight
-steps. In between, a step writes the decisions that stand.
+Reading a thousand lists costs more than everything else the gate does in a decode step. So the tokens of a rollout are
+read, all that have gathered, when its next poll, abort gate or stop may have come: decisions are those of a gate that
+reads each token at once, the lists are read once in eight steps. In between, the decisions that stand are written.
 """
 
 from collections.abc import Sequence
@@ -12,25 +11,19 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..gate.automaton import TokenAutomaton
 from ..gate.parameters import GateRequest
 from ..gate.replay import NEVER
-from ..gate.thoughts import Delimiters
 from .slots import Compile, Decisions, SlotGates
 
 
-class HostGates:
-    """The gated requests of a batch, by slot, which is also their row of the logits.
+class HostGates(SlotGates):
+    """The gated requests of a batch, by slot, which is also their row of the logits. Arguments as `SlotGates`.
 
     A slot gains one token at most between two calls of `apply`.
-
-    Args:
-        num_slots (int): Slots of the batch.
-        automaton (Compile): Compiles a marker; called once per marker and delimiters.
     """
 
     def __init__(self, num_slots: int, automaton: Compile) -> None:
-        self._gates = SlotGates(num_slots, automaton)
+        super().__init__(num_slots, automaton)
         self._requests: list[GateRequest | None] = [None] * num_slots
         self._prefixes: list[Sequence[int]] = [()] * num_slots
         self._outputs: list[list[int]] = [[] for _ in range(num_slots)]
@@ -39,75 +32,61 @@ class HostGates:
         self._next_read = NEVER  # no slot has to be read before this call
         self._decisions: Decisions | None = None  # while they stand
 
-    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        """Compile a marker for a model with such thoughts unless it is already there."""
-        return self._gates.prepare(marker, delimiters)
-
     def admit(self, slot: int, request: GateRequest, output: list[int], prompt: Sequence[int] = ()) -> None:
         """Put a request into a slot.
 
-        Args:
-            slot (int): Slot; what it held before is forgotten.
-            request (GateRequest): Its gate.
-            output (list[int]): The tokens it has generated so far. The runner goes on appending to this list. A
-                placeholder at its end (-1) must be filled in before the next `apply`.
-            prompt (Sequence[int]): Its prompt, at whose end the tokens stand that it continues.
+        The runner goes on appending to `output`, the tokens generated so far; a placeholder at its end (-1) must be
+        filled in before the next `apply`. The tokens that the rollout continues stand at the end of `prompt`.
         """
         prefix = prompt[len(prompt) - request.prefix_length :]
-        self._gates.admit(slot, request, [*prefix, *(output[:-1] if output and output[-1] < 0 else output)])
+        super().admit(slot, request, [*prefix, *(output[:-1] if output and output[-1] < 0 else output)])
         self._requests[slot], self._prefixes[slot], self._outputs[slot] = request, prefix, output
-        self._read_at[slot] = read_at = self._calls + self._gates.quiet_steps(slot)
+        self._read_at[slot] = read_at = self._calls + self.quiet_steps(slot)
         self._next_read = min(self._next_read, read_at)
         self._decisions = None
 
     def refuse(self, slot: int, sentinel: int) -> None:
         """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
-        self._gates.refuse(slot, sentinel)
+        super().refuse(slot, sentinel)
+        self._forget(slot)
+
+    def drop(self, slot: int) -> None:
+        """Empty a slot."""
+        if self.is_gated(slot):
+            super().drop(slot)
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
         self._requests[slot], self._outputs[slot] = None, []
         self._read_at[slot] = NEVER
         self._decisions = None
 
-    def drop(self, slot: int) -> None:
-        """Empty a slot."""
-        if self._gates.is_gated(slot):
-            self._gates.drop(slot)
-            self._requests[slot], self._outputs[slot] = None, []
-            self._read_at[slot] = NEVER
-            self._decisions = None
-
     def swap(self, first: int, second: int) -> None:
         """Exchange two slots."""
-        if self._gates.is_gated(first) or self._gates.is_gated(second):
-            self._gates.swap(first, second)
+        if self.is_gated(first) or self.is_gated(second):
+            super().swap(first, second)
             for column in (self._requests, self._prefixes, self._outputs, self._read_at):
                 column[first], column[second] = column[second], column[first]
             self._decisions = None
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Consume what was generated and write the decisions about the next tokens into the logits, in place.
-
-        Args:
-            logits (torch.Tensor): Shape (B, V), raw: before penalties, temperature, top-k and top-p.
-
-        Raises:
-            RuntimeError: If a list holds a placeholder instead of a token.
-        """
-        if not len(self._gates.slots):
+        """Consume what was generated and write the decisions into the raw logits (B, V), in place."""
+        if not len(self.slots):
             return
         self._calls += 1
         if self._calls >= self._next_read:
             self._read(np.flatnonzero(self._read_at <= self._calls))
         if self._decisions is None:
-            self._decisions = self._gates.decide(self._gates.slots, logits.device)
+            self._decisions = self.decide(self.slots, logits.device)
         self._decisions.write(logits)
 
     def _read(self, slots: np.ndarray) -> None:
         """Consume the tokens that have gathered in some slots, ascending, shape (R,)."""
         outputs = [self._outputs[slot] for slot in slots.tolist()]
         lengths = (len(self._prefixes[slot]) + len(self._outputs[slot]) for slot in slots.tolist())
-        behind = np.fromiter(lengths, dtype=np.int64, count=len(outputs)) - self._gates.length(slots)
+        behind = np.fromiter(lengths, dtype=np.int64, count=len(outputs)) - self.length(slots)
         # The runner has thrown tokens away, or added several: from the beginning again.
-        lost = (behind < 0) | (behind > self._gates.quiet_steps(slots))
+        lost = (behind < 0) | (behind > self.quiet_steps(slots))
         for index in np.flatnonzero(lost).tolist():
             slot = int(slots[index])
             self.admit(slot, self._requests[slot], outputs[index], self._prefixes[slot])
@@ -120,8 +99,8 @@ class HostGates:
                     "vLLM showed DUETLogitsProcessor placeholder tokens. Name the class in logits_processors "
                     "(--logits-processors) instead of an entry point, or start the engine with async_scheduling=False."
                 )
-            self._gates.consume(slots[group], tokens)
-        self._read_at[slots] = self._calls + self._gates.quiet_steps(slots)
+            self.advance(slots[group], tokens)
+        self._read_at[slots] = self._calls + self.quiet_steps(slots)
         self._next_read = int(self._read_at.min())
         self._decisions = None
 

@@ -2,9 +2,8 @@
 """A vLLM server that runs the gate, as its client sees it.
 
 A server without the gate ignores `duet_` parameters without a word, one with another tokenizer sees markers elsewhere,
-and one that was restarted serves the weights it started with. So the gate is probed at start-up, and every request
-names the marker's fingerprint and the weights it is meant for: an engine that differs answers with a forced stop
-before the first token.
+and one that was restarted has old weights. So the gate is probed at start-up, and every request names the marker's
+fingerprint and its weights: an engine that differs answers with a forced stop before the first token.
 """
 
 import asyncio
@@ -46,13 +45,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Choice:
-    """One rollout as the server returned it.
+    """One rollout as the server returned it: sampled ids, stop token included, and log-probs as sampled, in nats.
 
-    Attributes:
-        token_ids (list[int]): Sampled ids, stop token included, shape (L,).
-        logprobs (list[float]): Log-probability of each under the sampling distribution, nats, shape (L,).
-        finish_reason (str): "stop", "length" or "repetition" (vLLM's `repetition_detection` ended it).
-        stop_reason (int | str | None): Stop token that ended it; None for the model's own EOS or the length limit.
+    `finish_reason` is one of `_FINISHED`; `stop_reason` the stop token that ended it, None for EOS and the limit.
     """
 
     token_ids: list[int]
@@ -62,12 +57,7 @@ class Choice:
 
 
 class GateServer:
-    """Client of one vLLM server.
-
-    Args:
-        base_url (str): Address, such as `http://127.0.0.1:8000`.
-        token (str | None): What `TokenGuard` asks for; None sends none.
-    """
+    """Client of one vLLM server, at `http://127.0.0.1:8000` or the like; `token` is what `TokenGuard` asks for."""
 
     def __init__(self, base_url: str, token: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
@@ -77,15 +67,7 @@ class GateServer:
         threading.Thread(target=self._loop.run_forever, name="duet-server-client", daemon=True).start()
 
     def wait(self, timeout: float) -> None:
-        """Return once the server is healthy.
-
-        Args:
-            timeout (float): Seconds to wait at most.
-
-        Raises:
-            ServerLost: If it is not by then.
-            ServerError: If it is there but asks for another token.
-        """
+        """Return once the server is healthy; ServerLost if it is not within `timeout` seconds."""
 
         async def healthy(session: aiohttp.ClientSession) -> None:
             deadline = time.monotonic() + timeout
@@ -113,18 +95,14 @@ class GateServer:
         eos_ids: Sequence[int],
         limits: Sequence[int | None] | None = None,
     ) -> list[Choice]:
-        """One completion of each prompt, all of them running at the same time.
+        """One completion of each prompt, in their order, all of them running at the same time.
 
         Args:
             prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
             sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
-            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout, length N; None for a
-                rollout without a gate.
+            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout; None: no gate.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
-            limits (Sequence[int | None] | None): Maximum tokens of each rollout, length N; None: as `sampling` says.
-
-        Returns:
-            list[Choice]: Length N, in the order of the prompts.
+            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: as `sampling` says.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
@@ -159,37 +137,20 @@ class GateServer:
         weights: str = "",
         delimiters: Delimiters | None = None,
     ) -> None:
-        """Make sure that the gate is active there and is the gate of this run.
-
-        The probe is a rollout that the gate must stop after its first token.
-
-        Args:
-            marker (str): Marker of the run.
-            fingerprint (str): Of its token automaton here.
-            sentinel (int): Token id of a forced stop.
-            eos_ids (Sequence[int]): Token ids that end a rollout.
-            weights (str): Path that the server must have loaded last; empty: any.
-            delimiters (Delimiters | None): Of the model's thoughts.
+        """Make sure that the gate of this run is active there: it must stop a rollout after its first token.
 
         Raises:
             ServerError: If the gate is absent, of another version, or was compiled for another tokenizer, or if
                 log-probabilities are not those of the sampling distribution.
-            ServerLost: If the server does not answer, or has other weights, as after a restart.
+            ServerLost: If the server does not answer, or has other weights than those of the path `weights`.
         """
         spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
         def ask(fingerprint: str, weights: str) -> Choice:
             names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
             gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
-            sampling = {
-                "max_tokens": 3,
-                "temperature": 1.0,
-                "top_p": 1.0,
-                "top_k": 0,
-                "min_p": 0.0,
-                "ignore_eos": True,
-            }
-            return self.complete([[eos_ids[0]]], sampling, [gate], [])[0]
+            body = {"max_tokens": 3, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True}
+            return self.complete([[eos_ids[0]]], body, [gate], [])[0]
 
         found = ask(fingerprint, weights)
         ids = found.token_ids
@@ -215,14 +176,9 @@ class GateServer:
             )
 
     def reload_weights(self, path: str) -> None:
-        """Let every worker of the server load the weights in a folder, and forget what it cached under the old ones.
+        """Let every worker load the weights in a folder, and forget what it cached under the old ones.
 
-        Args:
-            path (str): Folder with safetensors, as the server sees it.
-
-        Raises:
-            ServerLost: If the server does not answer.
-            ServerError: If it may not read the folder, or failed while reading: its weights are undefined then.
+        ServerError: it may not read the folder, or failed while reading; its weights are undefined then.
         """
 
         async def reload(session: aiohttp.ClientSession) -> None:
@@ -233,12 +189,7 @@ class GateServer:
         self._run(reload)
 
     def reset_prefix_cache(self) -> None:
-        """Forget what was cached under old weights.
-
-        Raises:
-            ServerLost: If the server does not answer.
-            ServerError: If it cannot forget it.
-        """
+        """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
         self._run(self._reset_prefix_cache)
 
     async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:

@@ -4,10 +4,11 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from .errors import ServerError, ServerLost
-from .server import Choice, GateServer
+from .server import Choice
 from .turn import TurnEngine
 
 logger = logging.getLogger(__name__)
@@ -16,54 +17,27 @@ _ATTEMPTS = 3
 """How often a batch is generated, or weights are sent, before a server that keeps dying ends the run."""
 
 
-class Connection(Protocol):
-    """What the main process holds of the server.
-
-    Attributes:
-        gate (GateServer): Its client.
-        weights (str): Folder of the weights that were sent last; empty: they went another way.
-    """
-
-    gate: GateServer
-    weights: str
-
-    def reconnect(self) -> None:
-        """Prepare weight sync with a server that was restarted."""
-
-
-class Collectives(Protocol):
-    """What is asked of the training processes together."""
-
-    def objects(self, local: list) -> list:
-        """Concatenate one list of each process, in process order."""
-
-    def first(self, value: Any) -> Any:
-        """The value of process 0, on every process."""
-
-
 class ServerEngine(TurnEngine):
     """A vLLM server, which the main process talks to for all of them. A turn calls `complete`.
 
     Args:
         *turn (Any): As for `TurnEngine`.
-        connection (Connection | None): On the main process; None on the others.
+        connection (Any): On the main process: `gate`, its `GateServer`; `weights`, the folder of the weights that were
+            sent last ("": they went another way); `reconnect()` for a server that was restarted. None elsewhere.
         sampling (Callable[[], dict]): Body of a completion request, as of now.
         send (Callable[[], None]): Sends the weights of the policy, once; called on every process.
-        exchange (Collectives): Of the training processes.
+        exchange (Any): `Collectives` of the training processes.
         process (int): Number of this one.
         timeout (float): Seconds to wait for a server that was lost.
-
-    Raises:
-        ServerError: On every process, if the server does not run the gate of `setup`.
     """
 
     def __init__(
         self,
         *turn: Any,
-        connection: Connection | None,
+        connection: Any,
         sampling: Callable[[], dict[str, Any]],
         send: Callable[[], None],
-        exchange: Collectives,
+        exchange: Any,
         process: int,
         timeout: float,
     ) -> None:
@@ -80,59 +54,28 @@ class ServerEngine(TurnEngine):
         return stack
 
     def sync_weights(self) -> None:
-        """Send the policy's weights, to a restarted server again.
-
-        Raises:
-            ServerError: On every process, if the server cannot take them or stays away.
-        """
-        for _ in range(_ATTEMPTS):
-            lost = self._sync_once()
-            if lost is None:
-                return
-            self._recover(lost)
-        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times while weights were sent to it; last: {lost}")
+        """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away."""
+        self._retried(lambda: self._shared(self._send), "while weights were sent to it")
 
     def complete(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
     ) -> tuple[list, list, list, None]:
         """One completion of each local prompt, under its gate where `generate` asks for it.
 
-        It stands in the place of TRL's `VLLMGeneration.generate`. If the server is lost on the way, nothing of the
-        batch is kept: what has finished by then are the short rollouts. The batch is generated again once the server
-        is back and has the weights again.
-
-        Args:
-            prompts (list[list[int]]): Local token ids, any number of them.
-            images (Any): None.
-            num_generations (int): Not used: a prompt comes as often as it is to be completed.
-            profiler (Any): Context in which the main process waits.
-
-        Returns:
-            tuple: Prompt ids, completion ids, log-probs with one entry per token as `VLLMGeneration` has them, None.
-
-        Raises:
-            ServerError: On every process, if the server refuses the batch or stays away.
+        It has the arguments and results of TRL's `VLLMGeneration.generate`: prompt ids, completion ids, a list of
+        log-probs per token, None. If the server is lost on the way, nothing of the batch is kept: what has finished by
+        then are the short rollouts. The batch is generated again once the server has the weights again.
         """
         rows = [(None, None)] * len(prompts) if self._rows is None else self._rows
         sizes = self._exchange.objects([len(prompts)])
         everything = self._exchange.objects([(ids, *row) for ids, row in zip(prompts, rows, strict=True)])
         with profiler or nullcontext():
-            found = self._complete_together(everything)
+            once = partial(self._on_main, lambda: self._complete(everything))
+            found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
         local = found[first : first + len(prompts)]
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
-
-    def _complete_together(self, everything: list[tuple[list[int], dict | None, int | None]]) -> list[Choice]:
-        for _ in range(_ATTEMPTS):
-            found = self._on_main(lambda: self._complete(everything))
-            if not isinstance(found, ServerError):
-                return found
-            if not isinstance(found, ServerLost):
-                raise found
-            self._recover(found)
-            self.sync_weights()
-        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times in one batch; last: {found}")
 
     def _complete(self, everything: list[tuple[list[int], dict | None, int | None]]) -> list[Choice]:
         prompts, gates, limits = zip(*everything, strict=True)
@@ -156,16 +99,17 @@ class ServerEngine(TurnEngine):
                 delimiters=self.setup.delimiters,
             )
 
-    def _sync_once(self) -> ServerLost | None:
-        lost = None
-        try:
-            self._send()
-        except ServerError as error:  # on the main process only: the others have nothing to do with the server
-            lost = error
-        lost = self._exchange.first(lost)
-        if lost is not None and not isinstance(lost, ServerLost):
-            raise lost
-        return lost
+    def _retried(self, attempt: Callable[[], Any], when: str, then: Callable[[], None] = lambda: None) -> Any:
+        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again."""
+        for _ in range(_ATTEMPTS):
+            found = attempt()
+            if not isinstance(found, ServerError):
+                return found
+            if not isinstance(found, ServerLost):
+                raise found
+            self._recover(found)
+            then()
+        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times {when}; last: {found}")
 
     def _recover(self, lost: ServerLost) -> None:
         """Wait for the server to come back with its gate."""
@@ -185,11 +129,12 @@ class ServerEngine(TurnEngine):
             raise failure
 
     def _on_main(self, work: Callable[[], Any]) -> Any:
-        """Result of some work on the main process, or the `ServerError` that it ended in, known to every process."""
-        result = None
-        if self._connection is not None:
-            try:
-                result = work()
-            except ServerError as error:
-                result = error
+        return self._shared(work if self._connection is not None else lambda: None)
+
+    def _shared(self, work: Callable[[], Any]) -> Any:
+        """The main process's result, or the `ServerError` that it ended in; the others have nothing to do with it."""
+        try:
+            result = work()
+        except ServerError as error:
+            result = error
         return self._exchange.first(result)

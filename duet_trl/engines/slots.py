@@ -25,18 +25,13 @@ FORCED = 2.0**66
 to it, and no other logit of the row has to be written."""
 
 
-class SlotGates:
-    """The gated requests of a batch, by slot.
-
-    Args:
-        num_slots (int): Slots of the batch.
-        automaton (Compile): Compiles a marker; called once per marker and delimiters.
-    """
+class SlotGates(StreamingGate):
+    """The gated requests of a batch, by slot; a marker is compiled once per delimiters."""
 
     def __init__(self, num_slots: int, automaton: Compile) -> None:
-        self._gate = StreamingGate(num_slots)
-        self._automaton = automaton
-        self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
+        super().__init__(num_slots)
+        self._compile = automaton
+        self._compiled: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
         self._eos_ids = np.full((num_slots, MAX_EOS_IDS), -1, dtype=np.int64)
         self._thresholds = np.zeros(num_slots, dtype=np.float32)
         self._sentinel = np.zeros(num_slots, dtype=np.int64)
@@ -57,23 +52,23 @@ class SlotGates:
     def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
         """Compile a marker for a model with such thoughts unless it is already there."""
         key = marker, delimiters
-        if key not in self._automata:
-            automaton = self._automaton(marker, delimiters)
-            self._automata[key] = self._gate.add_automaton(automaton), automaton
-        return self._automata[key][1]
+        if key not in self._compiled:
+            automaton = self._compile(marker, delimiters)
+            self._compiled[key] = self.add_automaton(automaton), automaton
+        return self._compiled[key][1]
 
     def admit(self, slot: int, request: GateRequest, prefix: Sequence[int] = ()) -> None:
         """Put a request into a slot, with the tokens of its rollout so far, generated or given."""
         self.prepare(request.marker, request.delimiters)
-        index, _ = self._automata[request.marker, request.delimiters]
-        self._gate.admit(slot, request.spec, request.keep, index, prefix, request.in_thought)
+        index, _ = self._compiled[request.marker, request.delimiters]
+        super().admit(slot, request.spec, request.keep, index, prefix, request.in_thought)
         self._eos_ids[slot] = _padded(request.eos_ids)
         self._thresholds[slot] = request.spec.entropy_threshold
         self._occupy(slot, request.sentinel)
 
     def refuse(self, slot: int, sentinel: int) -> None:
         """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
-        self._gate.refuse(slot)
+        super().refuse(slot)
         self._occupy(slot, sentinel)
 
     def _occupy(self, slot: int, sentinel: int) -> None:
@@ -84,7 +79,7 @@ class SlotGates:
     def drop(self, slot: int) -> None:
         """Empty a slot."""
         if self._gated[slot]:
-            self._gate.drop(slot)
+            super().drop(slot)
             self._gated[slot] = False
             self._slots = None
 
@@ -92,23 +87,11 @@ class SlotGates:
         """Exchange two slots."""
         if not (self._gated[first] or self._gated[second]):
             return
-        self._gate.swap(first, second)
+        super().swap(first, second)
         for column in (self._sentinel, self._gated, self._thresholds):
             column[first], column[second] = column[second], column[first]
         self._eos_ids[[first, second]] = self._eos_ids[[second, first]]
         self._slots = None
-
-    def length(self, slots: np.ndarray) -> np.ndarray:
-        """Tokens consumed so far by each of the given slots, shape (R,), int64."""
-        return self._gate.length(slots)
-
-    def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
-        """Tokens that each of the given slots may still consume before its decision can change, shape (R,), >= 1."""
-        return self._gate.quiet_steps(slots)
-
-    def consume(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Advance each of the given slots by tokens it has generated, shapes (R,) and (T, R), T <= `quiet_steps`."""
-        self._gate.advance(slots, tokens)
 
     def edit(self, logits: torch.Tensor, slots: np.ndarray) -> torch.Tensor:
         """Forbid the sentinel, or force it where the gate stops the rollout, in place and without synchronising.
@@ -119,14 +102,14 @@ class SlotGates:
             slots (np.ndarray): Gated slots, which are also their rows of the logits, shape (R,), int64.
 
         Returns:
-            torch.Tensor: Forced stops, shape (R,), bool, on the device of the logits.
+            torch.Tensor: Forced stops, shape (R,), bool.
         """
         return self.decide(slots, logits.device).write(logits)
 
     def decide(self, slots: np.ndarray, device: torch.device) -> "Decisions":
         """The decisions about the next token of each of the given slots, as `edit` writes them."""
-        armed = np.flatnonzero(self._gate.armed(slots))
-        stops = self._gate.stops(slots)
+        armed = np.flatnonzero(self.armed(slots))
+        stops = self.stops(slots)
         return Decisions(
             row=torch.from_numpy(slots).to(device),
             sentinel=torch.from_numpy(self._sentinel[slots]).to(device),
@@ -140,25 +123,15 @@ class SlotGates:
 
 @dataclass(frozen=True)
 class Decisions:
-    """Decisions about the next token of R rollouts, on the device of the logits. They stand until a token changes one.
+    """Decisions about the next token of R rollouts, on the device of the logits, until a token changes one."""
 
-    Attributes:
-        row (torch.Tensor): Row of the logits, shape (R,), int64.
-        sentinel (torch.Tensor): Column of the logits, shape (R,), int64.
-        stops (torch.Tensor): Forced stops that do not depend on the logits, shape (R,), bool.
-        logit (torch.Tensor): What they make of the sentinel's logit, shape (R,), float32.
-        armed (torch.Tensor): Of the R, those that stop as well if the next token is nearly certain, shape (A,), int64.
-        thresholds (torch.Tensor): Theirs, shape (A,), float32; see `nearly_certain`.
-        eos_ids (torch.Tensor): Theirs, shape (A, E), int64.
-    """
-
-    row: torch.Tensor
-    sentinel: torch.Tensor
-    stops: torch.Tensor
-    logit: torch.Tensor
-    armed: torch.Tensor
-    thresholds: torch.Tensor
-    eos_ids: torch.Tensor
+    row: torch.Tensor  # of the logits, (R,) int64
+    sentinel: torch.Tensor  # column of the logits, (R,) int64
+    stops: torch.Tensor  # forced stops that do not depend on the logits, (R,) bool
+    logit: torch.Tensor  # what they make of the sentinel's logit, (R,) float32
+    armed: torch.Tensor  # of the R, those that stop as well if the next token is nearly certain, (A,) int64
+    thresholds: torch.Tensor  # theirs, (A,) float32; see `nearly_certain`
+    eos_ids: torch.Tensor  # theirs, (A, E) int64
 
     def write(self, logits: torch.Tensor) -> torch.Tensor:
         """Write them into logits of shape (B, V), in place; returns all forced stops, shape (R,), bool."""
@@ -180,17 +153,10 @@ def _padded(eos_ids: frozenset[int]) -> np.ndarray:
 
 
 def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torch.Tensor) -> torch.Tensor:
-    """Whether the next token is nearly certain, and does not end the rollout by itself.
+    """Whether the next token is nearly certain, and does not end the rollout by itself, shape (R,), bool.
 
-    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on.
-
-    Args:
-        logits (torch.Tensor): Shape (R, V); -inf where a token is forbidden.
-        thresholds (torch.Tensor): Entropy in nats below which a token is nearly certain, shape (R,); 0: never.
-        eos_ids (torch.Tensor): Tokens that end a rollout, shape (R, E), int64, padded with -1.
-
-    Returns:
-        torch.Tensor: Shape (R,), bool.
+    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on. `thresholds` (R,) are
+    nats, 0: never; `eos_ids` (R, E) are padded with -1.
     """
     ends = (logits.argmax(dim=-1, keepdim=True) == eos_ids).any(dim=1)
     return (next_token_entropy(logits) < thresholds) & ~ends

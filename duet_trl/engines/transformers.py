@@ -28,12 +28,7 @@ from .turn import TurnEngine
 
 
 class TransformersEngine(TurnEngine):
-    """`model.generate` of the model in training.
-
-    Args:
-        *turn (Any): As for `TurnEngine`.
-        model (Callable[[], PreTrainedModel]): The model whose `generate` a turn calls, unwrapped.
-    """
+    """`model.generate` of the model in training, unwrapped; `*turn` is as for `TurnEngine`."""
 
     _pads = True
 
@@ -52,42 +47,21 @@ class GateLogitsProcessor(LogitsProcessor):
     """Runs the gate of each row of one call of `generate`.
 
     The first call marks the width of the (left-padded) prompts; every later one brings one new token per row. Rows
-    that have ended go on receiving padding, which is not looked at.
-
-    Args:
-        requests (Sequence[GateRequest | None]): Gate of each row, length B; None runs ungated.
-        automata (Mapping[str, TokenAutomaton]): Markers by name, compiled over at least V tokens and with the thought
-            delimiters of the requests.
-
-    Raises:
-        ValueError: If a marker is missing or the requests differ in sentinel or EOS ids, which are one per batch here.
+    that have ended go on receiving padding, which is not looked at. All gated rows share sentinel and EOS ids, and the
+    automata (by marker) know the thought delimiters of the requests.
     """
 
     def __init__(self, requests: Sequence[GateRequest | None], automata: Mapping[str, TokenAutomaton]) -> None:
-        gated = [request for request in requests if request is not None]
-        unknown = {request.marker for request in gated} - automata.keys()
-        if unknown:
-            raise ValueError(f"no automaton for the markers {sorted(unknown)}, only for {sorted(automata)}.")
-        ends = {(request.sentinel, request.eos_ids) for request in gated}
-        if len(ends) > 1:
-            raise ValueError(f"all rows of a batch must share sentinel and EOS ids, got {len(ends)} different pairs.")
         self._num_rows = len(requests)
-        self._sentinel, eos_ids = ends.pop() if ends else (None, frozenset())
-        self._ends = np.array(sorted({*eos_ids, self._sentinel} - {None}), dtype=np.int64)
+        gated = next((request for request in requests if request is not None), None)
+        self._sentinel = None if gated is None else gated.sentinel
+        self._ends = np.array([] if gated is None else [*gated.eos_ids, gated.sentinel], dtype=np.int64)
         self._gates = SlotGates(len(requests), lambda marker, _: automata[marker])
         self._requests = requests
         self._running: np.ndarray | None = None  # before the first call
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
-        """Consume the newest token of each running row and force or forbid the sentinel.
-
-        Args:
-            input_ids (torch.LongTensor): Prompts and tokens so far, shape (B, T).
-            scores (torch.FloatTensor): Logits of the next token, shape (B, V).
-
-        Returns:
-            torch.FloatTensor: A copy with the decisions, shape (B, V).
-        """
+        """Consume the newest token of each running row and force or forbid the sentinel, in a copy of the logits."""
         if len(input_ids) != self._num_rows:
             raise ValueError(
                 f"the gate was prepared for {self._num_rows} rows but generate runs {len(input_ids)}. Beam search and "
@@ -99,7 +73,7 @@ class GateLogitsProcessor(LogitsProcessor):
             tokens = input_ids[:, -1].cpu().numpy()
             self._running &= ~np.isin(tokens, self._ends)
             running = np.flatnonzero(self._running)
-            self._gates.consume(running, tokens[None, running])
+            self._gates.advance(running, tokens[None, running])
         if self._sentinel is None:
             return scores
         scores = scores.clone()
@@ -118,11 +92,7 @@ class GateLogitsProcessor(LogitsProcessor):
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row of one call of `generate` at a length of its own; what follows is padding.
-
-    Args:
-        limits (Sequence[int | None]): New tokens of each row, length B; None: that of the call.
-    """
+    """Ends each row of one call of `generate` at a number of new tokens of its own (None: that of the call)."""
 
     def __init__(self, limits: Sequence[int | None]) -> None:
         self._limits = torch.tensor([2**62 if limit is None else limit for limit in limits])
@@ -142,17 +112,9 @@ def gated_generate(
     automata: Mapping[str, TokenAutomaton],
     limits: Sequence[int | None] = (),
 ) -> Iterator[None]:
-    """While active, `model.generate` runs the gate; a stopped row ends with its sentinel.
+    """While active, `model.generate` (a PEFT model is fine) runs the gate; a stopped row ends with its sentinel.
 
-    Args:
-        model (PreTrainedModel): The model whose `generate` is called, unwrapped; a PEFT model is fine.
-        parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each row of the next calls, length B, or
-            None for a row without a gate.
-        automata (Mapping[str, TokenAutomaton]): Compiled markers by name.
-        limits (Sequence[int | None]): New tokens of each row, length B; None, or empty: those of the call.
-
-    Raises:
-        ValueError: If parameters are inconsistent.
+    Each row has `gate_parameters` or None, and a limit of new tokens (None, or no limits: that of the call).
     """
     requests = [parse_gate_parameters(row) for row in parameters]
     sentinels = {request.sentinel for request in requests if request is not None}

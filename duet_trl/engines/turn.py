@@ -46,12 +46,7 @@ class TurnEngine:
         self._sampled = sampled
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See [`Engine.generate`].
-
-        Raises:
-            ValueError: If a request leaves nothing to generate, wants more tokens than a turn generates, or has a gate
-                in a run without a marker.
-        """
+        """See [`Engine.generate`]. ValueError for a length out of range, or a gate in a run without a marker."""
         gates = [self._parameters(request) for request in requests]
         limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
         with self._each(gates, limits):

@@ -2,12 +2,10 @@
 """The gate inside vLLM, as one logits processor class for both of its model runners.
 
 Name it when the engine starts, `LLM(logits_processors=["duet_trl.engines.vllm:DUETLogitsProcessor"])` or
-`vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is never registered as an
-entry point: that would reach every vLLM process of the environment, and with asynchronous scheduling show the V1
-runner's processors placeholder tokens.
-
-Requests carry the parameters of `duet_trl.gate.parameters`; requests without any cost nothing. Custom markers
-come as `additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
+`vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is no entry point: that would reach
+every vLLM process, and with asynchronous scheduling show the V1 runner's processors placeholder tokens. Requests carry
+`duet_trl.gate.parameters`; those without any cost nothing. Custom markers come as
+`additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
 """
 
 import logging
@@ -47,13 +45,8 @@ logger = logging.getLogger(__name__)
 class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     """Runs the gate of each request that asks for one (Algorithm 1, lines 12-28).
 
-    Both runners construct it with their configuration first: V1 goes on with the device and whether memory is pinned,
-    V2 with its request state. Every rank of a tensor-parallel group runs its own copy, which decides the same, because
-    the gate is a function of tokens and parameters alone.
-
-    Args:
-        vllm_config (VllmConfig): Configuration of the engine.
-        *runner: `(device, is_pin_memory)` from the V1 runner, `(req_states,)` from the V2 runner.
+    The V1 runner adds `(device, is_pin_memory)` to the configuration, the V2 runner `(req_states,)`. Every rank of a
+    tensor-parallel group runs its own copy, which decides the same: a gate is a function of tokens and parameters.
 
     Raises:
         ValueError: If speculative decoding is on, the engine has no tokenizer, or a custom marker cannot be compiled.
@@ -87,12 +80,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check the `duet_` parameters of a request when it is submitted.
-
-        Raises:
-            ValueError: If they are not a complete, consistent set, or the marker cannot be compiled with its thought
-                delimiters. Over HTTP this becomes status 400 with the same text.
-        """
+        """Check the `duet_` parameters of a request as it is submitted; a ValueError becomes status 400 over HTTP."""
         request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
         if request is not None and (request.marker in MARKERS or request.marker.startswith(PATTERN_PREFIX)):
             get_marker(request.marker, request.delimiters)
@@ -131,14 +119,9 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     # Both
 
     def apply(self, logits: torch.Tensor, ctx: "LogitsContext | None" = None) -> torch.Tensor:
-        """Consume what was generated since the last call and write the decisions into the logits.
+        """Consume what was generated since the last call and write the decisions into the raw logits (B, V).
 
-        Args:
-            logits (torch.Tensor): Shape (B, V), float32, before penalties, temperature, top-k and top-p.
-            ctx (LogitsContext | None): Layout of the batch, from the V2 runner. V1: row = slot.
-
-        Returns:
-            torch.Tensor: The same tensor.
+        `ctx` is the layout of the batch, from the V2 runner. V1: row = slot.
         """
         if ctx is None:
             self._gates.apply(logits)

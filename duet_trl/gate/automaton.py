@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Markers over the tokens of a vocabulary: one table look-up per rollout and decode step (Section 3.2).
 
-Every token is a map from automaton state to automaton state, composed once from the marker's byte automaton. A token
-that straddles the end of a marker (`}$.`, `}}`) or splits a UTF-8 character is therefore exact, and no text is ever
-decoded to look for a marker.
+Every token is a map from state to state, composed once from the marker's byte automaton. A token that straddles the
+end of a marker (`}$.`, `}}`) or splits a UTF-8 character is exact, and no text is decoded to look for a marker.
 """
 
 import hashlib
@@ -21,20 +20,14 @@ STATE_BITS = COMPLETED - 1
 
 @dataclass(frozen=True, eq=False)
 class TokenAutomaton:
-    """A marker compiled for a vocabulary of V tokens.
-
-    Attributes:
-        table (np.ndarray): Shape (S, V), uint8, read-only. The entry for (state, token) is the next state in the low
-            seven bits, and bit 7 if a marker completed inside the token. C-contiguous.
-        start (int): State before the first token, and after a token without text.
-        thought (int | None): The same inside a thought; None: the marker knows no thoughts.
-        fingerprint (str): Hex digest of the table. Two processes that agree on it see markers at the same tokens.
-    """
+    """A marker compiled for a vocabulary of V tokens."""
 
     table: np.ndarray
-    start: int
-    thought: int | None
-    fingerprint: str
+    """Shape (S, V), uint8, read-only, C-contiguous. The entry for (state, token) is the next state in the low seven
+    bits, and bit 7 if a marker completed inside the token."""
+    start: int  # state before the first token, and after a token without text
+    thought: int | None  # the same inside a thought; None: the marker knows no thoughts
+    fingerprint: str  # hex digest of the table: two processes that agree on it see markers at the same tokens
 
     @property
     def num_states(self) -> int:
@@ -47,11 +40,7 @@ class TokenAutomaton:
         return self.table.shape[1]
 
     def first_state(self, in_thought: bool) -> int:
-        """State before the first token of a rollout that begins inside a thought, or outside of one.
-
-        Raises:
-            ValueError: If it begins inside one and the marker knows no thoughts.
-        """
+        """State before the first token of a rollout that begins inside a thought, or outside of one."""
         if not in_thought:
             return self.start
         if self.thought is None:
@@ -59,18 +48,9 @@ class TokenAutomaton:
         return self.thought
 
     def advance(self, states: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Read one token per rollout.
+        """Next states (N,) uint8 after one token per rollout, and whether a marker completed inside it (N,) bool.
 
-        Args:
-            states (np.ndarray): Current states, shape (N,), uint8; `first_state` for a rollout without tokens.
-            tokens (np.ndarray): Token ids, shape (N,), integer, in [0, V).
-
-        Returns:
-            tuple: The next states (N,) uint8, and whether a marker completed inside the token (N,) bool.
-
-        Raises:
-            ValueError: If a token id is outside the vocabulary, as the placeholders of an engine that has not
-                sampled yet are.
+        A token id outside the vocabulary, as the placeholder of an engine that has not sampled yet, is a ValueError.
         """
         tokens = np.asarray(tokens, np.int64)
         self._check(tokens)
@@ -79,18 +59,11 @@ class TokenAutomaton:
     def completions(
         self, rows: Sequence[Sequence[int]], in_thought: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Every completion of a marker in finished rollouts.
-
-        Args:
-            rows (Sequence[Sequence[int]]): Token ids of N rollouts of any lengths.
-            in_thought (np.ndarray | None): Whether each begins inside a thought, shape (N,), bool; None: none does.
+        """Every completion of a marker in N finished rollouts; `in_thought` (N,) says which begin in a thought.
 
         Returns:
             tuple: Row (C,) int64 and 1-based position (C,) int64 of each of the C completions, ordered by row, then
                 position: the marker has completed in the first `position` tokens of its row, within the last one.
-
-        Raises:
-            ValueError: If a token id is outside the vocabulary, or a row begins in a thought the marker does not know.
         """
         ids = [np.asarray(row, np.int64) for row in rows]
         tokens = np.concatenate([np.zeros(0, np.int64), *ids])
@@ -128,21 +101,13 @@ class TokenAutomaton:
 
 
 def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> TokenAutomaton:
-    """Lift a marker from bytes to the tokens of a vocabulary.
-
-    The result is cached for as long as it is in use anywhere in the process.
+    """Lift a marker from bytes to the tokens of a vocabulary; S * V bytes, cached for as long as they are in use.
 
     Args:
         marker (Marker): A marker of `markers.py`.
         vocabulary (Sequence[bytes | None]): Bytes of each token id, length V, as `vocabulary.vocabulary_bytes` gives.
             None is a token without text (special or unused): it completes nothing and begins the text anew, without
             leaving a thought.
-
-    Returns:
-        TokenAutomaton: The compiled marker; S * V bytes.
-
-    Raises:
-        ValueError: If the vocabulary is empty.
 
     Example:
         >>> from duet_trl.gate.markers import get_marker

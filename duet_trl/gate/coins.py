@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 22), as a function of their key instead of a random state.
+"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 22), as a function of (seed, step, prompt, rollout) alone.
 
-A coin depends on (seed, step, prompt, rollout) and on nothing else: not on the process that throws it, the order of
-the batch, or what was thrown before. So all ranks agree, distinct rollouts are independent, and a resumed run throws
-the coins of the uninterrupted one.
+So all ranks agree, distinct rollouts are independent, and a resumed run throws the coins of the uninterrupted one.
 """
 
 from collections.abc import Sequence
@@ -36,15 +34,20 @@ def keep_coins(
     Raises:
         ValueError: If the probability is not in (0, 1] or the lengths differ.
     """
-    if not 0.0 < keep_probability <= 1.0:
-        raise ValueError(
-            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
-        )
+    check_keep_probability(keep_probability)
     rollout_index = np.asarray(rollout_index, dtype=np.uint64)
     if rollout_index.shape != (len(keys),):
         raise ValueError(f"rollout_index must have shape ({len(keys)},), one per key, got {rollout_index.shape}.")
     threshold = np.uint64(max(1, round(keep_probability * 2**_RESOLUTION)))
     return _random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
+
+
+def check_keep_probability(keep_probability: float) -> None:
+    """Raise ValueError unless it is in (0, 1]."""
+    if not 0.0 < keep_probability <= 1.0:
+        raise ValueError(
+            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
+        )
 
 
 def _random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte automata: the common form of every answer marker of Phase 2 (Section 3.2).
 
-A marker is written as a step function from a state and a byte to the next state and whether a marker was completed.
-Exploring every reachable state turns it into a table; merging equal states makes the table small enough for seven
-bits, which is what one byte per (state, token) leaves beside the completion flag.
+Exploring every reachable state of a step function turns it into a table; merging equal states makes the table small
+enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +19,9 @@ MAX_STATES = 127
 MAX_RAW_STATES = 4096
 """States explored before merging. A powerset construction can grow exponentially; this bounds its time."""
 
+LAST_CODE_POINT = 0x10FFFF
+_SURROGATES = (0xD800, 0xDFFF)
+
 State = Hashable
 Step = Callable[[State, int], tuple[State, bool]]
 
@@ -30,34 +32,20 @@ def _never(state: State) -> bool:
 
 @dataclass(frozen=True)
 class Grammar:
-    """What a marker looks for, one byte at a time.
+    """What a marker looks for, one byte at a time."""
 
-    Attributes:
-        start (State): State before the first byte.
-        step (Step): Maps (state, byte) to (next state, completed). Must be pure.
-        alphabet (Sequence[bytes]): All 256 bytes, grouped by what the step function does not tell apart.
-        is_search (Callable[[State], bool]): Whether no answer is open in a state, so that a thought may begin there.
-        is_complete (Callable[[State], bool]): Whether an answer would be complete if the text ended in a state.
-    """
-
-    start: State
-    step: Step
-    alphabet: Sequence[bytes]
-    is_search: Callable[[State], bool]
-    is_complete: Callable[[State], bool] = _never
+    start: State  # before the first byte
+    step: Step  # pure
+    alphabet: Sequence[bytes]  # all 256 bytes, grouped by what the step function does not tell apart
+    is_search: Callable[[State], bool]  # whether no answer is open in a state, so that a thought may begin there
+    is_complete: Callable[[State], bool] = _never  # whether an answer would be complete if the text ended there
 
 
 def build_dfa(grammar: Grammar) -> np.ndarray:
-    """The smallest byte automaton that completes exactly where the grammar does.
+    """The smallest byte automaton that completes exactly where the grammar does; state 0 is the start.
 
-    Args:
-        grammar (Grammar): Its start becomes state 0.
-
-    Returns:
-        np.ndarray: Table of shape (S, 256), uint8, read-only: next state, plus `COMPLETED`.
-
-    Raises:
-        ValueError: If more than `MAX_STATES` states are needed, or no sequence of bytes completes a marker.
+    Its table has shape (S, 256), uint8: the next state, plus `COMPLETED`. ValueError if more than `MAX_STATES` states
+    are needed, or no text completes a marker.
     """
     targets, completes = _explore(grammar)
     block = _merge_equal_states(targets, completes)
@@ -125,32 +113,45 @@ def _explore(grammar: Grammar) -> tuple[np.ndarray, np.ndarray]:
 
 def _completes_in_text(table: np.ndarray) -> bool:
     """Whether any valid UTF-8 completes a marker: bytes that break a character off end every match, but no text."""
-    reached = np.zeros((len(_UTF8), len(table)), bool)
-    reached[0, 0] = True
-    before = -1
-    while before < (before := int(reached.sum())):
-        for inside, moves in enumerate(_UTF8):
-            for first, last, following in moves:
-                entries = table[reached[inside], first : last + 1]
-                if (entries & COMPLETED).any():
+    reached = {0}
+    queue = [0]
+    for state in queue:  # grows while it is read
+        for byte_ranges in utf8_ranges(0, LAST_CODE_POINT):
+            states = [state]
+            for low, high in byte_ranges:
+                entries = np.unique(table[states, low : high + 1])
+                if entries[-1] & COMPLETED:
                     return True
-                reached[following, entries] = True
+                states = entries
+            fresh = {int(entry) for entry in states} - reached
+            reached |= fresh
+            queue += fresh
     return False
 
 
-_UTF8 = (
-    # (first byte, last byte, next place): 0 between characters, 1 to 3 with so many bytes to come, then the lead bytes
-    # after which not every continuation is one
-    ((0x00, 0x7F, 0), (0xC2, 0xDF, 1), (0xE0, 0xE0, 4), (0xE1, 0xEC, 2), (0xED, 0xED, 5), (0xEE, 0xEF, 2))
-    + ((0xF0, 0xF0, 6), (0xF1, 0xF3, 3), (0xF4, 0xF4, 7)),
-    ((0x80, 0xBF, 0),),
-    ((0x80, 0xBF, 1),),
-    ((0x80, 0xBF, 2),),
-    ((0xA0, 0xBF, 1),),
-    ((0x80, 0x9F, 1),),
-    ((0x90, 0xBF, 2),),
-    ((0x80, 0x8F, 2),),
-)
+def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """UTF-8 of the code points low..high as sequences of byte ranges, each the full product of its ranges.
+
+    A range is cut where the encoded length changes, around the surrogates, and where a leading byte would allow only
+    part of the continuation bytes.
+    """
+    if low > high:
+        return
+    for end in (0x7F, 0x7FF, _SURROGATES[0] - 1, _SURROGATES[1], 0xFFFF):
+        if low <= end < high:
+            yield from utf8_ranges(low, end)
+            yield from utf8_ranges(end + 1, high)
+            return
+    if _SURROGATES[0] <= low <= _SURROGATES[1]:
+        return  # no UTF-8 text holds them
+    for continuation_bits in (6, 12, 18):
+        mask = (1 << continuation_bits) - 1
+        if high > 0x7F and low | mask < high and (low & mask or ~high & mask):
+            cut = low | mask if low & mask else (high & ~mask) - 1
+            yield from utf8_ranges(low, cut)
+            yield from utf8_ranges(cut + 1, high)
+            return
+    yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))
 
 
 def _merge_equal_states(targets: np.ndarray, completes: np.ndarray) -> np.ndarray:

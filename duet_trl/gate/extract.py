@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The answer inside a text: the one extractor that markers and verifiers share (Section 3.2, Assumption A3).
+"""The answer inside a text: the one extractor that markers and verifiers share (Section 3.2, Assumption A3).
 
 If a marker has completed in a prefix of a rollout, its extractor finds a non-empty answer in that prefix, and
-`which="first"` finds the same answer in every continuation: stopping the rollout does not change it.
-At the end of a finished text the extractors are a little more forgiving than a marker can be: they skip an opening
-that is never closed, and a sentence or a match that could have grown may end with the text.
-
-Where thoughts are known (`Written`), an answer is looked for outside of them only. Each finder here searches one
-stretch of answer region; where the next thought begins depends on what it found, since an opening delimiter inside an
-answer is content.
+`which="first"` finds the same answer in every continuation: stopping the rollout does not change it. At the end of a
+finished text the extractors skip an opening that is never closed, and a sentence or match may end with the text.
+Answers are looked for outside of known thoughts (`Written`) only; an opening delimiter inside an answer is content.
 """
 
 import re
 from collections.abc import Callable, Generator
-from functools import partial
 from typing import Literal
 
 from .grammars import (
@@ -40,20 +35,10 @@ Which = Literal["first", "last"]
 
 
 def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
-    r"""Content of the first or last closed, brace-balanced `\boxed{...}` with an answer in it.
+    r"""Content of the first or last closed, brace-balanced `\boxed{...}` with an answer in it, or None.
 
     Empty boxes and placeholders such as `\boxed{ANSWER}` (`grammars.PLACEHOLDERS`) hold none. A box in a box is
-    content.
-
-    Args:
-        text (str | Written): A completion or a prefix of one.
-        which (str): "first" is the answer that the marker saw; "last" is the usual choice on a finished text.
-
-    Returns:
-        str | None: The content without surrounding ASCII whitespace, or None without such a box.
-
-    Raises:
-        ValueError: If `which` is neither "first" nor "last".
+    content. `which` is as in `extract_answer`; surrounding ASCII whitespace is taken off.
 
     Example:
         >>> extract_boxed(r"so \boxed{} or rather \boxed{\frac{1}{2}}.")
@@ -62,69 +47,8 @@ def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
     return choose(_boxes, text, which)
 
 
-def extract_code(text: str | Written, which: Which = "first") -> str | None:
-    """Body of the first or last closed, non-empty block between fences of three backticks at column 0.
-
-    Args:
-        text (str | Written): A completion or a prefix of one.
-        which (str): "first" is the block that the marker saw.
-
-    Returns:
-        str | None: The lines between the fences, indentation kept, or None without such a block.
-
-    Raises:
-        ValueError: If `which` is neither "first" nor "last".
-    """
-    return choose(_blocks, text, which)
-
-
-def extract_qa(text: str | Written, which: Which = "first") -> str | None:
-    """X of the first or last `<answer>X</answer>` or `Therefore(,) the answer is X`.
-
-    Args:
-        text (str | Written): A completion or a prefix of one.
-        which (str): "first" is the answer that the marker saw.
-
-    Returns:
-        str | None: X without surrounding ASCII whitespace, or None without one.
-
-    Raises:
-        ValueError: If `which` is neither "first" nor "last".
-    """
-    return choose(_short_answers, text, which)
-
-
-def extract_match(pattern: str, text: str | Written, which: Which = "first") -> str | None:
-    """Match of a custom marker's regular expression: its first group if that is not empty, else all of it.
-
-    Args:
-        pattern (str): The regular expression; which matches are meant is said in `pattern_marker`.
-        text (str | Written): A completion or a prefix of one.
-        which (str): "first" or "last" match.
-
-    Returns:
-        str | None: The text of the match, or None without one.
-
-    Raises:
-        ValueError: If `which` is neither "first" nor "last".
-    """
-    return choose(partial(_matches, re.compile(pattern, re.ASCII)), text, which)
-
-
 def choose(finder: Finder, text: str | Written, which: Which) -> str | None:
-    """The first or last answer that a finder sees outside of thoughts.
-
-    Args:
-        finder (Finder): What to look for.
-        text (str | Written): A completion; a string is answer region throughout.
-        which (str): "first" or "last".
-
-    Returns:
-        str | None: The answer, or None without one.
-
-    Raises:
-        ValueError: If `which` is neither "first" nor "last".
-    """
+    """The first or last answer that a finder sees outside of thoughts; ValueError if `which` is neither."""
     answers = _outside_thoughts(finder, Written(text) if isinstance(text, str) else text)
     if which == "first":
         return next(answers, None)
@@ -243,7 +167,8 @@ def _short_answers(text: str, opening: str | None) -> Generator[str, None, int |
     return _thought_before(text, opening, place, len(text))
 
 
-def _matches(pattern: re.Pattern[str], text: str, opening: str | None) -> Generator[str, None, int | None]:
+def find_matches(pattern: re.Pattern[str], text: str, opening: str | None) -> Generator[str, None, int | None]:
+    """Matches of a custom marker: the first group if that is not empty, else all of it."""
     thought = _thought_before(text, opening, 0, len(text))
     region = text if thought is None else text[: thought - len(opening)]
     place = 0
@@ -284,10 +209,5 @@ _LEAD = re.compile(_any_of(SENTENCE_LEAD) + "*")
 _TAG = re.compile(f"{TAG_OPEN}|{TAG_CLOSE}")
 _SENTENCE_STOP = re.compile(rf"\n|{_any_of(SENTENCE_END)}{_any_of(WHITESPACE)}|{TAG_OPEN}|\Z")
 
-FINDERS: dict[str, Finder] = {
-    "math": _boxes,
-    "math_paragraph": _boxes,
-    "code": _blocks,
-    "qa": _short_answers,
-}
+FINDERS: dict[str, Finder] = {"math": _boxes, "math_paragraph": _boxes, "code": _blocks, "qa": _short_answers}
 """The finder of each built-in marker."""

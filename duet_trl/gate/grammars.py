@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What counts as an answer, byte by byte: the step functions behind the built-in markers (Section 3.2).
 
-Each function maps (state, byte) to (next state, marker completed here) and reads left to right without looking
-ahead, which is what a rollout that is still being written allows. The text-level twins, used by the verifiers, are
-in `extract.py`; what a step function completes, its twin extracts. All bytes that the grammars tell apart are ASCII,
-so the answer itself may hold any bytes, broken UTF-8 included.
+Each maps (state, byte) to (next state, marker completed here) and reads left to right without looking ahead. What one
+completes, its text-level twin in `extract.py` extracts. All bytes that the grammars tell apart are ASCII.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate as a method has it: thresholds, the gate of a step, its coins, and the propensity of what came of them."""
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,15 +19,10 @@ class MarkerGate:
 
     Args:
         thresholds (LengthThresholds): Online K1 and K2.
-        automaton (TokenAutomaton | None): Compiled marker. None: no marker is looked for, trim and abort must be off.
-        trim (bool): Stop answered rollouts within the grace window.
-        abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
-        grace_window (int): G, tokens.
-        poll_interval (int): Tokens between two marker checks.
-        entropy_threshold (float): Nats; 0: entropy never ends the grace window early.
-        window (int | None): Tokens back from a poll in which the marker must have completed; None: all.
+        automaton (TokenAutomaton | None): Compiled marker; None only where trim and abort are off.
         keep_probability (float): eps_abort.
         seed (int): Key of the coins.
+        **options (Any): The other attributes of `GateSpec`.
     """
 
     def __init__(
@@ -32,69 +30,37 @@ class MarkerGate:
         thresholds: LengthThresholds,
         automaton: TokenAutomaton | None,
         *,
-        trim: bool,
-        abort: bool,
-        grace_window: int,
-        poll_interval: int,
-        entropy_threshold: float,
-        window: int | None,
         keep_probability: float,
         seed: int,
+        **options: Any,
     ) -> None:
-        if automaton is None and (trim or abort):
-            raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
-        self.thresholds = thresholds
-        self.automaton = automaton
-        self.trim = trim
-        self.abort = abort
-        self.grace_window = grace_window
-        self.poll_interval = poll_interval
-        self.entropy_threshold = entropy_threshold
-        self.window = window
-        self.keep_probability = keep_probability
-        self.seed = seed
+        self.thresholds, self.automaton = thresholds, automaton
+        self.keep_probability, self.seed = keep_probability, seed
+        self._options = options
 
     def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
-        """The coin of each rollout of a step (Algorithm 1, line 22).
+        """The coin of each rollout of a step, shape (N,), bool (Algorithm 1, line 22): True survives without a marker.
 
-        Args:
-            step (int): Generation step, part of the coins' key.
-            keys (Sequence[str]): Prompt of each rollout, length N. A prompt that occurs again gets other coins.
-
-        Returns:
-            np.ndarray: Shape (N,), bool: True survives the gate without a marker.
+        `keys` are the prompts of the rollouts; one that occurs again gets other coins.
         """
         return keep_coins(self.seed, step, keys, _occurrence(keys), self.keep_probability)
 
     def spec(self, active: bool = True) -> GateSpec:
         """The gate with its present thresholds; switched off where `active` is false."""
-        return GateSpec(
-            poll_threshold=self.thresholds.poll_threshold,
-            abort_threshold=self.thresholds.abort_threshold,
-            grace_window=self.grace_window,
-            poll_interval=self.poll_interval,
-            trim=self.trim and active,
-            abort=self.abort and active,
-            entropy_threshold=self.entropy_threshold,
-            window=self.window,
-        )
+        spec = GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
+        return spec if active else replace(spec, trim=False, abort=False)
 
     def propensity(self, outcome: np.ndarray) -> np.ndarray:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
         return propensity(outcome, self.keep_probability)
 
     def observe(
-        self,
-        lengths: np.ndarray,
-        kept_propensity: np.ndarray,
-        answered_at: np.ndarray,
-        rewards: np.ndarray,
-        step: int,
+        self, lengths: np.ndarray, kept_propensity: np.ndarray, answered_at: np.ndarray, rewards: np.ndarray, step: int
     ) -> None:
-        """Add the kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
+        """Add the K kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
 
         Args:
-            lengths (np.ndarray): Policy tokens of each kept rollout, shape (K,).
+            lengths (np.ndarray): Policy tokens of each, shape (K,).
             kept_propensity (np.ndarray): Their propensity, shape (K,).
             answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
             rewards (np.ndarray): Their summed rewards, shape (K,), finite.
@@ -114,9 +80,9 @@ class MarkerGate:
 
 def _occurrence(keys: Sequence[str]) -> np.ndarray:
     """How often each key stood before, so that a prompt drawn twice in a batch gets distinct coins."""
-    seen: dict[str, int] = {}
-    index = np.empty(len(keys), dtype=np.int64)
-    for row, key in enumerate(keys):
-        index[row] = seen.get(key, 0)
-        seen[key] = int(index[row]) + 1
-    return index
+    seen: Counter[str] = Counter()
+    index = []
+    for key in keys:
+        index.append(seen[key])
+        seen[key] += 1
+    return np.array(index, dtype=np.int64)

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answer markers m of the gate: where in a rollout an answer is complete (Section 3.2, Algorithm 1 phase 2).
 
-A marker is a small byte automaton. Bytes rather than tokens or text, so that neither the tokenisation nor a split
-UTF-8 character matters; `automaton.py` lifts it to the tokens of a vocabulary. Each marker has one extractor, shared
-with the verifiers: a marker that has completed means an answer that can be read. Where the model has thoughts, the
-automaton also knows whether one is open, and completes behind them only (`thoughts.py`).
+A marker is a small byte automaton, so that neither the tokenisation nor a split UTF-8 character matters;
+`automaton.py` lifts it to the tokens of a vocabulary. Each has one extractor, shared with the verifiers: a marker that
+has completed means an answer that can be read. Where the model has thoughts it completes behind them only.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
 from .dfa import COMPLETED, Grammar, build_dfa
-from .extract import FINDERS, Which, choose, extract_boxed, extract_code, extract_match, extract_qa
+from .extract import FINDERS, Which, choose, extract_boxed, find_matches
 from .grammars import GRAMMARS
 from .patterns import pattern_grammar
 from .thoughts import Delimiters, Written, outside_thoughts
@@ -23,12 +23,10 @@ __all__ = [
     "MARKERS",
     "PATTERN_PREFIX",
     "Marker",
+    "Which",
     "completion_ends",
     "extract_answer",
     "extract_boxed",
-    "extract_code",
-    "extract_match",
-    "extract_qa",
     "first_marker_end",
     "get_marker",
     "pattern_marker",
@@ -40,20 +38,13 @@ PATTERN_PREFIX = "regex:"
 
 @dataclass(frozen=True, eq=False)
 class Marker:
-    """A byte automaton that completes where an answer does, and goes on searching behind it.
+    """A byte automaton that completes where an answer does, and goes on searching behind it."""
 
-    Attributes:
-        name (str): Name under which the marker is known in configs and requests.
-        description (str): One line for people: what completes it.
-        table (np.ndarray): Shape (S, 256), uint8, read-only. The entry for (state, byte) is the next state in the low
-            seven bits, and bit 7 if a marker completes at this byte. State 0 is the start of a text.
-        delimiters (Delimiters | None): Of the thoughts in which it does not complete; None: it knows no thoughts.
-    """
-
-    name: str
-    description: str
+    name: str  # in configs and requests
     table: np.ndarray
-    delimiters: Delimiters | None = None
+    """Shape (S, 256), uint8, read-only. The entry for (state, byte) is the next state in the low seven bits, and bit 7
+    if a marker completes at this byte. State 0 is the start of a text."""
+    delimiters: Delimiters | None = None  # of the thoughts in which it does not complete
 
     @property
     def num_states(self) -> int:
@@ -78,7 +69,7 @@ class Marker:
 
 
 def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None) -> Marker:
-    """A custom marker from a regular expression.
+    """A custom marker from a regular expression; `name` is for messages and requests.
 
     It stands for the match that starts first and, of those, the longest. Python's `re` finds the same start; the end
     is that of greedy repetition, but lazy repetition and the order of alternatives make no difference. The next match
@@ -90,32 +81,17 @@ def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None
     thought that begins ends the match. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more
     than the bytes read so far and are refused.
 
-    Args:
-        name (str): Name for messages and requests.
-        pattern (str): Regular expression in Python's syntax. Must not match the empty string.
-        delimiters (Delimiters | None): Of the model's thoughts.
-
-    Returns:
-        Marker: The compiled marker.
-
     Raises:
         ValueError: If the pattern is invalid, matches the empty string or nothing at all, uses an unsupported
             construct, can always grow (`(?s)<answer>.*?</answer>`; write `[^<]*`), or needs more than 127 states.
     """
     if delimiters is not None:
         pattern_marker(name, pattern)  # one that only a thought could end is an error as well
-    return _build(name, f"a match of the regular expression {pattern!r}", pattern_grammar(pattern), delimiters)
+    return _build(name, pattern_grammar(pattern), delimiters)
 
 
 def get_marker(name_or_pattern: str, delimiters: Delimiters | None = None) -> Marker:
-    """The built-in marker of that name, or a custom one from "regex:<pattern>".
-
-    Args:
-        name_or_pattern (str): A key of `MARKERS`, or "regex:" followed by a regular expression.
-        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
-
-    Returns:
-        Marker: The marker; the same object for the same argument.
+    """The built-in marker of that name (a key of `MARKERS`), or a custom one from "regex:<pattern>"; cached.
 
     Raises:
         ValueError: If the name is unknown, or pattern and delimiters do not compile to a marker.
@@ -147,19 +123,14 @@ def extract_answer(name_or_pattern: str, text: str | Written, which: Which = "fi
     get_marker(name_or_pattern)
     if name_or_pattern in FINDERS:
         return choose(FINDERS[name_or_pattern], text, which)
-    return extract_match(name_or_pattern.removeprefix(PATTERN_PREFIX), text, which)
+    pattern = re.compile(name_or_pattern.removeprefix(PATTERN_PREFIX), re.ASCII)
+    return choose(partial(find_matches, pattern), text, which)
 
 
 def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | None:
-    """Number of characters of the shortest prefix in which the marker has completed, or None.
+    """Number n of characters of the shortest prefix in which the marker has completed, or None.
 
-    Args:
-        marker (Marker): The marker.
-        text (str): A completion.
-        opened (bool): Whether it begins inside a thought.
-
-    Returns:
-        int | None: n such that `text[:n]` holds the marker and `text[:n - 1]` does not.
+    `opened` says whether the completion begins inside a thought.
     """
     data = text.encode("utf-8", "surrogatepass")
     end = next(completion_ends(marker, data, opened), None)
@@ -172,16 +143,7 @@ def count_characters(data: bytes) -> int:
 
 
 def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:
-    """Number of bytes read at each completion of the marker, in order.
-
-    Args:
-        marker (Marker): The marker.
-        data (bytes): The bytes of a completion, from its start.
-        opened (bool): Whether it begins inside a thought.
-
-    Yields:
-        int: Position behind the completing byte, 1-based.
-    """
+    """Number of bytes read at each completion of the marker in the bytes of a completion, in order."""
     rows = [row.tobytes() for row in marker.table]
     state = marker.thought_states[0] if opened else 0
     for position, byte in enumerate(data, start=1):
@@ -191,7 +153,7 @@ def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterat
             yield position
 
 
-def _build(name: str, description: str, grammar: Grammar, delimiters: Delimiters | None = None) -> Marker:
+def _build(name: str, grammar: Grammar, delimiters: Delimiters | None = None) -> Marker:
     try:
         table = build_dfa(outside_thoughts(grammar, delimiters))
     except ValueError as error:
@@ -199,7 +161,7 @@ def _build(name: str, description: str, grammar: Grammar, delimiters: Delimiters
             raise
         opening, closing = delimiters.parts
         raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
-    return Marker(name, description, table, delimiters)
+    return Marker(name, table, delimiters)
 
 
 @lru_cache(maxsize=64)
@@ -209,19 +171,8 @@ def _cached_pattern_marker(name: str, delimiters: Delimiters | None) -> Marker:
 
 @lru_cache(maxsize=64)
 def _cached_thinking_marker(name: str, delimiters: Delimiters) -> Marker:
-    return _build(name, MARKERS[name].description, GRAMMARS[name], delimiters)
+    return _build(name, GRAMMARS[name], delimiters)
 
 
-MARKERS: dict[str, Marker] = {
-    name: _build(name, description, GRAMMARS[name])
-    for name, description in (
-        ("math", r"a closed, brace-balanced \boxed{...} with an answer in it; also for multiple choice"),
-        (
-            "math_paragraph",
-            r"the paper's literal form: a closed \boxed{...}, then two newlines or a colon at the end of the line",
-        ),
-        ("code", "the fence of three backticks at column 0 that closes a non-empty block"),
-        ("qa", "<answer>X</answer>, or 'Therefore(,) the answer is X' up to its newline or sentence end"),
-    )
-}
+MARKERS: dict[str, Marker] = {name: _build(name, grammar) for name, grammar in GRAMMARS.items()}
 """The built-in markers by name, for a model without thoughts."""

@@ -50,86 +50,44 @@ _NAMES = frozenset(
 
 @dataclass(frozen=True)
 class GateSetup:
-    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer.
+    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer."""
 
-    Attributes:
-        marker (str): Marker name or pattern of the configuration.
-        automaton (TokenAutomaton): Compiled marker.
-        sentinel (int): Token id the engine samples when the gate stops a rollout.
-        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
-        delimiters (Delimiters | None): Of the model's thoughts.
-    """
-
-    marker: str
+    marker: str  # name or pattern of the configuration
     automaton: TokenAutomaton
-    sentinel: int
-    eos_ids: tuple[int, ...]
-    delimiters: Delimiters | None = None
+    sentinel: int  # token id the engine samples when the gate stops a rollout
+    eos_ids: tuple[int, ...]  # that end a rollout by themselves
+    delimiters: Delimiters | None = None  # of the model's thoughts
 
 
 @dataclass(frozen=True)
 class GateRequest:
-    """The gate that one request asks for.
-
-    Attributes:
-        spec (GateSpec): Thresholds and switches.
-        keep (bool): Coin of the rollout.
-        marker (str): Name of the marker.
-        sentinel (int): Token id that a forced stop generates.
-        eos_ids (frozenset[int]): Token ids that end a rollout naturally.
-        fingerprint (str): Of the marker's token automaton as the sender compiled it; empty: not compared.
-        weights (str): Path that the engine must have loaded its weights from last; empty: not compared.
-        delimiters (Delimiters | None): Of the thoughts in which the marker does not complete; None: there are none.
-        in_thought (bool): Whether the prompt has opened one.
-        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout.
-    """
+    """The gate that one request asks for."""
 
     spec: GateSpec
-    keep: bool
+    keep: bool  # coin of the rollout
     marker: str
-    sentinel: int
-    eos_ids: frozenset[int]
-    fingerprint: str = ""
-    weights: str = ""
-    delimiters: Delimiters | None = None
-    in_thought: bool = False
-    prefix_length: int = 0
+    sentinel: int  # token id that a forced stop generates
+    eos_ids: frozenset[int]  # that end a rollout naturally
+    fingerprint: str = ""  # of the marker's token automaton as the sender compiled it; empty: not compared
+    weights: str = ""  # path that the engine must have loaded its weights from last; empty: not compared
+    delimiters: Delimiters | None = None  # of the thoughts in which the marker does not complete
+    in_thought: bool = False  # whether the rollout begins inside one
+    prefix_length: int = 0  # tokens at the end of the engine's prompt that are the first of the rollout
 
 
 def gate_parameters(
-    spec: GateSpec,
-    marker: str,
-    keep: bool,
-    sentinel: int,
-    eos_ids: Sequence[int],
-    *,
-    fingerprint: str = "",
-    weights: str = "",
-    delimiters: Delimiters | None = None,
-    in_thought: bool = False,
-    prefix_length: int = 0,
+    spec: GateSpec, marker: str, keep: bool, sentinel: int, eos_ids: Sequence[int], **more: Any
 ) -> dict[str, Any]:
     """Request parameters of one rollout; `parse_gate_parameters` reads them back.
 
-    A request with n > 1 shares its coin among its n rollouts, so send one request per rollout.
-
-    Args:
-        spec (GateSpec): Gate of the step.
-        marker (str): Marker name that the engine knows.
-        keep (bool): Coin of the rollout.
-        sentinel (int): Token id of a forced stop; it must be in the request's `stop_token_ids`.
-        eos_ids (Sequence[int]): All token ids that end a rollout naturally.
-        fingerprint (str): `TokenAutomaton.fingerprint` that the engine must have for this marker; empty: any.
-        weights (str): Path that the engine must have loaded its weights from last; empty: any. An engine that differs
-            in either stops the rollout before its first token.
-        delimiters (Delimiters | None): Of the model's thoughts; None: it has none.
-        in_thought (bool): Whether the rollout begins inside a thought.
-        prefix_length (int): How many tokens at the end of the engine's prompt are the first of the rollout, which it
-            continues: the gate counts from the first of them.
+    A request with n > 1 shares its coin among its n rollouts, so send one request per rollout. The arguments are the
+    attributes of `GateRequest`; the sentinel must be in the request's `stop_token_ids`. An engine that differs in
+    fingerprint or weights stops the rollout before its first token.
 
     Returns:
         dict[str, Any]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
     """
+    request = GateRequest(spec, keep, marker, sentinel, frozenset(eos_ids), **more)
     return {
         "duet_version": GATE_VERSION,
         "duet_marker": marker,
@@ -143,30 +101,21 @@ def gate_parameters(
         "duet_window": int(spec.window or 0),
         "duet_sentinel": int(sentinel),
         "duet_eos": [int(token) for token in eos_ids],
-        "duet_thoughts": [] if delimiters is None else list(delimiters.parts),
-        "duet_begins": "in thought" if in_thought else "in answer",
-        "duet_fingerprint": fingerprint,
-        "duet_weights": weights,
-        "duet_prefix": int(prefix_length),
+        "duet_thoughts": [] if request.delimiters is None else list(request.delimiters.parts),
+        "duet_begins": "in thought" if request.in_thought else "in answer",
+        "duet_fingerprint": request.fingerprint,
+        "duet_weights": request.weights,
+        "duet_prefix": int(request.prefix_length),
     }
 
 
 def parse_gate_parameters(
     parameters: Mapping[str, Any] | None, stop_token_ids: Collection[int] | None = None
 ) -> GateRequest | None:
-    """Read and check the request parameters of one rollout.
+    """Read and check the request parameters of one rollout; None if it has no `duet_` parameter.
 
-    Args:
-        parameters (Mapping[str, Any] | None): What came with the request; names outside `duet_` are not looked at.
-        stop_token_ids (Collection[int] | None): Stop tokens of the request, which must hold the sentinel; None skips
-            this check.
-
-    Returns:
-        GateRequest | None: None if the request has no `duet_` parameter.
-
-    Raises:
-        ValueError: If one is missing, unknown, of the wrong type or out of range, if K2 < K1, or if the sentinel is
-            no stop token or also an EOS. The text names it and the remedy.
+    A ValueError names what is missing, unknown, of the wrong type or out of range, and the remedy. The sentinel must
+    be among the stop tokens of the request, unless these are None.
     """
     given = {name: value for name, value in (parameters or {}).items() if name.startswith(PREFIX)}
     if not given:
@@ -179,8 +128,14 @@ def parse_gate_parameters(
             "Build them with duet_trl.gate.parameters.gate_parameters."
         )
     counts = {name: _count(name, given[name], least) for name, least in _COUNTS.items()}
-    words = {name: _word(name, given[name], choices) for name, choices in _CHOICES.items()}
-    texts = {name: _text(name, given[name]) for name in ("duet_marker", "duet_fingerprint", "duet_weights")}
+    words = {
+        name: _checked(name, given[name], given[name] in choices, f"one of {', '.join(map(repr, choices))}")
+        for name, choices in _CHOICES.items()
+    }
+    texts = {
+        name: _checked(name, given[name], isinstance(given[name], str), "a string")
+        for name in ("duet_marker", "duet_fingerprint", "duet_weights")
+    }
     if not texts["duet_marker"]:
         raise ValueError(f"duet_marker must be the name of a marker, got {given['duet_marker']!r}.")
     sentinel, eos_ids = counts["duet_sentinel"], _tokens("duet_eos", given["duet_eos"])
@@ -224,33 +179,24 @@ def _check_version(given: Mapping[str, Any]) -> None:
         )
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{name} must be a string, got {value!r}.")
+def _checked(name: str, value: Any, is_right: bool, wanted: str) -> Any:
+    if not is_right:
+        raise ValueError(f"{name} must be {wanted}, got {value!r}.")
     return value
 
 
 def _count(name: str, value: Any, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _LARGEST:
-        raise ValueError(f"{name} must be an integer in [{least}, {_LARGEST}], got {value!r}.")
-    return value
-
-
-def _word(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}.")
-    return value
+    is_right = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
+    return _checked(name, value, is_right, f"an integer in [{least}, {_LARGEST}]")
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number >= 0, got {value!r}.")
-    return float(value)
+    is_right = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return float(_checked(name, value, is_right, "a finite number >= 0"))
 
 
 def _tokens(name: str, value: Any) -> frozenset[int]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError(f"{name} must be a non-empty list of token ids, got {value!r}.")
+    _checked(name, value, isinstance(value, list | tuple) and len(value) > 0, "a non-empty list of token ids")
     if len(value) > MAX_EOS_IDS:
         raise ValueError(f"{name} may hold {MAX_EOS_IDS} token ids at most, got {len(value)}.")
     return frozenset(_count(f"each id in {name}", token, 0) for token in value)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regular expressions as byte automata, for custom answer markers (Section 3.2).
 
-The standard library parses the pattern, characters become their UTF-8 byte sequences, Thompson's construction gives
-a nondeterministic automaton, and the exploration in `dfa.py` makes it deterministic. A state is a list of attempts at
-a match, the one that starts first in front. The match that is meant is the leftmost one, and of those the longest.
+The standard library parses the pattern, characters become their UTF-8 bytes, Thompson's construction gives a
+nondeterministic automaton, and `dfa.py` makes it deterministic. A state is a list of attempts at a match, the one that
+starts first in front. The match that is meant is the leftmost one, and of those the longest.
 """
 
 import re
@@ -12,14 +12,12 @@ from functools import lru_cache
 from re import _constants, _parser
 from typing import NamedTuple
 
-from .dfa import Grammar
+from .dfa import LAST_CODE_POINT, Grammar, utf8_ranges
 
 MAX_NODES = 20_000
 """Nodes of the nondeterministic automaton; a counted repetition multiplies them. Bounds the compile time."""
 
 _NEWLINE = ord("\n")
-_LAST_CODE_POINT = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
 _CATEGORIES = {  # ASCII meaning, as under re.ASCII
     _constants.CATEGORY_DIGIT: ((0x30, 0x39),),
     _constants.CATEGORY_SPACE: ((0x09, 0x0D), (0x20, 0x20)),
@@ -63,15 +61,8 @@ _SETTLED = Attempt(frozenset(), True)
 def pattern_grammar(pattern: str) -> Grammar:
     """What completes once the bytes settle a match: that no match starts before it, and that it cannot grow.
 
-    Args:
-        pattern (str): Regular expression; see `markers.pattern_marker` for what it may hold.
-
-    Returns:
-        Grammar: States are attempts in the order of their starts. Bytes between the end of a match and the byte that
-            settles it may belong to the next one.
-
-    Raises:
-        ValueError: If the pattern is invalid, unsupported, matches the empty string or nothing, or is too large.
+    States are attempts in the order of their starts. Bytes between the end of a match and the byte that settles it may
+    belong to the next one. `markers.pattern_marker` says what a pattern may hold; others are a ValueError.
     """
     matcher = _matcher(pattern)
 
@@ -100,16 +91,7 @@ def pattern_grammar(pattern: str) -> Grammar:
 
 
 def match_end(pattern: str, text: str, begin: int) -> int | None:
-    """End of the longest match that starts at one place of a text; None if there is none.
-
-    Args:
-        pattern (str): As in `pattern_grammar`.
-        text (str): The text.
-        begin (int): The place, in characters.
-
-    Returns:
-        int | None: In characters.
-    """
+    """End, in characters, of the longest match that starts at one place of a text; None if there is none."""
     matcher, end = _matcher(pattern), None
     nodes = matcher.begin(begin == 0 or text[begin - 1] == "\n", at_text_start=begin == 0)
     for place in range(begin, len(text)):
@@ -234,7 +216,7 @@ class _Nfa:
     def _characters(self, ranges: Ranges, following: int) -> int:
         entry = self.node()
         for low, high in ranges:
-            for byte_ranges in _utf8_ranges(low, high):
+            for byte_ranges in utf8_ranges(low, high):
                 target = following
                 for first, last in reversed(byte_ranges[1:]):
                     node = self.node()
@@ -294,7 +276,7 @@ class _Nfa:
 def _character_ranges(code: object, argument: object, flags: int, unsupported: Callable[[str], ValueError]) -> Ranges:
     """Code points that a one-character item of the parsed pattern reads."""
     if code is _constants.ANY:
-        return ((0, _LAST_CODE_POINT),) if flags & re.DOTALL else _complement(((10, 10),))
+        return ((0, LAST_CODE_POINT),) if flags & re.DOTALL else _complement(((10, 10),))
     if code is _constants.LITERAL:
         return _fold(((argument, argument),), flags)
     if code is _constants.NOT_LITERAL:
@@ -333,31 +315,6 @@ def _complement(ranges: Ranges) -> Ranges:
         if low > begin:
             gaps.append((begin, low - 1))
         begin = max(begin, high + 1)
-    if begin <= _LAST_CODE_POINT:
-        gaps.append((begin, _LAST_CODE_POINT))
+    if begin <= LAST_CODE_POINT:
+        gaps.append((begin, LAST_CODE_POINT))
     return tuple(gaps)
-
-
-def _utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """UTF-8 of the code points low..high as sequences of byte ranges, each the full product of its ranges.
-
-    A range is cut where the encoded length changes, around the surrogates, and where a leading byte would allow only
-    part of the continuation bytes.
-    """
-    if low > high:
-        return
-    for end in (0x7F, 0x7FF, _SURROGATES[0] - 1, _SURROGATES[1], 0xFFFF):
-        if low <= end < high:
-            yield from _utf8_ranges(low, end)
-            yield from _utf8_ranges(end + 1, high)
-            return
-    if _SURROGATES[0] <= low <= _SURROGATES[1]:
-        return  # no UTF-8 text holds them
-    for continuation_bits in (6, 12, 18):
-        mask = (1 << continuation_bits) - 1
-        if high > 0x7F and low | mask < high and (low & mask or ~high & mask):
-            cut = low | mask if low & mask else (high & ~mask) - 1
-            yield from _utf8_ranges(low, cut)
-            yield from _utf8_ranges(cut + 1, high)
-            return
-    yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))

@@ -22,6 +22,7 @@ from enum import IntEnum
 import numpy as np
 
 from .automaton import TokenAutomaton
+from .coins import check_keep_probability
 
 NEVER = 2**61
 """A token count no rollout reaches, with room for sums of two in int64."""
@@ -111,14 +112,7 @@ class GateSpec:
         return self.abort_threshold + self.grace_window if self.abort else NEVER
 
     def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
-        """The first poll that sees each completed marker.
-
-        Args:
-            completed_at (np.ndarray): Lengths at which markers completed, any shape, >= 1.
-
-        Returns:
-            np.ndarray: Poll times of the same shape, int64; `NEVER` for a marker no poll sees.
-        """
+        """Length of the first poll that sees each marker, by the length at which it completed; `NEVER`: none does."""
         earliest = np.maximum(completed_at, self.poll_threshold)
         poll = -(-earliest // self.poll_interval) * self.poll_interval
         if self.abort:
@@ -175,9 +169,6 @@ def replay(
         prefix_length (np.ndarray | None): How many of its tokens existed before the engine met it, shape (N,); one
             whose stop lies within them is stopped behind them. None: 0 each.
 
-    Returns:
-        Replay: Outcome, tau, trimmed flag, length and answer time of each.
-
     Raises:
         GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
         ValueError: If shapes differ, or trim or abort is on without an automaton.
@@ -206,7 +197,8 @@ def replay(
         earliest, latest = np.maximum(earliest, prefix_length), np.maximum(latest, prefix_length)
     consistent = np.where(gate_stopped, (earliest <= length) & (length <= latest), length <= latest)
     if not consistent.all():
-        raise GateMismatch(_mismatch(int(np.argmin(consistent)), consistent, length, gate_stopped, earliest, latest))
+        first, between = int(np.argmin(consistent)), np.stack([earliest, latest])
+        raise GateMismatch(_mismatch(first, int((~consistent).sum()), length, gate_stopped, between))
     return Replay(
         outcome=outcome.astype(np.int64),
         marker_at=np.where(answered, tau, -1),
@@ -217,36 +209,22 @@ def replay(
 
 
 def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
-    """Probability that a rollout of each outcome passes the abort gate (Theorem 2): p = M + (1 - M) eps.
+    """Probability that a rollout of each outcome (N,) passes the abort gate (Theorem 2): p = M + (1 - M) eps.
 
     With this p, (1 - aborted) * Z / p has the expectation of Z, at the cost in second moment that Eq. 8 bounds. A
     rollout kept by its coin has p = eps even if a marker follows later: the coin was thrown before.
 
-    Args:
-        outcome (np.ndarray): `Outcome` of each rollout, shape (N,).
-        keep_probability (float): eps_abort, in (0, 1].
-
     Returns:
-        np.ndarray: eps for kept and aborted rollouts, 1 for the others, shape (N,), float64.
-
-    Raises:
-        ValueError: If eps is not in (0, 1].
+        np.ndarray: eps (`keep_probability`, in (0, 1]) for kept and aborted rollouts, 1 for the others, shape (N,).
     """
-    if not 0.0 < keep_probability <= 1.0:
-        raise ValueError(
-            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
-        )
+    check_keep_probability(keep_probability)
     outcome = np.asarray(outcome)
     marker_less = (outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)
     return np.where(marker_less, float(keep_probability), 1.0)
 
 
 def split_sentinel(completion_ids: Sequence[Sequence[int]], sentinel: int) -> tuple[list[list[int]], np.ndarray]:
-    """Cut each rollout at the token that marks a forced stop.
-
-    Args:
-        completion_ids (Sequence[Sequence[int]]): Token ids as an engine returned them, length N.
-        sentinel (int): Token id that only the gate produces. What follows it is padding.
+    """Cut each rollout at the sentinel, which only the gate produces; what follows it is padding.
 
     Returns:
         tuple: The policy tokens of each rollout, and whether the gate stopped it, shape (N,), bool.
@@ -266,23 +244,13 @@ def _check_count(name: str, value: int, least: int) -> None:
         raise ValueError(f"{name} must be an integer >= {least} (tokens), got {value!r}.")
 
 
-def _mismatch(
-    row: int,
-    consistent: np.ndarray,
-    length: np.ndarray,
-    gate_stopped: np.ndarray,
-    earliest: np.ndarray,
-    latest: np.ndarray,
-) -> str:
+def _mismatch(row: int, num_wrong: int, length: np.ndarray, gate_stopped: np.ndarray, between: np.ndarray) -> str:
+    earliest, latest = between[:, row]
     found = f"rollout {row} {'was stopped' if gate_stopped[row] else 'ended by itself'} at {length[row]} tokens"
-    if latest[row] >= NEVER:
-        expected = "this gate does not stop it at all"
-    elif earliest[row] == latest[row]:
-        expected = f"this gate stops it at {latest[row]}"
-    else:
-        expected = f"this gate stops it between {earliest[row]} and {latest[row]}"
+    expected = f"stops it at {latest}" if earliest == latest else f"stops it between {earliest} and {latest}"
+    expected = "does not stop it at all" if latest >= NEVER else expected
     return (
-        f"{found}, but {expected} ({int((~consistent).sum())} of {len(length)} rollouts disagree). The engine did not "
+        f"{found}, but this gate {expected} ({num_wrong} of {len(length)} rollouts disagree). The engine did not "
         "run this gate with these coins: load it with duet_trl.engines.vllm:DUETLogitsProcessor in "
         "logits_processors, and give trainer and engine the same marker and tokenizer."
     )

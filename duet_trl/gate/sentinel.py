@@ -6,45 +6,19 @@ vocabulary that no text uses; the engine stops on it and the trainer cuts it off
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterable
+from typing import Any
 
 _RESERVED_WORD = r"(?:reserved|unused|extra|dummy|placeholder|special|control)[a-z_]*\d+"
 _RESERVED = re.compile(rf"<\|{_RESERVED_WORD}\|>|<{_RESERVED_WORD}>|\[{_RESERVED_WORD}\]", re.IGNORECASE)
 
 
-class NamedTokens(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    bos_token_id: int | None
-    eos_token_id: int | None
-    pad_token_id: int | None
-    unk_token_id: int | None
-    chat_template: Any
-
-    def __len__(self) -> int: ...
-
-    def get_vocab(self) -> Mapping[str, int]:
-        """Token string to id, added tokens included."""
-
-
-def find_sentinel(tokenizer: NamedTokens, vocab_size: int, eos_ids: Iterable[int]) -> int:
-    """A token id that the gate can write without ever being mistaken for text.
+def find_sentinel(tokenizer: Any, vocab_size: int, eos_ids: Iterable[int]) -> int:
+    """A token id in [0, vocab_size) that the gate can write without ever being mistaken for text.
 
     The highest row of the model's vocabulary that the tokenizer does not use; where the vocabulary has no padding,
     the highest reserved token (such as `<|reserved_special_token_7|>`, `<unused7>`) that plays no role: not bos,
-    eos, pad or unk and not in the chat template.
-
-    Args:
-        tokenizer (NamedTokens): The policy's tokenizer.
-        vocab_size (int): Rows of the model's output layer.
-        eos_ids (Iterable[int]): All ids that end a rollout.
-
-    Returns:
-        int: The sentinel, in [0, vocab_size).
-
-    Raises:
-        ValueError: If an end-of-sequence id is outside the vocabulary, or no token is free.
+    eos, pad or unk and not in the chat template. ValueError if there is none, or an id of `eos_ids` is outside.
     """
     eos_ids = set(eos_ids)
     outside = sorted(number for number in eos_ids if not 0 <= number < vocab_size)

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate while decoding: one state machine per running rollout, advanced for all of them at once.
 
-The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens. So slots can
-be swapped and rebuilt from a prefix (preemption) without a trace. What a step costs is the number of vector
-operations, hardly their length, so a step does only what every token needs: one look-up in the token automaton and a
-count. The polls and the abort gate are met where they fall due.
+The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens, so slots can
+be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
+count; the polls and the abort gate are met where they fall due.
 """
 
 from collections.abc import Sequence
@@ -17,26 +16,14 @@ from .dfa import COMPLETED
 from .replay import NEVER, GateSpec
 
 _COLUMNS = (
-    # what its tokens did
-    "row",  # of the joined table: where the automaton's state begins
-    "length",  # t, tokens so far
-    "completed_at",  # length at which the latest marker completed
-    "meets_at",  # length of the next poll or of the abort gate; NEVER once decided
-    "stop_at",  # length at which the next token is a forced stop
-    "early_until",  # while shorter than this, a nearly certain next token is a forced stop too
-    # what the request asks for
-    "table",  # offset of its automaton in the joined table
-    "poll_interval",
-    "abort_at",
-    "window",
-    "grace",  # from tau to `stop_at`: the grace window, or NEVER with trim off
-    "early_grace",  # from tau to `early_until`: the grace window, or -NEVER
-    "missed_stop_at",  # `stop_at` of a rollout without a marker at the abort gate, by its coin
+    *("row", "length", "completed_at", "meets_at", "stop_at", "early_until"),  # what its tokens did
+    *("table", "poll_interval", "abort_at", "window", "grace", "early_grace", "missed_stop_at"),  # what is asked for
 )
+"""Numbers of a slot; `_first_column` says what they mean."""
 
 
 class StreamingGate:
-    """The gate of many running rollouts (Algorithm 1, lines 12-28; semantics in `gate.py`).
+    """The gate of many running rollouts (Algorithm 1, lines 12-28; semantics in `replay.py`).
 
     Args:
         num_slots (int): Rollouts that can run at the same time.
@@ -60,17 +47,7 @@ class StreamingGate:
             self.add_automaton(automaton)
 
     def add_automaton(self, automaton: TokenAutomaton) -> int:
-        """Make a marker available.
-
-        Args:
-            automaton (TokenAutomaton): Its vocabulary must have the size of the others'.
-
-        Returns:
-            int: Its index for `admit`.
-
-        Raises:
-            ValueError: If the vocabulary sizes differ.
-        """
+        """Make a marker available over the same vocabulary as the others; its index for `admit`."""
         if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
             raise ValueError(
                 f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
@@ -92,10 +69,10 @@ class StreamingGate:
         prefix: Sequence[int] = (),
         in_thought: bool = False,
     ) -> None:
-        """Start a rollout in a slot, or resume one whose first tokens exist already.
+        """Start a rollout in a slot, or resume one whose first tokens exist already; what the slot held is forgotten.
 
         Args:
-            slot (int): Slot; what it held before is forgotten.
+            slot (int): Slot.
             spec (GateSpec): Its gate.
             keep (bool): Its coin.
             automaton (int): Index of its marker.
@@ -141,42 +118,24 @@ class StreamingGate:
         return self._length[slots]
 
     def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
-        """Tokens each slot consumes until `stops` or `armed` can change about it, the one that changes it included.
-
-        Args:
-            slots (np.ndarray | int): Slots, shape (R,).
-
-        Returns:
-            np.ndarray: Shape (R,), int64, >= 1.
-        """
+        """Tokens (R,) up to and including the one at which `stops` or `armed` can next change for each slot."""
         length, stop_at = self._length[slots], self._stop_at[slots]
         return np.minimum(self._meets_at[slots], np.where(stop_at > length, stop_at, NEVER)) - length
 
     def refuse(self, slot: int) -> None:
         """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
         self._columns[:, slot] = 0
-        self.drop(slot)
+        self._meets_at[slot] = NEVER
 
     def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Consume one token per slot and say where the next one must be a forced stop.
-
-        Args:
-            slots (np.ndarray): Distinct slots, shape (R,), integer.
-            tokens (np.ndarray): The token each has just generated, shape (R,), integer, within the vocabulary.
-
-        Returns:
-            np.ndarray: Forced stops that do not depend on the next token's distribution, shape (R,), bool.
-        """
+        """Consume one token (R,) of each of distinct slots (R,); the `stops` that result."""
         self.advance(slots, tokens[None])
         return self.stops(slots)
 
     def advance(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Consume the same number of tokens per slot.
+        """Consume T tokens per slot, oldest first, shape (T, R).
 
-        Args:
-            slots (np.ndarray): Distinct slots, shape (R,), integer.
-            tokens (np.ndarray): The tokens each has generated, oldest first, shape (T, R), integer, within the
-                vocabulary. T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
+        T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
         """
         row, offset = self._row[slots], self._table_offset[slots]
         for count, newest in enumerate(tokens, start=1):
@@ -208,26 +167,16 @@ class StreamingGate:
         self._steps_to_meeting = int((self._meets_at - self._length).min())
 
     def armed(self, slots: np.ndarray) -> np.ndarray:
-        """Slots whose next token is a forced stop if it is nearly certain: pass that to `stops`.
-
-        Args:
-            slots (np.ndarray): Slots, shape (R,).
-
-        Returns:
-            np.ndarray: Shape (R,), bool.
-        """
+        """Slots whose next token is a forced stop if it is nearly certain (pass that to `stops`), shape (R,), bool."""
         return self._length[slots] < self._early_until[slots]
 
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
-        """Where the next token must be a forced stop; consumes nothing, so it can be asked again.
+        """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
 
         Args:
             slots (np.ndarray): Slots, shape (R,).
             certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
                 rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
-
-        Returns:
-            np.ndarray: Forced stops, shape (R,), bool.
         """
         due = self._length[slots] >= self._stop_at[slots]
         return due if certain is None else due | self.armed(slots) & certain
@@ -236,22 +185,20 @@ class StreamingGate:
 @lru_cache(maxsize=256)  # the rollouts of a training step have two gates, one for each side of the coin
 def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarray:
     """The column of a rollout before its first token, shape (C,), int64, read-only."""
-    interval = spec.poll_interval
-    first_poll = -(-spec.poll_threshold // interval) * interval
     column = {
-        "row": row,
-        "length": 0,
-        "completed_at": -NEVER,
-        "meets_at": min(first_poll, spec.abort_at),
-        "stop_at": NEVER,
-        "early_until": -NEVER,
-        "table": table,
-        "poll_interval": interval,
+        "row": row,  # of the joined table: where the automaton's state begins
+        "length": 0,  # t, tokens so far
+        "completed_at": -NEVER,  # length at which the latest marker completed
+        "meets_at": spec.first_poll,  # length of the next poll or of the abort gate; NEVER once decided
+        "stop_at": NEVER,  # length at which the next token is a forced stop
+        "early_until": -NEVER,  # while shorter than this, a nearly certain next token is a forced stop too
+        "table": table,  # offset of its automaton in the joined table
+        "poll_interval": spec.poll_interval,
         "abort_at": spec.abort_at,
         "window": NEVER if spec.window is None else spec.window,
-        "grace": spec.grace_window if spec.trim else NEVER,
-        "early_grace": spec.grace_window if spec.trims_early else -NEVER,
-        "missed_stop_at": NEVER if keep else spec.abort_at,
+        "grace": spec.grace_window if spec.trim else NEVER,  # from tau to `stop_at`
+        "early_grace": spec.grace_window if spec.trims_early else -NEVER,  # from tau to `early_until`
+        "missed_stop_at": NEVER if keep else spec.abort_at,  # `stop_at` without a marker at the abort gate
     }
     array = np.array([column[name] for name in _COLUMNS])
     array.setflags(write=False)

@@ -1,46 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a completion of a thinking model may answer: behind its thought (Section 3.2; docs/fidelity.md#thoughts).
 
-An answer counts in the answer region only. The region is the whole completion for a model without thoughts. For
-others an opening delimiter ends it and the next closing one starts it anew, as if the text began there; a thought that
-never closes leaves no answer. A completion begins inside a thought where the chat template opens one in the prompt.
-Inside an answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
+The answer region is the whole completion for a model without thoughts. For others an opening delimiter ends it and the
+next closing one starts it anew, as if the text began there; a thought that never closes leaves no answer. Inside an
+answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .dfa import Grammar, State, split_further, tail_that_may_open
 
 
-class ThinkingTokenizer(Protocol):
-    """What is used of a Hugging Face tokenizer."""
-
-    chat_template: Any
-    all_special_ids: Sequence[int]
-    added_tokens_decoder: Mapping[int, Any]
-
-    def get_added_vocab(self) -> Mapping[str, int]:
-        """Added tokens, special or not, and their ids."""
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of token ids."""
-
-
 @dataclass(frozen=True)
 class Delimiters:
-    """What opens and closes a thought.
-
-    Attributes:
-        opening (str): For example `<think>`.
-        closing (str): For example `</think>`.
-
-    Raises:
-        ValueError: If one is empty or contained in the other.
-    """
+    """What opens and closes a thought, as `<think>` and `</think>` do; neither is empty or contains the other."""
 
     opening: str
     closing: str
@@ -74,39 +51,22 @@ _ANY_KNOWN = re.compile("|".join(re.escape(part) for pair in KNOWN_DELIMITERS fo
 
 @dataclass(frozen=True)
 class Written:
-    """A completion as the policy wrote it, thought included.
+    """A completion as the policy wrote it, thought included."""
 
-    Attributes:
-        text (str): With its delimiters, even where they are special tokens that decoding leaves out.
-        delimiters (Delimiters | None): Of its thoughts; None: the whole text is answer region.
-        opened (bool): Whether it begins inside a thought.
-    """
-
-    text: str
-    delimiters: Delimiters | None = None
-    opened: bool = False
+    text: str  # with its delimiters, even where they are special tokens that decoding leaves out
+    delimiters: Delimiters | None = None  # of its thoughts; None: the whole text is answer region
+    opened: bool = False  # whether it begins inside a thought
 
 
 def parse_delimiters(names: Sequence[str]) -> Delimiters | None:
-    """Delimiters as a list of none or two texts.
-
-    Raises:
-        ValueError: If it is no such list.
-    """
+    """Delimiters as a list of none or two texts; ValueError for anything else."""
     if not isinstance(names, list | tuple) or len(names) not in (0, 2) or not all(isinstance(n, str) for n in names):
         raise ValueError(f"thought delimiters must be a list of two texts, or [] for none, got {names!r}.")
     return Delimiters(*names) if names else None
 
 
-def find_delimiters(tokenizer: ThinkingTokenizer) -> Delimiters | None:
-    """The delimiters that a tokenizer was made for: added tokens of it, else texts of its chat template.
-
-    Args:
-        tokenizer (ThinkingTokenizer): The policy's tokenizer.
-
-    Returns:
-        Delimiters | None: The first of `KNOWN_DELIMITERS` with both parts there; None: the model has no thoughts.
-    """
+def find_delimiters(tokenizer: Any) -> Delimiters | None:
+    """The first of `KNOWN_DELIMITERS` among a tokenizer's added tokens, else in its chat template; None: neither."""
     for place in (tokenizer.get_added_vocab(), str(tokenizer.chat_template)):
         for pair in KNOWN_DELIMITERS:
             if pair.opening in place and pair.closing in place:
@@ -119,21 +79,11 @@ def ends_in_thought(text: str, delimiters: Delimiters) -> bool:
     return text.rfind(delimiters.opening) > text.rfind(delimiters.closing)
 
 
-def prompt_opens_thought(
-    prompt_ids: Sequence[int], tokenizer: ThinkingTokenizer, delimiters: Delimiters | None
-) -> bool:
+def prompt_opens_thought(prompt_ids: Sequence[int], tokenizer: Any, delimiters: Delimiters | None) -> bool:
     """Whether the completion of a prompt begins inside a thought.
 
     A delimiter that is only mentioned, in a system prompt or a question, has the special tokens of a chat template
     behind it: only what follows the last special token that is no delimiter counts.
-
-    Args:
-        prompt_ids (Sequence[int]): Token ids of the prompt.
-        tokenizer (ThinkingTokenizer): Its tokenizer.
-        delimiters (Delimiters | None): Of its thoughts; None: never.
-
-    Returns:
-        bool: Whether a thought is open at the end of the prompt.
     """
     if delimiters is None:
         return False
@@ -144,16 +94,10 @@ def prompt_opens_thought(
 
 
 def recognise(text: str) -> Written:
-    """A completion of which only its text is known.
+    """A completion of which only its decoded text is known.
 
     The delimiters are the first of `KNOWN_DELIMITERS` in it. If that is a closing one, the thought was opened in the
     prompt, or by a special token that the text does not show.
-
-    Args:
-        text (str): Decoded completion.
-
-    Returns:
-        Written: The text and where its thoughts are.
     """
     match = _ANY_KNOWN.search(text)
     if match is None:
@@ -162,23 +106,23 @@ def recognise(text: str) -> Written:
     return Written(text, pair, opened=match[0] == pair.closing)
 
 
-def shown_text(token_ids: Sequence[int], tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> str:
+def shown_text(token_ids: Sequence[int], tokenizer: Any, delimiters: Delimiters) -> str:
     """Decoded completion without special tokens other than the delimiters."""
     hidden = _other_special_ids(tokenizer, delimiters)
     return tokenizer.decode([token for token in token_ids if token not in hidden], skip_special_tokens=False)
 
 
-def are_special(delimiters: Delimiters, tokenizer: ThinkingTokenizer) -> bool:
+def are_special(delimiters: Delimiters, tokenizer: Any) -> bool:
     """Whether decoding may leave a delimiter out."""
     return any(token in delimiters.parts for token in _special_tokens(tokenizer).values())
 
 
-def _special_tokens(tokenizer: ThinkingTokenizer) -> dict[int, str]:
+def _special_tokens(tokenizer: Any) -> dict[int, str]:
     """Added tokens that decoding leaves out; a tokenizer need not have named them as its special tokens."""
     return {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
-def _other_special_ids(tokenizer: ThinkingTokenizer, delimiters: Delimiters) -> set[int]:
+def _other_special_ids(tokenizer: Any, delimiters: Delimiters) -> set[int]:
     added = tokenizer.get_added_vocab()
     return {*tokenizer.all_special_ids, *_special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
 
@@ -197,17 +141,10 @@ class Answering(NamedTuple):
 
 
 def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar:
-    """A grammar that completes in the answer region only.
+    """A grammar that completes in the answer region only: the same search, begun anew behind each thought.
 
     Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
     so that none of them becomes part of an answer.
-
-    Args:
-        grammar (Grammar): What completes a marker in a text without thoughts.
-        delimiters (Delimiters | None): Of the thoughts; None: the grammar as it is.
-
-    Returns:
-        Grammar: The same search, begun anew behind each thought.
     """
     if delimiters is None:
         return grammar

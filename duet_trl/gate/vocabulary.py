@@ -1,49 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each token id writes, as bytes.
 
-Fast tokenizers describe how tokens become text: byte-level BPE spells bytes with printable characters (GPT-2, Llama 3,
-Qwen), sentencepiece writes a blank as U+2581 and rare bytes as `<0x0A>` (Llama 2, Mistral, Gemma), and without a
-decoder tokens stand between blanks. The description decides; a decoder that is not understood is an error, because a
-marker that reads wrong bytes would be seen late, early or never.
+Byte-level BPE spells bytes with printable characters (GPT-2, Llama 3, Qwen), sentencepiece writes a blank as U+2581
+and rare bytes as `<0x0A>` (Llama 2, Mistral, Gemma), and without a decoder tokens stand between blanks. A decoder that
+is not understood is an error: a marker that reads wrong bytes would be seen late, early or never.
 """
 
 import json
 import re
 from collections.abc import Callable, Collection
-from typing import Any, Protocol
+from typing import Any
 
 TokenBytes = Callable[[str], bytes]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class FastTokenizer(Protocol):
-    """What is used of a Hugging Face fast tokenizer (`PreTrainedTokenizerFast`)."""
+def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Collection[str] = ()) -> list[bytes | None]:
+    """The bytes that each token id appends to the text, length `vocab_size`.
 
-    @property
-    def backend_tokenizer(self) -> Any:
-        """The `tokenizers.Tokenizer`, which can write itself as JSON with `to_str()`."""
-
-
-def vocabulary_bytes(
-    tokenizer: FastTokenizer, vocab_size: int | None = None, shown: Collection[str] = ()
-) -> list[bytes | None]:
-    """The bytes that each token id appends to the text.
+    None stands for special tokens and unused ids. Added tokens that are not special are text like any other, since
+    decoding shows them. The blank that sentencepiece puts before the first word, and that decoding removes, is kept.
 
     Args:
-        tokenizer (FastTokenizer): A Hugging Face fast tokenizer.
-        vocab_size (int | None): Rows of the model's output layer, which are often more than the tokenizer's tokens.
-            None: as many as the tokenizer has ids.
+        tokenizer (PreTrainedTokenizerFast): A Hugging Face fast tokenizer.
+        vocab_size (int | None): Rows of the model's output layer; None: as many as the tokenizer has ids.
         shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
 
-    Returns:
-        list[bytes | None]: Length `vocab_size`. None for other special tokens and unused ids. Added tokens that are
-            not special are text like any other, since decoding shows them. The blank that sentencepiece puts before
-            the first word, and that decoding removes, is kept.
-
     Raises:
-        ValueError: If the tokenizer is not a fast one, its decoder is not understood, or it has ids beyond
-            `vocab_size`.
+        ValueError: If the tokenizer is not a fast one, its decoder is not understood, or ids are beyond `vocab_size`.
     """
     try:
         backend = tokenizer.backend_tokenizer

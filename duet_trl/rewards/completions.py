@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..gate.markers import Which
-from ..gate.thoughts import Delimiters, ThinkingTokenizer, Written, are_special, recognise, shown_text
+from ..gate.thoughts import Delimiters, Written, are_special, recognise, shown_text
 
 Completion = str | list[dict[str, Any]]
 
@@ -38,7 +38,7 @@ def written_completions(
     completions: Sequence[Completion],
     token_ids: Sequence[Sequence[int]],
     opened: Sequence[bool],
-    tokenizer: ThinkingTokenizer,
+    tokenizer: Any,
     delimiters: Delimiters | None,
 ) -> list[Written]:
     """Completions with all that token ids tell about their thoughts; `opened`: the prompt of each opens one."""

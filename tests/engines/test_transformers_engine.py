@@ -166,19 +166,10 @@ def test_padding_behind_an_ended_row_is_not_looked_at(tiny_gate):
     assert (output[0, : tiny_gate.sentinel] == 0.0).all()
 
 
-def test_wrong_number_of_rows_and_unknown_markers_are_errors(tiny_gate):
+def test_wrong_number_of_rows_is_an_error(tiny_gate):
     parameters = tiny_gate.parameters(SPECS[0], False)
     with (
         gated_generate(tiny_gate.model, [parameters] * 2, {MARKER: tiny_gate.automaton}),
         pytest.raises(ValueError, match="prepared for 2 rows but generate runs 1"),
     ):
         tiny_gate.model.generate(torch.tensor([[40, 41]]), max_new_tokens=2)
-    with pytest.raises(ValueError, match=r"no automaton for the markers \['math'\]"):
-        GateLogitsProcessor([parse_gate_parameters(parameters)], {})
-
-
-def test_rows_of_one_batch_share_sentinel_and_eos(tiny_gate):
-    first = tiny_gate.parameters(SPECS[0], False)
-    requests = [parse_gate_parameters(row) for row in (first, {**first, "duet_eos": [7]})]
-    with pytest.raises(ValueError, match="share sentinel and EOS"):
-        GateLogitsProcessor(requests, {MARKER: tiny_gate.automaton})

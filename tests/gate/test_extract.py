@@ -4,7 +4,8 @@
 import doctest
 
 from duet_trl.gate import extract
-from duet_trl.gate.extract import extract_boxed, extract_code, extract_qa
+from duet_trl.gate.extract import extract_boxed
+from duet_trl.gate.markers import extract_answer
 
 
 def test_last_box_is_read_behind_one_that_never_closes():
@@ -17,15 +18,15 @@ def test_last_box_is_read_behind_one_that_never_closes():
 def test_thousands_of_unclosed_openings_are_read_in_linear_time():
     # quadratic work would be 10^10 steps here: this test would not end within its time limit
     assert extract_boxed("\\boxed{" * 100_000) is None
-    assert extract_qa("<answer>" * 100_000) is None
-    assert extract_qa("Therefore the answer is x" + "!" * 100_000) == "x"
-    assert extract_code("```\n" * 100_001) is None
+    assert extract_answer("qa", "<answer>" * 100_000) is None
+    assert extract_answer("qa", "Therefore the answer is x" + "!" * 100_000) == "x"
+    assert extract_answer("code", "```\n" * 100_001) is None
 
 
 def test_an_answer_sentence_may_end_with_the_finished_text():
-    assert extract_qa("Therefore the answer is 3.14") == "3.14"
-    assert extract_qa("Therefore the answer is 42.") == "42"
-    assert extract_qa("Therefore the answer is ") is None
+    assert extract_answer("qa", "Therefore the answer is 3.14") == "3.14"
+    assert extract_answer("qa", "Therefore the answer is 42.") == "42"
+    assert extract_answer("qa", "Therefore the answer is ") is None
 
 
 def test_examples_in_the_docstrings_run():

@@ -15,8 +15,6 @@ from duet_trl.gate.markers import (
     completion_ends,
     extract_answer,
     extract_boxed,
-    extract_code,
-    extract_qa,
     first_marker_end,
     get_marker,
 )
@@ -392,7 +390,7 @@ def test_paragraph_marker_wants_nothing_between_box_and_break(text):
 )
 def test_code_sees_and_reads_a_closed_block(text, code):
     assert text[: first_marker_end(MARKERS["code"], text)].endswith("\n```")
-    assert extract_code(text) == code
+    assert extract_answer("code", text) == code
 
 
 @pytest.mark.parametrize(
@@ -411,7 +409,7 @@ def test_code_sees_and_reads_a_closed_block(text, code):
 )
 def test_code_neither_sees_nor_reads_an_open_or_inline_fence(text):
     assert first_marker_end(MARKERS["code"], text) is None
-    assert extract_code(text) is None
+    assert extract_answer("code", text) is None
 
 
 @pytest.mark.parametrize(
@@ -430,7 +428,7 @@ def test_code_neither_sees_nor_reads_an_open_or_inline_fence(text):
 )
 def test_qa_sees_and_reads_an_ended_answer(text, answer):
     assert first_marker_end(MARKERS["qa"], text) is not None
-    assert extract_qa(text) == answer
+    assert extract_answer("qa", text) == answer
 
 
 @pytest.mark.parametrize(

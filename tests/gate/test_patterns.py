@@ -11,7 +11,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duet_trl.gate.automaton import compile_automaton
-from duet_trl.gate.extract import extract_match
 from duet_trl.gate.markers import completion_ends, extract_answer, first_marker_end, get_marker, pattern_marker
 
 PATTERNS = [
@@ -126,8 +125,8 @@ def test_longest_match_of_1000_random_patterns_and_texts_agrees_with_pythons_eng
 
         answers = [re.compile(pattern, re.ASCII).fullmatch(text, *span) for span in all_matches(pattern, text)]
         answers = [match[min(1, match.re.groups)] or match[0] for match in answers]
-        assert extract_match(pattern, text, "first") == next(iter(answers), None), (pattern, text)
-        assert extract_match(pattern, text, "last") == next(iter(answers[-1:]), None), (pattern, text)
+        assert extract_answer(f"regex:{pattern}", text, "first") == next(iter(answers), None), (pattern, text)
+        assert extract_answer(f"regex:{pattern}", text, "last") == next(iter(answers[-1:]), None), (pattern, text)
 
         automaton = compile_automaton(marker, [token.encode() for token in tokens])
         ends_of_tokens = np.cumsum([len(token) for token in tokens])

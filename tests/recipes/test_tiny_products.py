@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.gate.markers import completion_ends, extract_code, first_marker_end, get_marker
+from duet_trl.gate.markers import completion_ends, extract_answer, first_marker_end, get_marker
 from recipes.tiny_math import policy
 from recipes.tiny_math import warm_start as training
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
@@ -104,11 +104,11 @@ def test_a_document_completes_the_marker_and_the_library_reads_its_answer(seed, 
     assert document.endswith("\n```")
     answers = re.findall(r"^```\n(\d+)\n```$", document, re.MULTILINE)
     assert 1 <= len(answers) <= 2
-    assert [extract_code(document, which) for which in ("first", "last")] == [answers[0], answers[-1]]
+    assert [extract_answer("code", document, which) for which in ("first", "last")] == [answers[0], answers[-1]]
     ends = list(completion_ends(get_marker("code"), document.encode()))
     assert len(ends) == len(answers)
     assert ends[-1] == len(document)
-    assert extract_code(document[: first_marker_end(get_marker("code"), document)]) == answers[0]
+    assert extract_answer("code", document[: first_marker_end(get_marker("code"), document)]) == answers[0]
 
 
 def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
@@ -121,7 +121,7 @@ def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
         document = task.write_document(rng, problem, author)
         ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, problem, document)
         assert len(ids) - prompt_length == task.MAX_COMPLETION_LENGTH
-        assert extract_code(tokenizer.decode(ids[prompt_length:])) is None
+        assert extract_answer("code", tokenizer.decode(ids[prompt_length:])) is None
 
 
 def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from duet_trl.gate.markers import extract_code, first_marker_end, get_marker
+from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
 from duet_trl.rewards.code import names_under_test
 from tests.rewards.hostile_programs import PROGRAMS, TEST
@@ -118,7 +118,7 @@ def test_what_the_gate_stopped_at_is_what_is_graded(verifier):
     text = "Sure.\n```python\ndef f(x):\n    return x\n```\nOr:\n```python\ndef f(x):\n    return -x\n```\n"
     shortest = text[: first_marker_end(get_marker("code"), text)]
     row = {"test_list": [["assert f(2) == 2"]]}
-    assert extract_code(shortest) == extract_code(text)
+    assert extract_answer("code", shortest) == extract_answer("code", text)
     assert verifier([text], **row) == verifier([shortest], **row) == [1.0]
     last = make_verifier(which="last")
     assert last([text], **row) == [0.0]
