@@ -26,12 +26,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Acts:
-    """When a field can have an effect.
-
-    Attributes:
-        when (Callable): Does it, under these resolved fields and options?
-        condition (str): The same in words, to follow "only with".
-    """
+    """When a field can have an effect."""
 
     when: Callable[[SimpleNamespace], bool]
     condition: str
@@ -43,15 +38,7 @@ def knob(help_text: str, default: Any = None) -> Any:
 
 
 def option(help_text: str, default: Any = None, *, unit: str = "", symbol: str = "", **defaults: Any) -> Any:
-    """A field of a dataclass of `method_kwargs`.
-
-    Args:
-        help_text (str): What it means.
-        default (Any): Its default under every method that takes it.
-        unit (str): Unit or range.
-        symbol (str): Symbol of the paper.
-        **defaults (Any): Defaults under single methods, by the method's name.
-    """
+    """A field of a dataclass of `method_kwargs`."""
     metadata = {"help": help_text, "unit": unit, "symbol": symbol, "defaults": defaults}
     return field(default=default, metadata=metadata)
 
@@ -62,16 +49,7 @@ def default_of(declared: Any, method: str) -> Any:
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
-    """The options of a method from its `method_kwargs`.
-
-    Args:
-        kind (type): Frozen dataclass with a field for each; its `__post_init__` checks the values.
-        given (Mapping[str, Any] | None): As the user wrote them; None as a value is the default.
-        method (str): Name of the method.
-
-    Raises:
-        ValueError: If a name is unknown, or a value is of another type; names it and what to write.
-    """
+    """The options of a method from its `method_kwargs`."""
     declared = {one.name: one for one in fields(kind)}
     chosen = {name: default_of(one, method) for name, one in declared.items()}
     for name, value in (given or {}).items():
@@ -92,15 +70,7 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
 
 
 def check_types(config: Any, owner: type) -> None:
-    """Compare the fields that a dataclass adds to its parents with their annotations.
-
-    Args:
-        config (Any): Instance of `owner`.
-        owner (type): Its fields are of type bool, int, float, str, dict or list[str], each perhaps or None.
-
-    Raises:
-        ValueError: If a field holds something else; names the field, the value and what to write.
-    """
+    """Compare the fields that a dataclass adds to its parents with their annotations."""
     # Not the types of its `fields`, which transformers' parser rewrites.
     for name, annotation in owner.__annotations__.items():
         _check_type(name, config.__dict__[name], annotation)

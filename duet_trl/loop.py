@@ -33,11 +33,7 @@ _NO_GATE = GateSpec(1, 1, 0, trim=False, abort=False)
 
 
 class Host(Protocol):
-    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each.
-
-    Attributes:
-        reward_weights (torch.Tensor): Weight of each reward function, shape (F,).
-    """
+    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each."""
 
     reward_weights: torch.Tensor
 
@@ -55,22 +51,7 @@ class Host(Protocol):
 
 
 class Loop:
-    """Runs the generation steps of one method.
-
-    Args:
-        method (Method): Decides.
-        host (Host): Acts.
-        exchange (Exchange): Collectives.
-        automaton (TokenAutomaton | None): Compiled marker; None: no job of the method carries a gate.
-        max_rollouts (int): Most rollouts of a step over all rounds and processes.
-        max_tokens (int): Length limit of a rollout.
-        vocab_size (int): Tokens of the model, by which prefixes are checked.
-        end_ids (set[int]): Tokens that end a rollout; none may be in a prefix.
-        interleaved (bool): Deal rollouts to the processes one by one instead of in blocks.
-
-    Attributes:
-        num_steps (int): Generation steps that the method has observed.
-    """
+    """Runs the generation steps of one method."""
 
     def __init__(
         self,
@@ -98,16 +79,7 @@ class Loop:
         self._name = type(method).__name__
 
     def run(self, step: StepRecord) -> None:
-        """All rounds of a step, and its judgement.
-
-        Args:
-            step (StepRecord): With its prompts; gets everything up to `judgement`.
-
-        Raises:
-            GateMismatch: On every process, if the engine of any cannot have run the gate.
-            ValueError: If the method asks for what cannot be, or judges what is not there.
-            RuntimeError: If the method does not end its rounds or asks for no rollout at all.
-        """
+        """All rounds of a step, and its judgement."""
         answers: list[np.ndarray] = []
         for _ in range(MAX_ROUNDS):
             jobs, queries = self._next_round(step)
@@ -131,11 +103,7 @@ class Loop:
         step.nonfinite = ~step.done.scored
 
     def judge(self, step: StepRecord) -> None:
-        """Fill in the judgement.
-
-        Raises:
-            ValueError: If its arrays do not fit the rollouts.
-        """
+        """Fill in the judgement."""
         started = time.perf_counter()
         step.judgement = _checked(self.method.judge(step.done), step.done, self._name)
         step.seconds["overhead"] += time.perf_counter() - started

@@ -25,17 +25,7 @@ class LocalRollout:
 
 @dataclass(frozen=True)
 class Generated:
-    """What one process generated in one round: the rollouts of its jobs, then repeats as padding, length R each.
-
-    Attributes:
-        prompt_ids (list[list[int]]): Tokens of each prompt.
-        completion_ids (list[list[int]]): Policy tokens of each rollout, prefix included, the forced stop removed.
-        completions (list): Text or messages, as TRL decoded them.
-        logprobs (list[list[float]] | None): Log-probs of the policy tokens under the sampling policy, nats.
-        gate_stopped (np.ndarray): Whether the gate stopped each, shape (R,), bool.
-        in_thought (np.ndarray): Whether its prompt opens a thought, shape (R,), bool.
-        terminated (np.ndarray): Whether an EOS ended it, shape (R,), bool.
-    """
+    """What one process generated in one round: the rollouts of its jobs, then repeats as padding, length R each."""
 
     prompt_ids: list
     completion_ids: list
@@ -58,29 +48,7 @@ class Generated:
 
 @dataclass
 class StepRecord:
-    """One generation step on one process. What has shape (N,) is equal on every process.
-
-    Attributes:
-        prompts (Prompts): Prompts of the step.
-        local (dict[int, LocalRollout]): Rollouts generated here, by global number, in ascending order.
-        spare (LocalRollout | None): Something that was generated here, even where no rollout is.
-        jobs (list[Job]): What each rollout was asked for as, length N.
-        done (Rollouts | None): All rollouts so far; None before the first round.
-        rounds (int): Rounds of rollouts.
-        judgement (Judgement): Weights and masks of all N rollouts.
-        nonfinite (np.ndarray): Without a usable reward or log-probability, shape (N,), bool.
-        asked_tokens (int): Tokens of the questions to the model.
-        packed_rows (np.ndarray): Global number of each row that each process trains, in micro-batch order, -1 for
-            padding, shape (W, rows).
-        extra_logs (dict[str, list]): Columns logged by reward functions, all N rollouts.
-        train_rows (dict[str, torch.Tensor]): TRL's batch of this process in micro-batch order.
-        loss_tokens (np.ndarray): Policy tokens of each rollout that TRL leaves in the loss, shape (N,).
-        num_train_tokens (int): Policy tokens that get a forward pass, over all processes.
-        num_kept_tokens (int): N_t of Eq. 6, over all processes.
-        captured (list[torch.Tensor]): Per micro-batch: row number, sum of log pi, policy tokens, shape (B, 3).
-        sum_logps (np.ndarray): Sum of log pi of each rollout, shape (N,), nan where unknown.
-        seconds (dict[str, float]): Of each phase.
-    """
+    """One generation step on one process. What has shape (N,) is equal on every process."""
 
     prompts: Prompts
     local: dict[int, LocalRollout] = field(default_factory=dict)

@@ -11,13 +11,7 @@ from .statistics import PromptStatistics
 
 
 class Allocator(Protocol):
-    """Phase 1. Decides from prompt keys and history alone, never from rewards of the step it plans.
-
-    Attributes:
-        statistics (PromptStatistics): What is remembered about each prompt.
-        measuring (bool): The next plan is a measurement of ungated lengths.
-        cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
-    """
+    """Phase 1. Decides from prompt keys and history alone, never from rewards of the step it plans."""
 
     statistics: PromptStatistics
     measuring: bool

@@ -65,15 +65,7 @@ class UniformAllocator:
         return self.budget.measuring
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step.
-
-        Args:
-            keys (Sequence[str]): Identity of each prompt across epochs, length M.
-            epoch (int): Completed passes over the data.
-
-        Returns:
-            Allocation: Counts as equal as possible.
-        """
+        """Rollouts per prompt of the next step."""
         self.budget.advance(epoch)
         cost = self._cost(keys)
         allocation = self._uniform(cost)
@@ -181,15 +173,7 @@ class NeymanAllocator(UniformAllocator):
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step by Theorem 1.
-
-        Args:
-            keys (Sequence[str]): Identity of each prompt across epochs, length M.
-            epoch (int): Completed passes over the data.
-
-        Returns:
-            Allocation: Counts, dual and planned tokens.
-        """
+        """Rollouts per prompt of the next step by Theorem 1."""
         self.budget.advance(epoch)
         self.surrogate.advance(self.statistics, epoch)
         view, cost = self.statistics.lookup(keys), self._cost(keys)
@@ -214,15 +198,7 @@ class NeymanAllocator(UniformAllocator):
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
     ) -> None:
-        """Learn the spread of a step (Eq. 3) and how well the plan's surrogate met it (Eq. 7).
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int.
-            advantages (np.ndarray): A, unweighted, shape (N,).
-            sum_logps (np.ndarray): Sum of log pi over policy tokens, shape (N,), nats.
-            use (np.ndarray): Kept rollouts with finite values, shape (N,), bool.
-        """
+        """Learn the spread of a step (Eq. 3) and how well the plan's surrogate met it (Eq. 7)."""
         observed = sigma_observed(advantages, sum_logps, group, use, len(keys))
         self.statistics.observe_sigma(keys, observed)
         self._metrics.pop("calibration_chi2", None)

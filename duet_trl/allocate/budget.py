@@ -84,11 +84,7 @@ class Budget:
         return math.floor(self.rollouts_per_prompt * num_prompts * (1.0 + 1e-12))
 
     def observe_reference(self, tokens: ArrayLike) -> None:
-        """Add natural rollout costs of uniform GRPO, tokens, shape (N,). Only while `measuring`.
-
-        Raises:
-            ValueError: If the reference is frozen or this reading has none.
-        """
+        """Add natural rollout costs of uniform GRPO, tokens, shape (N,). Only while `measuring`."""
         if not self.measuring:
             raise ValueError(
                 f"The reference of reading {self.reading!r} is not being measured. Check `measuring` first."
@@ -98,11 +94,7 @@ class Budget:
         self._measured_rollouts += int(values.size)
 
     def advance(self, epoch: int) -> None:
-        """Freeze the reference once ``epoch`` (completed passes over the data) reaches 1. Call before each plan.
-
-        Raises:
-            ValueError: If nothing was measured in the first epoch.
-        """
+        """Freeze the reference once ``epoch`` (completed passes over the data) reaches 1. Call before each plan."""
         if not self.measuring or epoch < 1:
             return
         if self._measured_rollouts == 0:
@@ -113,14 +105,7 @@ class Budget:
         self._reference = self._measured_tokens / self._measured_rollouts
 
     def tokens(self, mean_length: np.ndarray) -> float:
-        """B of this step.
-
-        Args:
-            mean_length (np.ndarray): Expected tokens of one rollout of each prompt of the batch, shape (M,).
-
-        Returns:
-            float: Tokens for the whole batch.
-        """
+        """B of this step."""
         if self.budget_tokens is not None:
             return self.budget_tokens
         if self._reference is not None:
@@ -137,11 +122,7 @@ class Budget:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`.
-
-        Raises:
-            ValueError: If keys differ or the state is of another reading.
-        """
+        """Restore `state_dict()`."""
         check_state("budget", state, self.state_dict())
         if state["reading"] != self.reading:
             raise ValueError(
@@ -158,16 +139,6 @@ def stratification(num_rollouts: np.ndarray, floor: float) -> np.ndarray:
 
     Computed on the counts that are really generated. It balances prompts in the loss and is no sampling
     probability: no prompt is sampled (assumption A5).
-
-    Args:
-        num_rollouts (np.ndarray): n_q, shape (M,), >= 1.
-        floor (float): eps_pre, in (0, 1].
-
-    Returns:
-        np.ndarray: s_pre, shape (M,), float64, in [floor, 1].
-
-    Raises:
-        ValueError: If ``floor`` is outside (0, 1] or a count is below 1.
     """
     if not 0.0 < floor <= 1.0:
         raise ValueError(f"The stratification floor must be in (0, 1], got {floor}.")

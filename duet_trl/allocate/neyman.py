@@ -45,15 +45,7 @@ class Allocation:
 
 
 def variance(sigma: ArrayLike, num_rollouts: ArrayLike) -> float:
-    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1).
-
-    Args:
-        sigma (ArrayLike): Within-prompt spread, shape (M,), advantage x nats.
-        num_rollouts (ArrayLike): Rollouts per prompt, shape (M,), >= 1.
-
-    Returns:
-        float: V(n), sigma squared.
-    """
+    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1)."""
     return float(np.sum(np.square(np.asarray(sigma, dtype=np.float64)) / np.asarray(num_rollouts)))
 
 
@@ -121,23 +113,6 @@ def bisection_allocation(
     all equal prompts of a cold start up together, to 5 rollouts instead of 4. Without a previous dual the search
     starts at the closed form ``(sum(sigma * sqrt(L)) / B)^2`` of Theorem 1. The plan falls short of B by what rounding
     and the last bracket leave.
-
-    Args:
-        sigma (ArrayLike): Surrogate s_q, shape (M,), advantage x nats, > 0.
-        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
-        budget_tokens (float): B, tokens, > 0.
-        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (int): Most rollouts of a prompt; the paper names none, the published code 32.
-        max_rollouts (int | None): Cap on the sum of the counts, not in the paper. Too many rollouts count as over
-            budget in the bisection.
-        dual (float | None): lambda of the previous step, sigma squared per token; None or 0.0 at the first.
-        num_iterations (int): Halvings.
-
-    Returns:
-        Allocation: Counts of Eq. 4; ``dual`` is their lambda, nothing is proven about their variance.
-
-    Raises:
-        ValueError: As `neyman_allocation`, and if ``dual`` is negative or not finite.
     """
     problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
     if dual:
@@ -154,20 +129,7 @@ def bisection_allocation(
 def uniform_allocation(
     num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
 ) -> Allocation:
-    """Counts as equal as possible: GRPO's allocation, which Theorem 1's corollary compares with.
-
-    Args:
-        num_prompts (int): M, >= 1.
-        total_rollouts (int): Sum of the counts, >= M; the first ``total_rollouts % M`` prompts get one more.
-        mean_length (ArrayLike): Expected rollout length, shape (M,), tokens, > 0; prices the plan.
-        budget_tokens (float): B, tokens, recorded beside the plan.
-
-    Returns:
-        Allocation: Equal counts, no dual, nothing proven about their variance.
-
-    Raises:
-        ValueError: If there are fewer rollouts than prompts or ``mean_length`` is not positive, finite and (M,).
-    """
+    """Counts as equal as possible: GRPO's allocation, which Theorem 1's corollary compares with."""
     cost = positive_vector("mean_length", mean_length, num_prompts)
     if total_rollouts < num_prompts:
         raise ValueError(

@@ -14,16 +14,7 @@ BUDGET_ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Problem:
-    """Minimise ``sum(squares / n)`` over integers with ``sum(cost * n) <= budget`` and ``sum(n) <= max_rollouts``.
-
-    Args:
-        squares (np.ndarray): sigma squared, shape (M,), > 0; any common scale.
-        cost (np.ndarray): Expected tokens of one rollout, shape (M,), > 0.
-        lowest (np.ndarray): Fewest rollouts, shape (M,), whole numbers >= 1 kept as float64.
-        highest (int): Most rollouts of a prompt, >= lowest.
-        budget (float): Tokens, rounding margin included.
-        max_rollouts (float): Cap on the sum of the counts; at most ``M * highest``, so always finite.
-    """
+    """Minimise ``sum(squares / n)`` over integers with ``sum(cost * n) <= budget`` and ``sum(n) <= max_rollouts``."""
 
     squares: np.ndarray
     cost: np.ndarray
@@ -38,12 +29,7 @@ class Problem:
 
 
 def positive_vector(name: str, values: ArrayLike, length: int | None = None) -> np.ndarray:
-    """``values`` as a float64 vector of positive, finite numbers.
-
-    Raises:
-        ValueError: If it is not one-dimensional, is empty, has another length, or holds a value that is not
-            positive and finite.
-    """
+    """``values`` as a float64 vector of positive, finite numbers."""
     vector = np.asarray(values, dtype=np.float64)
     if vector.ndim != 1 or vector.size == 0:
         raise ValueError(f"{name} must be a non-empty vector of shape (M,), got shape {vector.shape}.")
@@ -83,15 +69,7 @@ def build_problem(
     num_max: int,
     max_rollouts: int | None,
 ) -> tuple[Problem, float]:
-    """Check the inputs of an allocation rule.
-
-    Returns:
-        tuple[Problem, float]: The problem with sigma scaled to a maximum of one, so that squares neither
-        overflow nor vanish, and the scale itself (multiply variances by its square).
-
-    Raises:
-        ValueError: On shapes, signs, non-finite values, crossed bounds, or a row cap below ``sum(num_min)``.
-    """
+    """Check the inputs of an allocation rule."""
     spread = positive_vector("sigma", sigma)
     cost = positive_vector("mean_length", mean_length, spread.size)
     lowest = count_vector("num_min", num_min, spread.size)

@@ -61,12 +61,7 @@ class RewardHistory:
     pool_mean_square: float
 
     def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
-        """The history with more rewards in it, at full weight; the pool stays as it was.
-
-        Args:
-            rewards (np.ndarray): Shape (N,); nan is left out.
-            group (np.ndarray): Prompt of each, shape (N,), in 0..M-1.
-        """
+        """The history with more rewards in it, at full weight; the pool stays as it was."""
         scored = ~np.isnan(rewards)
         group, rewards, size = group[scored], rewards[scored], len(self.count)
         added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
@@ -79,15 +74,7 @@ class RewardHistory:
 
 
 class PromptStatistics:
-    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
-
-    Args:
-        reward_decay (float): Factor on a prompt's reward history from one visit to the next, in [0, 1]: the policy
-            that earned it is no longer the policy.
-
-    Raises:
-        ValueError: If a value is out of range.
-    """
+    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more."""
 
     def __init__(self, reward_decay: float = 0.7) -> None:
         if not 0.0 <= reward_decay <= 1.0:
@@ -145,16 +132,7 @@ class PromptStatistics:
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the running means of sigma (Algorithm 1, lines 43-44).
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
-            sigma_obs (np.ndarray): Eq. 3, shape (M,), >= 0; nan where fewer than two rollouts were usable. Such a
-                visit counts as waiting, a zero is an observation.
-
-        Raises:
-            ValueError: If shapes differ or a value is negative or infinite.
-        """
+        """Update the running means of sigma (Algorithm 1, lines 43-44)."""
         values = np.asarray(sigma_obs, dtype=np.float64)
         if values.shape != (len(keys),):
             raise ValueError(f"sigma_obs has shape {values.shape} for {len(keys)} prompts.")
@@ -170,18 +148,7 @@ class PromptStatistics:
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
     ) -> None:
-        """Update the running mean lengths and costs (Algorithm 1, lines 45-47).
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
-            lengths (np.ndarray): Policy tokens of each rollout, shape (N,).
-            tokens (np.ndarray): Generated tokens of each rollout, shape (N,).
-            kept (np.ndarray): Rollouts that were not aborted, shape (N,), bool.
-
-        Raises:
-            ValueError: If shapes differ or ``group`` names a prompt outside the step.
-        """
+        """Update the running mean lengths and costs (Algorithm 1, lines 45-47)."""
         num_prompts, group = len(keys), np.asarray(group, dtype=np.int64)
         kept = np.asarray(kept, dtype=bool)
         if not group.shape == np.shape(lengths) == np.shape(tokens) == kept.shape or group.ndim != 1:
@@ -199,17 +166,7 @@ class PromptStatistics:
         np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
 
     def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
-        """Add the rewards of a step to the history of its prompts, whose older rewards lose weight.
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
-            rewards (np.ndarray): Summed reward of each rollout, shape (N,); the unused may be nan.
-            use (np.ndarray): Rollouts to use, shape (N,), bool.
-
-        Raises:
-            ValueError: If a used reward is not finite.
-        """
+        """Add the rewards of a step to the history of its prompts, whose older rewards lose weight."""
         group, values = np.asarray(group, dtype=np.int64)[use], np.asarray(rewards, dtype=np.float64)[use]
         if not np.isfinite(values).all():
             raise ValueError("A used rollout has a reward that is not finite. Leave it out with `use`.")
@@ -260,11 +217,7 @@ class PromptStatistics:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`.
-
-        Raises:
-            ValueError: If keys or shapes differ, or a prompt occurs twice.
-        """
+        """Restore `state_dict()`."""
         check_state("prompt statistics", state, dict.fromkeys(("keys", "reward_range", "sums")))
         rows = {key: row for row, key in enumerate(state["keys"])}
         if len(rows) != len(state["keys"]) or np.shape(state["sums"]) != (len(_COLUMNS), len(rows)):

@@ -52,14 +52,6 @@ def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
     """Calibration divergence ``mean((s_q / sigma_q - 1)^2)`` of Theorem 4, which bounds the plug-in loss (Eq. 7).
 
     ``V(n^s) - V* <= K * chi2 / B`` with K from the bounds on sigma and length, the floor and M.
-
-    Args:
-        surrogate (np.ndarray): s_q the plan used, shape (M,).
-        sigma (np.ndarray): sigma_q, here this step's sigma_obs, shape (M,); prompts at nan or 0 are left out
-            (assumption A6 excludes degenerate groups).
-
-    Returns:
-        float: chi2; nan where no prompt has a positive sigma.
     """
     positive = np.asarray(sigma) > 0.0
     if not positive.any():

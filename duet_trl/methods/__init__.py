@@ -78,15 +78,7 @@ def setting_of(config: Any) -> Setting:
 
 
 def build_method(config: Any, automaton: TokenAutomaton | None) -> Method:
-    """The method of a configuration.
-
-    Args:
-        config (DUETGRPOConfig): Checked configuration.
-        automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
-
-    Returns:
-        Method: Fresh, without observations.
-    """
+    """The method of a configuration."""
     return METHODS[config.method].build(config, automaton)
 
 

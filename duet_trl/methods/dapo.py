@@ -39,11 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DapoOptions(ResamplingOptions):
-    """Options of DAPO, beside those of `ResamplingOptions`.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """Options of DAPO, beside those of `ResamplingOptions`."""
 
     max_tokens_per_step: int | None = option(
         "Tokens from which a step draws no other batch. A batch is cut to the prompts that it pays for at the mean "
@@ -62,15 +58,7 @@ class DapoOptions(ResamplingOptions):
 
 
 class Dapo(Method):
-    """Dynamic sampling; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (DapoOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """Dynamic sampling; see the module."""
 
     def __init__(self, setting: Setting, options: DapoOptions) -> None:
         check_groups(setting, round(options.oversample * setting.num_prompts))

@@ -33,13 +33,7 @@ from .method import Method
 
 
 class Duet(Method):
-    """The joint controller of counts and stops.
-
-    Args:
-        settings (DuetSettings): Resolved fields and options.
-        allocator (Allocator): Phase 1.
-        gate (MarkerGate): Phase 2.
-    """
+    """The joint controller of counts and stops."""
 
     def __init__(self, settings: DuetSettings, allocator: Allocator, gate: MarkerGate) -> None:
         self.settings = settings

@@ -14,12 +14,7 @@ from .duet_settings import DuetSettings
 
 
 def build_duet(settings: DuetSettings, automaton: TokenAutomaton | None) -> Duet:
-    """The method of some settings, without observations.
-
-    Args:
-        settings (DuetSettings): Resolved.
-        automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
-    """
+    """The method of some settings, without observations."""
     return Duet(settings, _allocator(settings), _gate(settings, automaton))
 
 

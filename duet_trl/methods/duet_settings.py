@@ -225,15 +225,7 @@ ACTS = {
 
 @dataclass(frozen=True)
 class DuetSettings:
-    """Everything that `duet` and `paper` are built from, resolved.
-
-    Attributes:
-        run (Setting): What every method may read.
-        method (str): "duet" or "paper".
-        allocate, trim, abort, budget_fraction, budget_reading, budget_tokens, num_rollouts_min, num_rollouts_max,
-        marker, grace_window, keep_probability: Fields of `DUETGRPOConfig`.
-        options (DuetOptions): `method_kwargs`, none of them None.
-    """
+    """Everything that `duet` and `paper` are built from, resolved."""
 
     run: Setting
     method: str
@@ -262,12 +254,7 @@ class DuetSettings:
 
 
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
-    """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place.
-
-    Args:
-        config (DUETGRPOConfig): Its batch sizes and every other field are resolved.
-        options (DuetOptions): With None where nothing was chosen.
-    """
+    """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place."""
     recommended = config.method == "duet"
     if options.advantage_baseline is None:
         # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
@@ -314,13 +301,6 @@ def settle_router_loss(config: Any, coefficient: float) -> None:
     """Keep rollouts with advantage 0 for a model with an auxiliary loss of its router, which sees all their tokens.
 
     `router_aux_loss_coef=None` is the model's own coefficient, so this waits for the model.
-
-    Args:
-        config (DUETGRPOConfig): Resolved; the `drop_zero_advantage` of its options may become False.
-        coefficient (float): Coefficient of that loss, not 0.
-
-    Raises:
-        ValueError: If the user asked for `drop_zero_advantage`, or for a cutoff, which acts only with it.
     """
     if not isinstance(config.options, DuetOptions) or not config.options.drop_zero_advantage:
         return

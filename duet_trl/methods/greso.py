@@ -50,11 +50,7 @@ _COIN = 0x6E50
 
 @dataclass(frozen=True)
 class GresoOptions(ResamplingOptions):
-    """Options of GRESO, beside those of `ResamplingOptions`.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """Options of GRESO, beside those of `ResamplingOptions`."""
 
     easy_reward: float | None = option("Mean reward from which a visit is easy. None: every reward the run's highest.")
     hard_reward: float | None = option("Mean reward up to which it is hard. None: every reward the run's lowest.")
@@ -76,15 +72,7 @@ class GresoOptions(ResamplingOptions):
 
 
 class Greso(Method):
-    """GRESO; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (GresoOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """GRESO; see the module."""
 
     def __init__(self, setting: Setting, options: GresoOptions) -> None:
         check_groups(setting, round(options.oversample * setting.num_prompts))

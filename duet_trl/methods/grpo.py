@@ -22,12 +22,7 @@ class GRPOOptions:
 
 
 class GRPO(Method):
-    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`.
-
-    Args:
-        setting (Setting): Of the run.
-        options (GRPOOptions): None.
-    """
+    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`."""
 
     plain = True
 

@@ -50,11 +50,7 @@ WEIGHTINGS = ("rollouts", "prompts")
 
 @dataclass(frozen=True)
 class PilotOptions:
-    """Options of the two-round rule, which is ours; so are the defaults.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """Options of the two-round rule, which is ours; so are the defaults."""
 
     pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k")
     reward_decay: float = option("Factor on a prompt's reward history from one visit to the next.", 0.7, unit="[0, 1]")
@@ -80,15 +76,7 @@ class PilotOptions:
 
 
 class Pilot(Method):
-    """Two rounds; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (PilotOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """Two rounds; see the module."""
 
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting

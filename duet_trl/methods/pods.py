@@ -34,11 +34,7 @@ BASELINES = ("selected", "all")
 
 @dataclass(frozen=True)
 class PodsOptions:
-    """Options of PODS.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """Options of PODS."""
 
     num_kept: int | None = option(
         "Rollouts of a prompt that are trained, at most num_generations. None: a quarter of num_generations, at least "
@@ -59,15 +55,7 @@ class PodsOptions:
 
 
 class Pods(Method):
-    """PODS; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (PodsOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """PODS; see the module."""
 
     def __init__(self, setting: Setting, options: PodsOptions) -> None:
         check_groups(setting, setting.num_prompts)
@@ -113,19 +101,7 @@ class Pods(Method):
 
 
 def max_variance_subset(rewards: np.ndarray, num_kept: int) -> np.ndarray:
-    """The rewards with the largest variance among all subsets of one size, in O(n log n).
-
-    Args:
-        rewards (np.ndarray): Shape (n,), finite.
-        num_kept (int): m, size of the subset; all are taken where there are no more.
-
-    Returns:
-        np.ndarray: Indices, ascending, shape (min(m, n),), int64.
-
-    Example:
-        >>> max_variance_subset(np.array([0.0, 0.0, 1.0, 0.0, 1.0]), 2).tolist()
-        [0, 4]
-    """
+    """The rewards with the largest variance among all subsets of one size, in O(n log n)."""
     if len(rewards) <= num_kept:
         return np.arange(len(rewards))
     lowest = np.argsort(rewards, kind="stable")

@@ -13,11 +13,7 @@ from .method import Setting
 
 @dataclass(frozen=True)
 class ResamplingOptions:
-    """How much a step may generate until M of its prompts have rewards that differ.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """How much a step may generate until M of its prompts have rewards that differ."""
 
     oversample: float = option("Prompts of a full batch over M.", 1.0, unit=">= 1")
     max_batches: int = option("Maximum batches of a step. 1 filters and never resamples.", 10, unit=">= 1")
@@ -31,15 +27,7 @@ class ResamplingOptions:
 
 
 def check_groups(setting: Setting, num_prompts: int) -> None:
-    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large.
-
-    Args:
-        setting (Setting): Of the run.
-        num_prompts (int): Prompts of the first round.
-
-    Raises:
-        ValueError: If `num_generations` is below 2, or the first round is above `max_rollouts`.
-    """
+    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large."""
     if setting.num_generations < 2:
         raise ValueError(
             f"num_generations must be at least 2, got {setting.num_generations}: this method compares the rollouts of "
@@ -64,15 +52,7 @@ def draw(prompts: Prompts, count: int) -> tuple[range, str]:
 
 
 def first_mixed(done: Rollouts, mixed: np.ndarray | None = None) -> np.ndarray:
-    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded.
-
-    Args:
-        done (Rollouts): N rollouts.
-        mixed (np.ndarray | None): Prompts whose rewards differ, bool; None: those of `mixed_prompts`.
-
-    Returns:
-        np.ndarray: Shape (N,), bool. Whole groups, in the order in which the step took their prompts.
-    """
+    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded."""
     mixed = mixed_prompts(done) if mixed is None else mixed
     return (mixed & (np.cumsum(mixed) <= done.prompts.num_drawn))[done.prompt]
 

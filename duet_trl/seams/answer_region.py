@@ -11,12 +11,7 @@ from ..rewards.completions import WRITTEN, Completion, written_completions
 
 
 class Thoughts:
-    """The thoughts of a run's model.
-
-    Args:
-        tokenizer (PreTrainedTokenizerBase): Its tokenizer.
-        delimiters (Delimiters | None): What opens and closes them; None: it has none.
-    """
+    """The thoughts of a run's model."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None) -> None:
         self.tokenizer = tokenizer
@@ -37,16 +32,6 @@ class Thoughts:
         completions: Sequence[Completion],
         completion_ids: Sequence[Sequence[int]],
     ) -> list[dict]:
-        """Rows with the column from which verifiers know the answer region of their rollouts.
-
-        Args:
-            inputs (Sequence[dict]): Data-set rows, one per rollout, length R.
-            opened (np.ndarray): Whether the prompt of each opens a thought, shape (R,), bool; see `open_after`.
-            completions (Sequence[Completion]): As TRL decoded them.
-            completion_ids (Sequence[Sequence[int]]): Policy tokens.
-
-        Returns:
-            list[dict]: The rows; TRL hands their columns to the reward functions.
-        """
+        """Rows with the column from which verifiers know the answer region of their rollouts."""
         written = written_completions(completions, completion_ids, opened, self.tokenizer, self.delimiters)
         return [{**row, WRITTEN: one} for row, one in zip(inputs, written, strict=True)]

@@ -19,13 +19,6 @@ def collect_logps(step: StepRecord, exchange: Exchange) -> None:
     With a separate pass for old log-probabilities that is before the first update, else within it: always before the
     optimizer moves. Only rollouts that a pass has seen can be found broken: one that TRL masks as truncated has no
     log-probability, counts with its length and reward, and stays out of sigma.
-
-    Args:
-        step (StepRecord): Judged and trained.
-        exchange (Exchange): Collectives.
-
-    Raises:
-        AllNonfinite: If no log-probability is finite.
     """
     captured = exchange.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
     step.captured = []

@@ -16,11 +16,6 @@ class PromptSource:
 
     What it draws depends on nothing else, so that every process and a resumed run draw alike. It does not move TRL's
     own sampler.
-
-    Args:
-        dataset (Any): Training data. Only a `Dataset` can be drawn from.
-        column (str | None): Column that identifies a prompt; None: a hash of the prompt.
-        seed (int): Of the run.
     """
 
     def __init__(self, dataset: Any, column: str | None, seed: int) -> None:
@@ -43,18 +38,7 @@ class StepSource:
         self._next = 0
 
     def __call__(self, count: int, taken: set[str]) -> Sequence[Prompt]:
-        """Draw prompts.
-
-        Args:
-            count (int): How many.
-            taken (set[str]): Keys of the prompts that the step holds.
-
-        Returns:
-            Sequence[Prompt]: Others.
-
-        Raises:
-            NoMorePrompts: If there are not so many.
-        """
+        """Draw prompts."""
         dataset, found = self._source.dataset, []
         if self._order is None:
             self._order = self._rng.permutation(len(dataset))

@@ -140,14 +140,7 @@ def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -
 
 
 def unscored(rewards_per_func: torch.Tensor) -> torch.Tensor:
-    """Rollouts on which every reward function abstained or returned NaN.
-
-    Args:
-        rewards_per_func (torch.Tensor): Rewards, shape (N, F).
-
-    Returns:
-        torch.Tensor: Flags, shape (N,), bool. All true is a broken reward function, not a hard batch.
-    """
+    """Rollouts on which every reward function abstained or returned NaN."""
     return torch.isnan(rewards_per_func).all(dim=1)
 
 

@@ -64,14 +64,7 @@ def rollout_weights(
 
 
 def effective_sample_size(weights: np.ndarray) -> float:
-    """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights.
-
-    Args:
-        weights (np.ndarray): w, shape (N,), >= 0.
-
-    Returns:
-        float: Effective count; 0 if every weight is 0.
-    """
+    """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights."""
     weights = np.asarray(weights, dtype=np.float64)
     squares = np.square(weights).sum()
     return float(weights.sum() ** 2 / squares) if squares > 0 else 0.0
@@ -108,12 +101,7 @@ def surcharge_bound(
 
 @dataclass(frozen=True)
 class Surcharge:
-    """Heuristic figures of Theorem 2 for one step.
-
-    Attributes:
-        surcharge (float): Eq. 8 summed over prompts, (advantage x nats per token)^2.
-        natural (float): Second moment of the same sum without the abort, in the same unit.
-    """
+    """Heuristic figures of Theorem 2 for one step."""
 
     surcharge: float
     natural: float

@@ -16,12 +16,7 @@ PADDING_ROW = -1
 
 @dataclass(frozen=True)
 class Packing:
-    """Placement of the kept rollouts.
-
-    Attributes:
-        rows (np.ndarray): Rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window,
-            rows_per_chunk), int64. The chunks of an optimizer-step window are consecutive.
-    """
+    """Placement of the kept rollouts."""
 
     rows: np.ndarray
 
