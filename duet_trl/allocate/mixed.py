@@ -13,8 +13,7 @@ from numpy.typing import ArrayLike
 
 from .allocators import UniformAllocator
 from .greedy import greedy_counts
-from .neyman import Allocation
-from .problem import BUDGET_ROUNDING, positive_number, positive_vector
+from .neyman import BUDGET_ROUNDING, Allocation, bounds, positive_number, positive_vectors
 
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
@@ -75,17 +74,10 @@ def mixed_allocation(
         >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
         [5, 3]
     """
-    a = positive_vector("successes", successes)
-    b, cost = positive_vector("failures", failures, a.size), positive_vector("mean_length", mean_length, a.size)
+    a, b, cost = positive_vectors(successes=successes, failures=failures, mean_length=mean_length)
     budget = positive_number("budget_tokens", budget_tokens)
-    if not 1 <= num_min <= num_max:
-        raise ValueError(f"1 <= num_min <= num_max must hold, got {num_min} and {num_max}.")
-    cap = num_max * a.size if max_rollouts is None else min(max_rollouts, num_max * a.size)
-    if num_min * a.size > cap:
-        raise ValueError(
-            f"num_min={num_min} for {a.size} prompts is above max_rollouts={max_rollouts}. Lower num_min or raise it."
-        )
-    table, lowest = mixed_probability(a, b, num_max), np.full(a.size, num_min, dtype=np.int64)
+    lowest, cap = bounds(a.size, num_min, num_max, max_rollouts)
+    table = mixed_probability(a, b, num_max)
     counts, price, gap = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
     return Allocation(counts, price, float(cost @ counts), budget, gap)
 
@@ -110,22 +102,9 @@ class MixedAllocator(UniformAllocator):
         if self.budget.measuring:
             allocation = self._uniform(cost)
         else:
-            allocation = mixed_allocation(
-                successes,
-                failures,
-                cost,
-                self.budget.tokens(cost),
-                num_min=self.num_min,
-                num_max=self.num_max,
-                max_rollouts=self.max_rollouts,
-            )
+            allocation = mixed_allocation(successes, failures, cost, self.budget.tokens(cost), **self.bounds)
         self.cold = history.count == 0.0
         counts = allocation.num_rollouts
         table = mixed_probability(successes, failures, int(counts.max()))
-        self._metrics = {
-            "budget_tokens": allocation.budget_tokens,
-            "planned_tokens": allocation.planned_tokens,
-            "dual": allocation.dual,
-            "mixed_prompts_expected": float(table[counts, np.arange(counts.size)].sum()),
-        }
-        return allocation
+        expected = float(table[counts, np.arange(counts.size)].sum())
+        return self._report(allocation, dual=allocation.dual, mixed_prompts_expected=expected)

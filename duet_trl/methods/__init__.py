@@ -9,7 +9,7 @@ from ..field_types import Acts
 from ..gate.automaton import TokenAutomaton
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
-from .duet_settings import ACTS, DuetOptions, check_relations, duet_settings, settle
+from .duet_settings import ACTS, DuetOptions, check_relations, settle
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
@@ -95,7 +95,7 @@ def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"ma
 
 
 def _build_duet(config: Any, automaton: TokenAutomaton | None) -> Method:
-    return build_duet(duet_settings(config, setting_of(config)), automaton)
+    return build_duet(config, setting_of(config), automaton)
 
 
 def _build_own(config: Any, automaton: TokenAutomaton | None) -> Method:

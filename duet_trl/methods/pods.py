@@ -18,22 +18,18 @@ takes mean and std of all n rollouts.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..field_types import check_types, option
+from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, uniform_jobs
 from .method import Method, Setting
 from .resampling import check_groups
 
-BASELINES = ("selected", "all")
-
 
 @dataclass(frozen=True)
-class PodsOptions:
+class PodsOptions(Options):
     """Options of PODS."""
 
     num_kept: int | None = option(
@@ -41,17 +37,13 @@ class PodsOptions:
         "2.",
         unit=">= 2",
         symbol="m",
+        rule=(lambda x: x >= 2, "at least 2, got {}: one rollout has no variance"),
     )
     baseline: str = option(
-        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.", "selected"
+        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.",
+        "selected",
+        rule=one_of("selected", "all"),
     )
-
-    def __post_init__(self) -> None:
-        check_types(self, PodsOptions)
-        if self.num_kept is not None and self.num_kept < 2:
-            raise ValueError(f"num_kept must be at least 2, got {self.num_kept}: one rollout has no variance.")
-        if self.baseline not in BASELINES:
-            raise ValueError(f"baseline must be one of {list(BASELINES)}, got {self.baseline!r}.")
 
 
 class Pods(Method):
@@ -68,7 +60,6 @@ class Pods(Method):
                 "more."
             )
         self.identity = {"method": "pods", "num_kept": self.num_kept, "baseline": options.baseline}
-        self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """One round: n rollouts for each prompt."""
@@ -86,18 +77,7 @@ class Pods(Method):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Nothing is remembered."""
         kept = judgement.in_gradient
-        self._metrics = {
-            "num_kept": float(kept.sum()),
-            "kept_tokens": float(done.replay.length[kept].sum()),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError unless the state is empty."""
-        check_state("pods", state, {})
-
-    def metrics(self) -> dict[str, float]:
-        """Kept rollouts and their tokens."""
-        return dict(self._metrics)
+        self._metrics = {"num_kept": float(kept.sum()), "kept_tokens": float(done.replay.length[kept].sum())}
 
 
 def max_variance_subset(rewards: np.ndarray, num_kept: int) -> np.ndarray:

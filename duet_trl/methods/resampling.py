@@ -5,25 +5,28 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..field_types import check_types, option
+from ..field_types import Options, option
 from ..rollouts import NoMorePrompts, Prompts, Rollouts
 from .grouping import mixed_prompts
 from .method import Setting
 
 
 @dataclass(frozen=True)
-class ResamplingOptions:
+class ResamplingOptions(Options):
     """How much a step may generate until M of its prompts have rewards that differ."""
 
-    oversample: float = option("Prompts of a full batch over M.", 1.0, unit=">= 1")
-    max_batches: int = option("Maximum batches of a step. 1 filters and never resamples.", 10, unit=">= 1")
-
-    def __post_init__(self) -> None:
-        check_types(self, ResamplingOptions)
-        if not 1.0 <= self.oversample < float("inf"):
-            raise ValueError(f"oversample must be at least 1, got {self.oversample}: a batch holds M prompts.")
-        if self.max_batches < 1:
-            raise ValueError(f"max_batches must be at least 1, got {self.max_batches}. 1 never resamples.")
+    oversample: float = option(
+        "Prompts of a full batch over M.",
+        1.0,
+        unit=">= 1",
+        rule=(lambda x: 1 <= x < float("inf"), "at least 1, got {}: a batch holds M prompts"),
+    )
+    max_batches: int = option(
+        "Maximum batches of a step. 1 filters and never resamples.",
+        10,
+        unit=">= 1",
+        rule=(lambda x: x >= 1, "at least 1, got {}. 1 never resamples"),
+    )
 
 
 def check_groups(setting: Setting, num_prompts: int) -> None:

@@ -42,7 +42,7 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order
     lengths = step.replay.length[trained]
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
-    step.packed_rows = np.append(trained, PADDING_ROW)[packing.rows].reshape(num_processes, -1)
+    step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
 
 def count_tokens(step: StepRecord, mask_truncated: bool) -> None:
