@@ -56,19 +56,11 @@ def mixed_allocation(
     Taken in the order of gain per token (`greedy.greedy_counts`): the gains of a prompt fall with n.
 
     Args:
-        successes (ArrayLike): See `mixed_probability`, shape (M,).
-        failures (ArrayLike): See `mixed_probability`, shape (M,).
-        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
-        budget_tokens (float): B, tokens, > 0.
-        num_min (int): Fewest rollouts per prompt, >= 1; kept even above the budget.
-        num_max (int): Most rollouts per prompt.
-        max_rollouts (int | None): Cap on the sum of the counts. None: no cap.
+        successes, failures (ArrayLike): See `mixed_probability`, shape (M,) each.
+        mean_length, budget_tokens, num_min, num_max, max_rollouts: As for `neyman_allocation`.
 
     Returns:
         Allocation: Counts; ``dual`` and ``gap`` are expected mixed prompts per token and expected mixed prompts.
-
-    Raises:
-        ValueError: If shapes differ, a number is out of range, or ``num_min`` for all is above ``max_rollouts``.
 
     Example:
         >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()

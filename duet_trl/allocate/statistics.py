@@ -87,7 +87,7 @@ class PromptStatistics:
 
     def lookup(self, keys: Sequence[str]) -> PromptView:
         """What is known about ``keys`` (M,)."""
-        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        rows = self._known_rows(keys)
         if not self._rows:
             table = np.zeros((len(_COLUMNS), len(keys)))
         else:
@@ -110,14 +110,9 @@ class PromptStatistics:
     def expected_tokens(self, keys: Sequence[str], *, price_aborted: bool, default: float) -> np.ndarray:
         """Expected tokens of one rollout of each prompt, the L_q of Theorem 1.
 
-        Args:
-            keys (Sequence[str]): Prompts, length M.
-            price_aborted (bool): Price all generated tokens, aborted rollouts included; otherwise kept lengths.
-            default (float): Tokens assumed while the pool holds no length at all.
-
-        Returns:
-            np.ndarray: Shape (M,), >= 1. A prompt without a length takes the mean over the prompts that have one,
-            each prompt counting once, so that heavily sampled prompts do not pull it.
+        All generated tokens, aborted rollouts included, or kept lengths; `default` while the pool holds none at all. A
+        prompt without a length takes the mean over the prompts that have one, each counting once, so that heavily
+        sampled prompts do not pull it. Shape (M,), >= 1.
         """
         view = self.lookup(keys)
         known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
@@ -130,7 +125,7 @@ class PromptStatistics:
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the running means of sigma (Algorithm 1, lines 43-44)."""
+        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan counts as waiting, a zero is an observation."""
         seen = ~np.isnan(sigma_obs)
         rows = self._rows_of(keys)
         np.add.at(self._column("sigma_sum"), rows[seen], sigma_obs[seen])
@@ -141,7 +136,10 @@ class PromptStatistics:
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
     ) -> None:
-        """Update the running mean lengths and costs (Algorithm 1, lines 45-47)."""
+        """Update the running mean lengths and costs (Algorithm 1, lines 45-47).
+
+        Prompt of each rollout in 0..M-1, its policy and generated tokens, and whether it was not aborted, shape (N,).
+        """
         num_prompts, rows = len(keys), self._rows_of(keys)
         num_kept = np.bincount(group[kept], minlength=num_prompts).astype(np.float64)
         length_sum = np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts)
@@ -151,7 +149,10 @@ class PromptStatistics:
         np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
 
     def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
-        """Add the rewards of a step to the history of its prompts, whose older rewards lose weight."""
+        """Add the rewards of a step to the history of its prompts, whose older rewards lose weight.
+
+        Prompt of each rollout in 0..M-1, its summed reward, and whether to use it, shape (N,).
+        """
         group, values = group[use], rewards[use]
         if not values.size:
             return
@@ -170,7 +171,7 @@ class PromptStatistics:
         seen = count > 0.0
         pool = (float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in (total, squares))
         pool_mean, pool_square = pool
-        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        rows = self._known_rows(keys)
         known = np.zeros(len(keys), dtype=bool)
         known[rows >= 0] = seen[rows[rows >= 0]]
         mean, square, weight = np.full(len(keys), pool_mean), np.full(len(keys), pool_square), np.zeros(len(keys))
@@ -212,6 +213,10 @@ class PromptStatistics:
     def _column(self, name: str) -> np.ndarray:
         """Writable view of one column over the prompts seen so far."""
         return self._table[_COLUMNS.index(name), : len(self._rows)]
+
+    def _known_rows(self, keys: Sequence[str]) -> np.ndarray:
+        """Row of each key, shape (M,); -1 for unknown ones."""
+        return np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
 
     def _rows_of(self, keys: Sequence[str]) -> np.ndarray:
         """Row of each key, shape (M,); unknown keys get a new one."""

@@ -17,15 +17,10 @@ def sigma_observed(
     The advantages are the unweighted ones: importance weights in here would let one rollout that survived its coin
     outweigh a prompt's whole history. docs/fidelity.md#surrogate.
 
-    Args:
-        advantages (np.ndarray): A, group-normalised and unweighted, shape (N,).
-        sum_logps (np.ndarray): Sum of log pi over the policy tokens, shape (N,), nats.
-        group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, num_prompts).
-        use (np.ndarray): Rollouts to use (kept, finite), shape (N,), bool; the others may hold nan.
-        num_prompts (int): M.
+    Columns have shape (N,); `use` is true for kept rollouts with finite values, the others may hold nan.
 
     Returns:
-        np.ndarray: sigma_obs, shape (M,), float64; nan where fewer than two rollouts are used.
+        np.ndarray: sigma_obs, shape (num_prompts,), float64; nan where fewer than two rollouts are used.
     """
     contribution, prompt = advantages[use] * sum_logps[use], group[use]
     count = np.bincount(prompt, minlength=num_prompts)

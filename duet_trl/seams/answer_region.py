@@ -2,6 +2,7 @@
 """Where rollouts think: for the gate, which begins in the state that the prompt left, and for the reward functions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -10,12 +11,12 @@ from ..gate.thoughts import Delimiters, prompt_opens_thought
 from ..rewards.completions import WRITTEN, Completion, written_completions
 
 
+@dataclass(frozen=True)
 class Thoughts:
     """The thoughts of a run's model."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None) -> None:
-        self.tokenizer = tokenizer
-        self.delimiters = delimiters
+    tokenizer: PreTrainedTokenizerBase
+    delimiters: Delimiters | None  # None: the model has none
 
     def open_after(self, prompt_ids: Sequence[Sequence[int]]) -> np.ndarray:
         """Whether each prompt ends inside a thought, shape (R,), bool; equal prompts are read once."""

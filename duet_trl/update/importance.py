@@ -98,16 +98,8 @@ def surcharge(
     length / N_t. sigma^2_mless of a prompt is the mean of z^2 over its marker-less kept rollouts; where it has none,
     over all of the batch's; where the batch has none either, over all kept rollouts.
 
-    Args:
-        advantages (np.ndarray): A before weighting, shape (N,).
-        sum_logps (np.ndarray): Sum of log pi over the policy tokens, shape (N,), nats; ignored where the rollout was
-            aborted or its advantage is 0.
-        lengths (np.ndarray): Policy tokens, shape (N,); ignored where aborted.
-        group (np.ndarray): Prompt of each rollout, shape (N,), in 0..num_prompts-1.
-        propensity (np.ndarray): p_abort, shape (N,); below 1 marks a marker-less kept rollout.
-        aborted (np.ndarray): I_abort, shape (N,), bool.
-        num_prompts (int): M.
-        keep_probability (float): eps_abort, in (0, 1].
+    Columns have shape (N,); a propensity below 1 marks a marker-less kept rollout. Log-probs are not read where the
+    rollout was aborted or its advantage is 0.
 
     Returns:
         float: (natural + Eq. 8 summed over prompts) / natural: 1 is free, the paper reports at most 1.5.
