@@ -66,7 +66,7 @@ class UniformAllocator:
         """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
         self.budget.advance(epoch)
         self.cold = np.zeros(len(keys), dtype=bool)
-        return self._report(self._uniform(self._cost(keys)))
+        return self._report(self._uniform(self._cost(keys)), {})
 
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
@@ -102,7 +102,7 @@ class UniformAllocator:
     def _cost(self, keys: Sequence[str]) -> np.ndarray:
         return self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
 
-    def _report(self, allocation: Allocation, **figures: float) -> Allocation:
+    def _report(self, allocation: Allocation, figures: dict[str, float]) -> Allocation:
         tokens = {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
         self._metrics = tokens | figures
         return allocation
@@ -153,12 +153,12 @@ class NeymanAllocator(UniformAllocator):
             self._dual = allocation.dual
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
-        return self._report(
-            allocation,
-            dual=allocation.dual,
-            reprobed_prompts=float(np.count_nonzero(lowest > self.bounds["num_min"])),
-            sigma_floor=self.surrogate.floor,
-        )
+        figures = {
+            "dual": allocation.dual,
+            "reprobed_prompts": float(np.count_nonzero(lowest > self.bounds["num_min"])),
+            "sigma_floor": self.surrogate.floor,
+        }
+        return self._report(allocation, figures)
 
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray

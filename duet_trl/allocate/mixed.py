@@ -99,4 +99,4 @@ class MixedAllocator(UniformAllocator):
         counts = allocation.num_rollouts
         table = mixed_probability(successes, failures, int(counts.max()))
         expected = float(table[counts, np.arange(counts.size)].sum())
-        return self._report(allocation, dual=allocation.dual, mixed_prompts_expected=expected)
+        return self._report(allocation, {"dual": allocation.dual, "mixed_prompts_expected": expected})
