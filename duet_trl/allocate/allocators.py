@@ -66,7 +66,9 @@ class UniformAllocator:
         """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
         self.budget.advance(epoch)
         self.cold = np.zeros(len(keys), dtype=bool)
-        return self._report(self._uniform(self._cost(keys)), {})
+        allocation = self._uniform(self._cost(keys))
+        self._metrics = plan_metrics(allocation)
+        return allocation
 
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
@@ -101,11 +103,6 @@ class UniformAllocator:
 
     def _cost(self, keys: Sequence[str]) -> np.ndarray:
         return self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
-
-    def _report(self, allocation: Allocation, figures: dict[str, float]) -> Allocation:
-        tokens = {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
-        self._metrics = tokens | figures
-        return allocation
 
     def _uniform(self, cost: np.ndarray) -> Allocation:
         tokens = self.budget.tokens(cost)
@@ -153,12 +150,12 @@ class NeymanAllocator(UniformAllocator):
             self._dual = allocation.dual
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
-        figures = {
+        self._metrics = plan_metrics(allocation) | {
             "dual": allocation.dual,
             "reprobed_prompts": float(np.count_nonzero(lowest > self.bounds["num_min"])),
             "sigma_floor": self.surrogate.floor,
         }
-        return self._report(allocation, figures)
+        return allocation
 
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
@@ -198,3 +195,8 @@ class NeymanAllocator(UniformAllocator):
             affordable &= np.arange(1, due.size + 1) <= self.bounds["max_rollouts"] - cost.size
         lowest[due[affordable]] = 2
         return lowest
+
+
+def plan_metrics(allocation: Allocation) -> dict[str, float]:
+    """Budget and cost of a plan, tokens."""
+    return {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}

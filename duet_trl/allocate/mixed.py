@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .allocators import UniformAllocator
+from .allocators import UniformAllocator, plan_metrics
 from .greedy import greedy_counts
 from .neyman import BUDGET_ROUNDING, Allocation, bounds, positive_number, positive_vectors
 
@@ -99,4 +99,5 @@ class MixedAllocator(UniformAllocator):
         counts = allocation.num_rollouts
         table = mixed_probability(successes, failures, int(counts.max()))
         expected = float(table[counts, np.arange(counts.size)].sum())
-        return self._report(allocation, {"dual": allocation.dual, "mixed_prompts_expected": expected})
+        self._metrics = plan_metrics(allocation) | {"dual": allocation.dual, "mixed_prompts_expected": expected}
+        return allocation
