@@ -2,13 +2,14 @@
 """Every field that a user sets, checked; what one method alone reads stands in `method_kwargs`."""
 
 import json
+import math
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any
 
 from trl import GRPOConfig
 
-from .field_types import Acts, check_choices, check_counts, check_ranges, check_types, knob, read_options
+from .field_types import Acts, at_least, check_rules, check_types, knob, one_of, read_options
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
@@ -46,13 +47,19 @@ FIELD_ACTS = {
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
 
-_CHOICES = {"budget_reading": ("rollouts", "reference", "tokens"), "server_weight_sync": ("nccl", "disk")}
-_COUNTS = {"num_rollouts_min": 1, "num_rollouts_max": 1, "max_rollouts": 1, "grace_window": 0}
-_FINITE = float("inf")
-_RANGES = {
-    "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more"),
-    "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything"),
-    "ending_reward_weight": (lambda x: 0 <= x < _FINITE, "at least 0; 0 adds no reward"),
+_RULES = {
+    "max_completion_length": at_least(1),
+    "num_rollouts_min": at_least(1),
+    "num_rollouts_max": at_least(1),
+    "max_rollouts": at_least(1),
+    "grace_window": at_least(0),
+    "budget_reading": one_of("rollouts", "reference", "tokens"),
+    "server_weight_sync": one_of("nccl", "disk"),
+    "scale_rewards": one_of("group", "batch", "none"),
+    "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
+    "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
+    "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
+    "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 
 
@@ -193,7 +200,9 @@ class DUETGRPOConfig(GRPOConfig):
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
         # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
         super().__post_init__()
-        self._check_values()
+        if self.max_completion_length is None:
+            raise ValueError("max_completion_length must be an integer of at least 1, got None.")
+        check_rules(self.__dict__, _RULES)
         self._resolve()
         self._check_relations()
         METHODS[self.method].check(self, self.options)
@@ -208,13 +217,6 @@ class DUETGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"method_kwargs is no JSON: {error}, got {self.method_kwargs!r}. Write '{{\"name\": value}}'."
             ) from error
-
-    def _check_values(self) -> None:
-        if self.max_completion_length is None:
-            raise ValueError("max_completion_length must be an integer of at least 1, got None.")
-        check_counts(self.__dict__, {"max_completion_length": 1, **_COUNTS})
-        check_choices(self.__dict__, _CHOICES)
-        check_ranges(self.__dict__, _RANGES)
 
     def _resolve(self) -> None:
         """Fill in what the user left open, and refuse what was set and cannot have an effect."""
@@ -261,7 +263,7 @@ class DUETGRPOConfig(GRPOConfig):
                 f"({self.max_rollouts}). Lower num_rollouts_min or raise max_rollouts."
             )
         if self.budget_reading == "tokens":
-            if self.budget_tokens is None or not least * self.num_prompts <= self.budget_tokens < _FINITE:
+            if self.budget_tokens is None or not least * self.num_prompts <= self.budget_tokens < math.inf:
                 raise ValueError(
                     f"budget_reading='tokens' needs finite budget_tokens of at least one token for each of "
                     f"{least} x {self.num_prompts} rollouts, got {self.budget_tokens}."

@@ -17,14 +17,7 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 @dataclass(frozen=True)
 class Placement:
-    """Rollouts of one step over the processes that generate them.
-
-    Attributes:
-        num_rollouts (int): N.
-        num_processes (int): W.
-        interleaved (bool): Process r takes r, r + W, ...: expected lengths spread evenly. Otherwise contiguous blocks
-            as in GRPOTrainer.
-    """
+    """Rollouts of one step over the processes that generate them."""
 
     num_rollouts: int
     num_processes: int
@@ -51,11 +44,7 @@ class Placement:
 
 
 class Exchange:
-    """Collectives over rollouts.
-
-    Args:
-        accelerator (Accelerator): Of the trainer.
-    """
+    """Collectives over rollouts."""
 
     def __init__(self, accelerator: Accelerator) -> None:
         self.accelerator = accelerator
@@ -79,30 +68,14 @@ class Exchange:
         return broadcast_object_list([value], from_process=0)[0]
 
     def numbers(self, placement: Placement, columns: np.ndarray) -> np.ndarray:
-        """Gather integer columns of local rollouts into global order.
-
-        Args:
-            placement (Placement): Where the rollouts are.
-            columns (np.ndarray): Local rows, shape (R, C), integers.
-
-        Returns:
-            np.ndarray: Shape (N, C), int64.
-        """
+        """Gather integer columns of local rollouts into global order."""
         padded = np.zeros((placement.rows_per_process, columns.shape[1]), dtype=np.int64)
         padded[: len(columns)] = columns
         gathered = self.accelerator.gather(torch.from_numpy(padded).to(self.accelerator.device))
         return placement.from_processes(gathered).cpu().numpy()
 
     def in_order(self, rows: np.ndarray, values: list) -> list:
-        """Gather one object of each local rollout into global order.
-
-        Args:
-            rows (np.ndarray): Global numbers of the local rollouts, shape (R,).
-            values (list): One object for each, then any padding.
-
-        Returns:
-            list: One object of each rollout of all processes, the same on every process.
-        """
+        """Gather one object of each local rollout into global order."""
         pairs = self.objects(list(zip(rows.tolist(), values, strict=False)))
         return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
@@ -120,15 +93,7 @@ class Exchange:
         return result
 
     def rollouts(self, local: dict[int, Any], wanted: Iterable[int]) -> dict[int, Any]:
-        """Bring rollouts to the process that trains them.
-
-        Args:
-            local (dict[int, Any]): Payload of each rollout generated here that is trained anywhere, by global number.
-            wanted (Iterable[int]): Global numbers trained here.
-
-        Returns:
-            dict[int, Any]: Payload of each wanted rollout.
-        """
+        """Bring rollouts to the process that trains them."""
         if self.accelerator.num_processes == 1:
             return {row: local[row] for row in wanted}
         pool = dict(self.objects(list(local.items())))
@@ -137,17 +102,7 @@ class Exchange:
     def spread(
         self, prompts: list, num_samples: int, sample: Callable[[list], list[list[int]]], size: int | None
     ) -> list[list[list[int]]]:
-        """Sample every prompt several times, shared out over the processes.
-
-        Args:
-            prompts (list): Length P, the same on every process.
-            num_samples (int): Samples per prompt.
-            sample (Callable): Token ids of one completion for each prompt of a list; called equally often everywhere.
-            size (int | None): Most prompts of one call; None: no limit.
-
-        Returns:
-            list[list[list[int]]]: Token ids, P x num_samples, the same on every process.
-        """
+        """Sample every prompt several times, shared out over the processes."""
         placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
         own = placement.rows(self.accelerator.process_index)
         padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)

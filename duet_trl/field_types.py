@@ -10,9 +10,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace, UnionType
-from typing import Any, TypeVar, get_args, get_origin
-
-Options = TypeVar("Options")
+from typing import Any, get_args, get_origin
 
 _NAMES = {
     bool: "True or False",
@@ -26,12 +24,7 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Acts:
-    """When a field can have an effect.
-
-    Attributes:
-        when (Callable): Does it, under these resolved fields and options?
-        condition (str): The same in words, to follow "only with".
-    """
+    """When a field can have an effect."""
 
     when: Callable[[SimpleNamespace], bool]
     condition: str
@@ -42,18 +35,43 @@ def knob(help_text: str, default: Any = None) -> Any:
     return field(default=default, metadata={"help": help_text})
 
 
-def option(help_text: str, default: Any = None, *, unit: str = "", symbol: str = "", **defaults: Any) -> Any:
-    """A field of a dataclass of `method_kwargs`.
+Rule = tuple[Callable[[Any], bool], str]
+"""What a value must be: the test (a NaN fails each), and the words behind "must be", {} for the value."""
 
-    Args:
-        help_text (str): What it means.
-        default (Any): Its default under every method that takes it.
-        unit (str): Unit or range.
-        symbol (str): Symbol of the paper.
-        **defaults (Any): Defaults under single methods, by the method's name.
-    """
-    metadata = {"help": help_text, "unit": unit, "symbol": symbol, "defaults": defaults}
+
+def one_of(*choices: str) -> Rule:
+    """One of some words."""
+    return lambda value: value in choices, f"one of {list(choices)}, got {{!r}}"
+
+
+def at_least(least: int) -> Rule:
+    """A whole number from `least` on."""
+    return lambda value: _fits(value, int) and value >= least, f"an integer of at least {least}, got {{!r}}"
+
+
+def check_rules(values: Mapping[str, Any], rules: Mapping[str, Rule | None]) -> None:
+    """Raise ValueError if a value breaks its rule; None, where nothing is chosen, passes."""
+    for name, rule in rules.items():
+        if rule is not None and values[name] is not None and not rule[0](values[name]):
+            raise ValueError(f"{name} must be {rule[1].format(values[name])}.")
+
+
+def option(
+    help_text: str, default: Any = None, *, rule: Rule | None = None, unit: str = "", symbol: str = "", **defaults: Any
+) -> Any:
+    """A field of an `Options`: help, unit or range, symbol of the paper; `defaults` are those of single methods."""
+    metadata = {"help": help_text, "rule": rule, "unit": unit, "symbol": symbol, "defaults": defaults}
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of what `method_kwargs` are read into; ValueError if a value has another type or breaks its rule."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            _check_type(one.name, self.__dict__[one.name], one.type)
+        check_rules(self.__dict__, {one.name: one.metadata["rule"] for one in fields(self)})
 
 
 def default_of(declared: Any, method: str) -> Any:
@@ -62,23 +80,13 @@ def default_of(declared: Any, method: str) -> Any:
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
-    """The options of a method from its `method_kwargs`.
-
-    Args:
-        kind (type): Frozen dataclass with a field for each; its `__post_init__` checks the values.
-        given (Mapping[str, Any] | None): As the user wrote them; None as a value is the default.
-        method (str): Name of the method.
-
-    Raises:
-        ValueError: If a name is unknown, or a value is of another type; names it and what to write.
-    """
+    """The options of a method from its `method_kwargs`."""
     declared = {one.name: one for one in fields(kind)}
     chosen = {name: default_of(one, method) for name, one in declared.items()}
     for name, value in (given or {}).items():
         if name not in declared:
             raise ValueError(_unknown(name, value, list(declared), method))
         if value is not None:
-            _check_type(name, value, declared[name].type)
             chosen[name] = value
     return kind(**chosen)
 
@@ -92,40 +100,10 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
 
 
 def check_types(config: Any, owner: type) -> None:
-    """Compare the fields that a dataclass adds to its parents with their annotations.
-
-    Args:
-        config (Any): Instance of `owner`.
-        owner (type): Its fields are of type bool, int, float, str, dict or list[str], each perhaps or None.
-
-    Raises:
-        ValueError: If a field holds something else; names the field, the value and what to write.
-    """
+    """Compare the fields that a dataclass adds to its parents with their annotations."""
     # Not the types of its `fields`, which transformers' parser rewrites.
     for name, annotation in owner.__annotations__.items():
         _check_type(name, config.__dict__[name], annotation)
-
-
-def check_choices(values: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ValueError if a value is not one of its choices; None, where nothing is chosen, passes."""
-    for name, allowed in choices.items():
-        if values[name] is not None and values[name] not in allowed:
-            raise ValueError(f"{name} must be one of {list(allowed)}, got {values[name]!r}.")
-
-
-def check_counts(values: Mapping[str, Any], counts: Mapping[str, int]) -> None:
-    """Raise ValueError if a value is no integer of at least its minimum; None passes."""
-    for name, least in counts.items():
-        value = values[name]
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-
-
-def check_ranges(values: Mapping[str, Any], ranges: Mapping[str, tuple[Callable[[float], bool], str]]) -> None:
-    """Raise ValueError if a value lies outside its range (test, and what it says); None passes, a NaN lies in none."""
-    for name, (inside, wanted) in ranges.items():
-        if values[name] is not None and not inside(values[name]):
-            raise ValueError(f"{name} must be {wanted}; got {values[name]}.")
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:

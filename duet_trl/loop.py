@@ -12,7 +12,7 @@ checks what a method or an engine must not do. Generating, scoring and answering
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,11 +33,7 @@ _NO_GATE = GateSpec(1, 1, 0, trim=False, abort=False)
 
 
 class Host(Protocol):
-    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each.
-
-    Attributes:
-        reward_weights (torch.Tensor): Weight of each reward function, shape (F,).
-    """
+    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each."""
 
     reward_weights: torch.Tensor
 
@@ -54,60 +50,27 @@ class Host(Protocol):
         """Answers of the model in training, equal on every process."""
 
 
+@dataclass(eq=False)
 class Loop:
-    """Runs the generation steps of one method.
+    """Runs the generation steps of one method."""
 
-    Args:
-        method (Method): Decides.
-        host (Host): Acts.
-        exchange (Exchange): Collectives.
-        automaton (TokenAutomaton | None): Compiled marker; None: no job of the method carries a gate.
-        max_rollouts (int): Maximum rollouts of a step over all rounds and processes.
-        max_tokens (int): Length limit of a rollout.
-        vocab_size (int): Tokens of the model, by which prefixes are checked.
-        end_ids (set[int]): Tokens that end a rollout; none may be in a prefix.
-        interleaved (bool): Deal rollouts to the processes one by one instead of in blocks.
+    method: Method
+    host: Host
+    exchange: Exchange
+    automaton: TokenAutomaton | None  # compiled marker; None: no job of the method carries a gate
+    max_rollouts: int  # of a step over all rounds and processes
+    max_tokens: int  # length limit of a rollout
+    vocab_size: int  # by which prefixes are checked
+    end_ids: set[int]  # tokens that end a rollout; none may be in a prefix
+    interleaved: bool  # deal rollouts to the processes one by one instead of in blocks
+    num_steps: int = 0  # generation steps that the method has observed
 
-    Attributes:
-        num_steps (int): Generation steps that the method has observed.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        host: Host,
-        exchange: Exchange,
-        *,
-        automaton: TokenAutomaton | None,
-        max_rollouts: int,
-        max_tokens: int,
-        vocab_size: int,
-        end_ids: set[int],
-        interleaved: bool,
-    ) -> None:
-        self.method = method
-        self.host = host
-        self.exchange = exchange
-        self.automaton = automaton
-        self.max_rollouts = max_rollouts
-        self.max_tokens = max_tokens
-        self.vocab_size = vocab_size
-        self.end_ids = end_ids
-        self.interleaved = interleaved
-        self.num_steps = 0
-        self._name = type(method).__name__
+    @property
+    def _name(self) -> str:
+        return type(self.method).__name__
 
     def run(self, step: StepRecord) -> None:
-        """All rounds of a step, and its judgement.
-
-        Args:
-            step (StepRecord): With its prompts; gets everything up to `judgement`.
-
-        Raises:
-            GateMismatch: On every process, if the engine of any cannot have run the gate.
-            ValueError: If the method asks for what cannot be, or judges what is not there.
-            RuntimeError: If the method does not end its rounds or asks for no rollout at all.
-        """
+        """All rounds of a step, and its judgement."""
         answers: list[np.ndarray] = []
         for _ in range(MAX_ROUNDS):
             jobs, queries = self._next_round(step)
@@ -131,11 +94,7 @@ class Loop:
         step.nonfinite = ~step.done.scored
 
     def judge(self, step: StepRecord) -> None:
-        """Fill in the judgement.
-
-        Raises:
-            ValueError: If its arrays do not fit the rollouts.
-        """
+        """Fill in the judgement."""
         started = time.perf_counter()
         step.judgement = _checked(self.method.judge(step.done), step.done, self._name)
         step.seconds["overhead"] += time.perf_counter() - started
@@ -255,14 +214,13 @@ class Loop:
 
     def _replay(self, jobs: list[Job], generated: Generated) -> Replay:
         """Outcome of each local rollout of a round; rollouts that share a gate are replayed together."""
-        gates: dict[GateSpec | None, list[int]] = {}
+        gates: dict[GateSpec | None, list[int]] = {} if jobs else {None: []}
         for row, job in enumerate(jobs):
             gates.setdefault(job.gate, []).append(row)
         keep = np.array([job.keep for job in jobs], dtype=bool)
         prefix_length = np.array([len(job.prefix) for job in jobs], dtype=np.int64)
-        found = _empty_replay(len(jobs))
-        for spec, rows in gates.items():
-            part = replay(
+        parts = [
+            replay(
                 spec or _NO_GATE,
                 None if spec is None else self.automaton,
                 [generated.completion_ids[row] for row in rows],
@@ -271,9 +229,10 @@ class Loop:
                 generated.in_thought[rows],
                 prefix_length[rows],
             )
-            for name, column in vars(part).items():
-                vars(found)[name][rows] = column
-        return found
+            for spec, rows in gates.items()
+        ]
+        order = np.argsort([row for rows in gates.values() for row in rows])
+        return Replay(*(np.concatenate([vars(part)[name] for part in parts])[order] for name in vars(parts[0])))
 
     def _add(
         self,
@@ -310,13 +269,6 @@ class Loop:
         local = {row: step.local[row] for row in rows if row in step.local}
         found = self.exchange.rollouts(local, rows)
         return [(found[row].completion_ids, found[row].logprobs) for row in rows]
-
-
-def _empty_replay(count: int) -> Replay:
-    def numbers() -> np.ndarray:
-        return np.zeros(count, dtype=np.int64)
-
-    return Replay(numbers(), numbers(), np.zeros(count, dtype=bool), numbers(), numbers())
 
 
 def _extend(columns: dict[str, list], before: int, added: int, new: dict[str, list]) -> None:

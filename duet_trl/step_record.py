@@ -25,25 +25,15 @@ class LocalRollout:
 
 @dataclass(frozen=True)
 class Generated:
-    """What one process generated in one round: the rollouts of its jobs, then repeats as padding, length R each.
+    """What one process generated in one round: the rollouts of its jobs, then repeats as padding, length R each."""
 
-    Attributes:
-        prompt_ids (list[list[int]]): Tokens of each prompt.
-        completion_ids (list[list[int]]): Policy tokens of each rollout, prefix included, the forced stop removed.
-        completions (list): Text or messages, as TRL decoded them.
-        logprobs (list[list[float]] | None): Log-probs of the policy tokens under the sampling policy, nats.
-        gate_stopped (np.ndarray): Whether the gate stopped each, shape (R,), bool.
-        in_thought (np.ndarray): Whether its prompt opens a thought, shape (R,), bool.
-        terminated (np.ndarray): Whether an EOS ended it, shape (R,), bool.
-    """
-
-    prompt_ids: list
-    completion_ids: list
-    completions: list
-    logprobs: list | None
-    gate_stopped: np.ndarray
-    in_thought: np.ndarray
-    terminated: np.ndarray
+    prompt_ids: list  # tokens of each prompt
+    completion_ids: list  # policy tokens, prefix included, the forced stop removed
+    completions: list  # text or messages, as TRL decoded them
+    logprobs: list | None  # of the policy tokens under the sampling policy, nats
+    gate_stopped: np.ndarray  # shape (R,), bool
+    in_thought: np.ndarray  # its prompt opens a thought, shape (R,), bool
+    terminated: np.ndarray  # by an EOS, shape (R,), bool
 
     def rollouts(self, count: int) -> list[LocalRollout]:
         """The first `count` of them."""
@@ -58,47 +48,25 @@ class Generated:
 
 @dataclass
 class StepRecord:
-    """One generation step on one process. What has shape (N,) is equal on every process.
-
-    Attributes:
-        prompts (Prompts): Prompts of the step.
-        local (dict[int, LocalRollout]): Rollouts generated here, by global number, in ascending order.
-        spare (LocalRollout | None): Something that was generated here, even where no rollout is.
-        jobs (list[Job]): What each rollout was asked for as, length N.
-        done (Rollouts | None): All rollouts so far; None before the first round.
-        rounds (int): Rounds of rollouts.
-        judgement (Judgement): Weights and masks of all N rollouts.
-        nonfinite (np.ndarray): Without a usable reward or log-probability, shape (N,), bool.
-        asked_tokens (int): Tokens of the questions to the model.
-        packed_rows (np.ndarray): Global number of each row that each process trains, in micro-batch order, -1 for
-            padding, shape (W, rows).
-        extra_logs (dict[str, list]): Columns logged by reward functions, all N rollouts.
-        train_rows (dict[str, torch.Tensor]): TRL's batch of this process in micro-batch order.
-        loss_tokens (np.ndarray): Policy tokens of each rollout that TRL leaves in the loss, shape (N,).
-        num_train_tokens (int): Policy tokens that get a forward pass, over all processes.
-        num_kept_tokens (int): N_t of Eq. 6, over all processes.
-        captured (list[torch.Tensor]): Per micro-batch: row number, sum of log pi, policy tokens, shape (B, 3).
-        sum_logps (np.ndarray): Sum of log pi of each rollout, shape (N,), nan where unknown.
-        seconds (dict[str, float]): Of each phase.
-    """
+    """One generation step on one process. What has shape (N,) is equal on every process."""
 
     prompts: Prompts
-    local: dict[int, LocalRollout] = field(default_factory=dict)
-    spare: LocalRollout | None = None
-    jobs: list[Job] = field(default_factory=list)
-    done: Rollouts | None = None
-    rounds: int = 0
+    local: dict[int, LocalRollout] = field(default_factory=dict)  # generated here, by global number, ascending
+    spare: LocalRollout | None = None  # something generated here, even where no rollout is
+    jobs: list[Job] = field(default_factory=list)  # what each rollout was asked for as, length N
+    done: Rollouts | None = None  # all rollouts so far
+    rounds: int = 0  # of rollouts
     judgement: Judgement | None = None
-    nonfinite: np.ndarray | None = None
-    asked_tokens: int = 0
-    packed_rows: np.ndarray | None = None
-    extra_logs: dict[str, list] = field(default_factory=dict)
-    train_rows: dict[str, torch.Tensor] = field(default_factory=dict)
-    loss_tokens: np.ndarray | None = None
-    num_train_tokens: int = 0
-    num_kept_tokens: int = 0
-    captured: list[torch.Tensor] = field(default_factory=list)
-    sum_logps: np.ndarray | None = None
+    nonfinite: np.ndarray | None = None  # no usable reward or log-prob, (N,)
+    asked_tokens: int = 0  # of the questions to the model
+    packed_rows: np.ndarray | None = None  # rollout of each row, -1: padding, (W, rows)
+    extra_logs: dict[str, list] = field(default_factory=dict)  # columns of reward functions, all N
+    train_rows: dict[str, torch.Tensor] = field(default_factory=dict)  # TRL's batch of this process
+    loss_tokens: np.ndarray | None = None  # policy tokens left in the loss, (N,)
+    num_train_tokens: int = 0  # with a forward pass, all processes
+    num_kept_tokens: int = 0  # N_t of Eq. 6
+    captured: list[torch.Tensor] = field(default_factory=list)  # per micro-batch: row, sum of log pi, tokens
+    sum_logps: np.ndarray | None = None  # sum of log pi, nan: unknown, (N,)
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
     def capture(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:

@@ -36,7 +36,6 @@ from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.ending import add_ending_reward
-from .seams.finish import AllNonfinite, collect_logps
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
 from .seams.hub import PAPER, Publishing
@@ -294,8 +293,8 @@ class DUETGRPOTrainer(Publishing, Generating):
     def _finish(self, step: StepRecord) -> None:
         """Let the method learn from the step, and report what it says of it."""
         try:
-            collect_logps(step, self.exchange)
-        except AllNonfinite as error:
+            train_rows.collect_logps(step, self.exchange)
+        except train_rows.AllNonfinite as error:
             self.stop_with_checkpoint(str(error))
         started = time.perf_counter()
         self.watch.values(step.nonfinite)

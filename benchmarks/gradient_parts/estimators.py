@@ -70,8 +70,8 @@ class SpreadAllocator(UniformAllocator):
     @classmethod
     def like(cls, other: UniformAllocator) -> "SpreadAllocator":
         """With budget, statistics and bounds of another allocator."""
-        names = ("budget", "max_length", "statistics", "price_aborted", "num_min", "num_max", "max_rollouts")
-        return cls(**{name: other.__dict__[name] for name in names})
+        names = ("budget", "max_length", "statistics", "price_aborted")
+        return cls(**{name: other.__dict__[name] for name in names}, **other.bounds)
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
         """Rollouts per prompt of the next step; see `UniformAllocator.plan`."""
@@ -84,9 +84,7 @@ class SpreadAllocator(UniformAllocator):
             np.sqrt(a * b / ((a + b) * (a + b + 1.0))),
             cost,
             self.budget.tokens(cost),
-            num_min=self.num_min,
-            num_max=self.num_max,
-            max_rollouts=self.max_rollouts,
+            **self.bounds,
         )
 
 

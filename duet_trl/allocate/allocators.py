@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchangeable allocators of phase 1: prompt keys and history in, rollouts per prompt out.
 
-Every allocator has the same plain interface: `plan(keys, epoch)`, `observe_lengths(...)` after generation,
-`observe_sigma(...)` after the forward pass, `metrics()` and a JSON state. It never sees rewards of the step it plans.
+Every allocator has the interface of `UniformAllocator`: `plan(keys, epoch)`, then `observe_lengths` and
+`observe_rewards` after generation and `observe_sigma` after the forward pass. It never sees rewards of the step it
+plans.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,8 +16,6 @@ from .neyman import Allocation, bisection_allocation, neyman_allocation, uniform
 from .state import check_state
 from .statistics import PromptStatistics, PromptView
 from .surrogate import Surrogate, calibration_chi2, sigma_observed
-
-SOLVERS = ("greedy", "bisection")
 
 
 class UniformAllocator:
@@ -29,13 +29,13 @@ class UniformAllocator:
         max_length (float): Tokens assumed for a rollout before any was observed.
         statistics (PromptStatistics | None): Running means to use; None starts empty.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
-        num_min (int): Minimum rollouts per prompt, kept even above a token budget.
-        num_max (int | None): Maximum rollouts per prompt; None is no limit.
+        num_min (int): n_min, kept even above a token budget.
+        num_max (int): n_max.
         max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
 
     Attributes:
-        cold (np.ndarray): Prompts of the last plan whose surrogate has no observation yet, shape (M,), bool; none
-            here, where nothing is estimated.
+        cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool; none where nothing is
+            estimated.
     """
 
     def __init__(
@@ -46,16 +46,14 @@ class UniformAllocator:
         statistics: PromptStatistics | None = None,
         price_aborted: bool = True,
         num_min: int = 1,
-        num_max: int | None = None,
+        num_max: int = 32,
         max_rollouts: int | None = None,
     ) -> None:
         self.budget = budget
         self.max_length = max_length
         self.statistics = PromptStatistics() if statistics is None else statistics
         self.price_aborted = price_aborted
-        self.num_min = num_min
-        self.num_max = num_max
-        self.max_rollouts = max_rollouts
+        self.bounds = {"num_min": num_min, "num_max": num_max, "max_rollouts": max_rollouts}
         self.cold = np.zeros(0, dtype=bool)
         self._metrics: dict[str, float] = {}
 
@@ -65,20 +63,11 @@ class UniformAllocator:
         return self.budget.measuring
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step.
-
-        Args:
-            keys (Sequence[str]): Identity of each prompt across epochs, length M.
-            epoch (int): Completed passes over the data.
-
-        Returns:
-            Allocation: Counts as equal as possible.
-        """
+        """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
         self.budget.advance(epoch)
-        cost = self._cost(keys)
-        allocation = self._uniform(cost)
         self.cold = np.zeros(len(keys), dtype=bool)
-        self._metrics = {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
+        allocation = self._uniform(self._cost(keys))
+        self._metrics = plan_metrics(allocation)
         return allocation
 
     def observe_lengths(
@@ -92,7 +81,7 @@ class UniformAllocator:
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
     ) -> None:
-        """Uniform counts need no sigma; part of the interface."""
+        """Only Theorem 1 needs sigma; part of the interface. Unweighted advantages and sums of log pi, shape (N,)."""
 
     def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
         """Learn the rewards of a step; see `PromptStatistics.observe_rewards` for shapes."""
@@ -103,7 +92,7 @@ class UniformAllocator:
         return dict(self._metrics)
 
     def state_dict(self) -> dict:
-        """Everything that future plans depend on, JSON types."""
+        """Everything that future plans depend on."""
         return {"budget": self.budget.state_dict(), "statistics": self.statistics.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
@@ -123,11 +112,8 @@ class UniformAllocator:
             rounds = int(tokens // cost.sum())
             # The rest of the budget pays for one more rollout of the first prompts.
             extra = int(np.searchsorted(np.cumsum(cost), tokens - rounds * cost.sum(), side="right"))
-            total = max(rounds * cost.size + min(extra, cost.size - 1), self.num_min * cost.size)
-        if self.num_max is not None:
-            total = min(total, self.num_max * cost.size)
-        if self.max_rollouts is not None:
-            total = min(total, self.max_rollouts)
+            total = max(rounds * cost.size + min(extra, cost.size - 1), self.bounds["num_min"] * cost.size)
+        total = min(total, self.bounds["num_max"] * cost.size, self.bounds["max_rollouts"] or total)
         return uniform_allocation(cost.size, total, cost, tokens)
 
 
@@ -139,57 +125,19 @@ class NeymanAllocator(UniformAllocator):
     Args:
         surrogate (Surrogate): Rules for s_q.
         budget (Budget): What B is.
-        max_length (float): Tokens assumed for a rollout before any was observed.
         solver (str): ``"greedy"`` by gain per token, or ``"bisection"``, the paper's ten steps (Eq. 4).
-        statistics (PromptStatistics | None): Running means to use; None starts empty.
-        price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
-        num_min (int): n_min.
-        num_max (int): n_max.
-        max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
-
-    Raises:
-        ValueError: For an unknown solver.
+        **options: As for `UniformAllocator`.
     """
 
-    def __init__(
-        self,
-        surrogate: Surrogate,
-        budget: Budget,
-        *,
-        max_length: float,
-        solver: str = "greedy",
-        statistics: PromptStatistics | None = None,
-        price_aborted: bool = True,
-        num_min: int = 1,
-        num_max: int = 32,
-        max_rollouts: int | None = None,
-    ) -> None:
-        if solver not in SOLVERS:
-            raise ValueError(f"solver must be one of {list(SOLVERS)}, got {solver!r}.")
-        super().__init__(
-            budget,
-            max_length=max_length,
-            statistics=statistics,
-            price_aborted=price_aborted,
-            num_min=num_min,
-            num_max=num_max,
-            max_rollouts=max_rollouts,
-        )
+    def __init__(self, surrogate: Surrogate, budget: Budget, *, solver: str = "greedy", **options: Any) -> None:
+        super().__init__(budget, **options)
         self.surrogate = surrogate
         self.solver = solver
         self._dual: float | None = None
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step by Theorem 1.
-
-        Args:
-            keys (Sequence[str]): Identity of each prompt across epochs, length M.
-            epoch (int): Completed passes over the data.
-
-        Returns:
-            Allocation: Counts, dual and planned tokens.
-        """
+        """Rollouts per prompt of the next step by Theorem 1; see `UniformAllocator.plan`."""
         self.budget.advance(epoch)
         self.surrogate.advance(self.statistics, epoch)
         view, cost = self.statistics.lookup(keys), self._cost(keys)
@@ -202,11 +150,9 @@ class NeymanAllocator(UniformAllocator):
             self._dual = allocation.dual
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
-        self._metrics = {
-            "budget_tokens": allocation.budget_tokens,
-            "planned_tokens": allocation.planned_tokens,
+        self._metrics = plan_metrics(allocation) | {
             "dual": allocation.dual,
-            "reprobed_prompts": float(np.count_nonzero(lowest > self.num_min)),
+            "reprobed_prompts": float(np.count_nonzero(lowest > self.bounds["num_min"])),
             "sigma_floor": self.surrogate.floor,
         }
         return allocation
@@ -214,15 +160,7 @@ class NeymanAllocator(UniformAllocator):
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
     ) -> None:
-        """Learn the spread of a step (Eq. 3) and how well the plan's surrogate met it (Eq. 7).
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int.
-            advantages (np.ndarray): A, unweighted, shape (N,).
-            sum_logps (np.ndarray): Sum of log pi over policy tokens, shape (N,), nats.
-            use (np.ndarray): Kept rollouts with finite values, shape (N,), bool.
-        """
+        """Learn the spread of a step (Eq. 3) and how well the plan's surrogate met it (Eq. 7)."""
         observed = sigma_observed(advantages, sum_logps, group, use, len(keys))
         self.statistics.observe_sigma(keys, observed)
         self._metrics.pop("calibration_chi2", None)
@@ -230,7 +168,7 @@ class NeymanAllocator(UniformAllocator):
             self._metrics["calibration_chi2"] = calibration_chi2(self._planned[1], observed)
 
     def state_dict(self) -> dict:
-        """Everything that future plans depend on, JSON types."""
+        """Everything that future plans depend on."""
         return {**super().state_dict(), "surrogate": self.surrogate.state_dict(), "dual": self._dual}
 
     def load_state_dict(self, state: dict) -> None:
@@ -240,30 +178,25 @@ class NeymanAllocator(UniformAllocator):
         self._dual = None if state["dual"] is None else float(state["dual"])
 
     def _solve(self, sigma: np.ndarray, cost: np.ndarray, lowest: np.ndarray) -> Allocation:
-        tokens = self.budget.tokens(cost)
+        tokens, bounds = self.budget.tokens(cost), self.bounds | {"num_min": lowest}
         if self.solver == "greedy":
-            return neyman_allocation(
-                sigma, cost, tokens, num_min=lowest, num_max=self.num_max, max_rollouts=self.max_rollouts
-            )
-        return bisection_allocation(
-            sigma,
-            cost,
-            tokens,
-            num_min=lowest,
-            num_max=self.num_max,
-            max_rollouts=self.max_rollouts,
-            dual=self._dual,
-        )
+            return neyman_allocation(sigma, cost, tokens, **bounds)
+        return bisection_allocation(sigma, cost, tokens, **bounds, dual=self._dual)
 
     def _lowest(self, view: PromptView, cost: np.ndarray) -> np.ndarray:
-        """Minimum rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
-        lowest = np.full(cost.size, self.num_min)
-        if self.num_min >= 2 or self.num_max < 2:
+        """Fewest rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
+        lowest = np.full(cost.size, self.bounds["num_min"])
+        if self.bounds["num_min"] >= 2 or self.bounds["num_max"] < 2:
             return lowest
         due = np.flatnonzero(self.surrogate.is_due(view))
         due = due[np.argsort(-view.visits_waiting[due], kind="stable")]
         affordable = np.cumsum(cost[due]) <= self.budget.tokens(cost) - cost.sum()
-        if self.max_rollouts is not None:
-            affordable &= np.arange(1, due.size + 1) <= self.max_rollouts - cost.size
+        if self.bounds["max_rollouts"] is not None:
+            affordable &= np.arange(1, due.size + 1) <= self.bounds["max_rollouts"] - cost.size
         lowest[due[affordable]] = 2
         return lowest
+
+
+def plan_metrics(allocation: Allocation) -> dict[str, float]:
+    """Budget and cost of a plan, tokens."""
+    return {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}

@@ -20,13 +20,9 @@ def greedy_counts(
     Where the cap binds before the budget, every rollout is charged a fee beside its tokens, the smallest with which
     both run out together.
 
-    Args:
-        value (np.ndarray): What n rollouts of a prompt are worth, shape (num_max + 1, M), one row per n from 0; the
-            differences from row to row fall from ``lowest`` on. Rows below the lowest count are not read.
-        cost (np.ndarray): Expected tokens of one rollout, shape (M,), > 0.
-        lowest (np.ndarray): Minimum rollouts, shape (M,), int64; kept even above the budget.
-        limit (float): Budget, tokens.
-        cap (int): Cap on the sum of the counts, >= the sum of ``lowest``.
+    ``value`` says what n rollouts of each prompt are worth, shape (num_max + 1, M), one row per n from 0. Its
+    differences from row to row fall from ``lowest`` (M,) on, which is kept even above ``limit`` tokens. One rollout of
+    a prompt takes ``cost`` (M,) tokens.
 
     Returns:
         tuple[np.ndarray, float, float]: Counts (M,) int64; the price in value per token where the budget ran out, 0.0

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from .allocators import UniformAllocator
+from .allocators import UniformAllocator, plan_metrics
 from .greedy import greedy_counts
-from .neyman import Allocation
-from .problem import BUDGET_ROUNDING, positive_number, positive_vector
+from .neyman import BUDGET_ROUNDING, Allocation, bounds, positive_number, positive_vectors
 
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
@@ -57,35 +56,20 @@ def mixed_allocation(
     Taken in the order of gain per token (`greedy.greedy_counts`): the gains of a prompt fall with n.
 
     Args:
-        successes (ArrayLike): See `mixed_probability`, shape (M,).
-        failures (ArrayLike): See `mixed_probability`, shape (M,).
-        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
-        budget_tokens (float): B, tokens, > 0.
-        num_min (int): Minimum rollouts per prompt, >= 1; kept even above the budget.
-        num_max (int): Maximum rollouts per prompt.
-        max_rollouts (int | None): Cap on the sum of the counts. None: no cap.
+        successes, failures (ArrayLike): See `mixed_probability`, shape (M,) each.
+        mean_length, budget_tokens, num_min, num_max, max_rollouts: As for `neyman_allocation`.
 
     Returns:
         Allocation: Counts; ``dual`` and ``gap`` are expected mixed prompts per token and expected mixed prompts.
-
-    Raises:
-        ValueError: If shapes differ, a number is out of range, or ``num_min`` for all is above ``max_rollouts``.
 
     Example:
         >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
         [5, 3]
     """
-    a = positive_vector("successes", successes)
-    b, cost = positive_vector("failures", failures, a.size), positive_vector("mean_length", mean_length, a.size)
+    a, b, cost = positive_vectors(successes=successes, failures=failures, mean_length=mean_length)
     budget = positive_number("budget_tokens", budget_tokens)
-    if not 1 <= num_min <= num_max:
-        raise ValueError(f"1 <= num_min <= num_max must hold, got {num_min} and {num_max}.")
-    cap = num_max * a.size if max_rollouts is None else min(max_rollouts, num_max * a.size)
-    if num_min * a.size > cap:
-        raise ValueError(
-            f"num_min={num_min} for {a.size} prompts is above max_rollouts={max_rollouts}. Lower num_min or raise it."
-        )
-    table, lowest = mixed_probability(a, b, num_max), np.full(a.size, num_min, dtype=np.int64)
+    lowest, cap = bounds(a.size, num_min, num_max, max_rollouts)
+    table = mixed_probability(a, b, num_max)
     counts, price, gap = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
     return Allocation(counts, price, float(cost @ counts), budget, gap)
 
@@ -110,22 +94,10 @@ class MixedAllocator(UniformAllocator):
         if self.budget.measuring:
             allocation = self._uniform(cost)
         else:
-            allocation = mixed_allocation(
-                successes,
-                failures,
-                cost,
-                self.budget.tokens(cost),
-                num_min=self.num_min,
-                num_max=self.num_max,
-                max_rollouts=self.max_rollouts,
-            )
+            allocation = mixed_allocation(successes, failures, cost, self.budget.tokens(cost), **self.bounds)
         self.cold = history.count == 0.0
         counts = allocation.num_rollouts
         table = mixed_probability(successes, failures, int(counts.max()))
-        self._metrics = {
-            "budget_tokens": allocation.budget_tokens,
-            "planned_tokens": allocation.planned_tokens,
-            "dual": allocation.dual,
-            "mixed_prompts_expected": float(table[counts, np.arange(counts.size)].sum()),
-        }
+        expected = float(table[counts, np.arange(counts.size)].sum())
+        self._metrics = plan_metrics(allocation) | {"dual": allocation.dual, "mixed_prompts_expected": expected}
         return allocation

@@ -6,13 +6,17 @@ docs/fidelity.md#allocation_solver says where they differ.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from .greedy import greedy_counts
-from .problem import BUDGET_ROUNDING, Problem, build_problem, positive_number, positive_vector
+
+# Sums of n * L carry float64 rounding; without this margin a plan that meets the budget exactly (every prompt at
+# b * num_generations) loses one rollout to the last bit.
+BUDGET_ROUNDING = 1e-12
 
 # Bisection bracket of log(lambda) around the previous dual: counts move by at most a factor e before it must widen.
 _BRACKET_HALF_WIDTH = 2.0
@@ -45,15 +49,7 @@ class Allocation:
 
 
 def variance(sigma: ArrayLike, num_rollouts: ArrayLike) -> float:
-    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1).
-
-    Args:
-        sigma (ArrayLike): Within-prompt spread, shape (M,), advantage x nats.
-        num_rollouts (ArrayLike): Rollouts per prompt, shape (M,), >= 1.
-
-    Returns:
-        float: V(n), sigma squared.
-    """
+    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1)."""
     return float(np.sum(np.square(np.asarray(sigma, dtype=np.float64)) / np.asarray(num_rollouts)))
 
 
@@ -77,8 +73,8 @@ def neyman_allocation(
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens for the whole batch, > 0.
-        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
-        num_max (int): Maximum rollouts of a prompt, >= num_min; memory grows with num_max x M.
+        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
+        num_max (int): Most rollouts of a prompt, >= num_min; memory grows with num_max x M.
         max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
 
     Returns:
@@ -93,13 +89,14 @@ def neyman_allocation(
         >>> neyman_allocation([4.0, 1.0, 1.0], [100.0, 100.0, 400.0], 1200.0).num_rollouts
         array([6, 2, 1])
     """
-    problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
+    spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
+    budget = positive_number("budget_tokens", budget_tokens)
+    lowest, cap = bounds(spread.size, num_min, num_max, max_rollouts)
+    scale = float(spread.max())  # squares of a maximum of one neither overflow nor vanish
     # A variance that falls is a value that grows. Row 0 stands for no rollouts, which nobody may have.
-    value = -problem.squares / np.maximum(np.arange(num_max + 1), 1)[:, None]
-    counts, price, gap = greedy_counts(
-        value, problem.cost, problem.lowest.astype(np.int64), problem.budget, int(problem.max_rollouts)
-    )
-    return _allocation(problem, counts, budget_tokens, price * scale**2, gap * scale**2)
+    value = -np.square(spread / scale) / np.maximum(np.arange(num_max + 1), 1)[:, None]
+    counts, price, gap = greedy_counts(value, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
+    return Allocation(counts, price * scale**2, float(cost @ counts), budget, gap * scale**2)
 
 
 def bisection_allocation(
@@ -122,33 +119,36 @@ def bisection_allocation(
     starts at the closed form ``(sum(sigma * sqrt(L)) / B)^2`` of Theorem 1. The plan falls short of B by what rounding
     and the last bracket leave.
 
-    Args:
-        sigma (ArrayLike): Surrogate s_q, shape (M,), advantage x nats, > 0.
-        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
-        budget_tokens (float): B, tokens, > 0.
-        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
-        num_max (int): Maximum rollouts of a prompt; the paper names none, the published code 32.
-        max_rollouts (int | None): Cap on the sum of the counts, not in the paper. Too many rollouts count as over
-            budget in the bisection.
-        dual (float | None): lambda of the previous step, sigma squared per token; None or 0.0 at the first.
-        num_iterations (int): Halvings.
-
-    Returns:
-        Allocation: Counts of Eq. 4; ``dual`` is their lambda, nothing is proven about their variance.
-
-    Raises:
-        ValueError: As `neyman_allocation`, and if ``dual`` is negative or not finite.
+    Arguments as `neyman_allocation`; ``dual`` is lambda of the previous step, None or 0.0 at the first, and
+    ``num_iterations`` the number of halvings. Nothing is proven about the variance of the counts.
     """
-    problem, scale = build_problem(sigma, mean_length, budget_tokens, num_min, num_max, max_rollouts)
+    spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
+    budget = positive_number("budget_tokens", budget_tokens)
+    lowest, cap = bounds(spread.size, num_min, num_max, max_rollouts)
+    scale, limit = float(spread.max()), budget * (1.0 + BUDGET_ROUNDING)
+    squares = np.square(spread / scale)
+    unit = np.sqrt(squares / cost)
+
+    def counts_at(log_dual: float) -> np.ndarray:
+        return np.clip(np.rint(unit * math.exp(-log_dual / 2.0)), lowest, num_max)
+
+    def exceeds(log_dual: float) -> bool:
+        counts = counts_at(log_dual)
+        return float(cost @ counts) > limit or counts.sum() > cap
+
+    start = 2.0 * math.log(float(np.sqrt(squares * cost).sum()) / limit)
     if dual:
         start = math.log(positive_number("dual", dual) / scale**2)
-    else:
-        start = 2.0 * math.log(float(np.sqrt(problem.squares * problem.cost).sum()) / problem.budget)
-    low, high = _widen(problem, start)
+    # Beyond these all counts sit at their bounds, one count further so that rounding cannot bring a prompt back.
+    log_unit = np.log(squares / cost)
+    least = float((log_unit - 2.0 * np.log(num_max + 1.0)).min())
+    most = float((log_unit - 2.0 * np.log(lowest / 4.0)).max())
+    low, high = _bracket(start, least, most, exceeds)
     for _ in range(num_iterations):
         middle = (low + high) / 2.0
-        low, high = (middle, high) if _exceeds(problem, _rounded(problem, middle)) else (low, middle)
-    return _allocation(problem, _rounded(problem, high), budget_tokens, math.exp(high) * scale**2, math.inf)
+        low, high = (middle, high) if exceeds(middle) else (low, middle)
+    counts = counts_at(high).astype(np.int64)
+    return Allocation(counts, math.exp(high) * scale**2, float(cost @ counts), budget, math.inf)
 
 
 def uniform_allocation(
@@ -156,19 +156,10 @@ def uniform_allocation(
 ) -> Allocation:
     """Counts as equal as possible: GRPO's allocation, which Theorem 1's corollary compares with.
 
-    Args:
-        num_prompts (int): M, >= 1.
-        total_rollouts (int): Sum of the counts, >= M; the first ``total_rollouts % M`` prompts get one more.
-        mean_length (ArrayLike): Expected rollout length, shape (M,), tokens, > 0; prices the plan.
-        budget_tokens (float): B, tokens, recorded beside the plan.
-
-    Returns:
-        Allocation: Equal counts, no dual, nothing proven about their variance.
-
-    Raises:
-        ValueError: If there are fewer rollouts than prompts or ``mean_length`` is not positive, finite and (M,).
+    The first prompts get one more where the total does not divide. ``mean_length`` (M,) prices the plan and
+    ``budget_tokens`` is recorded beside it. ValueError if there are fewer rollouts than prompts.
     """
-    cost = positive_vector("mean_length", mean_length, num_prompts)
+    (cost,) = positive_vectors(mean_length=mean_length)
     if total_rollouts < num_prompts:
         raise ValueError(
             f"total_rollouts={total_rollouts} leaves some of {num_prompts} prompts without a rollout. "
@@ -180,30 +171,48 @@ def uniform_allocation(
     return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens), math.inf)
 
 
-def _allocation(problem: Problem, counts: np.ndarray, budget_tokens: float, dual: float, gap: float) -> Allocation:
-    return Allocation(counts.astype(np.int64), float(dual), problem.tokens(counts), float(budget_tokens), float(gap))
+def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
+    """Arguments as float64 vectors of one length; ValueError unless all values are positive and finite."""
+    vectors = [np.asarray(values, dtype=np.float64) for values in named.values()]
+    for name, vector in zip(named, vectors, strict=True):
+        if vector.ndim != 1 or vector.size == 0:
+            raise ValueError(f"{name} must be a non-empty vector of shape (M,), got shape {vector.shape}.")
+        if vector.size != vectors[0].size:
+            raise ValueError(f"{name} has {vector.size} entries for {vectors[0].size} prompts. Give one each.")
+        # Two reductions instead of a mask: nan fails the first comparison, inf the second.
+        if not (vector.min() > 0.0 and vector.max() < math.inf):
+            index = int(np.flatnonzero(~((vector > 0.0) & np.isfinite(vector)))[0])
+            raise ValueError(f"{name} must be positive and finite, got {vector[index]} at index {index}.")
+    return vectors
 
 
-def _rounded(problem: Problem, log_multiplier: float) -> np.ndarray:
-    """Eq. 4 at one multiplier, with the upper bound."""
-    counts = np.rint(np.sqrt(problem.squares / problem.cost) * math.exp(-log_multiplier / 2.0))
-    return np.clip(counts, problem.lowest, problem.highest)
+def positive_number(name: str, value: float) -> float:
+    """``value`` as a positive, finite float; ValueError otherwise."""
+    if not 0.0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
+    return float(value)
 
 
-def _exceeds(problem: Problem, counts: np.ndarray) -> bool:
-    return problem.tokens(counts) > problem.budget or counts.sum() > problem.max_rollouts
+def bounds(num_prompts: int, num_min: ArrayLike, num_max: int, max_rollouts: int | None) -> tuple[np.ndarray, int]:
+    """Fewest rollouts of each prompt, shape (M,), and the cap on their sum; ValueError if the bounds cross."""
+    lowest = np.full(num_prompts, num_min, dtype=np.int64)
+    cap = num_max * num_prompts if max_rollouts is None else min(max_rollouts, num_max * num_prompts)
+    if not (1 <= lowest.min() and lowest.max() <= num_max):
+        raise ValueError(f"1 <= num_min <= num_max must hold, got {num_min} and {num_max}.")
+    if lowest.sum() > cap:
+        raise ValueError(
+            f"max_rollouts={max_rollouts} is below the {lowest.sum()} rollouts that num_min asks for. Raise it or "
+            "lower num_min."
+        )
+    return lowest, int(cap)
 
 
-def _widen(problem: Problem, start: float) -> tuple[float, float]:
+def _bracket(start: float, least: float, most: float, exceeds: Callable[[float], bool]) -> tuple[float, float]:
     """Bracket of log(lambda) around ``start``; an end stops where all counts sit at their bounds."""
-    log_unit = np.log(problem.squares / problem.cost)
-    # One count beyond the bounds, so that rounding cannot bring a prompt back inside.
-    least = float((log_unit - 2.0 * np.log(problem.highest + 1.0)).min())
-    most = float((log_unit - 2.0 * np.log(problem.lowest / 4.0)).max())
     low, high, width = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH, 2.0 * _BRACKET_HALF_WIDTH
-    while low > least and not _exceeds(problem, _rounded(problem, low)):
+    while low > least and not exceeds(low):
         low, width = low - width, 2.0 * width
     width = 2.0 * _BRACKET_HALF_WIDTH
-    while high < most and _exceeds(problem, _rounded(problem, high)):
+    while high < most and exceeds(high):
         high, width = high + width, 2.0 * width
     return low, high

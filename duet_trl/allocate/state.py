@@ -3,16 +3,7 @@
 
 
 def check_state(owner: str, state: dict, expected: dict) -> None:
-    """Check that a state was written by the part that is about to load it.
-
-    Args:
-        owner (str): Name of that part, for the message.
-        state (dict): State to load.
-        expected (dict): A state of that part; only its keys matter.
-
-    Raises:
-        ValueError: If the keys differ.
-    """
+    """Check that a state was written by the part that is about to load it."""
     if state.keys() != expected.keys():
         raise ValueError(
             f"The {owner} state has keys {sorted(state)}, expected {sorted(expected)}: it is missing, foreign or "

@@ -61,12 +61,7 @@ class RewardHistory:
     pool_mean_square: float
 
     def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
-        """The history with more rewards in it, at full weight; the pool stays as it was.
-
-        Args:
-            rewards (np.ndarray): Shape (N,); nan is left out.
-            group (np.ndarray): Prompt of each, shape (N,), in 0..M-1.
-        """
+        """The history with more rewards in it, at full weight; the pool stays as it was."""
         scored = ~np.isnan(rewards)
         group, rewards, size = group[scored], rewards[scored], len(self.count)
         added, first, second = (np.bincount(group, weights=rewards**power, minlength=size) for power in range(3))
@@ -79,19 +74,9 @@ class RewardHistory:
 
 
 class PromptStatistics:
-    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more.
-
-    Args:
-        reward_decay (float): Factor on a prompt's reward history from one visit to the next, in [0, 1]: the policy
-            that earned it is no longer the policy.
-
-    Raises:
-        ValueError: If a value is out of range.
-    """
+    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more."""
 
     def __init__(self, reward_decay: float = 0.7) -> None:
-        if not 0.0 <= reward_decay <= 1.0:
-            raise ValueError(f"reward_decay must be in [0, 1], got {reward_decay}.")
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
         self._rows: dict[str, int] = {}
@@ -102,7 +87,7 @@ class PromptStatistics:
 
     def lookup(self, keys: Sequence[str]) -> PromptView:
         """What is known about ``keys`` (M,)."""
-        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        rows = self._known_rows(keys)
         if not self._rows:
             table = np.zeros((len(_COLUMNS), len(keys)))
         else:
@@ -125,14 +110,9 @@ class PromptStatistics:
     def expected_tokens(self, keys: Sequence[str], *, price_aborted: bool, default: float) -> np.ndarray:
         """Expected tokens of one rollout of each prompt, the L_q of Theorem 1.
 
-        Args:
-            keys (Sequence[str]): Prompts, length M.
-            price_aborted (bool): Price all generated tokens, aborted rollouts included; otherwise kept lengths.
-            default (float): Tokens assumed while the pool holds no length at all.
-
-        Returns:
-            np.ndarray: Shape (M,), >= 1. A prompt without a length takes the mean over the prompts that have one,
-            each prompt counting once, so that heavily sampled prompts do not pull it.
+        All generated tokens, aborted rollouts included, or kept lengths; `default` while the pool holds none at all. A
+        prompt without a length takes the mean over the prompts that have one, each counting once, so that heavily
+        sampled prompts do not pull it. Shape (M,), >= 1.
         """
         view = self.lookup(keys)
         known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
@@ -145,24 +125,10 @@ class PromptStatistics:
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the running means of sigma (Algorithm 1, lines 43-44).
-
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
-            sigma_obs (np.ndarray): Eq. 3, shape (M,), >= 0; nan where fewer than two rollouts were usable. Such a
-                visit counts as waiting, a zero is an observation.
-
-        Raises:
-            ValueError: If shapes differ or a value is negative or infinite.
-        """
-        values = np.asarray(sigma_obs, dtype=np.float64)
-        if values.shape != (len(keys),):
-            raise ValueError(f"sigma_obs has shape {values.shape} for {len(keys)} prompts.")
-        seen = ~np.isnan(values)
-        if np.any((values[seen] < 0.0) | np.isinf(values[seen])):
-            raise ValueError("sigma_obs must be nan or finite and not negative. Leave non-finite rollouts out of it.")
+        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan counts as waiting, a zero is an observation."""
+        seen = ~np.isnan(sigma_obs)
         rows = self._rows_of(keys)
-        np.add.at(self._column("sigma_sum"), rows[seen], values[seen])
+        np.add.at(self._column("sigma_sum"), rows[seen], sigma_obs[seen])
         np.add.at(self._column("sigma_count"), rows[seen], 1.0)
         np.add.at(self._column("visits_waiting"), rows, 1.0)
         self._column("visits_waiting")[rows[seen]] = 0.0
@@ -172,25 +138,9 @@ class PromptStatistics:
     ) -> None:
         """Update the running mean lengths and costs (Algorithm 1, lines 45-47).
 
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M; a key may occur twice.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
-            lengths (np.ndarray): Policy tokens of each rollout, shape (N,).
-            tokens (np.ndarray): Generated tokens of each rollout, shape (N,).
-            kept (np.ndarray): Rollouts that were not aborted, shape (N,), bool.
-
-        Raises:
-            ValueError: If shapes differ or ``group`` names a prompt outside the step.
+        Prompt of each rollout in 0..M-1, its policy and generated tokens, and whether it was not aborted, shape (N,).
         """
-        num_prompts, group = len(keys), np.asarray(group, dtype=np.int64)
-        kept = np.asarray(kept, dtype=bool)
-        if not group.shape == np.shape(lengths) == np.shape(tokens) == kept.shape or group.ndim != 1:
-            raise ValueError("group, lengths, tokens and kept must be vectors of one length, one entry per rollout.")
-        if group.size and not 0 <= group.min() <= group.max() < num_prompts:
-            raise ValueError(
-                f"group must index the {num_prompts} prompts of the step, got {group.min()}..{group.max()}."
-            )
-        rows = self._rows_of(keys)
+        num_prompts, rows = len(keys), self._rows_of(keys)
         num_kept = np.bincount(group[kept], minlength=num_prompts).astype(np.float64)
         length_sum = np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts)
         np.add.at(self._column("length_sum"), rows, length_sum)
@@ -201,24 +151,15 @@ class PromptStatistics:
     def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
         """Add the rewards of a step to the history of its prompts, whose older rewards lose weight.
 
-        Args:
-            keys (Sequence[str]): Prompts of the step, length M.
-            group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, M).
-            rewards (np.ndarray): Summed reward of each rollout, shape (N,); the unused may be nan.
-            use (np.ndarray): Rollouts to use, shape (N,), bool.
-
-        Raises:
-            ValueError: If a used reward is not finite.
+        Prompt of each rollout in 0..M-1, its summed reward, and whether to use it, shape (N,).
         """
-        group, values = np.asarray(group, dtype=np.int64)[use], np.asarray(rewards, dtype=np.float64)[use]
-        if not np.isfinite(values).all():
-            raise ValueError("A used rollout has a reward that is not finite. Leave it out with `use`.")
+        group, values = group[use], rewards[use]
         if not values.size:
             return
         low, high = self.reward_range or (np.inf, -np.inf)
         self.reward_range = [min(low, float(values.min())), max(high, float(values.max()))]
         rows = self._rows_of(keys)
-        sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in (0, 1, 2)]
+        sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
         visited = np.unique(rows[sums[0] > 0])
         for name, added in zip(_REWARDS, sums, strict=True):
             self._column(name)[visited] *= self.reward_decay
@@ -230,7 +171,7 @@ class PromptStatistics:
         seen = count > 0.0
         pool = (float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in (total, squares))
         pool_mean, pool_square = pool
-        rows = np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
+        rows = self._known_rows(keys)
         known = np.zeros(len(keys), dtype=bool)
         known[rows >= 0] = seen[rows[rows >= 0]]
         mean, square, weight = np.full(len(keys), pool_mean), np.full(len(keys), pool_square), np.zeros(len(keys))
@@ -260,11 +201,7 @@ class PromptStatistics:
         }
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`.
-
-        Raises:
-            ValueError: If keys or shapes differ, or a prompt occurs twice.
-        """
+        """Restore `state_dict()`."""
         check_state("prompt statistics", state, dict.fromkeys(("keys", "reward_range", "sums")))
         rows = {key: row for row, key in enumerate(state["keys"])}
         if len(rows) != len(state["keys"]) or np.shape(state["sums"]) != (len(_COLUMNS), len(rows)):
@@ -276,6 +213,10 @@ class PromptStatistics:
     def _column(self, name: str) -> np.ndarray:
         """Writable view of one column over the prompts seen so far."""
         return self._table[_COLUMNS.index(name), : len(self._rows)]
+
+    def _known_rows(self, keys: Sequence[str]) -> np.ndarray:
+        """Row of each key, shape (M,); -1 for unknown ones."""
+        return np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
 
     def _rows_of(self, keys: Sequence[str]) -> np.ndarray:
         """Row of each key, shape (M,); unknown keys get a new one."""

@@ -1,46 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 1: the surrogate s_q that stands in for sigma_q in Theorem 1, observed by Eq. 3, judged by Eq. 7."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .state import check_state
 from .statistics import PromptStatistics, PromptView
 
-UNSEEN_RULES = ("floor", "median")
-
 
 def sigma_observed(
-    advantages: np.ndarray,
-    sum_logps: np.ndarray,
-    group: np.ndarray,
-    use: np.ndarray,
-    num_prompts: int,
+    advantages: np.ndarray, sum_logps: np.ndarray, group: np.ndarray, use: np.ndarray, num_prompts: int
 ) -> np.ndarray:
     """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3), over n - 1.
 
     The advantages are the unweighted ones: importance weights in here would let one rollout that survived its coin
     outweigh a prompt's whole history. docs/fidelity.md#surrogate.
 
-    Args:
-        advantages (np.ndarray): A, group-normalised and unweighted, shape (N,).
-        sum_logps (np.ndarray): Sum of log pi over the policy tokens, shape (N,), nats.
-        group (np.ndarray): Prompt of each rollout, shape (N,), int, in [0, num_prompts).
-        use (np.ndarray): Rollouts to use (kept, finite), shape (N,), bool; the others may hold nan.
-        num_prompts (int): M.
+    Columns have shape (N,); `use` is true for kept rollouts with finite values, the others may hold nan.
 
     Returns:
-        np.ndarray: sigma_obs, shape (M,), float64; nan where fewer than two rollouts are used.
-
-    Raises:
-        ValueError: If shapes differ or a used value is not finite.
+        np.ndarray: sigma_obs, shape (num_prompts,), float64; nan where fewer than two rollouts are used.
     """
-    use = np.asarray(use, dtype=bool)
-    if not np.shape(advantages) == np.shape(sum_logps) == np.shape(group) == use.shape:
-        raise ValueError("advantages, sum_logps, group and use must have one entry per rollout.")
-    contribution = np.asarray(advantages, np.float64)[use] * np.asarray(sum_logps, np.float64)[use]
-    if not np.isfinite(contribution).all():
-        raise ValueError("A used rollout has a non-finite advantage or log-probability. Leave it out with `use`.")
-    prompt = np.asarray(group, dtype=np.int64)[use]
+    contribution, prompt = advantages[use] * sum_logps[use], group[use]
     count = np.bincount(prompt, minlength=num_prompts)
     mean = np.bincount(prompt, weights=contribution, minlength=num_prompts) / np.maximum(count, 1)
     squares = np.bincount(prompt, weights=np.square(contribution - mean[prompt]), minlength=num_prompts)
@@ -52,22 +34,12 @@ def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
     """Calibration divergence ``mean((s_q / sigma_q - 1)^2)`` of Theorem 4, which bounds the plug-in loss (Eq. 7).
 
     ``V(n^s) - V* <= K * chi2 / B`` with K from the bounds on sigma and length, the floor and M.
-
-    Args:
-        surrogate (np.ndarray): s_q the plan used, shape (M,).
-        sigma (np.ndarray): sigma_q, here this step's sigma_obs, shape (M,); prompts at nan or 0 are left out
-            (assumption A6 excludes degenerate groups).
-
-    Returns:
-        float: chi2; nan where no prompt has a positive sigma.
     """
-    positive = np.asarray(sigma) > 0.0
-    if not positive.any():
-        return float("nan")
-    ratio = np.asarray(surrogate, np.float64)[positive] / np.asarray(sigma, np.float64)[positive]
-    return float(np.mean(np.square(ratio - 1.0)))
+    positive = sigma > 0.0
+    return float(np.mean(np.square(surrogate[positive] / sigma[positive] - 1.0)))
 
 
+@dataclass
 class Surrogate:
     """Rules that turn a prompt's running mean of sigma_obs into the s_q of Theorem 1 (section 3.1).
 
@@ -75,7 +47,7 @@ class Surrogate:
     percentile of what was observed, then frozen. The percentile is taken over the positive values and never falls
     below the first floor, because with more than 5 % degenerate prompts it would be 0. docs/fidelity.md#surrogate.
 
-    Args:
+    Attributes:
         floor (float): s_floor before the first epoch ends, advantage x nats, > 0.
         floor_quantile (float | None): Quantile of the positive sigmas over prompts that replaces the floor after the
             first epoch; None keeps ``floor``.
@@ -84,42 +56,17 @@ class Surrogate:
             positive sigmas of the pool once there are any. Median is optimistic on purpose: a degenerate prompt
             costs one visit, a starved one is never found out.
         shrinkage (float): kappa, pseudo-observations at the pool mean: ``(k * sigma + kappa * mean) / (k + kappa)``.
-            0 is the paper.
         reprobe_after (int): Visits without an observation of sigma after which a prompt is due two rollouts, because
             a lone rollout can never be observed again; 0 never (paper).
-
-    Raises:
-        ValueError: For values outside these ranges.
     """
 
-    def __init__(
-        self,
-        *,
-        floor: float = 0.01,
-        floor_quantile: float | None = 0.05,
-        warmup: int = 1,
-        unseen: str = "floor",
-        shrinkage: float = 0.0,
-        reprobe_after: int = 0,
-    ) -> None:
-        if not 0.0 < floor < np.inf:
-            raise ValueError(f"The surrogate's floor must be positive, got {floor}.")
-        if floor_quantile is not None and not 0.0 < floor_quantile < 1.0:
-            raise ValueError(f"floor_quantile must be in (0, 1) or None, got {floor_quantile}.")
-        if unseen not in UNSEEN_RULES:
-            raise ValueError(f"unseen must be one of {list(UNSEEN_RULES)}, got {unseen!r}.")
-        if warmup < 1 or not 0.0 <= shrinkage < np.inf or reprobe_after < 0:
-            raise ValueError(
-                f"warmup must be at least 1, shrinkage and reprobe_after at least 0, got {warmup}, {shrinkage} and "
-                f"{reprobe_after}."
-            )
-        self.floor = floor
-        self.floor_quantile = floor_quantile
-        self.warmup = warmup
-        self.unseen = unseen
-        self.shrinkage = shrinkage
-        self.reprobe_after = reprobe_after
-        self._frozen = False
+    floor: float = 0.01
+    floor_quantile: float | None = 0.05
+    warmup: int = 1
+    unseen: str = "floor"
+    shrinkage: float = 0.0
+    reprobe_after: int = 0
+    _frozen: bool = False
 
     def advance(self, statistics: PromptStatistics, epoch: int) -> None:
         """Replace and freeze the floor once ``epoch`` (completed passes over the data) reaches 1.

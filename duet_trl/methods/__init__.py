@@ -9,7 +9,7 @@ from ..field_types import Acts
 from ..gate.automaton import TokenAutomaton
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
-from .duet_settings import ACTS, DuetOptions, check_relations, duet_settings, settle
+from .duet_settings import ACTS, DuetOptions, check_relations, settle
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
@@ -78,15 +78,7 @@ def setting_of(config: Any) -> Setting:
 
 
 def build_method(config: Any, automaton: TokenAutomaton | None) -> Method:
-    """The method of a configuration.
-
-    Args:
-        config (DUETGRPOConfig): Checked configuration.
-        automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
-
-    Returns:
-        Method: Fresh, without observations.
-    """
+    """The method of a configuration."""
     return METHODS[config.method].build(config, automaton)
 
 
@@ -103,7 +95,7 @@ def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"ma
 
 
 def _build_duet(config: Any, automaton: TokenAutomaton | None) -> Method:
-    return build_duet(duet_settings(config, setting_of(config)), automaton)
+    return build_duet(config, setting_of(config), automaton)
 
 
 def _build_own(config: Any, automaton: TokenAutomaton | None) -> Method:

@@ -23,12 +23,10 @@ Ours: a step that stays under-full trains on what it has and says so once, where
 
 import logging
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..field_types import check_types, option
+from ..field_types import option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
 from .method import Method, Setting
@@ -39,45 +37,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class DapoOptions(ResamplingOptions):
-    """Options of DAPO, beside those of `ResamplingOptions`.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+    """Options of DAPO, beside those of `ResamplingOptions`."""
 
     max_tokens_per_step: int | None = option(
         "Tokens from which a step draws no other batch. A batch is cut to the prompts that it pays for at the mean "
         "length so far; the first batch is always whole. None: no ceiling.",
         unit="tokens",
+        rule=(lambda x: x >= 1, "at least 1, got {}. None: any"),
     )
-    filter_function: int | None = option("Reward function, from 0, whose values must differ. None: the weighted sum.")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_types(self, DapoOptions)
-        if self.max_tokens_per_step is not None and self.max_tokens_per_step < 1:
-            raise ValueError(f"max_tokens_per_step must be at least 1, got {self.max_tokens_per_step}. None: any.")
-        if self.filter_function is not None and self.filter_function < 0:
-            raise ValueError(f"filter_function must be at least 0, got {self.filter_function}. None: their sum.")
+    filter_function: int | None = option(
+        "Reward function, from 0, whose values must differ. None: the weighted sum.",
+        rule=(lambda x: x >= 0, "at least 0, got {}. None: their sum"),
+    )
 
 
 class Dapo(Method):
-    """Dynamic sampling; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (DapoOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """Dynamic sampling; see the module."""
 
     def __init__(self, setting: Setting, options: DapoOptions) -> None:
         check_groups(setting, round(options.oversample * setting.num_prompts))
         self.setting = setting
         self.options = options
         self.identity = {"method": "dapo", "filter_function": options.filter_function}
-        self._metrics: dict[str, float] = {}
         self._warned = False
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
@@ -103,14 +84,6 @@ class Dapo(Method):
         """Nothing is remembered."""
         self._metrics = resampling_metrics(done, self._mixed(done))
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError unless the state is empty."""
-        check_state("dapo", state, {})
-
-    def metrics(self) -> dict[str, float]:
-        """Batches, and prompts that were dropped or are missing."""
-        return dict(self._metrics)
-
     def _mixed(self, done: Rollouts) -> np.ndarray:
         """Prompts whose rewards, those of `filter_function` if it is set, differ; shape (M,), bool."""
         column, num_functions = self.options.filter_function, done.rewards_per_func.shape[1]
@@ -124,10 +97,7 @@ class Dapo(Method):
         """Prompts of the next batch; where there are none, what forbids them and what to do about it."""
         options, n, spent = self.options, self.setting.num_generations, int(done.new_tokens.sum())
         if done.round.max() + 1 >= options.max_batches:
-            return (
-                0,
-                f"max_batches={options.max_batches} is reached. Raise it, or choose other prompts.",
-            )
+            return (0, f"max_batches={options.max_batches} is reached. Raise it, or choose other prompts.")
         room = (self.setting.max_rollouts - len(done)) // n
         if room < 1:
             return 0, f"max_rollouts={self.setting.max_rollouts} leaves no room for another group. Raise it."

@@ -20,34 +20,29 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocator import Allocator
+from ..allocate.allocators import UniformAllocator
 from ..allocate.state import check_state
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.baseline import history_advantages
 from ..update.importance import rollout_weights, surcharge
-from .duet_settings import DuetSettings
+from .duet_settings import DuetOptions
 from .grouping import group_relative
-from .method import Method
+from .method import Method, Setting
 
 
 class Duet(Method):
-    """The joint controller of counts and stops.
+    """The joint controller of counts and stops."""
 
-    Args:
-        settings (DuetSettings): Resolved fields and options.
-        allocator (Allocator): Phase 1.
-        gate (MarkerGate): Phase 2.
-    """
-
-    def __init__(self, settings: DuetSettings, allocator: Allocator, gate: MarkerGate) -> None:
-        self.settings = settings
+    def __init__(self, config: Any, setting: Setting, allocator: UniformAllocator, gate: MarkerGate) -> None:
+        self.setting = setting
+        self.options: DuetOptions = config.options
         self.allocator = allocator
         self.gate = gate
-        self.gated = settings.gated
-        self.plain = settings.is_grpo
-        self.identity = {"method": settings.method, "budget_reading": settings.budget_reading}
+        self.gated = config.gated
+        self.plain = not config.duet_active
+        self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
@@ -74,13 +69,13 @@ class Duet(Method):
             done.prompt,
             applied,
             masked,
-            stratification=self.settings.options.stratification,
-            floor=self.settings.options.stratification_floor,
+            stratification=self.options.stratification,
+            floor=self.options.stratification_floor,
         )
         trained = ~masked
-        if self.settings.options.drop_zero_advantage:
+        if self.options.drop_zero_advantage:
             size = np.abs(advantages)
-            trained &= (size > 0) & (size >= self.settings.options.advantage_cutoff)
+            trained &= (size > 0) & (size >= self.options.advantage_cutoff)
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
@@ -118,13 +113,13 @@ class Duet(Method):
 
     @property
     def _trains_aborted(self) -> bool:
-        return self.settings.options.aborted_rollouts == "failure"
+        return self.options.aborted_rollouts == "failure"
 
     def _advantages(self, done: Rollouts) -> np.ndarray:
-        if self.settings.options.advantage_baseline == "group":
-            return group_relative(done, self.settings.run)
+        if self.options.advantage_baseline == "group":
+            return group_relative(done, self.setting)
         history = self.allocator.statistics.reward_history(done.prompts.keys)
-        advantages = history_advantages(done.rewards, done.prompt, history, self.settings.run.scale_rewards)
+        advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
 
@@ -156,4 +151,4 @@ class Duet(Method):
             done.aborted,
             num_prompts=len(done.prompts),
             keep_probability=self.gate.keep_probability,
-        ).factor
+        )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`Duet` from its settings: which allocator, gate and update rule make `duet` and `paper`."""
 
+from typing import Any
+
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..allocate.budget import Budget
 from ..allocate.mixed import MixedAllocator
@@ -10,37 +12,31 @@ from ..gate.automaton import TokenAutomaton
 from ..gate.marker_gate import MarkerGate
 from ..gate.thresholds import LengthThresholds
 from .duet import Duet
-from .duet_settings import DuetSettings
+from .method import Setting
 
 
-def build_duet(settings: DuetSettings, automaton: TokenAutomaton | None) -> Duet:
-    """The method of some settings, without observations.
-
-    Args:
-        settings (DuetSettings): Resolved.
-        automaton (TokenAutomaton | None): Compiled marker; None only where the gate is off.
-    """
-    return Duet(settings, _allocator(settings), _gate(settings, automaton))
+def build_duet(config: Any, run: Setting, automaton: TokenAutomaton | None) -> Duet:
+    """The method of a resolved `DUETGRPOConfig`, without observations."""
+    return Duet(config, run, _allocator(config, run), _gate(config, run, automaton))
 
 
-def _allocator(settings: DuetSettings) -> UniformAllocator:
-    options, run = settings.options, settings.run
+def _allocator(config: Any, run: Setting) -> UniformAllocator:
+    options = config.options
     budget = Budget(
-        settings.budget_reading,
-        fraction=settings.budget_fraction,
+        config.budget_reading,
+        fraction=config.budget_fraction,
         num_generations=run.num_generations,
-        budget_tokens=settings.budget_tokens,
-        num_min=settings.num_rollouts_min,
+        budget_tokens=config.budget_tokens,
     )
     shared = {
         "max_length": run.max_completion_length,
         "statistics": PromptStatistics(reward_decay=options.reward_decay),
         "price_aborted": options.price_aborted,
-        "num_min": settings.num_rollouts_min,
-        "num_max": settings.num_rollouts_max,
+        "num_min": config.num_rollouts_min,
+        "num_max": config.num_rollouts_max,
         "max_rollouts": run.max_rollouts,
     }
-    if not settings.allocate:
+    if not config.allocate:
         return UniformAllocator(budget, **shared)
     if options.allocation_objective == "mixed":
         return MixedAllocator(budget, **shared)
@@ -55,10 +51,10 @@ def _allocator(settings: DuetSettings) -> UniformAllocator:
     return NeymanAllocator(surrogate, budget, solver=options.allocation_solver, **shared)
 
 
-def _gate(settings: DuetSettings, automaton: TokenAutomaton | None) -> MarkerGate:
-    options = settings.options
+def _gate(config: Any, run: Setting, automaton: TokenAutomaton | None) -> MarkerGate:
+    options = config.options
     thresholds = LengthThresholds(
-        max_length=settings.run.max_completion_length,
+        max_length=run.max_completion_length,
         window=options.threshold_window,
         refit_every=options.threshold_interval,
         # Where K2 is unused or follows the answers, nothing keeps K1's share below K2's.
@@ -72,12 +68,12 @@ def _gate(settings: DuetSettings, automaton: TokenAutomaton | None) -> MarkerGat
     return MarkerGate(
         thresholds=thresholds,
         automaton=automaton,
-        trim=settings.trim,
-        abort=settings.abort,
-        grace_window=settings.grace_window,
+        trim=config.trim,
+        abort=config.abort,
+        grace_window=config.grace_window,
         poll_interval=options.poll_interval,
         entropy_threshold=options.entropy_threshold,
         window=options.marker_window or None,
-        keep_probability=settings.keep_probability,
-        seed=settings.run.seed,
+        keep_probability=config.keep_probability,
+        seed=run.seed,
     )

@@ -4,16 +4,18 @@
 The two methods are one algorithm with two columns of defaults, compared switch by switch in docs/fidelity.md.
 """
 
-from dataclasses import dataclass, fields, replace
+import math
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from ..field_types import Acts, check_choices, check_counts, check_ranges, option
-from .method import Setting
+from ..field_types import Acts, Options, at_least, one_of, option
+
+_SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
 
 
 @dataclass(frozen=True)
-class DuetOptions:
+class DuetOptions(Options):
     """`method_kwargs` of `duet` and `paper`. None, in three of them, is what follows from other fields (`settle`)."""
 
     # Allocation (paper, section 3.1)
@@ -22,12 +24,14 @@ class DuetOptions:
         "differ.",
         duet="mixed",
         paper="variance",
+        rule=one_of("variance", "mixed"),
     )
     allocation_solver: str = option(
         "'greedy' by gain per token, or the ten-step 'bisection' of Eq. 4.",
         symbol="lambda*",
         duet="greedy",
         paper="bisection",
+        rule=one_of("greedy", "bisection"),
     )
     price_aborted: bool = option(
         "Price a prompt at all its generated tokens, aborted rollouts included. False: at kept lengths.",
@@ -35,30 +39,52 @@ class DuetOptions:
         duet=True,
         paper=False,
     )
-    reward_decay: float = option("Factor on a prompt's reward history from one visit to the next.", 0.7, unit="[0, 1]")
+    reward_decay: float = option(
+        "Factor on a prompt's reward history from one visit to the next.",
+        0.7,
+        unit="[0, 1]",
+        rule=(lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once; got {}"),
+    )
     surrogate_warmup: int = option(
-        "Observations before a prompt's own sigma is used.", 1, unit="observations", symbol="k_warmup"
+        "Observations before a prompt's own sigma is used.",
+        1,
+        unit="observations",
+        symbol="k_warmup",
+        rule=at_least(1),
     )
     surrogate_floor: float = option(
-        "Minimum sigma in the first epoch.", 0.01, unit="advantage x nats", symbol="s_floor"
+        "Least sigma in the first epoch.",
+        0.01,
+        unit="advantage x nats",
+        symbol="s_floor",
+        rule=(lambda x: 0 < x < math.inf, "positive; got {}"),
     )
     surrogate_floor_quantile: float = option(
         "Quantile of the positive sigmas that replaces a smaller s_floor after the first epoch. 0: never.",
         0.05,
         unit="[0, 1)",
         symbol="5th percentile",
+        rule=(lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off; got {}"),
     )
     surrogate_unseen: str = option(
-        "Sigma of a prompt without an observation: 'floor', or 'median' of the others.", duet="median", paper="floor"
+        "Sigma of a prompt without an observation: 'floor', or 'median' of the others.",
+        duet="median",
+        paper="floor",
+        rule=one_of("floor", "median"),
     )
     surrogate_shrinkage: float = option(
-        "Pseudo-observations that pull sigma toward the pool mean.", unit="observations", duet=1.0, paper=0.0
+        "Pseudo-observations that pull sigma toward the pool mean.",
+        unit="observations",
+        duet=1.0,
+        paper=0.0,
+        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 switches it off; got {}"),
     )
     surrogate_reprobe: int = option(
         "Visits without a new observation of sigma after which a prompt gets at least 2 rollouts. 0: never.",
         unit="visits",
         duet=2,
         paper=0,
+        rule=at_least(0),
     )
 
     # Gate (paper, section 3.2)
@@ -67,42 +93,64 @@ class DuetOptions:
         unit="tokens",
         duet=0,
         paper=256,
+        rule=at_least(0),
     )
-    poll_interval: int = option("Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll")
+    poll_interval: int = option(
+        "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1)
+    )
     entropy_threshold: float = option(
         "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
         "entropy. The paper gives no value.",
         0.1,
         unit="nats",
         symbol='"low-entropy token"',
+        rule=(lambda x: 0 <= x < math.inf, "at least 0 nats; 0 switches it off; got {}"),
     )
     threshold_window: int = option(
         "Kept rollouts whose lengths K1 and K2 are refitted to; answer times come from four times as many.",
         1024,
         unit="rollouts",
         symbol="W",
+        rule=at_least(1),
     )
-    threshold_interval: int = option("Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N")
+    threshold_interval: int = option(
+        "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1)
+    )
     threshold_weighting: str = option(
         "Weight of a length in the window: 'propensity' (1/p) or 'none' (K2 ratchets down).",
         duet="propensity",
         paper="none",
+        rule=one_of("propensity", "none"),
     )
-    poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30")
-    abort_quantile: float = option("Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80")
+    poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE)
+    abort_quantile: float = option("Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE)
     abort_answer_quantile: float = option(
         "K2 follows this quantile of the answer times, or the 0.995 quantile of rewarded ones if that is later. 0: a "
         "quantile of lengths.",
         unit="[0, 1)",
         duet=0.95,
         paper=0.0,
+        rule=(lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths; got {}"),
     )
-    abort_answer_slack: float = option("Factor on both quantiles of answer times.", 1.25, unit=">= 1")
+    abort_answer_slack: float = option(
+        "Factor on both quantiles of answer times.",
+        1.25,
+        unit=">= 1",
+        rule=(lambda x: 1 <= x < math.inf, "at least 1; got {}"),
+    )
     poll_cold_fraction: float = option(
-        "K1 before the first refit, share of max_completion_length.", 0.3, unit="(0, 1]", symbol="0.3 L_max"
+        "K1 before the first refit, share of max_completion_length.",
+        0.3,
+        unit="(0, 1]",
+        symbol="0.3 L_max",
+        rule=_SHARE,
     )
     abort_cold_fraction: float = option(
-        "K2 before the first refit, share of max_completion_length.", 0.7, unit="(0, 1]", symbol="0.7 L_max"
+        "K2 before the first refit, share of max_completion_length.",
+        0.7,
+        unit="(0, 1]",
+        symbol="0.7 L_max",
+        rule=_SHARE,
     )
 
     # Update (paper, section 3.3)
@@ -112,6 +160,7 @@ class DuetOptions:
         symbol="I_abort",
         duet="failure",
         paper="mask",
+        rule=one_of("mask", "failure"),
     )
     stratification: str = option(
         "'clip' of n_q over the mean to [stratification_floor, 1], 'exact' without the upper clip, 'none': a prompt "
@@ -119,18 +168,27 @@ class DuetOptions:
         symbol="s_pre",
         duet="none",
         paper="clip",
+        rule=one_of("clip", "exact", "none"),
     )
-    stratification_floor: float = option("Lower clip of s_pre.", 0.05, unit="(0, 1]", symbol="eps_pre")
+    stratification_floor: float = option(
+        "Lower clip of s_pre.",
+        0.05,
+        unit="(0, 1]",
+        symbol="eps_pre",
+        rule=(lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights; got {}"),
+    )
     advantage_baseline: str | None = option(
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
         "Default of duet: 'history' where allocate=True and rewards are summed, else 'group'.",
         paper="group",
+        rule=one_of("group", "history"),
     )
     advantage_cutoff: float | None = option(
         "Rollouts with a smaller |advantage| get no forward pass. Default of duet: 0.5 over a history with "
         "allocation_objective='mixed' and scaled rewards, else 0.",
         unit="standard deviations",
         paper=0.0,
+        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
     )
     drop_zero_advantage: bool | None = option(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
@@ -138,138 +196,51 @@ class DuetOptions:
         paper=False,
     )
 
-    def __post_init__(self) -> None:
-        values = self.__dict__
-        check_choices(values, _CHOICES)
-        check_counts(values, _COUNTS)
-        check_ranges(values, _RANGES)
-
-
-_CHOICES = {
-    "allocation_solver": ("greedy", "bisection"),
-    "allocation_objective": ("variance", "mixed"),
-    "advantage_baseline": ("group", "history"),
-    "surrogate_unseen": ("floor", "median"),
-    "threshold_weighting": ("propensity", "none"),
-    "aborted_rollouts": ("mask", "failure"),
-    "stratification": ("clip", "exact", "none"),
-}
-_COUNTS = {
-    "surrogate_warmup": 1,
-    "surrogate_reprobe": 0,
-    "marker_window": 0,
-    "poll_interval": 1,
-    "threshold_window": 1,
-    "threshold_interval": 1,
-}
-_FINITE = float("inf")
-_SHARE = (lambda x: 0 < x <= 1, "in (0, 1]")
-_RANGES = {
-    "stratification_floor": (lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights"),
-    "entropy_threshold": (lambda x: 0 <= x < _FINITE, "at least 0 nats; 0 switches it off"),
-    "surrogate_shrinkage": (lambda x: 0 <= x < _FINITE, "at least 0; 0 switches it off"),
-    "surrogate_floor": (lambda x: 0 < x < _FINITE, "positive"),
-    "surrogate_floor_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off"),
-    "reward_decay": (lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once"),
-    "poll_quantile": _SHARE,
-    "abort_quantile": _SHARE,
-    "poll_cold_fraction": _SHARE,
-    "abort_cold_fraction": _SHARE,
-    "abort_answer_quantile": (lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths"),
-    "abort_answer_slack": (lambda x: 1 <= x < _FINITE, "at least 1"),
-    "advantage_cutoff": (lambda x: 0 <= x < _FINITE, "at least 0; 0 drops nothing but zeros"),
-}
 
 GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
 ABORTS = Acts(lambda v: v.abort, "abort=True")
-_ALLOCATES = Acts(lambda v: v.allocate, "allocate=True")
 _BY_VARIANCE = Acts(
-    lambda v: v.allocate and v.allocation_objective == "variance",
-    "allocate=True and allocation_objective='variance'",
+    lambda v: v.allocate and v.allocation_objective == "variance", "allocate=True and allocation_objective='variance'"
 )
-_BY_ANSWERS = Acts(lambda v: v.abort and v.abort_answer_quantile > 0, "abort=True and abort_answer_quantile above 0")
-_BY_LENGTHS = Acts(lambda v: v.abort and v.abort_answer_quantile == 0, "abort=True and abort_answer_quantile=0")
+_SURROGATE = tuple(
+    f"surrogate_{one}" for one in ("warmup", "floor", "floor_quantile", "unseen", "shrinkage", "reprobe")
+)
+_GATE = (
+    "marker_window",
+    "poll_interval",
+    "threshold_window",
+    "threshold_interval",
+    "poll_quantile",
+    "poll_cold_fraction",
+)
+_ABORT = ("price_aborted", "threshold_weighting", "abort_answer_quantile", "abort_cold_fraction", "aborted_rollouts")
 ACTS = {
     "num_rollouts_min": Acts(
         lambda v: v.allocate or v.budget_reading != "rollouts", "allocate=True or a budget_reading in tokens"
     ),
-    "allocation_objective": _ALLOCATES,
-    "allocation_solver": _BY_VARIANCE,
-    "price_aborted": ABORTS,
+    "allocation_objective": Acts(lambda v: v.allocate, "allocate=True"),
     "reward_decay": Acts(
         lambda v: (v.allocate and v.allocation_objective == "mixed") or v.advantage_baseline == "history",
         "advantage_baseline='history', or allocate=True and allocation_objective='mixed'",
     ),
-    "surrogate_warmup": _BY_VARIANCE,
-    "surrogate_floor": _BY_VARIANCE,
-    "surrogate_floor_quantile": _BY_VARIANCE,
-    "surrogate_unseen": _BY_VARIANCE,
-    "surrogate_shrinkage": _BY_VARIANCE,
-    "surrogate_reprobe": _BY_VARIANCE,
-    "marker_window": GATED,
-    "poll_interval": GATED,
     "entropy_threshold": Acts(lambda v: v.trim, "trim=True"),
-    "threshold_window": GATED,
-    "threshold_interval": GATED,
-    "threshold_weighting": ABORTS,
-    "poll_quantile": GATED,
-    "poll_cold_fraction": GATED,
-    "abort_quantile": _BY_LENGTHS,
-    "abort_answer_quantile": ABORTS,
-    "abort_answer_slack": _BY_ANSWERS,
-    "abort_cold_fraction": ABORTS,
-    "aborted_rollouts": ABORTS,
+    "abort_quantile": Acts(
+        lambda v: v.abort and v.abort_answer_quantile == 0, "abort=True and abort_answer_quantile=0"
+    ),
+    "abort_answer_slack": Acts(
+        lambda v: v.abort and v.abort_answer_quantile > 0, "abort=True and abort_answer_quantile above 0"
+    ),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
+    **dict.fromkeys(("allocation_solver", *_SURROGATE), _BY_VARIANCE),
+    **dict.fromkeys(_GATE, GATED),
+    **dict.fromkeys(_ABORT, ABORTS),
 }
 """When a field or option of `duet` and `paper` acts; those not named here always do."""
 
 
-@dataclass(frozen=True)
-class DuetSettings:
-    """Everything that `duet` and `paper` are built from, resolved.
-
-    Attributes:
-        run (Setting): What every method may read.
-        method (str): "duet" or "paper".
-        allocate, trim, abort, budget_fraction, budget_reading, budget_tokens, num_rollouts_min, num_rollouts_max,
-        marker, grace_window, keep_probability: Fields of `DUETGRPOConfig`.
-        options (DuetOptions): `method_kwargs`, none of them None.
-    """
-
-    run: Setting
-    method: str
-    allocate: bool
-    trim: bool
-    abort: bool
-    budget_fraction: float
-    budget_reading: str
-    budget_tokens: float | None
-    num_rollouts_min: int
-    num_rollouts_max: int | None
-    marker: str | None
-    grace_window: int
-    keep_probability: float
-    options: DuetOptions
-
-    @property
-    def gated(self) -> bool:
-        """Whether any rollout may be stopped by the gate."""
-        return self.trim or self.abort
-
-    @property
-    def is_grpo(self) -> bool:
-        """Whether every part is off and the budget is full."""
-        return not (self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens")
-
-
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
-    """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place.
-
-    Args:
-        config (DUETGRPOConfig): Its batch sizes and every other field are resolved.
-        options (DuetOptions): With None where nothing was chosen.
-    """
+    """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place."""
     recommended = config.method == "duet"
     if options.advantage_baseline is None:
         # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
@@ -316,13 +287,6 @@ def settle_router_loss(config: Any, coefficient: float) -> None:
     """Keep rollouts with advantage 0 for a model with an auxiliary loss of its router, which sees all their tokens.
 
     `router_aux_loss_coef=None` is the model's own coefficient, so this waits for the model.
-
-    Args:
-        config (DUETGRPOConfig): Resolved; the `drop_zero_advantage` of its options may become False.
-        coefficient (float): Coefficient of that loss, not 0.
-
-    Raises:
-        ValueError: If the user asked for `drop_zero_advantage`, or for a cutoff, which acts only with it.
     """
     if not isinstance(config.options, DuetOptions) or not config.options.drop_zero_advantage:
         return
@@ -366,9 +330,3 @@ def zero_advantage_is_inert(config: Any) -> bool:
         and config.top_entropy_quantile == 1
         and config.router_aux_loss_coef in (None, 0)
     )
-
-
-def duet_settings(config: Any, run: Setting) -> DuetSettings:
-    """Fields and options of a resolved `DUETGRPOConfig` whose method is `duet` or `paper`, in one object."""
-    own = {one.name for one in fields(DuetSettings)} - {"run", "options"}
-    return DuetSettings(run=run, options=config.options, **{name: config.__dict__[name] for name in own})

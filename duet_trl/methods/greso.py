@@ -7,7 +7,7 @@ at the bottom. Before a rollout is generated a prompt is taken with probability
     max(p_easy^z_easy, 0.01)   resp.   max(p_hard^z_hard, 0.01)   and always where both are 0
 
 and others are drawn, by the same rule, until the batch is full. From the second epoch on p_easy falls by 0.01 after a
-step whose share of all-top prompts reached its target and rises by 0.01 after another, within [0.05, 0.95]; p_hard
+step whose share of all-top prompts reached its target and rises by 0.01 after another [0.05, 0.95]; p_hard
 likewise for all-bottom prompts. What is generated is filtered as in `dapo`: groups whose rewards are all the same
 leave gradient and divisor, and more batches are drawn, each as large as the remainder should need:
 
@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..field_types import check_types, option
+from ..field_types import option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
 from .method import Method, Setting
@@ -46,45 +45,34 @@ SAFETY, SMALLEST = 1.25, 1 / 6
 EASY, HARD = 1, -1
 _COIN = 0x6E50
 """Keeps the coins apart from other draws under the seed."""
+_FINITE = (np.isfinite, "finite, got {}. None: the run's own extreme")
 
 
 @dataclass(frozen=True)
 class GresoOptions(ResamplingOptions):
-    """Options of GRESO, beside those of `ResamplingOptions`.
+    """Options of GRESO, beside those of `ResamplingOptions`."""
 
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
-
-    easy_reward: float | None = option("Mean reward from which a visit is easy. None: every reward the run's highest.")
-    hard_reward: float | None = option("Mean reward up to which it is hard. None: every reward the run's lowest.")
+    easy_reward: float | None = option(
+        "Mean reward from which a visit is easy. None: every reward the run's highest.", rule=_FINITE
+    )
+    hard_reward: float | None = option(
+        "Mean reward up to which it is hard. None: every reward the run's lowest.", rule=_FINITE
+    )
     target_zero_variance: float = option(
-        "Share of prompts to aim at that are easy (a third) or hard (two thirds).", 0.25, unit="[0, 1]"
+        "Share of prompts to aim at that are easy (a third) or hard (two thirds).",
+        0.25,
+        unit="[0, 1]",
+        rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}"),
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_types(self, GresoOptions)
-        for name in ("easy_reward", "hard_reward"):
-            value = self.__dict__[name]
-            if value is not None and not np.isfinite(value):
-                raise ValueError(f"{name} must be finite, got {value}. None: the run's own extreme.")
         if None not in (self.easy_reward, self.hard_reward) and self.hard_reward >= self.easy_reward:
             raise ValueError(f"hard_reward must be below easy_reward, got {self.hard_reward} and {self.easy_reward}.")
-        if not 0.0 <= self.target_zero_variance <= 1.0:
-            raise ValueError(f"target_zero_variance must be in [0, 1], got {self.target_zero_variance}.")
 
 
 class Greso(Method):
-    """GRESO; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (GresoOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """GRESO; see the module."""
 
     def __init__(self, setting: Setting, options: GresoOptions) -> None:
         check_groups(setting, round(options.oversample * setting.num_prompts))
@@ -94,7 +82,6 @@ class Greso(Method):
         self.easy_probability = self.hard_probability = START
         self._reward_range: list[float] | None = None
         self._streaks: dict[str, int] = {}  # z_easy or -z_hard of prompts where one is not 0
-        self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """Groups of prompts that are not skipped, until M of them have rewards that differ or should have."""
@@ -156,17 +143,13 @@ class Greso(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
-        check_state("greso", state, self.state_dict())
+        super().load_state_dict(state)
         streaks = dict(zip(state["keys"], map(int, state["streaks"]), strict=False))
         if not len(streaks) == len(state["keys"]) == len(state["streaks"]):
             raise ValueError("The greso state is damaged: streaks and prompts do not match. Take another checkpoint.")
         self._streaks = streaks
         self.easy_probability, self.hard_probability = float(state["p_easy"]), float(state["p_hard"])
         self._reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
-
-    def metrics(self) -> dict[str, float]:
-        """Prompts that were skipped, added, easy, hard or dropped, and the two probabilities."""
-        return dict(self._metrics)
 
     def _taken(self, prompts: Prompts, candidates: Iterable[int], wanted: int) -> list[int]:
         """Candidates that are not skipped, refilled up to `wanted` prompts or to the end of the data set."""

@@ -17,16 +17,7 @@ def uniform_jobs(prompts: Iterable[int], num_rollouts: int) -> list[Job]:
 
 
 def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None = None) -> np.ndarray:
-    """GRPO's advantages over the rollouts of a prompt: see [`~duet_trl.update.advantages.group_advantages`].
-
-    Args:
-        done (Rollouts): N rollouts.
-        setting (Setting): Scale and aggregation of the reward functions.
-        include (np.ndarray | None): Rollouts that make up the baseline, shape (N,), bool; the others get 0. None: all.
-
-    Returns:
-        np.ndarray: Shape (N,), float64 with the precision of the rewards.
-    """
+    """GRPO's advantages over the rollouts of a prompt: see [`~duet_trl.update.advantages.group_advantages`]."""
     rewards = done.rewards_per_func
     weights = torch.ones(rewards.shape[1]) if done.reward_weights is None else done.reward_weights
     found = group_advantages(

@@ -11,23 +11,19 @@ difficulty: both are GRPO. The loss divides by all policy tokens of the step (`l
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, uniform_jobs
 from .method import Method, Setting
 
 
 @dataclass(frozen=True)
-class GRPOOptions:
+class GRPOOptions(Options):
     """GRPO has no options of its own."""
 
 
 class GRPO(Method):
-    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`.
-
-    Args:
-        setting (Setting): Of the run.
-        options (GRPOOptions): None.
-    """
+    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`."""
 
     plain = True
 

@@ -6,13 +6,14 @@ function of its state and its arguments, equal on every process, and knows nothi
 step calls it is `duet_trl.loop`. docs/extending.md has one in thirty lines.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from ..allocate.state import check_state
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 
 
@@ -75,6 +76,7 @@ class Method(Protocol):
     gated: bool = False
     plain: bool = False
     identity: dict[str, Any] = {}
+    _metrics: Mapping[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """The next round of a step.
@@ -117,10 +119,11 @@ class Method(Protocol):
         Raises:
             ValueError: If the state is not one of this method.
         """
+        check_state(self.identity.get("method", type(self).__name__), state, self.state_dict())
 
     def metrics(self) -> dict[str, float]:
         """Plain floats about the last step, without the prefix `duet/`; asked for after `observe`."""
-        return {}
+        return dict(self._metrics)
 
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""

@@ -36,42 +36,38 @@ import numpy as np
 
 from ..allocate.greedy import greedy_counts
 from ..allocate.mixed import PRIOR
-from ..allocate.state import check_state
 from ..allocate.statistics import PromptStatistics
-from ..field_types import check_types, option
+from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
 from ..update.baseline import history_advantages
 from .grouping import mixed_prompts, uniform_jobs
 from .method import Method, Setting
 
-WEIGHTINGS = ("rollouts", "prompts")
-
 
 @dataclass(frozen=True)
-class PilotOptions:
-    """Options of the two-round rule, which is ours; so are the defaults.
+class PilotOptions(Options):
+    """Options of the two-round rule, which is ours; so are the defaults."""
 
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
-
-    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k")
-    reward_decay: float = option("Factor on a prompt's reward history from one visit to the next.", 0.7, unit="[0, 1]")
+    pilot_rollouts: int = option(
+        "Rollouts of every prompt in round 1.",
+        2,
+        unit=">= 1",
+        symbol="k",
+        rule=(lambda x: x >= 1, "at least 1, got {}. Use grpo for one round"),
+    )
+    reward_decay: float = option(
+        "Factor on a prompt's reward history from one visit to the next.",
+        0.7,
+        unit="[0, 1]",
+        rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}. 0 forgets at once"),
+    )
     weighting: str = option(
         "'rollouts': a prompt counts by its rollouts. 'prompts': all count alike, and each gets at least one rollout "
         "of round 2.",
         "rollouts",
+        rule=one_of("rollouts", "prompts"),
     )
-
-    def __post_init__(self) -> None:
-        check_types(self, PilotOptions)
-        if self.pilot_rollouts < 1:
-            raise ValueError(f"pilot_rollouts must be at least 1, got {self.pilot_rollouts}. Use grpo for one round.")
-        if not 0.0 <= self.reward_decay <= 1.0:
-            raise ValueError(f"reward_decay must be in [0, 1], got {self.reward_decay}. 0 forgets at once.")
-        if self.weighting not in WEIGHTINGS:
-            raise ValueError(f"weighting must be one of {list(WEIGHTINGS)}, got {self.weighting!r}.")
 
     @property
     def num_min(self) -> int:
@@ -80,15 +76,7 @@ class PilotOptions:
 
 
 class Pilot(Method):
-    """Two rounds; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (PilotOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """Two rounds; see the module."""
 
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting
@@ -118,7 +106,6 @@ class Pilot(Method):
             )
         self.identity = {"method": "pilot", "reward_decay": options.reward_decay}
         self.statistics = PromptStatistics(reward_decay=options.reward_decay)
-        self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """Round 1: k for each prompt. Round 2: the rest of the budget by the posterior."""
@@ -153,7 +140,8 @@ class Pilot(Method):
         self.statistics.observe_lengths(keys, done.prompt, length, length, np.ones(len(done), dtype=bool))
         self.statistics.observe_rewards(keys, done.prompt, done.rewards, done.scored)
         second = done.prompt[done.round > 0]
-        self._metrics |= {
+        self._metrics = {
+            **self._metrics,
             "pilot_rollouts": float(len(done) - len(second)),
             "second_rollouts": float(len(second)),
             "second_prompts": float(len(np.unique(second))),
@@ -166,12 +154,8 @@ class Pilot(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
-        check_state("pilot", state, {"statistics": None})
+        super().load_state_dict(state)
         self.statistics.load_state_dict(state["statistics"])
-
-    def metrics(self) -> dict[str, float]:
-        """Rollouts of each round, prompts that got more, budget and plan in tokens."""
-        return dict(self._metrics)
 
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""

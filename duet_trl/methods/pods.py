@@ -18,56 +18,36 @@ takes mean and std of all n rollouts.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..field_types import check_types, option
+from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, uniform_jobs
 from .method import Method, Setting
 from .resampling import check_groups
 
-BASELINES = ("selected", "all")
-
 
 @dataclass(frozen=True)
-class PodsOptions:
-    """Options of PODS.
-
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
+class PodsOptions(Options):
+    """Options of PODS."""
 
     num_kept: int | None = option(
         "Rollouts of a prompt that are trained, at most num_generations. None: a quarter of num_generations, at least "
         "2.",
         unit=">= 2",
         symbol="m",
+        rule=(lambda x: x >= 2, "at least 2, got {}: one rollout has no variance"),
     )
     baseline: str = option(
-        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.", "selected"
+        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.",
+        "selected",
+        rule=one_of("selected", "all"),
     )
-
-    def __post_init__(self) -> None:
-        check_types(self, PodsOptions)
-        if self.num_kept is not None and self.num_kept < 2:
-            raise ValueError(f"num_kept must be at least 2, got {self.num_kept}: one rollout has no variance.")
-        if self.baseline not in BASELINES:
-            raise ValueError(f"baseline must be one of {list(BASELINES)}, got {self.baseline!r}.")
 
 
 class Pods(Method):
-    """PODS; see the module.
-
-    Args:
-        setting (Setting): Of the run.
-        options (PodsOptions): Of the method.
-
-    Raises:
-        ValueError: If they contradict each other.
-    """
+    """PODS; see the module."""
 
     def __init__(self, setting: Setting, options: PodsOptions) -> None:
         check_groups(setting, setting.num_prompts)
@@ -80,7 +60,6 @@ class Pods(Method):
                 "more."
             )
         self.identity = {"method": "pods", "num_kept": self.num_kept, "baseline": options.baseline}
-        self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """One round: n rollouts for each prompt."""
@@ -98,34 +77,11 @@ class Pods(Method):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Nothing is remembered."""
         kept = judgement.in_gradient
-        self._metrics = {
-            "num_kept": float(kept.sum()),
-            "kept_tokens": float(done.replay.length[kept].sum()),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError unless the state is empty."""
-        check_state("pods", state, {})
-
-    def metrics(self) -> dict[str, float]:
-        """Kept rollouts and their tokens."""
-        return dict(self._metrics)
+        self._metrics = {"num_kept": float(kept.sum()), "kept_tokens": float(done.replay.length[kept].sum())}
 
 
 def max_variance_subset(rewards: np.ndarray, num_kept: int) -> np.ndarray:
-    """The rewards with the largest variance among all subsets of one size, in O(n log n).
-
-    Args:
-        rewards (np.ndarray): Shape (n,), finite.
-        num_kept (int): m, size of the subset; all are taken where there are no more.
-
-    Returns:
-        np.ndarray: Indices, ascending, shape (min(m, n),), int64.
-
-    Example:
-        >>> max_variance_subset(np.array([0.0, 0.0, 1.0, 0.0, 1.0]), 2).tolist()
-        [0, 4]
-    """
+    """The rewards with the largest variance among all subsets of one size, in O(n log n)."""
     if len(rewards) <= num_kept:
         return np.arange(len(rewards))
     lowest = np.argsort(rewards, kind="stable")

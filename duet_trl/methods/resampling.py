@@ -5,41 +5,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..field_types import check_types, option
+from ..field_types import Options, option
 from ..rollouts import NoMorePrompts, Prompts, Rollouts
 from .grouping import mixed_prompts
 from .method import Setting
 
 
 @dataclass(frozen=True)
-class ResamplingOptions:
-    """How much a step may generate until M of its prompts have rewards that differ.
+class ResamplingOptions(Options):
+    """How much a step may generate until M of its prompts have rewards that differ."""
 
-    Raises:
-        ValueError: If a value has another type or is out of range.
-    """
-
-    oversample: float = option("Prompts of a full batch over M.", 1.0, unit=">= 1")
-    max_batches: int = option("Maximum batches of a step. 1 filters and never resamples.", 10, unit=">= 1")
-
-    def __post_init__(self) -> None:
-        check_types(self, ResamplingOptions)
-        if not 1.0 <= self.oversample < float("inf"):
-            raise ValueError(f"oversample must be at least 1, got {self.oversample}: a batch holds M prompts.")
-        if self.max_batches < 1:
-            raise ValueError(f"max_batches must be at least 1, got {self.max_batches}. 1 never resamples.")
+    oversample: float = option(
+        "Prompts of a full batch over M.",
+        1.0,
+        unit=">= 1",
+        rule=(lambda x: 1 <= x < float("inf"), "at least 1, got {}: a batch holds M prompts"),
+    )
+    max_batches: int = option(
+        "Maximum batches of a step. 1 filters and never resamples.",
+        10,
+        unit=">= 1",
+        rule=(lambda x: x >= 1, "at least 1, got {}. 1 never resamples"),
+    )
 
 
 def check_groups(setting: Setting, num_prompts: int) -> None:
-    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large.
-
-    Args:
-        setting (Setting): Of the run.
-        num_prompts (int): Prompts of the first round.
-
-    Raises:
-        ValueError: If `num_generations` is below 2, or the first round is above `max_rollouts`.
-    """
+    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large."""
     if setting.num_generations < 2:
         raise ValueError(
             f"num_generations must be at least 2, got {setting.num_generations}: this method compares the rollouts of "
@@ -64,15 +55,7 @@ def draw(prompts: Prompts, count: int) -> tuple[range, str]:
 
 
 def first_mixed(done: Rollouts, mixed: np.ndarray | None = None) -> np.ndarray:
-    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded.
-
-    Args:
-        done (Rollouts): N rollouts.
-        mixed (np.ndarray | None): Prompts whose rewards differ, bool; None: those of `mixed_prompts`.
-
-    Returns:
-        np.ndarray: Shape (N,), bool. Whole groups, in the order in which the step took their prompts.
-    """
+    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded."""
     mixed = mixed_prompts(done) if mixed is None else mixed
     return (mixed & (np.cumsum(mixed) <= done.prompts.num_drawn))[done.prompt]
 

@@ -2,6 +2,7 @@
 """Where rollouts think: for the gate, which begins in the state that the prompt left, and for the reward functions."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -10,17 +11,12 @@ from ..gate.thoughts import Delimiters, prompt_opens_thought
 from ..rewards.completions import WRITTEN, Completion, written_completions
 
 
+@dataclass(frozen=True)
 class Thoughts:
-    """The thoughts of a run's model.
+    """The thoughts of a run's model."""
 
-    Args:
-        tokenizer (PreTrainedTokenizerBase): Its tokenizer.
-        delimiters (Delimiters | None): What opens and closes them; None: it has none.
-    """
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None) -> None:
-        self.tokenizer = tokenizer
-        self.delimiters = delimiters
+    tokenizer: PreTrainedTokenizerBase
+    delimiters: Delimiters | None  # None: the model has none
 
     def open_after(self, prompt_ids: Sequence[Sequence[int]]) -> np.ndarray:
         """Whether each prompt ends inside a thought, shape (R,), bool; equal prompts are read once."""
@@ -37,16 +33,6 @@ class Thoughts:
         completions: Sequence[Completion],
         completion_ids: Sequence[Sequence[int]],
     ) -> list[dict]:
-        """Rows with the column from which verifiers know the answer region of their rollouts.
-
-        Args:
-            inputs (Sequence[dict]): Data-set rows, one per rollout, length R.
-            opened (np.ndarray): Whether the prompt of each opens a thought, shape (R,), bool; see `open_after`.
-            completions (Sequence[Completion]): As TRL decoded them.
-            completion_ids (Sequence[Sequence[int]]): Policy tokens.
-
-        Returns:
-            list[dict]: The rows; TRL hands their columns to the reward functions.
-        """
+        """Rows with the column from which verifiers know the answer region of their rollouts."""
         written = written_completions(completions, completion_ids, opened, self.tokenizer, self.delimiters)
         return [{**row, WRITTEN: one} for row, one in zip(inputs, written, strict=True)]

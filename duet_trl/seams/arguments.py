@@ -10,11 +10,7 @@ from ..methods.method import Method
 
 
 def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
-    """The configuration that was given; without one the default, named after the model.
-
-    Raises:
-        TypeError: If it is of another class.
-    """
+    """The configuration that was given; without one the default, named after the model."""
     if args is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         return DUETGRPOConfig(f"{name.split('/')[-1]}-DUET")
@@ -37,11 +33,7 @@ def check_method(method: Method | None, args: DUETGRPOConfig) -> None:
 
 
 def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
-    """Whether trainer arguments end rollouts by other rules than the gate's.
-
-    Raises:
-        ValueError: If one does, and the method is not plain GRPO or keeps records of rollouts.
-    """
+    """Whether trainer arguments end rollouts by other rules than the gate's."""
     given = [name for name in ("tools", "environment_factory", "rollout_func") if arguments.get(name)]
     if given and args.method != "grpo":
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")

@@ -12,32 +12,14 @@ from ..rollouts import Prompt
 
 
 class AuditLog:
-    """One parquet file per generation step under `output_dir/duet_audit`.
-
-    Args:
-        output_dir (str): Output folder of the run.
-        columns (list[str]): Data-set columns that are copied beside each rollout.
-    """
+    """One parquet file per generation step under `output_dir/duet_audit`."""
 
     def __init__(self, output_dir: str, columns: list[str]) -> None:
         self.folder = Path(output_dir) / "duet_audit"
         self.columns = columns
 
     def write(self, step: int, rollouts: dict[str, Any], prompts: list[Prompt], group: Iterable[int]) -> Path:
-        """Write the rollouts of one step.
-
-        Args:
-            step (int): Generation step.
-            rollouts (dict[str, Any]): Columns of length N.
-            prompts (list[Prompt]): Length M.
-            group (Iterable[int]): Prompt of each rollout, length N.
-
-        Returns:
-            Path: The file.
-
-        Raises:
-            ValueError: If a configured column is not in the data set.
-        """
+        """Write the rollouts of one step."""
         for column in self.columns:
             if column not in prompts[0].example:
                 raise ValueError(f"audit_columns names {column!r}, but the data set has {sorted(prompts[0].example)}.")

@@ -27,11 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backend:
-    """`use_vllm=False`, and what the others inherit.
-
-    Args:
-        args (DUETGRPOConfig): Checked configuration.
-    """
+    """`use_vllm=False`, and what the others inherit."""
 
     def __init__(self, args: DUETGRPOConfig) -> None:
         self.args = args
@@ -41,17 +37,7 @@ class Backend:
         return nullcontext()
 
     def attach(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
-        """The engine, once TRL has built model and generation.
-
-        Args:
-            trainer (GRPOTrainer): Owner of both.
-            turn (Turn): Its generation.
-            setup (GateSetup | None): None: the engine is never gated.
-            exchange (Exchange): Collectives.
-
-        Raises:
-            ServerError: On every process, if a vLLM server does not run this gate.
-        """
+        """The engine, once TRL has built model and generation."""
         self._extra = _end_at_extra_tokens(trainer, self.args)
         return self._engine(trainer, turn, setup, exchange)
 
@@ -123,16 +109,7 @@ class ColocatedBackend(Backend):
 
 
 def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None = None) -> Backend:
-    """What generates the rollouts of a run.
-
-    Args:
-        args (DUETGRPOConfig): Checked configuration.
-        own (Callable[[Policy], Engine] | None): Builds an engine of the user's; None: one of those that TRL drives.
-
-    Raises:
-        ValueError: If there is one and `use_vllm` asks for another.
-        ImportError: If libraries of the extra `vllm` are missing.
-    """
+    """What generates the rollouts of a run."""
     if own is not None:
         if args.use_vllm:
             raise ValueError("use_vllm=True builds an engine of TRL's beside the one in `engine`. Set use_vllm=False.")

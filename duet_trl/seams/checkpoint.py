@@ -22,13 +22,7 @@ _ARRAY = "__array__"
 
 
 def write_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
-    """Write the state of a run's method into a checkpoint folder: values as JSON, arrays as safetensors.
-
-    Args:
-        folder (Path): Made if it is not there.
-        loop (Loop): Holds the method.
-        identity (dict[str, Any]): JSON values that must agree when it is restored.
-    """
+    """Write the state of a run's method into a checkpoint folder: values as JSON, arrays as safetensors."""
     arrays: dict[str, np.ndarray] = {}
     state = {"version": VERSION, "identity": identity, **_without_arrays(loop.state_dict(), "", arrays)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -38,11 +32,7 @@ def write_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
 
 
 def read_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
-    """Restore the method from a checkpoint folder.
-
-    Raises:
-        ValueError: If the folder has no state, or that of another version, method or configuration.
-    """
+    """Restore the method from a checkpoint folder."""
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
@@ -70,13 +60,7 @@ def read_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
 
 
 def leave_checkpoint(folder: Path, step: int, max_steps: int) -> None:
-    """Say where the checkpoint of an interrupted run is, once it is whole.
-
-    Args:
-        folder (Path): Checkpoint of the last step.
-        step (int): Optimizer steps done.
-        max_steps (int): Of the whole run.
-    """
+    """Say where the checkpoint of an interrupted run is, once it is whole."""
     logger.warning(
         "Interrupted after step %d of %d. The checkpoint is %s; resume_from_checkpoint=True continues from it.",
         step,

@@ -12,17 +12,7 @@ from ..config import DUETGRPOConfig
 
 
 def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> None:
-    """Refuse images and missing columns before a model is loaded.
-
-    Args:
-        dataset (Any): Training data, or None.
-        args (DUETGRPOConfig): Names columns.
-        needs_prompt (bool): False where an environment gives the prompts.
-
-    Raises:
-        TypeError: If it is no data set of `datasets`.
-        ValueError: If it has images, or lacks a column that the trainer or the configuration names.
-    """
+    """Refuse images and missing columns before a model is loaded."""
     if dataset is None:  # GRPOTrainer knows when it can do without
         return
     if not isinstance(dataset, Dataset | IterableDataset):
@@ -56,14 +46,7 @@ def _check_column(dataset: Dataset | IterableDataset) -> None:
 
 
 def check_text(prompts: Iterable[Any]) -> None:
-    """Refuse messages whose content is more than text.
-
-    Args:
-        prompts (Iterable[Any]): Prompts, text or messages.
-
-    Raises:
-        ValueError: If a message holds an image, a video or a sound.
-    """
+    """Refuse messages whose content is more than text."""
     for prompt in prompts:
         for message in [] if isinstance(prompt, str) else prompt:
             parts = message["content"]
@@ -75,15 +58,7 @@ def check_text(prompts: Iterable[Any]) -> None:
 
 
 def prompt_keys(examples: list[dict], column: str | None) -> list[str]:
-    """Identity of each prompt across epochs: a column, or a hash of the prompt.
-
-    Args:
-        examples (list[dict]): Data-set rows, length M.
-        column (str | None): Column that identifies a prompt; None hashes `prompt`.
-
-    Returns:
-        list[str]: Length M. Equal texts share one key.
-    """
+    """Identity of each prompt across epochs: a column, or a hash of the prompt."""
     if column is not None:
         return [str(example[column]) for example in examples]
     texts = (json.dumps(example["prompt"], sort_keys=True, ensure_ascii=False) for example in examples)

@@ -17,32 +17,18 @@ class EndingReward:
     """TRL reward function: 1 for a completion that the policy ended itself, with an EOS, else 0.
 
     What the gate or the length limit stopped earns nothing here.
-
-    Args:
-        eos_token_ids (Iterable[int]): All tokens that end a completion: the tokenizer's and those of the generation
-            configuration.
     """
 
     def __init__(self, eos_token_ids: Iterable[int]) -> None:
         self.eos_token_ids = frozenset(eos_token_ids)
 
     def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
-        """Rewards, length N.
-
-        Args:
-            completion_ids (Sequence[Sequence[int]]): Tokens of N completions; TRL passes them.
-            **kwargs: What else TRL passes; not used.
-        """
+        """Rewards, length N."""
         return [float(len(ids) > 0 and ids[-1] in self.eos_token_ids) for ids in completion_ids]
 
 
 def add_ending_reward(trainer: Any, weight: float) -> None:
-    """Add an `EndingReward` behind the reward functions of a script, as TRL adds those of environments.
-
-    Args:
-        trainer (GRPOTrainer): A trainer with `eos_token_ids`, after its construction.
-        weight (float): Its weight in the sum, > 0.
-    """
+    """Add an `EndingReward` behind the reward functions of a script, as TRL adds those of environments."""
     # New lists: TRL keeps those of the script, which may give them to another trainer.
     trainer.reward_funcs = [*trainer.reward_funcs, EndingReward(trainer.eos_token_ids)]
     trainer.reward_func_names = [*trainer.reward_func_names, "ending_reward"]
@@ -51,9 +37,5 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
 
 
 def forget_unscored_endings(rewards_per_func: torch.Tensor) -> None:
-    """No reward for the ending of a rollout that no reward function of the script scored: it stays unscored.
-
-    Args:
-        rewards_per_func (torch.Tensor): Rewards, shape (N, F), the last column an `EndingReward`'s; changed in place.
-    """
+    """No reward for the ending of a rollout that no reward function of the script scored: it stays unscored."""
     rewards_per_func[unscored(rewards_per_func[:, :-1]), -1] = torch.nan

@@ -18,11 +18,7 @@ from ..gate.vocabulary import vocabulary_bytes
 def load_tokenizer(
     model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase | None, args: DUETGRPOConfig
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer GRPOTrainer would load, before it loads the model.
-
-    Raises:
-        ValueError: If a multimodal processor is given, or `extra_eos_tokens` names what is no token of it.
-    """
+    """The tokenizer GRPOTrainer would load, before it loads the model."""
     if tokenizer is None:
         name = model if isinstance(model, str) else model.config._name_or_path
         tokenizer = AutoTokenizer.from_pretrained(name, **_source(args), truncation_side="left", padding_side="left")
@@ -42,15 +38,7 @@ def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig)
 
 
 def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> GateSetup:
-    """Compile the marker and find the sentinel, without loading weights.
-
-    Returns:
-        GateSetup: What the engine needs.
-
-    Raises:
-        ValueError: If the marker is unknown or has no room beside the thought delimiters, an EOS is outside the
-            vocabulary, or no sentinel is free.
-    """
+    """Compile the marker and find the sentinel, without loading weights."""
     vocab_size, declared = _vocabulary(model, args)
     delimiters = thought_delimiters(tokenizer, args)
     shown = () if delimiters is None else delimiters.parts
@@ -107,11 +95,7 @@ def _eos_ids(tokenizer: PreTrainedTokenizerBase, declared: list[int], vocab_size
 
 
 def extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> list[int]:
-    """Ids of `extra_eos_tokens`.
-
-    Raises:
-        ValueError: If one is no token of the vocabulary.
-    """
+    """Ids of `extra_eos_tokens`."""
     tokens = args.extra_eos_tokens or []
     ids = [tokenizer.get_vocab().get(token) for token in tokens]
     if None in ids:

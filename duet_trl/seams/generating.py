@@ -23,13 +23,7 @@ from .train_rows import ReplayBatch
 
 
 class Generating(GRPOTrainer):
-    """The part of `DUETGRPOTrainer` that generates and scores.
-
-    Attributes:
-        engine (Engine): Engine of the run.
-        thoughts (Thoughts): Of the run's model.
-        exchange (Exchange): Collectives.
-    """
+    """The part of `DUETGRPOTrainer` that generates and scores."""
 
     engine: Engine
     thoughts: Thoughts

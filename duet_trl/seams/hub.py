@@ -50,11 +50,7 @@ class Publishing(Trainer):
         raise NotImplementedError
 
     def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built.
-
-        Raises:
-            HubError: If the Hub cannot be reached or refuses.
-        """
+        """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built."""
         try:
             super().init_hf_repo(*args, **kwargs)
         except (OSError, HTTPError) as error:
@@ -65,12 +61,7 @@ class Publishing(Trainer):
             ) from error
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions.
-
-        Args:
-            model_name (str | None): Its title; None: the name of the repository or folder.
-            *args, **kwargs: As for GRPOTrainer.
-        """
+        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
         name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
         super().create_model_card(name, *args, **kwargs)
         if not self.is_world_process_zero():
@@ -88,11 +79,7 @@ class Publishing(Trainer):
         card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
     def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`.
-
-        Raises:
-            RuntimeError: If the Hub cannot be reached or refuses. Everything is saved by then; the text says where.
-        """
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`."""
         folder = Path(self.args.output_dir)
         self.save_model(str(folder))
         if self.args.should_save:
@@ -108,16 +95,7 @@ class Publishing(Trainer):
 
 
 def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:
-    """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations.
-
-    Args:
-        *configurations (Any): Data classes of the parser, such as a `DUETGRPOConfig`, of which what it filled in
-            itself is left out.
-        leave_out (Iterable[str]): Fields that follow from others.
-
-    Returns:
-        str: One mapping of all their fields, without places on one machine and secrets.
-    """
+    """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations."""
     values = {}
     for configuration in configurations:
         unset = configuration.filled_in if isinstance(configuration, DUETGRPOConfig) else ()

@@ -20,12 +20,6 @@ class StopAfterStep(TrainerCallback):
 
     A callback of the trainer, and a context manager around its training that ends as the signal would have ended it:
     what follows in a script (`save_model`, `push_to_hub`) is for runs that are complete.
-
-    Args:
-        accelerator (Accelerator): Of the trainer: every process stops at the same step, whichever was signalled.
-
-    Attributes:
-        agreed (int): The signal for which all processes stop; 0 if there was none.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
@@ -46,13 +40,7 @@ class StopAfterStep(TrainerCallback):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Put the previous handlers back, however training ended; one that ended for a signal raises it again.
-
-        Raises:
-            KeyboardInterrupt: After SIGINT.
-            SystemExit: After SIGTERM, with the status 143 that a shell shows for a process that SIGTERM ended. Its
-                own end by the signal would leave no time to flush output and to end the inference engine.
-        """
+        """Put the previous handlers back, however training ended; one that ended for a signal raises it again."""
         self._restore()
         if not self.agreed or exception[0] is not None:
             return

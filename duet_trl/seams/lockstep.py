@@ -19,16 +19,7 @@ import torch
 def in_lockstep(
     generate: Callable[..., Any], group: torch.distributed.ProcessGroup, device: torch.device
 ) -> Callable[..., Any]:
-    """`generate`, called by all processes of a group at once, with equal random numbers on each of them.
-
-    Args:
-        generate (Callable): `VLLMGeneration.generate`.
-        group (torch.distributed.ProcessGroup): Processes that share an engine.
-        device (torch.device): Where the engine samples.
-
-    Returns:
-        Callable: To put in its place. What a process draws for itself before and after does not depend on it.
-    """
+    """`generate`, called by all processes of a group at once, with equal random numbers on each of them."""
 
     @wraps(generate)
     def together(*args: Any, **kwargs: Any) -> Any:

@@ -16,16 +16,7 @@ from ..update.advantages import GroupAdvantages
 
 
 def share_extra_logs(rows: np.ndarray, pending: dict[str, list], exchange: Exchange) -> dict[str, list]:
-    """Take the columns that reward functions logged, for all rollouts of a round in global order.
-
-    Args:
-        rows (np.ndarray): Numbers of the local rollouts in the round, shape (R,).
-        pending (dict[str, list]): TRL's buffer of the local rows; emptied.
-        exchange (Exchange): Collectives.
-
-    Returns:
-        dict[str, list]: Columns with one entry for each rollout of the round.
-    """
+    """Take the columns that reward functions logged, for all rollouts of a round in global order."""
     local = {column: list(values) for column, values in pending.items()}
     pending.clear()
     columns = sorted(set(exchange.objects(list(local))))
@@ -33,12 +24,7 @@ def share_extra_logs(rows: np.ndarray, pending: dict[str, list], exchange: Excha
 
 
 def merge_rounds(metrics: dict[str, list], before: dict[str, int]) -> None:
-    """Keep one entry of what TRL has reported for each round of a step; the figures themselves are rewritten later.
-
-    Args:
-        metrics (dict[str, list]): TRL's metrics, in place.
-        before (dict[str, int]): Entries of each before the step.
-    """
+    """Keep one entry of what TRL has reported for each round of a step; the figures themselves are rewritten later."""
     for name, values in metrics.items():
         del values[before.get(name, 0) + 1 :]
 
@@ -85,15 +71,7 @@ def forget_token_means(metrics: dict[str, list]) -> None:
 def log_all_rollouts(
     step: StepRecord, logs: dict[str, Any], reward_names: list[str], exchange: Exchange, completions: bool
 ) -> None:
-    """Put all rollouts of this step, aborted ones included, into TRL's completion table.
-
-    Args:
-        step (StepRecord): Current step.
-        logs (dict[str, Any]): TRL's table, whose rows of the step are the trained ones alone; replaced.
-        reward_names (list[str]): Reward columns.
-        exchange (Exchange): Collectives.
-        completions (bool): False leaves the table alone: nothing reads it.
-    """
+    """Put all rollouts of this step, aborted ones included, into TRL's completion table."""
     if not completions:
         return
     logs["prompt"] = deque(step.prompts[q].example["prompt"] for q in step.done.prompt)

@@ -12,16 +12,7 @@ HISTOGRAM = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, Non
 
 
 def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
-    """Metrics of one step without their `duet/` prefix.
-
-    Args:
-        step (StepRecord): Judged step.
-        num_generations (int): Rollouts per prompt of full-budget GRPO.
-        max_tokens (int): Length limit of a rollout whose job names none.
-
-    Returns:
-        dict[str, float]: Tokens, counts, shares, rates, weights.
-    """
+    """Metrics of one step without their `duet/` prefix."""
     limits = np.array([max_tokens if job.max_tokens is None else job.max_tokens for job in step.jobs])
     return {
         **_tokens(step, num_generations),

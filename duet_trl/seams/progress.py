@@ -4,14 +4,7 @@
 import re
 from typing import Any
 
-from transformers import (
-    PrinterCallback,
-    ProgressCallback,
-    Trainer,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 _SHOWN = {
     "reward": "reward",
@@ -25,14 +18,7 @@ _HELD_OUT = re.compile(r"held_out/(?:average|mean@\d+)")
 
 
 def shown(logs: dict[str, Any] | None) -> dict[str, str]:
-    """The figures that a run is followed by, out of one entry of the log.
-
-    Args:
-        logs (dict[str, Any] | None): Entry as the trainer's callbacks get it.
-
-    Returns:
-        dict[str, str]: Text by label; empty if the entry has none of them.
-    """
+    """The figures that a run is followed by, out of one entry of the log."""
     logs = logs or {}
     found = {label: logs[name] for name, label in _SHOWN.items() if name in logs}
     found |= {_HELD_OUT.sub("held out", name): value for name, value in logs.items() if _HELD_OUT.fullmatch(name)}
@@ -82,11 +68,7 @@ _REPLACED = {ProgressCallback: ProgressBar, PrinterCallback: ProgressLine}
 
 
 def show_few_figures(trainer: Trainer) -> None:
-    """Replace the callbacks that print whole entries. A notebook's own, and a user's, are left alone.
-
-    Args:
-        trainer (Trainer): Built.
-    """
+    """Replace the callbacks that print whole entries. A notebook's own, and a user's, are left alone."""
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback) in _REPLACED:
             trainer.remove_callback(callback)

@@ -29,13 +29,7 @@ from .weight_folder import WeightFolder
 
 
 class DUETClient(VLLMClient):
-    """TRL's client behind a token, with weight sync through a folder where NCCL cannot be had.
-
-    Args:
-        args (DUETGRPOConfig): Checked configuration.
-        token (str | None): What the server's `TokenGuard` asks for.
-        **kwargs: As for `VLLMClient`.
-    """
+    """TRL's client behind a token, with weight sync through a folder where NCCL cannot be had."""
 
     def __init__(self, args: DUETGRPOConfig, token: str | None, **kwargs: Any) -> None:
         self._args = args
@@ -52,11 +46,7 @@ class DUETClient(VLLMClient):
         self.gate.wait(total_timeout)
 
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
-        """Prepare weight sync; a device without NCCL needs the folder.
-
-        Raises:
-            ValueError: If weights go through a folder and none is named.
-        """
+        """Prepare weight sync; a device without NCCL needs the folder."""
         self._device = device
         method = self._args.server_weight_sync or ("nccl" if torch.device(device).type == "cuda" else "disk")
         if method == "nccl":
@@ -75,12 +65,7 @@ class DUETClient(VLLMClient):
     def update_named_params(
         self, metadata: list[tuple[str, str, list[int]]], named_params: Iterator[tuple[str, torch.Tensor]]
     ) -> None:
-        """Send all weights.
-
-        Raises:
-            ServerLost: If the server is not there any more.
-            ServerError: If it refuses or fails to load them, or they cannot be written.
-        """
+        """Send all weights."""
         try:
             if self.folder is not None:
                 self._send_through_folder(self.folder, named_params)

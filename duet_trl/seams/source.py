@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where a method gets prompts from that the sampler did not draw for the step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,6 @@ class PromptSource:
 
     What it draws depends on nothing else, so that every process and a resumed run draw alike. It does not move TRL's
     own sampler.
-
-    Args:
-        dataset (Any): Training data. Only a `Dataset` can be drawn from.
-        column (str | None): Column that identifies a prompt; None: a hash of the prompt.
-        seed (int): Of the run.
     """
 
     def __init__(self, dataset: Any, column: str | None, seed: int) -> None:
@@ -28,48 +24,25 @@ class PromptSource:
         self.column = column
         self.seed = seed
 
-    def of_step(self, step: int) -> "StepSource | None":
-        """The source of one generation step; None for a stream, which cannot be drawn from."""
-        return StepSource(self, step) if isinstance(self.dataset, Dataset) else None
+    def of_step(self, step: int) -> Callable[[int, set[str]], list[Prompt]] | None:
+        """The source of one generation step, each row once (see `Prompts`); None for a stream."""
+        return partial(self._draw, self._rows(step)) if isinstance(self.dataset, Dataset) else None
 
+    def _rows(self, step: int) -> Iterator[int]:
+        yield from np.random.default_rng([self.seed, step]).permutation(len(self.dataset)).tolist()
 
-class StepSource:
-    """Prompts for one generation step, each row of the data set once; see `PromptSource`."""
-
-    def __init__(self, source: PromptSource, step: int) -> None:
-        self._source = source
-        self._rng = np.random.default_rng([source.seed, step])
-        self._order: np.ndarray | None = None
-        self._next = 0
-
-    def __call__(self, count: int, taken: set[str]) -> Sequence[Prompt]:
-        """Draw prompts.
-
-        Args:
-            count (int): How many.
-            taken (set[str]): Keys of the prompts that the step holds.
-
-        Returns:
-            Sequence[Prompt]: Others.
-
-        Raises:
-            NoMorePrompts: If there are not so many.
-        """
-        dataset, found = self._source.dataset, []
-        if self._order is None:
-            self._order = self._rng.permutation(len(dataset))
-        taken = set(taken)
+    def _draw(self, rows: Iterator[int], count: int, taken: set[str]) -> list[Prompt]:
+        found: dict[str, Prompt] = {}
         while len(found) < count:
-            if self._next == len(self._order):
+            row = next(rows, None)
+            if row is None:
                 raise NoMorePrompts(
-                    f"{count} more prompts were asked for, and only {len(found)} of {len(dataset)} rows of the data "
-                    "set are not in the step yet. Use more data, or fewer prompts in a step."
+                    f"{count} more prompts were asked for, and only {len(found)} of {len(self.dataset)} rows of the "
+                    "data set are not in the step yet. Use more data, or fewer prompts in a step."
                 )
-            example = dataset[int(self._order[self._next])]
-            self._next += 1
-            key = prompt_keys([example], self._source.column)[0]
-            if key not in taken:
+            example = self.dataset[row]
+            key = prompt_keys([example], self.column)[0]
+            if key not in taken and key not in found:
                 check_text([example["prompt"]])
-                taken.add(key)
-                found.append(Prompt(key, example))
-        return found
+                found[key] = Prompt(key, example)
+        return list(found.values())

@@ -22,13 +22,7 @@ FEW_PROMPTS = 4
 
 
 class StartNotice(TrainerCallback):
-    """One line about the gate and one about the batches; a warning for each setting that does nothing.
-
-    Args:
-        config (DUETGRPOConfig): Checked configuration.
-        gate (MarkerGate): Asked when training starts, after a checkpoint was restored.
-        rows (Any): Training data.
-    """
+    """One line about the gate and one about the batches; a warning for each setting that does nothing."""
 
     def __init__(self, config: DUETGRPOConfig, gate: MarkerGate, rows: Any) -> None:
         self.config = config
@@ -64,12 +58,7 @@ def _say(line: str) -> None:
 
 
 def gate_line(spec: GateSpec, limit: int) -> str:
-    """From which token trim and abort can act.
-
-    Args:
-        spec (GateSpec): The gate with its present thresholds.
-        limit (int): max_completion_length, tokens.
-    """
+    """From which token trim and abort can act."""
     trim = f"trim from token {spec.trim_at} on" if spec.trim else "trim off"
     abort = f"abort at K2 + G = {spec.abort_threshold} + {spec.grace_window} = {spec.abort_at}"
     return (
@@ -96,13 +85,7 @@ def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
 
 
 def batch_line(config: DUETGRPOConfig, num_rows: int | None, num_steps: int) -> str:
-    """Prompts, rollouts, and the step from which earlier visits of a prompt are known.
-
-    Args:
-        config (DUETGRPOConfig): Checked configuration.
-        num_rows (int | None): Rows of the data set; None for a stream.
-        num_steps (int): Generation steps of the whole run.
-    """
+    """Prompts, rollouts, and the step from which earlier visits of a prompt are known."""
     budget = f"{mean_rollouts(config):g} rollouts each on average"
     if config.budget_reading == "tokens":
         budget = f"{config.budget_tokens:g} tokens for all"

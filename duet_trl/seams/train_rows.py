@@ -14,12 +14,7 @@ from ..update.packing import PADDING_ROW, pack
 
 @dataclass(frozen=True)
 class ReplayBatch:
-    """Answers TRL's `_generate` and `_calculate_rewards` with rollouts that already exist.
-
-    Attributes:
-        generated (tuple): The 8-tuple of `GRPOTrainer._generate`.
-        rewards_per_func (torch.Tensor): Rewards of the rows of all processes, shape (W * rows, F).
-    """
+    """Answers TRL's `_generate` and `_calculate_rewards` with rollouts that already exist."""
 
     generated: tuple
     rewards_per_func: torch.Tensor
@@ -31,11 +26,6 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
     loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router,
     which is not linear in the rows of a micro-batch.
-
-    Args:
-        plain (bool): The method is plain GRPO.
-        args (DUETGRPOConfig): Checked configuration.
-        router_loss (bool): Whether TRL adds that loss.
     """
     return plain and (router_loss or args.steps_per_generation > args.gradient_accumulation_steps)
 
@@ -52,16 +42,11 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order
     lengths = step.replay.length[trained]
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
-    step.packed_rows = np.append(trained, PADDING_ROW)[packing.rows].reshape(num_processes, -1)
+    step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
 
 def count_tokens(step: StepRecord, mask_truncated: bool) -> None:
-    """Policy tokens that get a forward pass, and N_t of Eq. 6: those of every kept rollout.
-
-    Args:
-        step (StepRecord): Judged step.
-        mask_truncated (bool): TRL leaves rollouts that ran into the length limit out of the loss.
-    """
+    """Policy tokens that get a forward pass, and N_t of Eq. 6: those of every kept rollout."""
     step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.replay.length)
     step.num_train_tokens = int(step.loss_tokens[step.judgement.in_gradient].sum())
     step.num_kept_tokens = int(step.loss_tokens[step.judgement.in_divisor].sum())
@@ -80,16 +65,6 @@ def replay_batch(
 
     Padding rows hold one EOS that is not a policy token. A rollout that the gate stopped gets such an EOS where TRL
     would otherwise take it for one that ran into the length limit.
-
-    Args:
-        step (StepRecord): Packed step.
-        exchange (Exchange): Collectives.
-        process (int): This process.
-        eos_id (int): An id TRL takes for the end of a completion.
-        mask_truncated (bool): Whether TRL asks how completions ended.
-
-    Returns:
-        tuple[list[dict], ReplayBatch]: Data-set rows, and the answers to replay.
     """
     rows = step.packed_rows[process]
     rollouts = _fetch(step, exchange, rows)
@@ -135,11 +110,7 @@ def _fetch(step: StepRecord, exchange: Exchange, rows: np.ndarray) -> dict[int, 
 
 
 def check_token_count(step: StepRecord, counted: int) -> None:
-    """Compare TRL's token count with the kept tokens.
-
-    Raises:
-        RuntimeError: If they differ: the replay no longer fits this TRL version.
-    """
+    """Compare TRL's token count with the kept tokens."""
     if counted != step.num_train_tokens:
         raise RuntimeError(
             f"TRL counts {counted} policy tokens where {step.num_train_tokens} were kept: this TRL version treats "
@@ -151,9 +122,6 @@ def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> No
     """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
 
     What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding.
-
-    Raises:
-        RuntimeError: If TRL counts other tokens than were kept.
     """
     check_token_count(step, int(output["num_items_in_batch"]))
     advantages = torch.from_numpy(step.judgement.advantages).to(output["advantages"])
@@ -182,26 +150,14 @@ def only_padding(batch: dict[str, torch.Tensor]) -> bool:
 
 
 def check_divisor(step: StepRecord, batch: dict[str, torch.Tensor]) -> None:
-    """Compare the divisor of the loss with N_t of Eq. 6.
-
-    Raises:
-        RuntimeError: If they differ: what TRL buffered is not what was kept.
-    """
+    """Compare the divisor of the loss with N_t of Eq. 6."""
     divisor = int(batch["num_items_in_batch"])
     if divisor != step.num_kept_tokens:
         raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
 
 
 def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:
-    """Spread the captured sums over all rollouts and check that each trained token was seen once.
-
-    Args:
-        step (StepRecord): Current step.
-        captured (np.ndarray): Row number (-1: padding), sum of log pi, policy tokens; shape (R, 3).
-
-    Returns:
-        np.ndarray: Rollouts whose sum was captured, ascending. A trained rollout that TRL masks as truncated has none.
-    """
+    """Spread the captured sums over all rollouts and check that each trained token was seen once."""
     captured = captured[captured[:, 0] >= 0]
     check_token_count(step, int(captured[:, 2].sum()))
     step.sum_logps = np.full(len(step.jobs), np.nan)
@@ -209,6 +165,30 @@ def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:
     numbers = seen[:, 0].astype(np.int64)
     step.sum_logps[numbers] = seen[:, 1]
     return np.sort(numbers)
+
+
+class AllNonfinite(RuntimeError):
+    """No rollout of a step has a finite log-probability under the policy."""
+
+
+def collect_logps(step: StepRecord, exchange: Exchange) -> None:
+    """Fill `step.sum_logps` with what was captured on all processes, and mark broken rollouts in `step.nonfinite`.
+
+    With a separate pass for old log-probabilities that is before the first update, else within it: always before the
+    optimizer moves. Only rollouts that a pass has seen can be found broken: one that TRL masks as truncated has no
+    log-probability, counts with its length and reward, and stays out of sigma.
+    """
+    captured = exchange.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
+    step.captured = []
+    seen = fill_sum_logps(step, captured)
+    broken = seen[~np.isfinite(step.sum_logps[seen])]
+    if len(seen) and len(broken) == len(seen):
+        raise AllNonfinite(
+            f"no rollout of generation step {step.prompts.step} has a finite log-probability under the policy. Lower "
+            "the learning rate, or check the model's weights"
+        )
+    step.nonfinite[broken] = True
+    step.sum_logps[broken] = np.inf
 
 
 _COMPLETION_COLUMNS = (
@@ -222,15 +202,7 @@ _COMPLETION_COLUMNS = (
 
 
 def trim_columns(chunk: dict[str, torch.Tensor], multiple: int | None) -> dict[str, torch.Tensor]:
-    """Drop the columns of a micro-batch that are padding in every row.
-
-    Args:
-        chunk (dict[str, torch.Tensor]): Prompts padded left, completions padded right, shape (B, P) and (B, C).
-        multiple (int | None): Keep widths a multiple of this, as `pad_to_multiple_of` asks.
-
-    Returns:
-        dict[str, torch.Tensor]: The same rows, narrower.
-    """
+    """Drop the columns of a micro-batch that are padding in every row."""
     prompt_width = _width(chunk["prompt_mask"].flip(1), multiple)
     completion_width = _width(chunk["completion_mask"], multiple)
     trimmed = dict(chunk)

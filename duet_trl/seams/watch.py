@@ -11,13 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunWatch:
-    """Warns, once each, about what spoils a run without stopping it.
-
-    Args:
-        marker (str): Marker of the configuration.
-        patience (int): Generation steps without a marker before the warning.
-        abort_rate (float): Share of aborted rollouts from which it matters.
-    """
+    """Warns, once each, about what spoils a run without stopping it."""
 
     def __init__(self, marker: str, patience: int = 3, abort_rate: float = 0.1) -> None:
         self.marker = marker

@@ -17,9 +17,6 @@ class WeightFolder:
 
     A server that has loaded a version proves it by that name, so a name never comes twice, not even after a restart of
     the trainer.
-
-    Args:
-        folder (Path): Seen by trainer and server under the same path; made if it is not there.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,14 +26,7 @@ class WeightFolder:
         self._count = 0
 
     def write(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """Write all weights, at most a shard of them in memory at a time.
-
-        Args:
-            named_weights (Iterable[tuple[str, torch.Tensor]]): Parameters under their checkpoint names.
-
-        Returns:
-            Path: The new version, complete.
-        """
+        """Write all weights, at most a shard of them in memory at a time."""
         self._count += 1
         version = self.folder / f"{self._run}-{self._count:06d}"
         partial = self.folder / f".{version.name}"

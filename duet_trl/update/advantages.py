@@ -55,16 +55,11 @@ def group_advantages(
     Returns:
         GroupAdvantages: Advantages, summed rewards and zero-spread flags, in the order of the input.
 
-    Raises:
-        ValueError: If shapes disagree, a group is negative, an included reward is infinite, or a choice is unknown.
-
     Example:
         >>> rewards = torch.tensor([[1.0], [0.0], [1.0]])
         >>> group_advantages(rewards, torch.ones(1), torch.tensor([0, 0, 1]), scale_rewards="none").advantages
         tensor([ 0.5000, -0.5000,  0.0000])
     """
-    _check(rewards_per_func, reward_weights, group, include)
-    _check_choice("scale_rewards", scale_rewards, ("group", "batch", "none"))
     summed = weighted_sum(rewards_per_func, reward_weights)
     if not len(group):
         return GroupAdvantages(summed, summed, torch.zeros_like(summed, dtype=torch.bool))
@@ -72,25 +67,14 @@ def group_advantages(
     scored = rewards_per_func
     if include is not None:
         scored = scored.masked_fill(~include.unsqueeze(1), torch.nan)
-    if torch.isinf(scored).any():
-        row = int(torch.isinf(scored).any(dim=1).nonzero()[0])
-        raise ValueError(
-            f"the reward of rollout {row} is {rewards_per_func[row].tolist()}, which makes its whole group NaN. Leave "
-            "it out with `include`, or make it NaN."
-        )
     slot, table_shape = _table_slots(group)
     alone = torch.bincount(group)[group] == 1
 
     if multi_objective_aggregation == "sum_then_normalize":
         rewards = weighted_sum(scored, reward_weights)
         advantages, std = _normalize_sum(rewards, slot, table_shape, scale_rewards)
-    elif multi_objective_aggregation == "normalize_then_sum":
-        advantages, std = _normalize_each(scored, reward_weights, slot, table_shape, alone)
     else:
-        _check_choice(
-            "multi_objective_aggregation", multi_objective_aggregation, ("sum_then_normalize", "normalize_then_sum")
-        )
-
+        advantages, std = _normalize_each(scored, reward_weights, slot, table_shape, alone)
     advantages = torch.nan_to_num(advantages, nan=0.0).masked_fill(alone, 0.0)
     zero_std = alone | torch.isclose(std, torch.zeros_like(std))
     return GroupAdvantages(advantages, summed, zero_std)
@@ -140,14 +124,7 @@ def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -
 
 
 def unscored(rewards_per_func: torch.Tensor) -> torch.Tensor:
-    """Rollouts on which every reward function abstained or returned NaN.
-
-    Args:
-        rewards_per_func (torch.Tensor): Rewards, shape (N, F).
-
-    Returns:
-        torch.Tensor: Flags, shape (N,), bool. All true is a broken reward function, not a hard batch.
-    """
+    """Rollouts on which every reward function abstained or returned NaN."""
     return torch.isnan(rewards_per_func).all(dim=1)
 
 
@@ -179,26 +156,3 @@ def _nanstd(values: torch.Tensor, dim: int, keepdim: bool = False) -> torch.Tens
     count = (~torch.isnan(values)).sum(dim=dim, keepdim=keepdim)
     correction = torch.where(count > 1, count / (count - 1), torch.nan)
     return torch.sqrt(variance * correction)
-
-
-def _check(
-    rewards_per_func: torch.Tensor, reward_weights: torch.Tensor, group: torch.Tensor, include: torch.Tensor | None
-) -> None:
-    if rewards_per_func.ndim != 2 or reward_weights.shape != rewards_per_func.shape[1:]:
-        raise ValueError(
-            f"rewards_per_func must be (N, F) and reward_weights (F,), got {tuple(rewards_per_func.shape)} and "
-            f"{tuple(reward_weights.shape)}."
-        )
-    if group.shape != rewards_per_func.shape[:1]:
-        raise ValueError(f"group must be ({len(rewards_per_func)},), got {tuple(group.shape)}.")
-    if include is not None and (include.shape != group.shape or include.dtype != torch.bool):
-        raise ValueError(
-            f"include must be bool of shape {tuple(group.shape)}, got {include.dtype} {tuple(include.shape)}."
-        )
-    if len(group) and int(group.min()) < 0:
-        raise ValueError(f"group must be in 0..M-1, got {int(group.min())}.")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")

@@ -37,16 +37,11 @@ def history_advantages(
     Returns:
         np.ndarray: A, shape (N,), float64; 0 for a lone rollout while nothing at all is remembered.
 
-    Raises:
-        ValueError: For an unknown scale.
-
     Example:
         >>> seen = RewardHistory(*(np.array([x]) for x in (3.0, 1.0, 1.0)), 0.5, 0.5)
         >>> history_advantages(np.array([0.0]), np.array([0]), seen, "none").tolist()
         [-0.875]
     """
-    if scale_rewards not in ("group", "batch", "none"):
-        raise ValueError(f"scale_rewards must be one of ['group', 'batch', 'none'], got {scale_rewards!r}.")
     rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
     scored = ~np.isnan(rewards)
     values = np.where(scored, rewards, 0.0)

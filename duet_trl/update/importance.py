@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 3: importance weights of Eq. 6, and what they cost in second moment (Theorem 2, Eq. 8)."""
 
-from dataclasses import dataclass
-
 import numpy as np
-
-from ..allocate.budget import stratification as clipped_stratification
 
 
 def rollout_weights(
@@ -34,44 +30,22 @@ def rollout_weights(
     Returns:
         np.ndarray: w, shape (N,), float64; 0 for aborted rollouts.
 
-    Raises:
-        ValueError: If shapes disagree, or a count, group, propensity or choice is out of its range.
-
     Example:
         >>> weights = rollout_weights([1, 3], [0, 1, 1, 1], [1, 1, 0.5, 1], [False, False, False, True])
         >>> weights.tolist()
         [2.0, 1.0, 2.0, 0.0]
     """
     num_rollouts, group = np.asarray(num_rollouts), np.asarray(group, dtype=np.int64)
-    propensity = np.asarray(propensity, dtype=np.float64)
-    aborted = np.asarray(aborted, dtype=bool)
-    _check_rows(group, len(num_rollouts), propensity=propensity, aborted=aborted)
-    _check_propensity(propensity)
-    if (num_rollouts < 1).any():
-        raise ValueError(f"num_rollouts must be at least 1, got {num_rollouts.min()}. Leave out prompts without any.")
-    if not len(group):
-        return np.zeros(0)
-
-    if stratification == "clip":
-        per_prompt = clipped_stratification(num_rollouts, floor)
-    elif stratification == "exact":
+    per_prompt = np.ones(len(num_rollouts))
+    if stratification != "none" and len(group):
         per_prompt = num_rollouts / num_rollouts.mean()
-    elif stratification == "none":
-        per_prompt = np.ones(len(num_rollouts))
-    else:
-        raise ValueError(f"stratification must be one of ['clip', 'exact', 'none'], got {stratification!r}.")
-    return ~aborted / (per_prompt[group] * propensity)
+    if stratification == "clip":
+        per_prompt = np.clip(per_prompt, floor, 1.0)
+    return ~np.asarray(aborted, dtype=bool) / (per_prompt[group] * np.asarray(propensity, dtype=np.float64))
 
 
 def effective_sample_size(weights: np.ndarray) -> float:
-    """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights.
-
-    Args:
-        weights (np.ndarray): w, shape (N,), >= 0.
-
-    Returns:
-        float: Effective count; 0 if every weight is 0.
-    """
+    """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights."""
     weights = np.asarray(weights, dtype=np.float64)
     squares = np.square(weights).sum()
     return float(weights.sum() ** 2 / squares) if squares > 0 else 0.0
@@ -106,24 +80,6 @@ def surcharge_bound(
     return np.asarray(markerless_rate) * odds * np.asarray(second_moment) * squared_weights
 
 
-@dataclass(frozen=True)
-class Surcharge:
-    """Heuristic figures of Theorem 2 for one step.
-
-    Attributes:
-        surcharge (float): Eq. 8 summed over prompts, (advantage x nats per token)^2.
-        natural (float): Second moment of the same sum without the abort, in the same unit.
-    """
-
-    surcharge: float
-    natural: float
-
-    @property
-    def factor(self) -> float:
-        """(natural + surcharge) / natural, dimensionless: 1 is free, the paper reports at most 1.5."""
-        return 1.0 + self.surcharge / self.natural if self.natural > 0 else 1.0
-
-
 def surcharge(
     advantages: np.ndarray,
     sum_logps: np.ndarray,
@@ -134,44 +90,24 @@ def surcharge(
     *,
     num_prompts: int,
     keep_probability: float,
-) -> Surcharge:
-    """Tracks the surcharge of Eq. 8 under the token mean of Eq. 6 (Theorem 2, aggregation corollary (ii)).
+) -> float:
+    """Factor by which the abort raises the second moment of the update (Theorem 2, aggregation corollary (ii)).
 
     A heuristic, as in the paper: N_t is random, and instead of gradients it uses the stand-in of Eq. 3. The
     contribution of a rollout is z = A * sum log pi / length (advantage x nats per token), its aggregation weight
     length / N_t. sigma^2_mless of a prompt is the mean of z^2 over its marker-less kept rollouts; where it has none,
     over all of the batch's; where the batch has none either, over all kept rollouts.
 
-    Args:
-        advantages (np.ndarray): A before weighting, shape (N,).
-        sum_logps (np.ndarray): Sum of log pi over the policy tokens, shape (N,), nats; ignored where the rollout was
-            aborted or its advantage is 0.
-        lengths (np.ndarray): Policy tokens, shape (N,); ignored where aborted.
-        group (np.ndarray): Prompt of each rollout, shape (N,), in 0..num_prompts-1.
-        propensity (np.ndarray): p_abort, shape (N,); below 1 marks a marker-less kept rollout.
-        aborted (np.ndarray): I_abort, shape (N,), bool.
-        num_prompts (int): M.
-        keep_probability (float): eps_abort, in (0, 1].
+    Columns have shape (N,); a propensity below 1 marks a marker-less kept rollout. Log-probs are not read where the
+    rollout was aborted or its advantage is 0.
 
     Returns:
-        Surcharge: Absolute surcharge and the natural second moment; `factor` is what to log.
-
-    Raises:
-        ValueError: If shapes disagree, or a group, propensity or keep_probability is out of its range.
+        float: (natural + Eq. 8 summed over prompts) / natural: 1 is free, the paper reports at most 1.5.
     """
-    group = np.asarray(group, dtype=np.int64)
-    advantages, sum_logps, lengths, propensity = (
-        np.asarray(values, dtype=np.float64) for values in (advantages, sum_logps, lengths, propensity)
-    )
-    aborted = np.asarray(aborted, dtype=bool)
-    columns = {"advantages": advantages, "sum_logps": sum_logps, "lengths": lengths}
-    _check_rows(group, num_prompts, **columns, propensity=propensity, aborted=aborted)
-    _check_propensity(propensity)
-
     kept = ~aborted
     num_tokens = lengths[kept].sum()  # N_t
     if num_tokens == 0:
-        return Surcharge(surcharge=0.0, natural=0.0)
+        return 1.0
     markerless_kept = kept & (propensity < 1)
     teaching = kept & (advantages != 0)
     contribution = np.zeros(len(group))
@@ -193,18 +129,5 @@ def surcharge(
     )
     bound = surcharge_bound(markerless_rate, keep_probability, second_moment, per_prompt(squared_weight))
     # Marker-less rollouts survive with probability p, so each stands for 1/p natural ones.
-    natural = (squared_weight * squared_contribution / propensity).sum()
-    return Surcharge(surcharge=float(bound.sum()), natural=float(natural))
-
-
-def _check_rows(group: np.ndarray, num_prompts: int, **columns: np.ndarray) -> None:
-    for name, values in columns.items():
-        if values.shape != group.shape:
-            raise ValueError(f"{name} must have shape {group.shape} like group, got {values.shape}.")
-    if group.size and not 0 <= group.min() <= group.max() < num_prompts:
-        raise ValueError(f"group must be in 0..{num_prompts - 1}, got {group.min()}..{group.max()}.")
-
-
-def _check_propensity(propensity: np.ndarray) -> None:
-    if not ((propensity > 0) & (propensity <= 1)).all():
-        raise ValueError(f"propensity must be in (0, 1], got {propensity.min()}..{propensity.max()}.")
+    natural = float((squared_weight * squared_contribution / propensity).sum())
+    return 1.0 + float(bound.sum()) / natural if natural > 0 else 1.0

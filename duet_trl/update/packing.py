@@ -6,32 +6,13 @@ leave any number of rollouts. Missing rows are padded, and rows are placed by le
 and a micro-batch holds little padding.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 PADDING_ROW = -1
 """Stands for a row that the trainer fills with one masked token."""
 
 
-@dataclass(frozen=True)
-class Packing:
-    """Placement of the kept rollouts.
-
-    Attributes:
-        rows (np.ndarray): Rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window,
-            rows_per_chunk), int64. The chunks of an optimizer-step window are consecutive.
-    """
-
-    rows: np.ndarray
-
-    @property
-    def num_padding_rows(self) -> int:
-        """Rows that hold no rollout."""
-        return int((self.rows == PADDING_ROW).sum())
-
-
-def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_window: int) -> Packing:
+def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_window: int) -> np.ndarray:
     """Places rollouts on ranks, optimizer-step windows and micro-batches (chunks), balanced by length.
 
     Rollouts are dealt in falling length, back and forth, over the windows, so that every optimizer step sees the whole
@@ -49,33 +30,21 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
         chunks_per_window (int): Micro-batches per optimizer step and rank, >= 1.
 
     Returns:
-        Packing: Every rollout exactly once; padding rows last in the sorted order.
-
-    Raises:
-        ValueError: If a count is below 1 or a length is negative.
+        np.ndarray: Rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window, rows_per_chunk),
+        int64; every rollout exactly once. The chunks of an optimizer-step window are consecutive.
 
     Example:
-        >>> pack([5, 9, 7], num_ranks=2, num_windows=1, chunks_per_window=1).rows.tolist()
+        >>> pack([5, 9, 7], num_ranks=2, num_windows=1, chunks_per_window=1).tolist()
         [[[1, -1]], [[2, 0]]]
     """
     lengths = np.asarray(lengths)
-    for name, count in (
-        ("num_ranks", num_ranks),
-        ("num_windows", num_windows),
-        ("chunks_per_window", chunks_per_window),
-    ):
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}.")
-    if lengths.size and not lengths.min() >= 0:
-        raise ValueError(f"lengths must not be negative, got {lengths.min()}.")
-
     num_chunks = num_ranks * num_windows * chunks_per_window
     rows_per_chunk = max(1, -(-len(lengths) // num_chunks))
     order = np.full(num_chunks * rows_per_chunk, PADDING_ROW, dtype=np.int64)
     order[: len(lengths)] = np.argsort(-lengths, kind="stable")
     windows = _deal(order, num_windows)  # (num_windows, rows of a window), longest first
     dealt = np.stack([_deal(window, num_ranks) for window in windows], axis=1)  # (num_ranks, num_windows, rows)
-    return Packing(rows=dealt.reshape(num_ranks, num_windows * chunks_per_window, rows_per_chunk))
+    return dealt.reshape(num_ranks, num_windows * chunks_per_window, rows_per_chunk)
 
 
 def _deal(order: np.ndarray, num_hands: int) -> np.ndarray:

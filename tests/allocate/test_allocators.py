@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from duet_trl.allocate.allocators import NeymanAllocator, UniformAllocator
-from duet_trl.allocate.budget import Budget, stratification
+from duet_trl.allocate.budget import Budget
 from duet_trl.allocate.neyman import Allocation
 from duet_trl.allocate.surrogate import Surrogate
 from tests.states import plain
@@ -110,7 +110,7 @@ def test_a_prompt_stuck_at_one_rollout_is_probed_again_longest_waiting_first_and
     assert allocator.metrics()["reprobed_prompts"] == 1.0
     allocator.budget.budget_tokens = 700.0
     assert allocator.plan(keys, 0).num_rollouts.tolist() == [2, 1, 2, 2]
-    allocator.max_rollouts = 5
+    allocator.bounds["max_rollouts"] = 5
     assert allocator.plan(keys, 0).num_rollouts.tolist() == [2, 1, 1, 1]
 
 
@@ -231,20 +231,3 @@ def test_every_allocator_remembers_rewards_and_restores_them(kind):
         np.testing.assert_allclose(history.count, [2 * 0.7, 0.0])
         assert history.mean.tolist() == [0.5, 0.5]
         assert one.statistics.reward_range == [0.0, 1.0]
-
-
-def test_an_unknown_solver_is_an_error():
-    with pytest.raises(ValueError, match="solver must be one of"):
-        neyman(solver="exact")
-
-
-def test_stratification_of_realised_counts_balances_prompts_below_the_mean():
-    allocator = neyman()
-    train(allocator, Policy(), steps=4)
-    counts = allocator.plan(KEYS, 1).num_rollouts
-    share = stratification(counts, 0.05)
-    below = counts < counts.mean()
-    assert below.any()
-    # n_q / s_pre is the mean count for every prompt below it, and n_q above.
-    np.testing.assert_allclose(counts[below] / share[below], counts.mean())
-    np.testing.assert_array_equal(share[~below], 1.0)

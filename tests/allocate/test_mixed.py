@@ -251,7 +251,7 @@ def test_a_budget_for_everything_has_no_price():
         ({"budget_tokens": 0.0}, "budget_tokens must be positive and finite"),
         ({"num_min": 0}, "1 <= num_min <= num_max must hold, got 0 and 32"),
         ({"num_min": 5, "num_max": 4}, "1 <= num_min <= num_max must hold, got 5 and 4"),
-        ({"num_min": 3, "max_rollouts": 5}, "num_min=3 for 2 prompts is above max_rollouts=5. Lower num_min"),
+        ({"num_min": 3, "max_rollouts": 5}, "max_rollouts=5 is below the 6 rollouts"),
     ],
 )
 def test_what_cannot_be_planned_is_refused_by_name(change, message):

@@ -204,10 +204,9 @@ def test_bounds_per_prompt_hold():
         (([1.0], [1.0], 0.0), {}, "budget_tokens must be positive"),
         (([1.0], [1.0], np.inf), {}, "budget_tokens must be positive"),
         (([1.0], [1.0], 9.0), {"num_min": 0}, "num_min"),
-        (([1.0], [1.0], 9.0), {"num_min": 1.5}, "whole numbers"),
-        (([1.0], [1.0], 9.0), {"num_min": 3, "num_max": 2}, "num_min 3 exceeds num_max 2 at index 0"),
+        (([1.0], [1.0], 9.0), {"num_min": 3, "num_max": 2}, "1 <= num_min <= num_max must hold, got 3 and 2"),
         (([1.0, 1.0], [1.0, 1.0], 9.0), {"num_min": 2, "max_rollouts": 3}, "below the 4 rollouts"),
-        (([1.0], [1.0], 9.0), {"max_rollouts": 0}, "max_rollouts must be positive"),
+        (([1.0], [1.0], 9.0), {"max_rollouts": 0}, "max_rollouts=0 is below"),
     ],
 )
 def test_bad_input_is_named(arguments, options, message):

@@ -94,7 +94,11 @@ def test_agrees_with_the_labels_of_real_outputs(unfenced):
         return {row["id"] for row, reward in zip(rows, rewards, strict=True) if reward != row["label"]}
 
     assert differences(unfenced, rows) == LABELLED_WITHOUT_THE_HELPER | LABELLED_BY_THEIR_EXAMPLES
-    several = [row for row in rows if extract_code(row["text"], "first") != extract_code(row["text"], "last")]
+    several = [
+        row
+        for row in rows
+        if extract_answer("code", row["text"], "first") != extract_answer("code", row["text"], "last")
+    ]
     last = make_verifier(fenced=False, which="last")  # the same program as above for all other rows
     assert differences(last, several) == LABELLED_WITHOUT_THE_HELPER & {row["id"] for row in several}
     last.close()

@@ -97,11 +97,6 @@ def test_a_step_without_any_reward_has_no_advantages(scale):
     assert advantages([NAN, NAN], NOTHING, scale).tolist() == [0.0, 0.0]
 
 
-def test_an_unknown_scale_is_an_error():
-    with pytest.raises(ValueError, match="scale_rewards must be one of .*, got 'prompt'"):
-        advantages([1.0], NOTHING, "prompt")
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(-3, 3)), min_size=1, max_size=12),

@@ -65,7 +65,7 @@ def composed_loss(theta, step, drops_zeros, num_ranks=1, chunks=1):
     trained = ~aborted & (advantages.numpy() != 0) if drops_zeros else ~aborted
     kept = np.flatnonzero(trained)
     num_tokens = lengths[~aborted].sum()  # N_t
-    rows = pack(lengths[kept], num_ranks, 1, chunks).rows
+    rows = pack(lengths[kept], num_ranks, 1, chunks)
     loss = torch.zeros((), dtype=torch.float64)
     for chunk in rows.reshape(-1, rows.shape[2]):
         for place in chunk:
