@@ -46,7 +46,6 @@ from benchmarks.gradient_parts.recording import (  # noqa: E402
 )
 from benchmarks.miniature.grading import is_right  # noqa: E402
 from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
-from duet_trl.gate.automaton import TokenAutomaton  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
@@ -65,11 +64,11 @@ MASKED, FAILURE = "trim + abort masked, 1/eps, eps 0.05, 4", "trim + abort as fa
 
 def record_policy(
     policy: str, task: Task, size: Size, rows: Mapping[str, Estimator], seed: int
-) -> tuple[Recording, TokenAutomaton, dict, dict[str, Any]]:
+) -> tuple[Recording, dict, dict[str, Any]]:
     """Record a policy, or read it from the cache.
 
     Returns:
-        tuple: The recording, the compiled marker, the state of K1 and K2, and figures of the policy.
+        tuple: The recording, the state of K1 and K2, and figures of the policy.
     """
     path, config = checkpoint(policy, task, size, CACHE), rows[DUET[4]].config
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -84,8 +83,8 @@ def record_policy(
             for ids in entry.ids
         ]
     )
-    thresholds = settle_thresholds(rows[DUET[4]].method(setup.automaton, None).gate, setup, rollouts, right, seed)
-    specs = dict.fromkeys(row.method(setup.automaton, thresholds).gate.spec() for row in rows.values())
+    thresholds = settle_thresholds(rows[DUET[4]].method(None).gate, setup, rollouts, right, seed)
+    specs = dict.fromkeys(row.method(thresholds).gate.spec() for row in rows.values())
     replays = {spec: gate_replays(spec, setup, rollouts) for spec in specs}
     num_parameters = sum(p.numel() for p in model.parameters())
     coordinates = np.random.default_rng(seed).choice(num_parameters, min(COORDINATES, num_parameters), replace=False)
@@ -113,13 +112,12 @@ def record_policy(
         "abort_threshold": thresholds["abort_threshold"],
         "cosine_of_held_out_halves": float(halves[0] @ halves[1] / np.prod([np.linalg.norm(h) for h in halves])),
     }
-    return recording, setup.automaton, thresholds, figures
+    return recording, thresholds, figures
 
 
 def measure(
     rows: Mapping[str, Estimator],
     recording: Recording,
-    automaton: TokenAutomaton,
     thresholds: dict,
     steps: int,
     seed: int,
@@ -129,7 +127,7 @@ def measure(
     resamples = draw_resamples(RESAMPLES, GROUPS, len(recording.held_out), seed)
     target, reference, figures = recording.held_out.mean(axis=0), None, {}
     for name, row in rows.items():
-        found = simulate(row, recording, automaton, thresholds, draws)
+        found = simulate(row, recording, thresholds, draws)
         estimate = moments(found.weights, recording.gradients, target, GROUPS)
         own = gain(estimate, target), resampled_gains(estimate, recording.held_out, resamples), found.generated.mean()
         reference = reference or own
@@ -224,9 +222,9 @@ def main() -> int:
     of_policy, figures = {}, {}
     for policy in policies:
         print(f"{policy}: recording, unless it is in {CACHE}", flush=True)
-        recording, automaton, thresholds, of_policy[policy] = record_policy(policy, task, size, rows, seed)
+        recording, thresholds, of_policy[policy] = record_policy(policy, task, size, rows, seed)
         print(f"{policy}: {arguments.steps} steps of each estimator", flush=True)
-        figures[policy] = measure(rows, recording, automaton, thresholds, arguments.steps, seed)
+        figures[policy] = measure(rows, recording, thresholds, arguments.steps, seed)
         del recording  # two gigabytes that the next one needs
     for policy in policies:
         show(policy, of_policy[policy], figures[policy])

@@ -109,7 +109,7 @@ class DUETGRPOTrainer(Publishing, Generating):
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
         automaton = None if setup is None else setup.automaton
-        self.method = build_method(args, automaton) if method is None else method
+        self.method = build_method(args) if method is None else method
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)

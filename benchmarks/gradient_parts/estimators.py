@@ -20,7 +20,6 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import UniformAllocator
 from duet_trl.allocate.mixed import PRIOR
 from duet_trl.allocate.neyman import Allocation, neyman_allocation
-from duet_trl.gate.automaton import TokenAutomaton
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
@@ -49,9 +48,9 @@ class Estimator:
     config: DUETGRPOConfig
     spread: bool = False
 
-    def method(self, automaton: TokenAutomaton | None, thresholds: dict | None) -> Duet:
+    def method(self, thresholds: dict | None) -> Duet:
         """A fresh method; thresholds None: K1 and K2 as at the start of a run."""
-        method = build_method(self.config, automaton)
+        method = build_method(self.config)
         if self.spread:
             method.allocator = SpreadAllocator.like(method.allocator)
         if thresholds is not None:
@@ -183,14 +182,13 @@ class Steps:
 def simulate(
     estimator: Estimator,
     recording: Recording,
-    automaton: TokenAutomaton,
     thresholds: dict,
     draws: Sequence[Draw],
 ) -> Steps:
     """Steps of an estimator, each by a fresh method that remembers the draw's earlier visit."""
     positions, values, figures = [], [], []
     for number, draw in enumerate(draws):
-        method = estimator.method(automaton, thresholds)
+        method = estimator.method(thresholds)
         if estimator.remembers:
             visit(method, recording, draw.order[:, -HISTORY:])
             method.gate.load_state_dict(thresholds)  # a late answer raised K2; what is recorded is one gate

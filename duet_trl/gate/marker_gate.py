@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from .automaton import TokenAutomaton
 from .coins import keep_coins
 from .replay import GateSpec, propensity
 from .thresholds import LengthThresholds
@@ -19,22 +18,13 @@ class MarkerGate:
 
     Args:
         thresholds (LengthThresholds): Online K1 and K2.
-        automaton (TokenAutomaton | None): Compiled marker; None only where trim and abort are off.
         keep_probability (float): eps_abort.
         seed (int): Key of the coins.
         **options (Any): The other attributes of `GateSpec`.
     """
 
-    def __init__(
-        self,
-        thresholds: LengthThresholds,
-        automaton: TokenAutomaton | None,
-        *,
-        keep_probability: float,
-        seed: int,
-        **options: Any,
-    ) -> None:
-        self.thresholds, self.automaton = thresholds, automaton
+    def __init__(self, thresholds: LengthThresholds, *, keep_probability: float, seed: int, **options: Any) -> None:
+        self.thresholds = thresholds
         self.keep_probability, self.seed = keep_probability, seed
         self._options = options
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..field_types import Acts
-from ..gate.automaton import TokenAutomaton
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
 from .duet_settings import ACTS, DuetOptions, check_relations, settle
@@ -22,7 +21,7 @@ class Entry:
     """A method as the configuration knows it.
 
     Attributes:
-        build (Callable): (configuration, compiled marker or None where nothing is gated) -> the method.
+        build (Callable): Configuration -> the method.
         options (type): Frozen dataclass of its `method_kwargs`.
         reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
         max_batches (int): Default of `max_rollouts`, in generation batches.
@@ -32,7 +31,7 @@ class Entry:
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
 
-    build: Callable[[Any, TokenAutomaton | None], Method]
+    build: Callable[[Any], Method]
     options: type
     reads: frozenset[str] = frozenset()
     max_batches: int = 1
@@ -77,15 +76,15 @@ def setting_of(config: Any) -> Setting:
     )
 
 
-def build_method(config: Any, automaton: TokenAutomaton | None) -> Method:
+def build_method(config: Any) -> Method:
     """The method of a configuration."""
-    return METHODS[config.method].build(config, automaton)
+    return METHODS[config.method].build(config)
 
 
 def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
     """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
 
-    def build(config: Any, automaton: TokenAutomaton | None) -> Method:
+    def build(config: Any) -> Method:
         return method(setting_of(config), config.options)
 
     def check(config: Any, chosen: Any) -> None:
@@ -94,11 +93,11 @@ def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"ma
     return Entry(build, options, reads, check=check, **more)
 
 
-def _build_duet(config: Any, automaton: TokenAutomaton | None) -> Method:
-    return build_duet(config, setting_of(config), automaton)
+def _build_duet(config: Any) -> Method:
+    return build_duet(config, setting_of(config))
 
 
-def _build_own(config: Any, automaton: TokenAutomaton | None) -> Method:
+def _build_own(config: Any) -> Method:
     raise ValueError(
         "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
     )

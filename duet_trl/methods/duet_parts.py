@@ -8,16 +8,15 @@ from ..allocate.budget import Budget
 from ..allocate.mixed import MixedAllocator
 from ..allocate.statistics import PromptStatistics
 from ..allocate.surrogate import Surrogate
-from ..gate.automaton import TokenAutomaton
 from ..gate.marker_gate import MarkerGate
 from ..gate.thresholds import LengthThresholds
 from .duet import Duet
 from .method import Setting
 
 
-def build_duet(config: Any, run: Setting, automaton: TokenAutomaton | None) -> Duet:
+def build_duet(config: Any, run: Setting) -> Duet:
     """The method of a resolved `DUETGRPOConfig`, without observations."""
-    return Duet(config, run, _allocator(config, run), _gate(config, run, automaton))
+    return Duet(config, run, _allocator(config, run), _gate(config, run))
 
 
 def _allocator(config: Any, run: Setting) -> UniformAllocator:
@@ -51,7 +50,7 @@ def _allocator(config: Any, run: Setting) -> UniformAllocator:
     return NeymanAllocator(surrogate, budget, solver=options.allocation_solver, **shared)
 
 
-def _gate(config: Any, run: Setting, automaton: TokenAutomaton | None) -> MarkerGate:
+def _gate(config: Any, run: Setting) -> MarkerGate:
     options = config.options
     thresholds = LengthThresholds(
         max_length=run.max_completion_length,
@@ -67,7 +66,6 @@ def _gate(config: Any, run: Setting, automaton: TokenAutomaton | None) -> Marker
     )
     return MarkerGate(
         thresholds=thresholds,
-        automaton=automaton,
         trim=config.trim,
         abort=config.abort,
         grace_window=config.grace_window,

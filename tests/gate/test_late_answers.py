@@ -27,9 +27,7 @@ def gate(seed: int) -> MarkerGate:
     """The gate of `duet`; without the entropy rule, which only ends a grace window earlier."""
     thresholds = LengthThresholds(CAP, answer_quantile=0.95, answer_slack=1.25)
     options = {"entropy_threshold": 0.0, "window": None, "keep_probability": 0.05}
-    return MarkerGate(
-        thresholds, AUTOMATON, trim=True, abort=True, grace_window=GRACE, poll_interval=8, seed=seed, **options
-    )
+    return MarkerGate(thresholds, trim=True, abort=True, grace_window=GRACE, poll_interval=8, seed=seed, **options)
 
 
 def through(spec: GateSpec, keep: np.ndarray, completed_at: np.ndarray, natural: np.ndarray) -> Replay:
@@ -154,7 +152,7 @@ def test_the_vectorised_gate_is_the_real_one():
     for row, at in enumerate(completed_at):
         if at <= found.length[row]:
             ids[row][at - 1] = 1
-    real = replay(spec, unit.automaton, ids, found.trimmed | (found.outcome == Outcome.ABORTED), keep)
+    real = replay(spec, AUTOMATON, ids, found.trimmed | (found.outcome == Outcome.ABORTED), keep)
     assert set(real.outcome.tolist()) == {*Outcome}
     for name, values in real.__dict__.items():
         np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)

@@ -10,8 +10,6 @@ import torch
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.gate.automaton import compile_automaton
-from duet_trl.gate.markers import get_marker
 from duet_trl.gate.replay import Outcome, Replay
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
@@ -21,7 +19,6 @@ from duet_trl.update.baseline import history_advantages
 from tests.states import plain
 
 KEYS = [f"prompt {i}" for i in range(24)]
-VOCABULARY = [b"\\boxed{4}", b"x", None]
 NAN = float("nan")
 
 
@@ -41,7 +38,7 @@ def duet(tmp_path, **overrides) -> Duet:
     if not (overrides.get("trim", True) or overrides.get("abort", True)):
         del settings["threshold_interval"]
     config = DUETGRPOConfig(**grouped({**settings, **overrides}))
-    return build_method(config, compile_automaton(get_marker("math"), VOCABULARY) if config.gated else None)
+    return build_method(config)
 
 
 def prompts(keys, step: int = 1, epoch: int = 0) -> Prompts:
