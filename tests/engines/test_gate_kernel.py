@@ -142,7 +142,7 @@ def test_interpreted(check):
     """In a process of its own: whether Triton interprets is settled when it is imported."""
     result = subprocess.run(
         [sys.executable, "-m", "tests.engines.test_gate_kernel", check],
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -183,7 +183,7 @@ def test_request_for_another_engine_is_stopped_before_its_first_token(monkeypatc
 def test_real_v2_runner_stops_rollouts_where_algorithm_1_does(tiny_path):
     result = subprocess.run(
         [sys.executable, "-m", "tests.engines.v2_runner", str(tiny_path)],
-        cwd=Path(__file__).parents[3],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
         timeout=500,

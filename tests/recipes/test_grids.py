@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 
-from duet_trl.gate.automaton import TokenAutomaton
 from duet_trl.methods import METHODS
 
 ROOT = Path(__file__).parents[2]
@@ -170,13 +169,10 @@ def parts(built: Any) -> Any:
     return getattr(built, "__qualname__", None) or repr(built)
 
 
-ONE_STATE = TokenAutomaton(np.zeros((1, 1), np.uint8), 0, None, "one state")
-
-
 def built(cell: str) -> dict[str, Any]:
     """What a cell comes to: model, task, rollouts and the method itself, which names no file and no field."""
     arguments, config, model = resolved(cell)
-    method = METHODS[config.method].build(config, ONE_STATE if config.gated else None)
+    method = METHODS[config.method].build(config)
     return {"task": arguments.recipe, "model": model.model_name_or_path, "n": config.num_generations} | {
         "method": parts(method)
     }
