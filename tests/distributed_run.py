@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from duet_trl.engines.engine import Completion
 from tests.runs import duet_trainer, prompts
 from tests.states import plain
 
@@ -20,18 +20,18 @@ def scripted(trainer) -> None:
     other = trainer._tokenizer("x").input_ids[0]
     eos = trainer.eos_token_ids[0]
 
-    def generate(prompt_ids, images, fields, num_generations, **kwargs):
-        step = trainer._current
-        rows = [int(row) for row in step.padded_rows]
-        step.gate_stopped = np.zeros(len(step.rows), dtype=bool)
-        prompt = [sum(ids) for ids in prompt_ids]
-        ids = []
-        for row, total in zip(rows, prompt, strict=True):
-            length = 3 + (total * 7 + row * 5) % 40
-            ids.append([fours if (row + j) % (2 + total % 3) == 0 else other for j in range(length)] + [eos])
-        return ids, None
+    first, num_processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
 
-    trainer._generate_single_turn = generate
+    def generate(requests):
+        done = []
+        for request in requests:
+            row, total = first + request.number * num_processes, sum(request.prompt_ids)
+            length = 3 + (total * 7 + row * 5) % 40
+            ids = [fours if (row + j) % (2 + total % 3) == 0 else other for j in range(length)]
+            done.append(Completion([*ids, eos], number=request.number))
+        return done
+
+    trainer.engine.generate = generate
 
 
 def main() -> None:
