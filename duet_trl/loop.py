@@ -161,7 +161,7 @@ class Loop:
                 f"{self._name} gives {len(job.prefix_logprobs)} log-probs for a prefix of {len(job.prefix)} tokens. "
                 "Give one for each token."
             )
-        if job.gate is not None and (job.gate.trim or job.gate.abort) and self.automaton is None:
+        if job.gate is not None and job.gate.active and self.automaton is None:
             raise ValueError(
                 f"{self._name} asks for a gated rollout, but its attribute `gated` is False. Set it to True."
             )

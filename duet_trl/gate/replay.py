@@ -92,6 +92,11 @@ class GateSpec:
             )
 
     @property
+    def active(self) -> bool:
+        """Whether it may stop any rollout."""
+        return self.trim or self.abort
+
+    @property
     def trims_early(self) -> bool:
         """Whether a nearly certain next token ends the grace window."""
         return self.trim and self.entropy_threshold > 0
@@ -186,7 +191,7 @@ def replay(
         rows, completed_at = automaton.completions(completion_ids, in_thought)
         np.minimum.at(tau, rows, spec.seen_at(completed_at))
         np.minimum.at(answered_at, rows, replace(spec, abort=False).seen_at(completed_at))
-    elif spec.trim or spec.abort:
+    elif spec.active:
         raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
     answered = tau <= last_decision
     undecided = ~answered & (last_decision >= spec.abort_at)

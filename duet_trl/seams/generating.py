@@ -32,7 +32,8 @@ class Generating(GRPOTrainer):
     _jobs: Sequence[Job] | None = None  # of the round that is being generated
     _generated: Generated | None = None  # the round that is being scored
     _last_loaded_step: int
-    _stopped: np.ndarray
+    _stopped: np.ndarray  # of the round that was generated last, like the next
+    _in_thought: np.ndarray
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""
@@ -66,10 +67,10 @@ class Generating(GRPOTrainer):
             return super()._generate_single_turn(prompt_ids, images, multimodal_fields, num_generations, **kwargs)
         count = len(self._jobs) if self.vllm_tensor_parallel_size == 1 else len(prompt_ids)
         jobs = [*self._jobs, *self._jobs[-1:] * (count - len(self._jobs))]
-        thinks = self.thoughts.open_after(prompt_ids[:count]).tolist()
+        self._in_thought = self.thoughts.open_after(prompt_ids)
         requests = [
             self._request(number, job, ids, inside)
-            for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, thinks, strict=False))
+            for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, self._in_thought.tolist(), strict=False))
         ]
         self._sync_engine()
         done = _checked(self.engine.generate(requests), requests)
@@ -81,7 +82,7 @@ class Generating(GRPOTrainer):
 
     def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
         limit = self.max_completion_length if job.max_tokens is None else job.max_tokens
-        gate = job.gate if job.gate is not None and (job.gate.trim or job.gate.abort) else None
+        gate = job.gate if job.gate is not None and job.gate.active else None
         return Request(prompt_ids, job.prefix, limit, gate, job.keep, in_thought, number)
 
     def _turn(self, prompt_ids: list[list[int]]) -> tuple:
@@ -123,8 +124,9 @@ class Generating(GRPOTrainer):
         prompt_ids, completion_ids, _, completions, logprobs = generated[:5]
         ends, stopped = {*self.eos_token_ids, self._tokenizer.pad_token_id}, self._stopped[: len(jobs)]
         ended = np.array([bool(ids) and ids[-1] in ends for ids in completion_ids[: len(jobs)]], dtype=bool)
-        in_thought = self.thoughts.open_after(prompt_ids)
-        return Generated(prompt_ids, completion_ids, completions, logprobs, stopped, in_thought, ended & ~stopped)
+        return Generated(
+            prompt_ids, completion_ids, completions, logprobs, stopped, self._in_thought, ended & ~stopped
+        )
 
     def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
         """Rewards of one round; see [`~duet_trl.loop.Host`]."""
