@@ -157,7 +157,9 @@ def test_pilot_spends_the_budget_of_the_fields(tmp_path):
     assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
 
 
-@pytest.mark.parametrize(("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10)])
+@pytest.mark.parametrize(
+    ("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10), ("reinforce_ada", 4)]
+)
 def test_max_rollouts_holds_as_many_batches_as_the_method_draws(tmp_path, method, batches):
     resolved = config(tmp_path, method=method)
     assert resolved.max_rollouts == batches * resolved.generation_batch_size == batches * 64

@@ -14,6 +14,7 @@ from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
+from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ METHODS: dict[str, Entry] = {
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
+    "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
     "own": Entry(
         _build_own,
         GRPOOptions,

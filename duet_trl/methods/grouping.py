@@ -6,8 +6,10 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 
+from ..allocate.statistics import RewardHistory
 from ..rollouts import Job, Rollouts
-from ..update.advantages import group_advantages
+from ..update.advantages import EPSILON, group_advantages
+from ..update.baseline import history_advantages
 from .method import Setting
 
 
@@ -29,6 +31,22 @@ def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None 
         include=None if include is None else torch.from_numpy(include).to(rewards.device),
     )
     return found.advantages.double().cpu().numpy()
+
+
+def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str) -> np.ndarray:
+    """Advantages over a history to which each round adds what it showed, for methods that decide on outcomes.
+
+    See [`~duet_trl.update.baseline.history_advantages`]. What multiplies a rollout depends on no later round, which
+    may exist because of it. `scale_rewards="batch"` divides by the spread of round 1, which is one number for all.
+    """
+    advantages = np.zeros(len(done))
+    for number in range(done.round.max() + 1):
+        rows = done.round == number
+        rewards, group = done.rewards[rows], done.prompt[rows]
+        advantages[rows] = history_advantages(rewards, group, seen, "group" if scale_rewards == "group" else "none")
+        seen = seen.after(rewards, group)
+    first = done.rewards[(done.round == 0) & done.scored]
+    return advantages / (first.std(ddof=1) + EPSILON) if scale_rewards == "batch" and len(first) > 1 else advantages
 
 
 def mixed_prompts(done: Rollouts) -> np.ndarray:

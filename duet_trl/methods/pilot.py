@@ -39,9 +39,7 @@ from ..allocate.mixed import PRIOR
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from ..update.advantages import EPSILON
-from ..update.baseline import history_advantages
-from .grouping import mixed_prompts, uniform_jobs
+from .grouping import advantages_by_round, mixed_prompts, uniform_jobs
 from .method import Method, Setting
 
 
@@ -118,16 +116,8 @@ class Pilot(Method):
 
     def judge(self, done: Rollouts) -> Judgement:
         """Advantages round by round: what a round showed is history to the next."""
-        scale, second = self.setting.scale_rewards, done.round > 0
-        seen = self.statistics.reward_history(done.prompts.keys)
-        advantages, weight = np.zeros(len(done)), np.ones(len(done))
-        for rows in (~second, second):
-            rewards, group = done.rewards[rows], done.prompt[rows]
-            advantages[rows] = history_advantages(rewards, group, seen, "group" if scale == "group" else "none")
-            seen = seen.after(rewards, group)
-        pilot = done.rewards[~second & done.scored]
-        if scale == "batch" and len(pilot) > 1:
-            advantages /= pilot.std(ddof=1) + EPSILON
+        second, seen = done.round > 0, self.statistics.reward_history(done.prompts.keys)
+        advantages, weight = advantages_by_round(done, seen, self.setting.scale_rewards), np.ones(len(done))
         if self.options.weighting == "prompts":
             more = np.bincount(done.prompt[second], minlength=len(done.prompts))
             weight[second] = (self.rollouts_per_prompt - self.options.pilot_rollouts) / more[done.prompt[second]]

@@ -14,6 +14,7 @@ from duet_trl.methods.greso import Greso, GresoOptions
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
+from duet_trl.methods.reinforce_ada import ReinforceAda, ReinforceAdaOptions
 
 from .simulator import make_prompts, run_step, setting
 
@@ -23,6 +24,10 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
     "pilot": lambda run: Pilot(run, PilotOptions()),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
+    "reinforce_ada": lambda run: ReinforceAda(run, ReinforceAdaOptions()),
+    "reinforce_ada with a history": lambda run: ReinforceAda(
+        run, ReinforceAdaOptions(exit="positive_focused", round_size=2, baseline="history", positive_reward=0.5)
+    ),
 }
 
 
