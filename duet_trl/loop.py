@@ -13,6 +13,7 @@ checks what a method or an engine must not do. Generating, scoring and answering
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,9 @@ class Host(Protocol):
 
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, equal on every process."""
+
+    def answer_classes(self, step: StepRecord) -> np.ndarray:
+        """Class of the answer of each rollout so far, shape (N,), equal on every process."""
 
 
 @dataclass(eq=False)
@@ -298,6 +302,7 @@ class Loop:
             rewards=weighted_sum(rewards, self.host.reward_weights).double().cpu().numpy(),
             answers=answers,
             fetch=lambda rows: self._fetch(step, rows),
+            classify=cache(lambda: self.host.answer_classes(step)),
         )
 
     def _fetch(self, step: StepRecord, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:

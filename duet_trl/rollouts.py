@@ -159,6 +159,7 @@ class Rollouts:
         reward_weights (torch.Tensor | None): Weight of each reward function, shape (F,); None: 1 each.
         answers (tuple[np.ndarray, ...]): Answers to the queries of all rounds, in the order in which they were asked.
         fetch (Callable): (rows) -> token ids and sampling log-probs (or None) of these rollouts; see `tokens`.
+        classify (Callable): () -> see `answer_class`.
     """
 
     prompts: Prompts
@@ -174,6 +175,7 @@ class Rollouts:
     fetch: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
         default=lambda rows: [], repr=False
     )
+    classify: Callable[[], np.ndarray] = field(default=lambda: np.zeros(0, dtype=np.int64), repr=False)
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -206,6 +208,14 @@ class Rollouts:
         The rollouts are held by the processes that generated them, so every process must ask for the same rows.
         """
         return self.fetch(rows)
+
+    def answer_class(self) -> np.ndarray:
+        """Class of each rollout's answer by the verifier's equivalence, shape (N,), int64.
+
+        Numbers count from 0 within a prompt, in the order of first answers; -1: no answer. Only for a method that
+        says `compares_answers`; every process must ask.
+        """
+        return self.classify()
 
 
 @dataclass(frozen=True)

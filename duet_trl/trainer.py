@@ -34,6 +34,7 @@ from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.compared_answers import answer_verifier
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
@@ -83,6 +84,8 @@ class DUETGRPOTrainer(Publishing, Generating):
     ) -> None:
         args = own_config(args, model)
         check_method(method, args)
+        if (build_method(args) if method is None else method).compares_answers:
+            answer_verifier(reward_funcs)
         self._own_rules = ends_by_own_rules(kwargs, args)
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         processing_class = load_tokenizer(model, processing_class, args)

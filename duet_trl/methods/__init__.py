@@ -15,6 +15,7 @@ from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
+from .seed_grpo import SeedGRPO, SeedGRPOOptions
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ METHODS: dict[str, Entry] = {
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
+    "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "own": Entry(
         _build_own,
         GRPOOptions,

@@ -70,11 +70,14 @@ class Method(Protocol):
         gated (bool): Some of its jobs carry a `GateSpec`, so that the run needs a marker.
         plain (bool): It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight
             1, and rows stay where `GRPOTrainer` has them.
+        compares_answers (bool): It asks for `Rollouts.answer_class`, so that the run needs a reward function that can
+            compare answers.
         identity (dict): JSON values that must agree when a state is restored.
     """
 
     gated: bool = False
     plain: bool = False
+    compares_answers: bool = False
     identity: dict[str, Any] = {}
     _metrics: Mapping[str, float] = {}
 

@@ -80,6 +80,25 @@ class ChoiceVerifier:
             logger.warning("Rows without a gold answer stay ungraded: %d of this batch.", verdicts.count(None))
         return verdicts
 
+    def answers(
+        self, completions: list[Completion], options: list[Any] | None = None, **columns: Any
+    ) -> list[str | None]:
+        """The answer of each completion, as its letter where the row has options and it names one; None: none."""
+        options = [None] * len(completions) if options is None else options
+        found = []
+        for text, row_options in zip(read_completions(completions, columns), options, strict=True):
+            answer = extract_answer(self._marker, text, self._which)
+            if answer is None or len(answer) > MAX_ANSWER_LENGTH:
+                found.append(None)
+                continue
+            texts = [str(option) for option in row_options or ()][: len(string.ascii_uppercase)]
+            found.append(choice_letter(answer, len(texts), texts) or answer if texts else answer)
+        return found
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the first answer of each pair would be right if the second were gold."""
+        return [_agrees(answer, gold, []) for answer, gold in pairs]
+
 
 _default_verifier = cache(ChoiceVerifier)
 

@@ -87,18 +87,30 @@ class MathVerifier:
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
         """Verdicts on what stood in the boxes, None where there was none; the rest as in :func:`math_reward`."""
-        pairs = [self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)]
-        with self._lock:
-            if len(self._cache) > CACHE_SIZE:
-                self._cache.clear()
-            self._fill_cache([pair for pair in dict.fromkeys(pairs) if pair not in self._cache])
-            return [self._cache.get(pair) for pair in pairs]
+        return self._verdicts([self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)])
+
+    def answers(self, completions: list[Completion], **columns: Any) -> list[str | None]:
+        """What stands in the box of each completion; None without one, or with one that is too long to be read."""
+        boxed = [extract_boxed(text, which=self._which) for text in read_completions(completions, columns)]
+        return [None if text is None or len(text) > MAX_ANSWER_LENGTH else text for text in boxed]
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the first answer of each pair would be right if the second were gold."""
+        # Answers of a policy need not be readable; the warnings are about gold answers.
+        return [x == 1.0 for x in self._verdicts([self._pair(*pair) for pair in pairs], warn=False)]
 
     def close(self) -> None:
         """Ends the worker processes; they start again with the next call."""
         self._workers.close()
 
-    def _fill_cache(self, pairs: list[tuple[str | None, str]]) -> None:
+    def _verdicts(self, pairs: list[tuple[str | None, str]], warn: bool = True) -> list[float | None]:
+        with self._lock:
+            if len(self._cache) > CACHE_SIZE:
+                self._cache.clear()
+            self._fill_cache([pair for pair in dict.fromkeys(pairs) if pair not in self._cache], warn)
+            return [self._cache.get(pair) for pair in pairs]
+
+    def _fill_cache(self, pairs: list[tuple[str | None, str]], warn: bool) -> None:
         size = max(1, min(CHUNK_SIZE, -(-len(pairs) // len(self._workers))))
         chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         for chunk, verdicts in zip(chunks, self._workers.ask_all(chunks), strict=True):
@@ -107,6 +119,8 @@ class MathVerifier:
                 continue
             for pair, verdict in zip(chunk, verdicts, strict=True):
                 self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
+                if not warn:
+                    continue
                 if verdict == "n":
                     self._warn_once("gold answer cannot be parsed; its rows stay ungraded", pair)
                 elif verdict == "k":

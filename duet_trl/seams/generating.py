@@ -18,6 +18,7 @@ from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
 from . import logs
 from .answer_region import Thoughts
+from .compared_answers import answer_verifier, classes_of_step
 from .ending import forget_unscored_endings
 from .train_rows import ReplayBatch
 
@@ -142,6 +143,10 @@ class Generating(GRPOTrainer):
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
         return logs.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
+
+    def answer_classes(self, step: StepRecord) -> np.ndarray:
+        """Class of each rollout's answer; see [`~duet_trl.loop.Host`]."""
+        return classes_of_step(step, answer_verifier(self.reward_funcs), self.thoughts, self.exchange)
 
     @torch.no_grad()
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:

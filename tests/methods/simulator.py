@@ -44,6 +44,7 @@ def rollouts(
     """The record of a step from its jobs, rewards, shape (N,) or (N, F), and lengths (default: 10 tokens each).
 
     Every token of a rollout is its number, with a log-prob of -1. One that reaches its `max_tokens` has not ended.
+    Rollouts with the same reward give the same answer; those without one give none.
     """
     jobs = tuple(job for round_ in rounds for job in round_)
     per_func = np.array(rewards, dtype=np.float64).reshape(len(jobs), -1) if jobs else np.zeros((0, 1))
@@ -63,6 +64,7 @@ def rollouts(
         rewards_per_func=torch.from_numpy(per_func),
         rewards=np.where(abstained, np.nan, np.nansum(per_func, axis=1)),
         answers=tuple(answers),
+        classify=lambda: np.where(abstained, -1, np.unique(np.nan_to_num(per_func[:, 0]), return_inverse=True)[1]),
         fetch=lambda rows: [([int(row)] * int(length[row]), [-1.0] * int(length[row])) for row in rows],
     )
 

@@ -15,6 +15,7 @@ from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
 from duet_trl.methods.reinforce_ada import ReinforceAda, ReinforceAdaOptions
+from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions
 
 from .simulator import make_prompts, run_step, setting
 
@@ -28,6 +29,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "reinforce_ada with a history": lambda run: ReinforceAda(
         run, ReinforceAdaOptions(exit="positive_focused", round_size=2, baseline="history", positive_reward=0.5)
     ),
+    "seed_grpo": lambda run: SeedGRPO(run, SeedGRPOOptions(form="linear", alpha=0.9)),
 }
 
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SEED-GRPO: smaller updates where a prompt's answers disagree (arXiv 2505.12346).
+
+The rollouts of a prompt are put into classes C_k of the same answer, by the verifier's equivalence; one without an
+answer is a class of its own. Their semantic entropy scales the advantages of the prompt:
+
+    p(C_k) = sum over i in C_k of w_i        w = softmax over the prompt's rollouts of their mean log-prob per token
+    SE = - sum over k of p(C_k) ln p(C_k)    in nats, between 0 and ln n
+    A_i = (R_i - mean of the group) f(x)     x = SE / ln n
+
+The paper's base is R_i - mean, without a standard deviation: `scale_rewards="none"`; here it follows `scale_rewards`.
+`weights="uniform"` takes w_i = 1/n, the share of rollouts. The default is the paper's, `"rao"`. It is free where the
+engine returns log-probs and costs one question about each rollout elsewhere.
+
+f is "reciprocal", 1 / (1 + alpha x); "linear", 1 - alpha x; "exponential", exp(-alpha x); "focal", (1 - x)^alpha. The
+authors published no code and no alpha: the default is that of a port by others (form and alpha = 0.0417); the exact
+exponential and focal forms are ours. Every rollout is generated and trained, so no token is saved. f depends on a
+rollout's own answer: the gradient is that of another objective, as any scale by the group is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..field_types import Options, one_of, option
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import group_relative, uniform_jobs
+from .method import Method, Setting
+from .resampling import check_groups
+
+FORMS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
+    "reciprocal": lambda x, alpha: 1.0 / (1.0 + alpha * x),
+    "linear": lambda x, alpha: 1.0 - alpha * x,
+    "exponential": lambda x, alpha: np.exp(-alpha * x),
+    "focal": lambda x, alpha: (1.0 - x) ** alpha,
+}
+
+
+@dataclass(frozen=True)
+class SeedGRPOOptions(Options):
+    """Options of SEED-GRPO."""
+
+    form: str = option(
+        "f, by which the advantages of a prompt are multiplied: 'reciprocal', 'linear', 'exponential' or 'focal'.",
+        "reciprocal",
+        symbol="f",
+        rule=one_of(*FORMS),
+    )
+    alpha: float = option(
+        "How fast f falls with the entropy. 0: GRPO.",
+        0.0417,
+        unit=">= 0",
+        symbol="alpha",
+        rule=(lambda x: 0 <= x < float("inf"), "at least 0, got {}. 0 is GRPO"),
+    )
+    weights: str = option(
+        "Weight of a rollout in the entropy: 'rao', softmax of its mean log-prob per token (paper); 'uniform', all "
+        "alike, without log-probs.",
+        "rao",
+        rule=one_of("rao", "uniform"),
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.form == "linear" and self.alpha > 1:
+            raise ValueError(f"alpha must be at most 1 with form='linear', got {self.alpha}: f would change sign.")
+
+
+class SeedGRPO(Method):
+    """GRPO scaled by semantic entropy; see the module."""
+
+    compares_answers = True
+
+    def __init__(self, setting: Setting, options: SeedGRPOOptions) -> None:
+        check_groups(setting, setting.num_prompts)
+        self.setting = setting
+        self.options = options
+        self.identity = {"method": "seed_grpo"}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
+        """One round of n rollouts for each prompt, and a question about each where the engine has no log-probs."""
+        if done is None:
+            return uniform_jobs(range(len(prompts)), self.setting.num_generations)
+        if self.options.weights == "uniform" or done.answers or done.tokens([0])[0][1] is not None:
+            return []
+        tokens = done.tokens(range(len(done)))
+        return [Query(int(prompt), tuple(ids)) for prompt, (ids, _) in zip(done.prompt, tokens, strict=True)]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """GRPO's advantages, less where answers disagree."""
+        entropy = self._entropy(done)
+        size = np.bincount(done.prompt, minlength=len(done.prompts))
+        factor = FORMS[self.options.form](np.clip(entropy / np.log(size), 0.0, 1.0), self.options.alpha)  # (M,)
+        self._metrics = {"semantic_entropy": float(entropy.mean()), "advantage_factor": float(factor.mean())}
+        return Judgement.of(group_relative(done, self.setting) * factor[done.prompt])
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Nothing is remembered."""
+
+    def _entropy(self, done: Rollouts) -> np.ndarray:
+        """Semantic entropy of each prompt, shape (M,), nats."""
+        logps = np.zeros(len(done))
+        if self.options.weights == "rao":
+            found = done.answers or [logprobs for _, logprobs in done.tokens(range(len(done)))]
+            logps = np.array([np.mean(one) for one in found])
+        return semantic_entropy(done.answer_class(), done.prompt, logps, len(done.prompts))
+
+
+def semantic_entropy(answer_class: np.ndarray, prompt: np.ndarray, logps: np.ndarray, num_prompts: int) -> np.ndarray:
+    """Entropy of the classes of answers of each prompt.
+
+    Args:
+        answer_class (np.ndarray): Class of each rollout within its prompt, shape (N,); -1: no answer, alone.
+        prompt (np.ndarray): Prompt of each, shape (N,).
+        logps (np.ndarray): Its mean log-prob, nats, shape (N,); equal values are equal weights.
+        num_prompts (int): M.
+
+    Returns:
+        np.ndarray: SE, shape (M,), nats, >= 0; 0 for a prompt of one rollout or none.
+
+    Example:
+        >>> semantic_entropy(np.array([0, 0, 1, -1]), np.zeros(4, dtype=int), np.zeros(4), 1).round(4).tolist()
+        [1.0397]
+    """
+    highest = np.full(num_prompts, -np.inf)
+    np.maximum.at(highest, prompt, logps)
+    weight = np.exp(logps - highest[prompt])
+    weight /= np.bincount(prompt, weights=weight, minlength=num_prompts)[prompt]
+    alone = np.where(answer_class < 0, -1 - np.arange(len(prompt)), answer_class)
+    classes, member = np.unique(np.stack([prompt, alone], axis=1), axis=0, return_inverse=True)
+    share = np.bincount(member.reshape(-1), weights=weight)  # (K,), of all prompts
+    # A share of 0 adds nothing; the smallest float stands for it in the logarithm.
+    surprise = -share * np.log(np.maximum(share, np.finfo(np.float64).tiny))
+    entropy = np.bincount(classes[:, 0], weights=surprise, minlength=num_prompts)
+    return np.maximum(entropy, 0.0)
