@@ -157,13 +157,20 @@ def test_pilot_spends_the_budget_of_the_fields(tmp_path):
     assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
 
 
-@pytest.mark.parametrize(
-    ("method", "batches"), [("pods", 1), ("pilot", 1), ("greso", 4), ("dapo", 10), ("reinforce_ada", 4)]
-)
+BATCHES = {"pods": 1, "pilot": 1, "greso": 4, "dapo": 10, "reinforce_ada": 4, "seed_grpo": 1, "arrol": 2}
+
+
+@pytest.mark.parametrize(("method", "batches"), BATCHES.items())
 def test_max_rollouts_holds_as_many_batches_as_the_method_draws(tmp_path, method, batches):
     resolved = config(tmp_path, method=method)
     assert resolved.max_rollouts == batches * resolved.generation_batch_size == batches * 64
     assert resolved.duet_active and not resolved.gated
+
+
+def test_no_option_has_the_name_of_a_field():
+    names = {one.name for one in fields(DUETGRPOConfig)}
+    for method, entry in METHODS.items():
+        assert not names & {one.name for one in fields(entry.options)}, method
 
 
 def test_every_method_may_read_the_runs_setting(tmp_path):
@@ -212,7 +219,7 @@ def test_where_k2_is_unused_or_follows_answers_k1_may_lie_anywhere(tmp_path):
 
 
 BY_NAME = [
-    ({"method": "ppo"}, r"method must be one of \['dapo', 'duet', .*got 'ppo'"),
+    ({"method": "ppo"}, r"method must be one of \[.*'dapo', 'duet', .*got 'ppo'"),
     ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
     ({"budget_fraction": 1.5}, r"budget_fraction must be in \(0, 1\].*; got 1.5"),
     ({"budget_fraction": float("nan")}, "budget_fraction must be in"),

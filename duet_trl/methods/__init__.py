@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..field_types import Acts
+from .arrol import Arrol, ArrolOptions
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
 from .duet_settings import ACTS, DuetOptions, check_relations, settle
@@ -140,6 +141,7 @@ METHODS: dict[str, Entry] = {
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
+    "arrol": _ungated(Arrol, ArrolOptions, max_batches=2),
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "own": Entry(
         _build_own,

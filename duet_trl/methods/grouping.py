@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What most methods do alike: as many rollouts for each prompt, and advantages within its group."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -47,6 +47,15 @@ def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str)
         seen = seen.after(rewards, group)
     first = done.rewards[(done.round == 0) & done.scored]
     return advantages / (first.std(ddof=1) + EPSILON) if scale_rewards == "batch" and len(first) > 1 else advantages
+
+
+def positive_rewards(rewards: np.ndarray, extremes: Sequence[float] | None) -> np.ndarray:
+    """Rewards above the middle of the run's extremes, shape (N,), bool; none while the run has seen one reward only.
+
+    One reward so far does not tell which of the two it is.
+    """
+    low, high = (min(extremes), max(extremes)) if extremes else (0.0, 0.0)
+    return rewards > (low + high) / 2.0 if low < high else np.zeros(len(rewards), dtype=bool)
 
 
 def mixed_prompts(done: Rollouts) -> np.ndarray:

@@ -35,7 +35,7 @@ import numpy as np
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, at_least, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import advantages_by_round, group_relative, uniform_jobs
+from .grouping import advantages_by_round, group_relative, positive_rewards, uniform_jobs
 from .method import Method, Setting
 
 _DRAW = 0xADA
@@ -149,10 +149,7 @@ class ReinforceAda(Method):
         """Rollouts that count as positive, shape (N,), bool."""
         if self.options.positive_reward is not None:
             return done.rewards >= self.options.positive_reward
-        known = [*(self.statistics.reward_range or ()), *done.rewards[done.scored]]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
-        # One reward so far does not tell which of the two it is.
-        return done.rewards > (low + high) / 2.0 if low < high else np.zeros(len(done), dtype=bool)
+        return positive_rewards(done.rewards, [*(self.statistics.reward_range or ()), *done.rewards[done.scored]])
 
     def _open(self, done: Rollouts) -> list[int]:
         """Prompts of the last round that have not met the rule of exit."""

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duet_trl.methods.arrol import Arrol, ArrolOptions
 from duet_trl.methods.dapo import Dapo, DapoOptions
 from duet_trl.methods.greso import Greso, GresoOptions
 from duet_trl.methods.method import Method, Setting
@@ -29,6 +30,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "reinforce_ada with a history": lambda run: ReinforceAda(
         run, ReinforceAdaOptions(exit="positive_focused", round_size=2, baseline="history", positive_reward=0.5)
     ),
+    "arrol": lambda run: Arrol(run, ArrolOptions(detect_at=9, head_warmup_steps=1)),
     "seed_grpo": lambda run: SeedGRPO(run, SeedGRPOOptions(form="linear", alpha=0.9)),
 }
 

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ARRoL's survival: both constraints over random scores, the ends where they cannot be met, and the bins by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from duet_trl.methods.survival import LARGEST_SLOPE, LEAST_OBSERVATIONS, calibrated, survival, survival_curve
+
+
+def constraints(quality: np.ndarray, alpha: float, beta: float, exploration: float) -> tuple[float, float]:
+    """Mean chance of survival and expected share of successes among survivors, by their definition."""
+    chance = np.array([exploration + (1 - exploration) / (1 + np.exp(-alpha - beta * q)) for q in quality])
+    return chance.mean(), (chance * quality).sum() / chance.sum()
+
+
+@given(
+    st.lists(st.integers(0, 20), min_size=1, max_size=60),
+    st.floats(0.1, 0.95),
+    st.floats(0.05, 0.95),
+    st.sampled_from([0.0, 0.05]),
+)
+def test_both_constraints_hold_or_the_nearest_end_is_taken(counts, keep_rate, ratio, exploration) -> None:
+    quality = np.array(counts) / 20
+    alpha, beta = survival_curve(quality, keep_rate, ratio, exploration)
+    kept, positive = constraints(quality, alpha, beta, exploration)
+    assert kept == pytest.approx(keep_rate, abs=1e-9)
+    if len(set(counts)) == 1:
+        assert beta == 0.0
+    elif abs(beta) < LARGEST_SLOPE * (1 - 1e-9):
+        assert positive == pytest.approx(ratio, abs=1e-8)
+    else:
+        assert (positive < ratio + 1e-9) if beta > 0 else (positive > ratio - 1e-9)
+
+
+def test_two_scores_by_hand() -> None:
+    """Half of the rollouts have q = 1, half q = 0; kappa = 1/2, rho = 3/4, eps = 0: p(1) = 3/4, p(0) = 1/4, so
+    alpha = -ln 3 and beta = 2 ln 3."""
+    alpha, beta = survival_curve(np.array([0.0, 1.0]), 0.5, 0.75, 0.0)
+    assert (alpha, beta) == (pytest.approx(-np.log(3), abs=1e-9), pytest.approx(2 * np.log(3), abs=1e-9))
+
+
+def test_labels_of_one_class_leave_the_rate_alone() -> None:
+    quality = np.array([0.1, 0.4, 0.9])
+    alpha, beta = survival_curve(quality, 0.3, 0.5, 0.05, one_class=True)
+    assert beta == 0.0
+    np.testing.assert_allclose(survival(quality, alpha, beta, 0.05), 0.3, rtol=1e-9)
+    alpha, beta = survival_curve(np.zeros(0), 0.3, 0.5, 0.05)  # nothing was scored yet
+    np.testing.assert_allclose(survival(quality, alpha, beta, 0.05), 0.3, rtol=1e-9)
+
+
+def test_a_rate_of_one_keeps_every_rollout() -> None:
+    for quality in (np.linspace(0, 1, 21), np.array([0.2]), np.zeros(0)):
+        curve = survival_curve(quality, 1.0, 0.9, 0.05)
+        assert survival(np.linspace(0, 1, 9), *curve, 0.05).min() > 1 - 1e-12
+
+
+def test_bins_by_hand() -> None:
+    """Bin 10 holds scores in [0.5, 0.55): 3 of 4 succeeded, (3 + 1) / (4 + 2). Bin 19 holds 1.0. Others: 1/2."""
+    past = np.array([0.5, 0.51, 0.549, 0.52, *[0.97] * 12])
+    positive = np.array([True, True, False, True, *[False] * 12])
+    found = calibrated(np.array([0.53, 1.0, 0.55, 0.0]), past, positive)
+    np.testing.assert_allclose(found, [4 / 6, 1 / 14, 0.5, 0.5])
+
+
+def test_raw_scores_count_below_sixteen_observations() -> None:
+    score, past = np.array([0.3, 0.7]), np.full(LEAST_OBSERVATIONS, 0.3)
+    assert calibrated(score, past[1:], past[1:] > 0).tolist() == score.tolist()
+    assert calibrated(score, past, past > 0).tolist() == [17 / 18, 0.5]
