@@ -2,7 +2,7 @@
 """The methods of the package by name: how each is built, and which fields of the configuration it reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..field_types import Acts
@@ -14,6 +14,7 @@ from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
+from .reuse import DuetReuseOptions, Reuse, ReuseOptions
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Entry:
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
         acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
+        column (str | None): Method whose column of defaults its options take; None: its own.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
@@ -37,6 +39,7 @@ class Entry:
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
+    column: str | None = None
     settle: Callable[[Any, Any], Any] = lambda config, options: options
     check: Callable[[Any, Any], None] = lambda config, options: None
 
@@ -121,6 +124,14 @@ def _build_duet(config: Any) -> Method:
     return build_duet(config, setting_of(config))
 
 
+def _build_spec_rl(config: Any) -> Method:
+    return Reuse(GRPO(setting_of(config), GRPOOptions()), config.options, "spec_rl")
+
+
+def _build_duet_reuse(config: Any) -> Method:
+    return Reuse(_build_duet(config), config.options, "duet_reuse")
+
+
 def _build_own(config: Any) -> Method:
     raise ValueError(
         "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
@@ -131,12 +142,14 @@ _ALWAYS = Acts(lambda v: True, "")
 _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
-    "paper": Entry(**{**_DUET.__dict__, "defaults": {"marker": "math_paragraph"}}),
+    "paper": replace(_DUET, defaults={"marker": "math_paragraph"}),
     "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
     "pods": _ungated(Pods, PodsOptions, frozenset()),
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
+    "spec_rl": Entry(_build_spec_rl, ReuseOptions),
+    "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
     "own": Entry(
         _build_own,
         GRPOOptions,
