@@ -11,25 +11,24 @@ From there on the policy samples as usual. A draft that passes to its end token,
 and costs no generated token. (To draw its end token once more would favour long rollouts: an end needs luck twice.)
 One that a gate stopped is continued, and the gate of this step decides again, with its own coin.
 
-**This does not sample from p_new**, which the paper does not say. Behind the same tokens, at lenience 0 and with
-alpha = sum of min(p_old, p_new), the next token has the law
+**This does not sample from p_new**, once the policies differ; the paper does not say so. Behind the same tokens, at
+lenience 0 and with alpha = sum of min(p_old, p_new), the next token has the law
 
     min(p_old, p_new) + (1 - alpha) p_new,     at most alpha (1 - alpha) in total variation away from p_new
 
-Exact is the draw of speculative decoding, from (p_new - p_old)+, which needs all of p_old; the old weights are gone.
-No rule that knows p_old at the draft's token alone is exact, except not to look: sum_x p_old(x) K(y | x, p_old(x)) =
-p_new(y) for all p_old makes each p_old(x) K linear in p_old(x), so K = p_new(y), with three tokens or more. Enumerated
-(tests/methods/test_reuse_exact.py), an unchanged policy is left exactly as it is; otherwise the rollouts are about
-half as far from p_new as the drafts were, and with lenience 0.5 mostly as far. Never to draw the rejected token again
-is a fifth to a quarter closer, but no engine here forbids a token at one position. (Sampling by argmax of log p +
-keyed Gumbel noise would be exact: the tokens to keep are those that the new policy draws with the same noise.)
+Speculative decoding draws a rejected token from (p_new - p_old)+ instead and is exact, but needs all of p_old, whose
+weights are gone. No rule K that knows p_old at the draft's token x alone is exact, except to draw afresh: for three
+tokens or more, sum_x p_old(x) K(y | x, p_old(x)) = p_new(y) for every p_old forces K = p_new(y). In the enumeration of
+tests/methods/test_reuse_exact.py an unchanged policy is left exactly as it is; otherwise rollouts are 0.3 to 0.6 times
+as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they were. Not to draw the rejected token
+again would be 14 to 23% closer, but no engine here forbids a token at one position. docs/fidelity.md#spec_rl has more.
 
-Rollouts of one visit are independent of each other, but not of the last visit's, so a memory of rewards counts what
-was reused twice: DUET's posterior is surer than it should be, and its history baseline holds part of a rollout's own
-reward, which shrinks the advantage as the mean of a group does. `advantage_baseline="group"` has the latter only.
+Rollouts of one visit are independent of each other, but not of the last visit's. A memory of rewards counts what was
+reused twice: DUET's posterior is surer than it should be, and its history baseline holds part of a rollout's own
+reward, which shrinks the advantage as the mean of a group does.
 
-Every process, and every checkpoint, holds the rollouts of each prompt's last visit: 8 bytes a token. None is dropped.
-B counts all tokens of a rollout; what is reused is saved on top.
+Every process and every checkpoint holds the rollouts of each prompt's last visit, 8 bytes a token; none is dropped.
+DUET's budget counts all tokens of a rollout, so what is reused is saved on top.
 """
 
 from collections import Counter
