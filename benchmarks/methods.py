@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python benchmarks/methods.py [--check]: every method trains, on transformers and on colocated vLLM, and resumes.
+"""python benchmarks/methods.py [--check]: every method trains at three budgets and on two engines, and resumes.
 
-Each method takes two generation steps of 8 prompts x 8 rollouts from the shipped policy of recipes/tiny_math and saves
-a checkpoint after the first. A second trainer, with an engine of its own, resumes from it. Its step must ask for the
-jobs of the uninterrupted run: the same prompts, counts, gates and coins. On transformers, whose random numbers a
-checkpoint holds, in every round and with as many tokens; vLLM does not sample alike after a restart, so there the
-first round counts, which follows from what is remembered alone. Six prompts of the second step are of the first too.
+Each method takes two generation steps of 8 prompts from the shipped policy of recipes/tiny_math: with a quarter, half
+and all of 8 rollouts a prompt on transformers, and with all of them on colocated vLLM. At the full budget it saves a
+checkpoint after the first step, and a second trainer, with an engine of its own, resumes from it. Its step must ask
+for the jobs of the uninterrupted run: the same prompts, counts, gates, coins and prefixes. On transformers, whose
+random numbers a checkpoint holds, in every round and with as many tokens; vLLM does not sample alike after a restart,
+so there the first round counts, which follows from what is remembered alone. Six prompts of the second step are of the
+first too: methods that reuse rollouts must find them there.
 
 The figures are means over the two steps, the seconds those of the second: the first one warms up.
 """
@@ -25,6 +27,7 @@ if __name__ == "__main__":  # torch and vLLM read it when they are imported
 import importlib.util  # noqa: E402
 import multiprocessing  # noqa: E402
 import tempfile  # noqa: E402
+import time  # noqa: E402
 from collections.abc import Mapping, Sequence  # noqa: E402
 from concurrent.futures import ProcessPoolExecutor  # noqa: E402
 from typing import Any  # noqa: E402
@@ -37,10 +40,11 @@ from transformers import PrinterCallback, TrainerCallback  # noqa: E402
 
 from benchmarks.common import argument_parser, write_result  # noqa: E402
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer  # noqa: E402
-from duet_trl.methods import METHODS  # noqa: E402
+from duet_trl.methods import METHODS, budget_fields  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.rollouts import Job  # noqa: E402
+from duet_trl.seams.metrics import step_metrics  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
 from recipes.tiny_math.problems import TRAIN  # noqa: E402
 from recipes.tiny_math.reward import first_box_reward  # noqa: E402
@@ -53,17 +57,24 @@ NEW, STEPS = 2, 2
 """Prompts of the second step that the first did not have; steps."""
 NUM_PROMPTS, SPARE = 8, 14
 """Of a step; for methods that replace some."""
-SIZE = {
-    "num_generations": 8,
-    "per_device_train_batch_size": 16,
-    "gradient_accumulation_steps": 4,
-    "max_completion_length": 128,
-    "shuffle_dataset": False,
-}
-BUDGET = {"budget_fraction": 0.5}
+METHODS_PER_ENGINE_PROCESS = 2
+"""Each has two vLLM engines, and a process keeps the memory of all its engines, 1.5 GB each."""
+NUM_GENERATIONS = 8
+"""Of the full budget."""
+SHARES = (0.25, 0.5, 1.0)
+"""Of it."""
+SIZE = {"per_device_train_batch_size": 16, "max_completion_length": 128, "shuffle_dataset": False}
 GATE = {"grace_window": GRACE_WINDOW, "method_kwargs": {"threshold_interval": 1, "threshold_window": 512}}
 """Of methods that read them; K1 and K2 move after the first step."""
-COLUMNS = ("rollouts", "rounds", "prompts", "generated_tokens", "trained_tokens")
+PRICED, COUNTED, OPEN = "priced", "counted", "open"
+BUDGETS = {
+    **dict.fromkeys(("duet", "paper", "pilot", "duet_reuse"), PRICED),
+    **dict.fromkeys(("grpo", "pods", "spec_rl", "vip", "knapsack", "seed_grpo", "dynamo"), COUNTED),
+    **dict.fromkeys(("greso", "dapo", "reinforce_ada", "arrol"), OPEN),
+}
+"""What bounds a step of each method: its rollouts at their expected tokens, their number, or not its share."""
+REUSE = ("spec_rl", "duet_reuse")
+COLUMNS = ("rounds", "rollouts", "prompts", "generated_tokens", "reused_tokens", "trained_tokens")
 
 
 class Notes(TrainerCallback):
@@ -71,51 +82,57 @@ class Notes(TrainerCallback):
 
     Attributes:
         asked (list): Of each step, its jobs by round, with the keys of their prompts.
-        figures (list): `COLUMNS` and the seconds of each step.
+        figures (list): `COLUMNS`, the seconds, and the tokens of plan and budget (None: it has none) of each step.
     """
 
     def __init__(self, trainer: DUETGRPOTrainer) -> None:
         self.trainer = trainer
         self.asked: list[list[list[tuple[str, Job]]]] = []
-        self.figures: list[dict[str, float]] = []
+        self.figures: list[dict[str, float | None]] = []
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note the generation step that this optimizer step was about."""
         step, done = self.trainer._current, self.trainer._current.done
         keyed = [(done.prompts[job.prompt].key, job) for job in done.jobs]
         self.asked.append([[keyed[row] for row in np.flatnonzero(done.round == n)] for n in range(step.rounds)])
-        figures = (len(done), step.rounds, len(np.unique(done.prompt)), done.new_tokens.sum(), step.num_train_tokens)
-        self.figures.append({name: int(value) for name, value in zip(COLUMNS, figures, strict=True)})
-        self.figures[-1]["seconds"] = sum(step.seconds.values())
+        metrics = step_metrics(step, self.trainer.args.num_generations, SIZE["max_completion_length"])
+        plan = {name: self.trainer.method.metrics().get(name) for name in ("budget_tokens", "planned_tokens")}
+        counts = {"rollouts": int((~done.superseded).sum()), "prompts": len(np.unique(done.prompt))}
+        self.figures.append(
+            {name: int(({**metrics, **counts})[name]) for name in COLUMNS}
+            | {"seconds": sum(step.seconds.values()), **plan}
+        )
 
 
-def fields(method: str, engine: str, folder: Path, seed: int) -> dict[str, Any]:
+def fields(method: str, engine: str, share: float, folder: Path, seed: int) -> dict[str, Any]:
     """Of the configuration of a run."""
-    reads = METHODS[method].reads
-    own = (BUDGET if "budget_fraction" in reads else {}) | (GATE if "grace_window" in reads else {})
+    own = budget_fields(method, share, NUM_GENERATIONS)
+    batch = NUM_PROMPTS * own["num_generations"]
+    own["gradient_accumulation_steps"] = batch // SIZE["per_device_train_batch_size"]
+    gate = GATE if "grace_window" in METHODS[method].reads else {}
     run = {"output_dir": str(folder), "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "seed": seed}
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     shared = yaml.safe_load(SETTINGS.read_text())
-    return shared | SIZE | run | quiet | {"method": method, "use_vllm": engine == VLLM} | own
+    return shared | SIZE | run | quiet | {"method": method, "use_vllm": engine == VLLM} | gate | own
 
 
-def build(method: str, engine: str, folder: Path, seed: int) -> DUETGRPOTrainer:
+def build(method: str, engine: str, share: float, folder: Path, seed: int) -> DUETGRPOTrainer:
     """The trainer of a run."""
     problems = sample_problems(TRAIN, NUM_PROMPTS + NEW + SPARE, seed=0)
     problems = problems[:NUM_PROMPTS] + problems[NEW:]
     trainer = DUETGRPOTrainer(
         str(CHECKPOINT),
         first_box_reward,
-        args=DUETGRPOConfig(**fields(method, engine, folder, seed)),
+        args=DUETGRPOConfig(**fields(method, engine, share, folder, seed)),
         train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in problems]),
     )
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
-def train(method: str, engine: str, folder: Path, seed: int, resume: bool = False) -> Notes:
+def train(method: str, engine: str, share: float, folder: Path, seed: int, resume: bool = False) -> Notes:
     """Train a method for two steps, or the second of them from the checkpoint of the first in `folder`."""
-    trainer = build(method, engine, folder, seed)
+    trainer = build(method, engine, share, folder, seed)
     notes = Notes(trainer)
     trainer.add_callback(notes)
     trainer.train(resume_from_checkpoint=str(folder / "checkpoint-1") if resume else None)
@@ -130,84 +147,170 @@ def alike(whole: Notes, resumed: Notes, engine: str) -> bool:
     return resumed.asked == whole.asked[1:] and counts[0] == counts[1][1:]
 
 
-def run(method: str, engines: Sequence[str], seed: int) -> dict[str, dict[str, Any]]:
-    """Figures of a method by engine; JSON types."""
-    found = {}
-    for engine in engines:
+def run(method: str, engine: str, seed: int) -> list[dict[str, Any]]:
+    """Figures of a method on an engine, by share of the budget; JSON types."""
+    found = []
+    for share in SHARES if engine == TRANSFORMERS else (1.0,):
         with tempfile.TemporaryDirectory() as folder:
-            whole = train(method, engine, Path(folder), seed)
-            resumed = train(method, engine, Path(folder), seed, resume=True)
-        found[engine] = {
-            "steps": whole.figures,
-            "resumed_steps": resumed.figures,
-            "resumes_alike": alike(whole, resumed, engine),
-        }
+            whole = train(method, engine, share, Path(folder), seed)
+            one = {"method": method, "engine": engine, "share": share, "steps": whole.figures}
+            if share == 1.0:
+                resumed = train(method, engine, share, Path(folder), seed, resume=True)
+                one |= {"resumed_steps": resumed.figures, "resumes_alike": alike(whole, resumed, engine)}
+        found.append(one)
     return found
 
 
-def checks(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, bool]:
-    """Each target, and whether it is met, by method and engine."""
+Figures = Sequence[Mapping[str, Any]]
+
+
+def checks(figures: Figures) -> dict[str, bool]:
+    """Each target, and whether it is met, by method, engine and share."""
     found = {}
-    for method, by_engine in figures.items():
-        for engine, one in by_engine.items():
-            name, steps = f"{method} on {engine}", [*one["steps"], *one["resumed_steps"]]
-            found[f"{name}: generates and trains in both steps, and in the resumed one"] = len(
-                steps
-            ) == STEPS + 1 and all(step["generated_tokens"] > 0 and step["trained_tokens"] > 0 for step in steps)
-            found[f"{name}: resumes with the jobs of the uninterrupted run"] = one["resumes_alike"]
+    for one in figures:
+        method, share, steps = one["method"], one["share"], [*one["steps"], *one.get("resumed_steps", [])]
+        name = f"{method} at {share:.0%} on {one['engine']}"
+        trains = all(step["generated_tokens"] > 0 and step["trained_tokens"] > 0 for step in steps)
+        found[f"{name}: generates and trains in every step"] = trains and len(one["steps"]) == STEPS
+        if share == 1.0:
+            resumed = one["resumes_alike"] and len(one["resumed_steps"]) == STEPS - 1
+            found[f"{name}: resumes with the jobs of the uninterrupted run"] = resumed
+        if BUDGETS[method] != OPEN:
+            found[f"{name}: keeps to its budget"] = all(within_budget(method, share, step) for step in steps)
+        first, *later = (step["reused_tokens"] for step in steps)
+        reuses = first == 0 and all((tokens > 0) == (method in REUSE) for tokens in later)
+        found[f"{name}: reuses tokens of prompts that come again, or none"] = reuses
+    return found | orderings(figures)
+
+
+def within_budget(method: str, share: float, step: Mapping[str, float | None]) -> bool:
+    """Whether a step planned no more than its share."""
+    if BUDGETS[method] == COUNTED:
+        return step["rollouts"] <= share * NUM_PROMPTS * NUM_GENERATIONS
+    return step["planned_tokens"] <= step["budget_tokens"] * (1 + 1e-9)
+
+
+def orderings(figures: Figures) -> dict[str, bool]:
+    """What must be more than something else, on each engine and at each share."""
+    means = {
+        (one["method"], one["engine"], one["share"]): {
+            name: float(np.mean([step[name] for step in one["steps"]])) for name in COLUMNS
+        }
+        for one in figures
+    }
+    claims = {
+        "dapo generates more than grpo": (
+            "grpo",
+            "dapo",
+            lambda grpo, dapo: dapo["generated_tokens"] > grpo["generated_tokens"],
+        ),
+        "pods trains less than grpo": (
+            "grpo",
+            "pods",
+            lambda grpo, pods: pods["trained_tokens"] < grpo["trained_tokens"],
+        ),
+        "spec_rl generates less than grpo": (
+            "grpo",
+            "spec_rl",
+            lambda grpo, reuse: reuse["generated_tokens"] < grpo["generated_tokens"],
+        ),
+        "duet_reuse generates less than duet": (
+            "duet",
+            "duet_reuse",
+            lambda duet, reuse: reuse["generated_tokens"] < duet["generated_tokens"],
+        ),
+        "vip has the rollouts of grpo": ("grpo", "vip", lambda grpo, vip: vip["rollouts"] == grpo["rollouts"]),
+    }
+    found = {}
+    for claim, (base, other, holds) in claims.items():
+        for (method, engine, share), mean in means.items():
+            if method == other and (base, engine, share) in means:
+                found[f"{claim}, at {share:.0%} on {engine}"] = holds(means[base, engine, share], mean)
     return found
 
 
-def show(figures: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+def show(figures: Figures) -> None:
     """Print the table."""
     rows = [
         [
-            method,
-            engine,
+            one["method"],
+            f"{one['share']:.0%}",
+            one["engine"],
             *(f"{np.mean([step[name] for step in one['steps']]):,.1f}" for name in COLUMNS),
             f"{one['steps'][-1]['seconds']:.2f}",
-            "yes" if one["resumes_alike"] else "NO",
+            {True: "yes", False: "NO", None: ""}[one.get("resumes_alike")],
         ]
-        for method, by_engine in figures.items()
-        for engine, one in by_engine.items()
+        for one in figures
     ]
-    print(text_table(["method", "engine", *(c.replace("_", " ") for c in COLUMNS), "seconds", "resumes alike"], rows))
+    heads = ["method", "budget", "engine", *(c.replace("_", " ") for c in COLUMNS), "seconds", "resumes alike"]
+    print(text_table(heads, rows))
+
+
+def run_some(methods: Sequence[str], engine: str, seed: int) -> list[list[dict[str, Any]] | str]:
+    """Figures of some methods one after another, or what went wrong."""
+    found = []
+    for method in methods:
+        try:
+            found.append(run(method, engine, seed))
+        # One method that fails is a target missed, and the others still run.
+        except (ValueError, RuntimeError) as error:
+            found.append(repr(error))
+    return found
+
+
+def train_all(
+    methods: Sequence[str], engines: Sequence[str], workers: int, seed: int
+) -> tuple[list[dict[str, Any]], dict[str, bool]]:
+    """Figures of every method, in order, and what went wrong, by method and engine."""
+    found, failed = {}, {}
+    # A vLLM engine keeps its memory as long as its process lives.
+    size = {TRANSFORMERS: -(-len(methods) // workers), VLLM: METHODS_PER_ENGINE_PROCESS}
+    chunks = [
+        (engine, methods[i : i + size[engine]]) for engine in engines for i in range(0, len(methods), size[engine])
+    ]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        runs = [pool.submit(run_some, some, engine, seed) for engine, some in chunks]
+    for (engine, some), one in zip(chunks, runs, strict=True):
+        each = one.result() if one.exception() is None else [repr(one.exception())] * len(some)
+        for method, figures in zip(some, each, strict=True):
+            if isinstance(figures, str):
+                failed[f"{method} on {engine}: {figures}"] = False
+            else:
+                found[method, engine] = figures
+    return [one for method in methods for engine in engines for one in found.get((method, engine), [])], failed
 
 
 def main() -> int:
     """Train, print, write; 1 if a target is missed and --check was given."""
     parser = argument_parser(__doc__.splitlines()[0])
-    parser.add_argument("--workers", type=int, default=2, help="processes at a time; each takes 3 GB")
+    parser.add_argument("--workers", type=int, default=2, help="processes at a time; each takes 5 GB")
+    parser.add_argument("--methods", nargs="+", choices=sorted(BUDGETS), help="only these")
     arguments = parser.parse_args()
-    engines = [TRANSFORMERS]
+    engines, started = [TRANSFORMERS], time.perf_counter()
     if importlib.util.find_spec("vllm") is not None and not torch.cuda.is_available():
         engines.append(VLLM)
     else:
         print("only transformers: there is no vLLM for the CPU here")
-    methods = [name for name in METHODS if name != "own"]
-    # A vLLM engine keeps its memory as long as its process lives.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.workers, context, max_tasks_per_child=1) as pool:
-        runs = {method: pool.submit(run, method, engines, arguments.seed) for method in methods}
-        failed = {method: repr(error) for method, one in runs.items() if (error := one.exception()) is not None}
-    figures = {method: one.result() for method, one in runs.items() if method not in failed}
-    met = {f"{method}: {error}": False for method, error in failed.items()} | checks(figures)
+    methods = arguments.methods or [name for name in METHODS if name != "own"]
+    figures, failed = train_all(methods, engines, arguments.workers, arguments.seed)
+    met = failed | checks(figures)
     show(figures)
     missed = [name for name, good in met.items() if not good]
     print(f"\n{len(met) - len(missed)} of {len(met)} targets met" + "".join(f"\nMISSED {name}" for name in missed))
     payload = {
-        "methods": figures,
+        "runs": figures,
         "targets_met": met,
         "settings": {
             "size": SIZE,
+            "num_generations": NUM_GENERATIONS,
             "prompts": NUM_PROMPTS,
             "new_prompts": NEW,
             "spare_prompts": SPARE,
             "steps": STEPS,
             "gate": GATE,
-            **BUDGET,
             "workers": arguments.workers,
         },
+        "seconds": time.perf_counter() - started,
         "load_average": os.getloadavg(),
         "seed": arguments.seed,
         "hardware": hardware(),

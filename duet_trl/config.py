@@ -100,7 +100,7 @@ class DUETGRPOConfig(GRPOConfig):
 
         method (`str`, *optional*, defaults to `"duet"`):
             `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"pods"`, `"greso"`, `"dapo"`,
-            `"pilot"`, or `"own"` for an object that the trainer is given.
+            `"pilot"`, `"spec_rl"`, `"duet_reuse"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
             What the method alone reads; as JSON on the command line.
         allocate, trim, abort (`bool`, *optional*):
@@ -236,7 +236,7 @@ class DUETGRPOConfig(GRPOConfig):
         unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
         for name in METHOD_FIELDS - given.keys():
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
-        self.options = entry.settle(self, read_options(entry.options, self.method_kwargs, self.method))
+        self.options = entry.settle(self, read_options(entry.options, self.method_kwargs, self.method, entry.column))
         self.filled_in = frozenset(name for name in METHOD_FIELDS - given.keys() if self.__dict__[name] is not None)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)

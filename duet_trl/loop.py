@@ -150,13 +150,19 @@ class Loop:
         self._check_continued(step, [job for job in jobs if job.continues is not None])
 
     def _check_job(self, job: Job) -> None:
-        limit = self.max_tokens if job.max_tokens is None else job.max_tokens
-        if not len(job.prefix) < limit <= self.max_tokens:
+        limit, length = self.max_tokens if job.max_tokens is None else job.max_tokens, len(job.prefix)
+        if not length < limit <= self.max_tokens and not (job.whole and length == limit):
             raise ValueError(
-                f"{self._name} asks for a rollout of {limit} tokens with a prefix of {len(job.prefix)}. max_tokens "
-                f"must be above the length of the prefix and at most max_completion_length ({self.max_tokens})."
+                f"{self._name} asks for a rollout of {limit} tokens with a prefix of {length}. max_tokens must be "
+                f"above the length of the prefix and at most max_completion_length ({self.max_tokens})."
             )
-        for token in job.prefix:
+        ended = job.whole and length > 0 and job.prefix[-1] in self.end_ids
+        if job.whole and not ended and length < limit:
+            raise ValueError(
+                f"{self._name} gives a whole rollout of {length} tokens, of at most {limit}, that has not ended. "
+                "Leave out `whole` to have it continued."
+            )
+        for token in job.prefix[: length - ended]:
             if not 0 <= token < self.vocab_size or token in self.end_ids:
                 raise ValueError(
                     f"{self._name} asks to continue a prefix that holds {token!r}, which no unfinished rollout does. "

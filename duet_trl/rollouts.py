@@ -112,6 +112,8 @@ class Job:
         continues (int | None): Number of the rollout of this step that it goes on with; the prefix is then all of that
             rollout's tokens. The earlier one is superseded: it has no reward, and nothing counts it but the tokens
             that were generated for it. None: the prefix, if there is one, is from elsewhere.
+        whole (bool): The prefix is a rollout that has ended: its last token ends it, or it has the length limit. No
+            token is generated.
     """
 
     prompt: int
@@ -121,6 +123,7 @@ class Job:
     gate: GateSpec | None = None
     keep: bool = False
     continues: int | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)

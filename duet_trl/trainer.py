@@ -27,6 +27,7 @@ from .methods import build_method
 from .methods.duet import Duet
 from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
+from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import logs, metrics, train_rows
 from .seams.answer_region import Thoughts
@@ -122,8 +123,9 @@ class DUETGRPOTrainer(Publishing, Generating):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
-        if isinstance(self.method, Duet):
-            self.add_callback(StartNotice(args, self.method.gate, train_dataset))
+        planner = self.method.inner if isinstance(self.method, Reuse) else self.method
+        if isinstance(planner, Duet):
+            self.add_callback(StartNotice(args, planner.gate, train_dataset))
         show_few_figures(self)
 
     def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:

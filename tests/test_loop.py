@@ -251,6 +251,13 @@ FIVES = (5,) * 5
         (once(Job(0, prefix=(5, 0, 5))), ValueError, "a prefix that holds 0, which no unfinished rollout does"),
         (once(Job(0, prefix=(5, 10))), ValueError, r"a prefix that holds 10.*token ids in \[0, 10\)"),
         (once(Job(0, prefix=(5,) * 20)), ValueError, "a rollout of 20 tokens with a prefix of 20"),
+        (
+            once(Job(0, (5, 5), whole=True)),
+            ValueError,
+            "of 2 tokens, of at most 20, that has not ended",
+        ),
+        (once(Job(0, (0, 5, 0), whole=True)), ValueError, "a prefix that holds 0, which no unfinished rollout does"),
+        (once(Job(0, (5,) * 21, whole=True)), ValueError, "a rollout of 20 tokens with a prefix of 21"),
         (once(Job(0, max_tokens=21)), ValueError, r"at most max_completion_length \(20\)"),
         (once(Job(0, prefix=(5, 5), prefix_logprobs=(-1.0,))), ValueError, "1 log-probs for a prefix of 2 tokens"),
         (once(Job(0, gate=GATE)), ValueError, "a gated rollout, but its attribute `gated` is False. Set it to True"),
@@ -310,6 +317,11 @@ def test_questions_may_come_before_the_first_rollout():
     step = run(Scripted(jobs))
     assert seen == [(0, [(3,)]), (1, [(3,)])]
     assert (len(step.done), step.done.round.tolist(), step.rounds, step.asked_tokens) == (1, [0], 1, 3)
+
+
+def test_a_whole_rollout_ends_with_an_end_token_or_at_its_limit():
+    wanted = [Job(0, (5, 0), whole=True), Job(1, FIVES * 4, whole=True), Job(1, FIVES, max_tokens=5, whole=True)]
+    assert run(Scripted(once(*wanted))).jobs == wanted
 
 
 def test_a_continued_rollout_is_superseded_by_the_one_that_goes_on():

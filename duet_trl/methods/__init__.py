@@ -2,7 +2,7 @@
 """The methods of the package by name: how each is built, and which fields of the configuration it reads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..field_types import Acts
@@ -16,6 +16,7 @@ from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
+from .reuse import DuetReuseOptions, Reuse, ReuseOptions
 from .seed_grpo import SeedGRPO, SeedGRPOOptions
 
 
@@ -30,6 +31,7 @@ class Entry:
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
         acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
+        column (str | None): Method whose column of defaults its options take; None: its own.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
@@ -40,6 +42,7 @@ class Entry:
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
+    column: str | None = None
     settle: Callable[[Any, Any], Any] = lambda config, options: options
     check: Callable[[Any, Any], None] = lambda config, options: None
 
@@ -124,6 +127,14 @@ def _build_duet(config: Any) -> Method:
     return build_duet(config, setting_of(config))
 
 
+def _build_spec_rl(config: Any) -> Method:
+    return Reuse(GRPO(setting_of(config), GRPOOptions()), config.options, "spec_rl")
+
+
+def _build_duet_reuse(config: Any) -> Method:
+    return Reuse(_build_duet(config), config.options, "duet_reuse")
+
+
 def _build_own(config: Any) -> Method:
     raise ValueError(
         "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
@@ -134,7 +145,7 @@ _ALWAYS = Acts(lambda v: True, "")
 _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
-    "paper": Entry(**{**_DUET.__dict__, "defaults": {"marker": "math_paragraph"}}),
+    "paper": replace(_DUET, defaults={"marker": "math_paragraph"}),
     "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
     "pods": _ungated(Pods, PodsOptions, frozenset()),
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
@@ -143,6 +154,8 @@ METHODS: dict[str, Entry] = {
     "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
     "arrol": _ungated(Arrol, ArrolOptions, max_batches=2),
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
+    "spec_rl": Entry(_build_spec_rl, ReuseOptions),
+    "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
     "own": Entry(
         _build_own,
         GRPOOptions,

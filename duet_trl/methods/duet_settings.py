@@ -241,7 +241,7 @@ ACTS = {
 
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
     """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place."""
-    recommended = config.method == "duet"
+    recommended = config.method != "paper"
     if options.advantage_baseline is None:
         # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
         summed = config.multi_objective_aggregation == "sum_then_normalize"

@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -75,6 +76,7 @@ class Generating(GRPOTrainer):
         ]
         self._sync_engine()
         done = _checked(self.engine.generate(requests), requests)
+        done = [_ended(rollout) if job.whole else rollout for job, rollout in zip(jobs, done, strict=True)]
         self._stopped = np.array([rollout.gate_stopped for rollout in done])
         padding = len(prompt_ids) - count
         ids = [[*job.prefix, *rollout.token_ids] for job, rollout in zip(jobs, done, strict=True)]
@@ -82,6 +84,8 @@ class Generating(GRPOTrainer):
         return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
 
     def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
+        if job.whole:  # every process sends as many requests, so this one has a token drawn that `_ended` drops
+            return Request(prompt_ids, max_tokens=1, in_thought=in_thought, number=number)
         limit = self.max_completion_length if job.max_tokens is None else job.max_tokens
         gate = job.gate if job.gate is not None and job.gate.active else None
         return Request(prompt_ids, job.prefix, limit, gate, job.keep, in_thought, number)
@@ -248,6 +252,11 @@ def _checked(done: list[Completion], requests: list[Request]) -> list[Completion
                 f"rollout {rollout.number}. It must return one for each token, or None."
             )
     return done
+
+
+def _ended(rollout: Completion) -> Completion:
+    """What is generated for a rollout that is whole: nothing."""
+    return replace(rollout, token_ids=[], logprobs=None if rollout.logprobs is None else [])
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:

@@ -91,7 +91,7 @@ def run_step(
             seen[key] += job.continues is None
             numbers.append(number)
             found.append(reward(key, number))
-            natural = max(length(key, number), len(job.prefix) + 1)
+            natural = len(job.prefix) if job.whole else max(length(key, number), len(job.prefix) + 1)
             lengths.append(natural if job.max_tokens is None else min(natural, job.max_tokens))
         done = rollouts(prompts, rounds, found, lengths, answers)
         assert len(done) <= method.setting.max_rollouts, "more rollouts than max_rollouts"

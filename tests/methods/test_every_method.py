@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from duet_trl.methods.arrol import Arrol, ArrolOptions
 from duet_trl.methods.dapo import Dapo, DapoOptions
 from duet_trl.methods.greso import Greso, GresoOptions
+from duet_trl.methods.grpo import GRPO, GRPOOptions
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
 from duet_trl.methods.reinforce_ada import ReinforceAda, ReinforceAdaOptions
+from duet_trl.methods.reuse import Reuse, ReuseOptions
 from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions
 
 from .simulator import make_prompts, run_step, setting
@@ -25,6 +27,7 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
     "pilot": lambda run: Pilot(run, PilotOptions()),
+    "spec_rl": lambda run: Reuse(GRPO(run, GRPOOptions()), ReuseOptions(), "spec_rl"),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
     "reinforce_ada": lambda run: ReinforceAda(run, ReinforceAdaOptions()),
     "reinforce_ada with a history": lambda run: ReinforceAda(

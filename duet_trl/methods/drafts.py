@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollouts of a prompt's last visit as drafts: how much of one may be used, how much of it is kept (`reuse.py`)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from ..rollouts import Job
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A rollout of a prompt's last visit.
+
+    Attributes:
+        ids (np.ndarray): Tokens, shape (T,), int32.
+        logps (np.ndarray): Log-prob of each under the policy that sampled it, shape (T,), float32, nats; nan: unknown.
+        ended (bool): The last one is an end token.
+        answered_at (int): Poll that saw its answer (`Replay.answered_at`); -1 without one.
+    """
+
+    ids: np.ndarray
+    logps: np.ndarray
+    ended: bool
+    answered_at: int
+
+    def first(self, count: int) -> tuple[int, ...]:
+        """Its first tokens."""
+        return tuple(self.ids[:count].tolist())
+
+
+def usable(draft: Draft, job: Job, limit: int) -> int:
+    """Tokens of a draft up to the length limit of the run, and to where the gate of the job stops it at the latest.
+
+    A rollout that its gate aborted is a draft like any other. One that ran on where the new coin says abort is cut at
+    the new K2 + G, one that answered is cut at the new end of its grace window: no rollout is longer than its gate
+    allows.
+    """
+    ends, gate = [len(draft.ids), limit], job.gate
+    if gate is not None and 0 <= draft.answered_at <= gate.abort_at:
+        # The poll of the draft's own thresholds: where K1 has fallen since, the cut comes later by what it fell.
+        ends += [max(draft.answered_at, gate.first_poll) + gate.grace_window] if gate.trim else []
+    elif gate is not None and not job.keep:
+        ends.append(gate.abort_at)
+    return min(ends)
+
+
+def accepted(old: np.ndarray, new: np.ndarray, coins: np.ndarray, lenience: float) -> int:
+    """Tokens before the first that fails log U <= log p_new - log p_old + lenience; shape (T,) each, U in (0, 1]."""
+    fails = ~(np.log(coins) <= new.astype(np.float64) - old + lenience)  # a nan fails
+    return int(fails.argmax()) if fails.any() else len(fails)
+
+
+def uniforms(seed: int, step: int, key: str, number: int, count: int) -> np.ndarray:
+    """Independent draws from (0, 1], shape (count,), that follow from what names a rollout and nothing else."""
+    hashed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
+    return 1.0 - np.random.default_rng([seed, step, hashed, number]).random(count)
+
+
+def pack(drafts: Mapping[str, list[Draft]]) -> dict[str, Any]:
+    """Drafts by prompt as JSON values and arrays, end to end."""
+    flat = [draft for of_prompt in drafts.values() for draft in of_prompt]
+    return {
+        "rollouts": {key: len(of_prompt) for key, of_prompt in drafts.items()},
+        "ids": np.concatenate([np.zeros(0, np.int32), *(draft.ids for draft in flat)]),
+        "logps": np.concatenate([np.zeros(0, np.float32), *(draft.logps for draft in flat)]),
+        "columns": np.array([(len(d.ids), d.ended, d.answered_at) for d in flat], np.int64).reshape(-1, 3),
+    }
+
+
+def unpack(state: Mapping[str, Any]) -> dict[str, list[Draft]]:
+    """Undo `pack`."""
+    ends = np.cumsum(state["columns"][:, 0])
+    flat = iter(
+        Draft(state["ids"][end - length : end], state["logps"][end - length : end], bool(ended), int(answered_at))
+        for end, (length, ended, answered_at) in zip(ends, state["columns"], strict=True)
+    )
+    return {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}

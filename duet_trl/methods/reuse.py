@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""SPEC-RL (arXiv 2509.23232): a rollout begins with what still fits of the prompt's rollout at its last visit.
+
+GRPO (`spec_rl`) or DUET (`duet_reuse`) plans the rollouts. The k-th of a prompt takes the k-th rollout of the prompt's
+last visit as its draft: tokens x and log p_old under the policy that sampled them. A forward pass before generation
+gives log p_new, and tokens are kept up to the first that fails
+
+    log U_t <= log p_new(x_t) - log p_old(x_t) + lenience,      U_t uniform, keyed by (seed, step, prompt, rollout)
+
+From there on the policy samples as usual. A draft that passes to its end token, or to the length limit, is taken whole
+and costs no generated token. (To draw its end token once more would favour long rollouts: an end needs luck twice.)
+One that a gate stopped is continued, and the gate of this step decides again, with its own coin.
+
+**This does not sample from p_new**, once the policies differ; the paper does not say so. Behind the same tokens, at
+lenience 0 and with alpha = sum of min(p_old, p_new), the next token has the law
+
+    min(p_old, p_new) + (1 - alpha) p_new,     at most alpha (1 - alpha) in total variation away from p_new
+
+Speculative decoding draws a rejected token from (p_new - p_old)+ instead and is exact, but needs all of p_old, whose
+weights are gone. No rule K that knows p_old at the draft's token x alone is exact, except to draw afresh: for three
+tokens or more, sum_x p_old(x) K(y | x, p_old(x)) = p_new(y) for every p_old forces K = p_new(y). In the enumeration of
+tests/methods/test_reuse_exact.py an unchanged policy is left exactly as it is; otherwise rollouts are 0.3 to 0.6 times
+as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they were. Not to draw the rejected token
+again would be 14 to 23% closer, but no engine here forbids a token at one position. docs/fidelity.md#spec_rl has more.
+
+Rollouts of one visit are independent of each other, but not of the last visit's. A memory of rewards counts what was
+reused twice: DUET's posterior is surer than it should be, and its history baseline holds part of a rollout's own
+reward, which shrinks the advantage as the mean of a group does.
+
+Every process and every checkpoint holds the rollouts of each prompt's last visit, 8 bytes a token; none is dropped.
+DUET's budget counts all tokens of a rollout, so what is reused is saved on top.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..allocate.state import check_state
+from ..field_types import Options, option
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .drafts import Draft, accepted, pack, uniforms, unpack, usable
+from .duet_settings import DuetOptions
+from .method import Method, TokenBatch
+
+
+@dataclass(frozen=True)
+class ReuseOptions(Options):
+    """Options of the acceptance test; the default is that of the authors' training script."""
+
+    lenience: float = option(
+        "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
+        0.5,
+        unit="nats, >= 0",
+        rule=(lambda x: 0 <= x < float("inf"), "at least 0 and finite, got {}"),
+    )
+
+
+@dataclass(frozen=True)
+class DuetReuseOptions(ReuseOptions, DuetOptions):
+    """Those of `duet`, and of the acceptance test."""
+
+
+class _Planned(NamedTuple):
+    job: Job
+    number: int  # among those of its prompt
+    draft: Draft | None
+    length: int  # of the draft, as far as it may be used
+
+
+class Reuse(Method):
+    """Another method whose rollouts begin with drafts; see the module.
+
+    Args:
+        inner (Method): Plans, judges and learns; it asks no queries.
+        options (ReuseOptions): Of the acceptance test.
+        name (str): Of the method, for `identity`.
+    """
+
+    def __init__(self, inner: Method, options: ReuseOptions, name: str) -> None:
+        self.inner = inner
+        self.setting = inner.setting
+        self.gated = inner.gated
+        self.lenience = options.lenience
+        self.identity = {**inner.identity, "method": name}
+        self._drafts: dict[str, list[Draft]] = {}
+        self._planned: list[_Planned] = []
+        self._tokens: list[tuple[list[int], list[float] | None]] | None = None  # of this step's rollouts, once fetched
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
+        """Questions about the drafts, the planned rollouts behind what is kept, and at last the log-probs of all."""
+        if done is None:
+            self._tokens, self._planned = None, self._plan(prompts)
+            questions = [Query(p.job.prompt, p.draft.first(p.length)) for p in self._planned if p.draft]
+            return questions or [p.job for p in self._planned]
+        if not len(done):
+            return self._with_prefixes(prompts, done.answers)
+        if self._tokens is not None:
+            return []
+        if more := self.inner.jobs(prompts, done):
+            return more
+        self._tokens = done.tokens(range(len(done)))
+        # The engine gave no log-probs; the weights have not moved since.
+        return [Query(int(done.prompt[row]), tuple(self._tokens[row][0])) for row in self._unknown]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """That of the inner method."""
+        return self.inner.judge(done)
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Keep the rollouts as drafts of the next visit."""
+        self.inner.observe(done, judgement, sum_logps)
+        unknown = self._unknown
+        answers = dict(zip(unknown, done.answers[len(done.answers) - len(unknown) :], strict=True))
+        visit: dict[str, list[Draft]] = {}
+        for row in np.flatnonzero(~done.superseded & (done.replay.length > 0)):
+            ids, logps = self._tokens[row]
+            known = np.asarray(answers.get(row, logps), dtype=np.float32)
+            draft = Draft(
+                np.asarray(ids, np.int32), known, bool(done.terminated[row]), int(done.replay.answered_at[row])
+            )
+            visit.setdefault(done.prompts[done.prompt[row]].key, []).append(draft)
+        self._drafts |= visit
+        offered = sum(p.length for p in self._planned)
+        self._metrics = {
+            "draft_tokens": float(offered),
+            "accept_rate": sum(len(job.prefix) for job in done.jobs if job.continues is None) / max(offered, 1),
+            "whole_rollouts": float(sum(job.whole for job in done.jobs)),
+            "remembered_tokens": float(sum(len(draft.ids) for drafts in self._drafts.values() for draft in drafts)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner method's state, and the drafts."""
+        return {"inner": self.inner.state_dict(), "drafts": pack(self._drafts)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        check_state(f"method {self.identity['method']}", state, {"inner": None, "drafts": None})
+        self.inner.load_state_dict(state["inner"])
+        self._drafts = unpack(state["drafts"])
+
+    def metrics(self) -> dict[str, float]:
+        """Those of the inner method, and what became of the drafts."""
+        return self.inner.metrics() | self._metrics
+
+    def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
+        """That of the inner method."""
+        return self.inner.token_factor(batch)
+
+    @property
+    def _unknown(self) -> list[int]:
+        """Rollouts of this step whose engine gave no log-probs."""
+        return [row for row, (ids, logps) in enumerate(self._tokens) if ids and logps is None]
+
+    def _plan(self, prompts: Prompts) -> list[_Planned]:
+        """The jobs of the inner method's first round with their drafts."""
+        planned, seen = [], Counter()
+        for job in self.inner.jobs(prompts, None):
+            key = prompts[job.prompt].key
+            number, drafts = seen[key], self._drafts.get(key, [])
+            seen[key] += 1
+            draft = drafts[number] if number < len(drafts) else None
+            planned.append(_Planned(job, number, draft, usable(draft, job, self._limit(job)) if draft else 0))
+        return planned
+
+    def _with_prefixes(self, prompts: Prompts, answers: Sequence[np.ndarray]) -> list[Job]:
+        """The planned jobs, each with what is kept of its draft."""
+        answer, jobs = iter(answers), []
+        for job, number, draft, length in self._planned:
+            if draft:
+                logps = next(answer)
+                coins = uniforms(self.setting.seed, prompts.step, prompts[job.prompt].key, number, length)
+                kept = accepted(draft.logps[:length], logps, coins, self.lenience)
+                whole = kept == self._limit(job) or (draft.ended and kept == len(draft.ids))
+                known = tuple(logps[:kept].tolist())
+                job = replace(job, prefix=draft.first(kept), prefix_logprobs=known, whole=whole)
+            jobs.append(job)
+        return jobs
+
+    def _limit(self, job: Job) -> int:
+        return self.setting.max_completion_length if job.max_tokens is None else job.max_tokens
