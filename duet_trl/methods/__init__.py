@@ -9,8 +9,10 @@ from ..field_types import Acts
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
 from .duet_settings import ACTS, DuetOptions, check_relations, settle
+from .dynamo import Dynamo, DynamoOptions
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
+from .knapsack import Knapsack, KnapsackOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
@@ -69,6 +71,7 @@ def setting_of(config: Any) -> Setting:
         max_completion_length=config.max_completion_length,
         max_rollouts=config.max_rollouts,
         budget_fraction=config.budget_fraction,
+        num_rollouts_min=config.num_rollouts_min or 1,
         num_rollouts_max=config.num_rollouts_max or config.max_rollouts,
         scale_rewards=config.scale_rewards,
         multi_objective_aggregation=config.multi_objective_aggregation,
@@ -113,6 +116,13 @@ METHODS: dict[str, Entry] = {
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
+    "dynamo": _ungated(Dynamo, DynamoOptions, frozenset({"budget_fraction"})),
+    "knapsack": _ungated(
+        Knapsack,
+        KnapsackOptions,
+        frozenset({"budget_fraction", "num_rollouts_min", "num_rollouts_max"}),
+        defaults={"num_rollouts_min": 2, "num_rollouts_max": 128},
+    ),
     "own": Entry(
         _build_own,
         GRPOOptions,
