@@ -5,8 +5,8 @@ Counts. A step has C = b num_generations M rollouts. A prompt with k successes i
 
     P_q = 4 k (G - k) / (G (G - 1))        four times the unbiased estimate of p (1 - p);  1 for G < 2
 
-Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high (`allocate/units.py`). The bounds
-follow the budget, 0.5 and 1.5 times its average: the authors' 8 and 24 at 16. The sum is C exactly.
+Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high (`allocate/units.py`). The
+bounds follow the budget, 0.5 and 1.5 times its average: the authors' 8 and 24 at 16. The sum is C exactly.
 
 Tokens. Inside the loss the advantage A of a token is multiplied by boost x decay, without a gradient:
 
@@ -18,10 +18,9 @@ H is the entropy before the token and pi its probability. The boost makes up for
 tokens; Xi is proportional to the change of entropy that the token causes, and the largest changes are damped to
 lambda. The extremes are over all tokens with an advantage.
 
-* `normalisation="window"`: over all of the step, so that the factor does not depend on how rollouts are packed. A last
-  round asks the model for log-probs and entropies of the rollouts whose advantage is not 0: one forward pass more over
-  them, no generated token, counted in `asked_tokens`.
-* `normalisation="micro_batch"`: over the micro-batch that is in the loss, as in the published code. No extra pass.
+* `normalisation="window"`: of the step, so that the factor does not depend on how rollouts are packed. A last round
+  asks for log-probs and entropies of these rollouts: one more forward pass over them, counted in `asked_tokens`.
+* `normalisation="micro_batch"`: of the micro-batch that is in the loss, as in the published code. No extra pass.
 
 Ours: the window, and the probability ratio and its clip in Xi count as 1, as they are where a step makes one update.
 `proxy="released"` is the published code's priority, max(4 p (1 - p), 0.01), and 0.01 from p = 0.85 on. A success is a
@@ -42,7 +41,7 @@ from ..allocate.units import water_filling
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from ..update.modulation import Extremes, boost, decay, entropy_change
-from .grouping import group_relative
+from .grouping import counted_jobs, group_relative
 from .method import Method, Setting, TokenBatch
 
 MASTERED, LEAST_PRIORITY = 0.85, 0.01
@@ -74,8 +73,8 @@ class DynamoOptions(Options):
         rule=(lambda x: 1 <= x < np.inf, "at least 1, got {}"),
     )
     normalisation: str = option(
-        "Whose extremes normalise entropies and changes: 'window', of the step, for one more forward pass over rollouts "
-        "with an advantage; 'micro_batch' (the code).",
+        "Whose extremes normalise entropies and changes: 'window', of the step, for one more forward pass over "
+        "rollouts with an advantage; 'micro_batch' (the code).",
         "window",
         rule=one_of("window", "micro_batch"),
     )
@@ -93,13 +92,6 @@ class DynamoOptions(Options):
         symbol="lambda",
         rule=(lambda x: 0 < x <= 1, "in (0, 1]; 1 is no decay; got {}"),
     )
-    decay_slope: float = option(
-        "Steepness of the decay.",
-        50.0,
-        unit="> 0",
-        symbol="gamma",
-        rule=(lambda x: 0 < x < np.inf, "positive, got {}"),
-    )
     decay_at: float = option(
         "Share of the largest change at which half of the decay acts.",
         0.99,
@@ -107,6 +99,15 @@ class DynamoOptions(Options):
         symbol="tau",
         rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}"),
     )
+
+
+def priorities(count: np.ndarray, success: np.ndarray, proxy: str) -> np.ndarray:
+    """Priority of each prompt from its rollouts so far and the share of successes, shape (M,) each; see the module."""
+    if proxy == "released":
+        known = np.where(success < MASTERED, 4.0 * success * (1.0 - success), 0.0).clip(min=LEAST_PRIORITY)
+        return np.where(count > 0, known, 1.0)
+    variance = success * (1.0 - success) * count / np.maximum(count - 1.0, 1.0)
+    return np.where(count >= 2, 4.0 * variance, 1.0)
 
 
 class Dynamo(Method):
@@ -128,8 +129,7 @@ class Dynamo(Method):
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
         """A round of rollouts, and one of questions about those whose advantage is not 0."""
         if done is None:
-            counts = self._counts(prompts.keys)
-            return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
+            return counted_jobs(self._counts(prompts.keys))
         if done.answers or not self._modulates or self.options.normalisation == "micro_batch":
             return []
         rows = np.flatnonzero(group_relative(done, self.setting)).tolist()
@@ -153,7 +153,7 @@ class Dynamo(Method):
         change = entropy_change(batch.logps, batch.entropies, mask, batch.advantages)
         extremes = self._extremes or Extremes.of(batch.entropies.float(), change, use)
         factor = boost(batch.entropies, batch.advantages, extremes, options.boost_max)
-        factor = factor * decay(change, extremes, options.decay_min, options.decay_slope, options.decay_at)
+        factor = factor * decay(change, extremes, options.decay_min, options.decay_at)
         return torch.where(use, factor, 1.0)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
@@ -185,17 +185,6 @@ class Dynamo(Method):
         lowest, most = max(math.floor(self.options.low * average), 1), math.ceil(self.options.high * average)
         self._metrics = {"unseen_prompts": float((count == 0).sum())}
         return water_filling(priority, self.budget.total_rollouts(len(keys)), lowest, most)
-
-
-def priorities(count: np.ndarray, success: np.ndarray, proxy: str) -> np.ndarray:
-    """Priority of each prompt from its rollouts so far and the share of successes, shape (M,) each; see the module."""
-    if proxy == "released":
-        known = np.where(
-            success >= MASTERED, LEAST_PRIORITY, np.maximum(4.0 * success * (1.0 - success), LEAST_PRIORITY)
-        )
-        return np.where(count > 0, known, 1.0)
-    variance = success * (1.0 - success) * count / np.maximum(count - 1.0, 1.0)
-    return np.where(count >= 2, 4.0 * variance, 1.0)
 
 
 def _extremes_of(answers: Sequence[np.ndarray], advantages: np.ndarray) -> Extremes | None:

@@ -12,14 +12,14 @@ The formula, the bounds and what follows are those of the published code (`lizin
 
 * A prompt without a history gets C / M, so that the first epoch is uniform.
 * A prompt whose rewards were all the highest or all the lowest is worth nothing at any n and gets n_min.
-* Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability 0.9.
-  What the sum of these leaves of the budget is shared evenly by the prompts that were always wrong.
+* Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability
+  0.9. What the sum of these leaves of the budget is shared evenly by the prompts that were always wrong.
 
-Ours: p is the mean of earlier rewards, discounted from visit to visit (`reward_decay`), where the code takes the latest
-visit, and the latest 16 rewards if it had fewer; a graded reward counts as the share of a success that it is between
+Ours: p is the mean of earlier rewards, discounted from visit to visit (`reward_decay`); the code takes the latest
+visit, and the latest 16 rewards if it had fewer. A graded reward counts as the share of a success that it is between
 the run's extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in the fall-back too, where the
-code forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn;
-the code goes beyond n_max or fails. The advantages are GRPO's over each group.
+code forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
+The advantages are GRPO's over each group.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from ..allocate.statistics import PromptStatistics
 from ..allocate.units import round_robin
 from ..field_types import Options, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative
+from .grouping import counted_jobs, group_relative
 from .method import Method, Setting
 
 CONFIDENCE = 0.9
@@ -71,13 +71,13 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, 
 
     Example:
         >>> knapsack_counts(np.array([0.5, 0.1, 1.0]), 24, 2, 32, fallback=False).tolist()
-        [8, 14, 2]
+        [7, 15, 2]
     """
     size = success.size
     if not 1 <= lowest <= total / size <= most:
         raise ValueError(
-            f"{total} rollouts cannot be shared by {size} prompts with {lowest} to {most} each. Change budget_fraction "
-            "or num_generations, or the bounds num_rollouts_min and num_rollouts_max."
+            f"{total} rollouts cannot be shared by {size} prompts with {lowest} to {most} each. Change "
+            "budget_fraction or num_generations, or the bounds num_rollouts_min and num_rollouts_max."
         )
     unseen, wrong = np.isnan(success), success == 0.0
     able = ~unseen & (success > 0.0) & (success < 1.0)
@@ -122,8 +122,7 @@ class Knapsack(Method):
         """One round, by what earlier visits showed."""
         if done is not None:
             return []
-        counts = self._plan(self._success(prompts.keys))
-        return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
+        return counted_jobs(self._plan(self._success(prompts.keys)))
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages within each group."""

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
+SLOPE = 50.0
+"""Steepness of the decay, the authors' gamma."""
 _TINY = 1e-8
 
 
@@ -59,7 +61,7 @@ def boost(entropies: torch.Tensor, advantages: torch.Tensor, extremes: Extremes,
     return torch.where(advantages.unsqueeze(1) > 0, 1.0 + (largest - 1.0) * share, 1.0)
 
 
-def decay(change: torch.Tensor, extremes: Extremes, smallest: float, slope: float, at: float) -> torch.Tensor:
+def decay(change: torch.Tensor, extremes: Extremes, smallest: float, at: float) -> torch.Tensor:
     """From 1 at a small change of the entropy to `smallest` at the largest, half-way at a share `at`; shape (B, T)."""
     share = change / (extremes.change_max + _TINY)
-    return smallest + (1.0 - smallest) * torch.sigmoid(slope * (at - share))
+    return smallest + (1.0 - smallest) * torch.sigmoid(SLOPE * (at - share))
