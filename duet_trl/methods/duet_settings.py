@@ -17,7 +17,7 @@ _SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
 
 @dataclass(frozen=True)
 class DuetOptions(Options):
-    """`method_kwargs` of `duet` and `paper`. None follows from other fields (`settle`), but for `surrogate_file`."""
+    """`method_kwargs` of `duet` and `paper`. None, in three of them, is what follows from other fields (`settle`)."""
 
     # Allocation (paper, section 3.1)
     allocation_objective: str = option(
@@ -52,8 +52,10 @@ class DuetOptions(Options):
         "online",
         rule=one_of("online", "constant", "ridge"),
     )
-    surrogate_file: str | None = option(
-        "File that recipes/fit_surrogate.py wrote for this model and these data.", symbol="alpha_0, alpha_1"
+    surrogate_file: str = option(
+        "File that recipes/fit_surrogate.py wrote for this model and these data. Empty: none.",
+        "",
+        symbol="alpha_0, alpha_1",
     )
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.",
@@ -303,7 +305,7 @@ def check_relations(config: Any, options: DuetOptions) -> None:
         )
     refuse_lone_rollouts(config, options)
     if options.surrogate == "ridge":
-        if options.surrogate_file is None:
+        if not options.surrogate_file:
             raise ValueError(f"surrogate='ridge' needs surrogate_file. Write one: {FIT}")
         SurrogateFile.read(options.surrogate_file)
 

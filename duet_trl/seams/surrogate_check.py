@@ -14,7 +14,7 @@ from .data_checks import prompt_keys
 
 def check_surrogate(args: DUETGRPOConfig, model: str | torch.nn.Module, dataset: Any) -> None:
     """Raise ValueError for a stale `surrogate_file`. Prompts of a stream are looked up as they come."""
-    if not isinstance(args.options, DuetOptions) or args.options.surrogate_file is None:
+    if not isinstance(args.options, DuetOptions) or not args.options.surrogate_file:
         return
     file = SurrogateFile.read(args.options.surrogate_file)
     file.check_model(model if isinstance(model, str) else model.config._name_or_path)

@@ -110,7 +110,7 @@ def test_a_file_of_another_model_or_other_data_is_refused_before_a_model_is_load
     with pytest.raises(ValueError, match="lacks 32 of 32 prompts, such as 'Say 0 '"):
         duet_trainer(tiny_path, tmp_path, **ridge(fitted.path), prompt_id_column="name")
     with pytest.raises(ValueError, match="surrogate='ridge' needs surrogate_file"):
-        duet_trainer(tiny_path, tmp_path, **(ridge("") | {"surrogate_file": None}))
+        duet_trainer(tiny_path, tmp_path, **ridge(""))
 
 
 def test_what_cannot_be_fitted_is_refused(calibration: Path, tiny_path: Path, tmp_path: Path) -> None:
