@@ -2,6 +2,7 @@
 """Knapsack RL: the counts against every plan there is and against dynamic programming, its rules by hand."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.methods.knapsack import Knapsack, KnapsackOptions, knapsack_counts
+from tests.runs import duet_trainer, logged
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
@@ -123,3 +125,18 @@ def test_while_all_rewards_are_the_same_nobody_is_solved() -> None:
     for _ in range(2):
         done, _ = run_step(method, make_prompts("abcd"), table(a=(1,), b=(1,), c=(1,), d=(1,)))
         assert counts(done) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("method", ["knapsack", "dynamo"])
+def test_training_resumes_with_the_counts_of_its_checkpoint(tiny_path: Path, tmp_path: Path, method: str) -> None:
+    """Four steps visit every prompt once with 4 rollouts; in the second epoch counts differ and keep the budget."""
+    options = {"method": method, "budget_fraction": 1.0, "max_steps": 6}
+    first = duet_trainer(tiny_path, tmp_path, **options, save_strategy="steps", save_steps=5)
+    first.train()
+    spread = logged(first, "duet/num_rollouts/std")
+    assert spread[:4] == [0.0] * 4 and spread[5] > 0
+    assert logged(first, "duet/num_rollouts/mean") == [4.0] * 6
+    resumed = duet_trainer(tiny_path, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
+    assert logged(resumed, "duet/num_rollouts/std")[5] == spread[5]
+    assert logged(resumed, "duet/unseen_prompts")[5] == 0.0
