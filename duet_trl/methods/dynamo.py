@@ -133,7 +133,7 @@ class Dynamo(Method):
         if done.answers or not self._modulates or self.options.normalisation == "micro_batch":
             return []
         rows = np.flatnonzero(group_relative(done, self.setting)).tolist()
-        texts = done.tokens(rows)
+        texts = done.tokens(rows) if rows else []
         return [
             Query(int(done.prompt[row]), tuple(ids), entropies=True) for row, (ids, _) in zip(rows, texts, strict=True)
         ]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.methods.knapsack import Knapsack, KnapsackOptions, knapsack_counts
-from tests.runs import duet_trainer, logged
+from tests.runs import duet_trainer, logged, prompts
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
@@ -127,16 +127,22 @@ def test_while_all_rewards_are_the_same_nobody_is_solved() -> None:
         assert counts(done) == [4, 4, 4, 4]
 
 
+def by_level(completions: list[str], level: list[int], **columns: object) -> list[float]:
+    """A success in one of 2 to 8 rollouts, by the level of the prompt."""
+    return [float(len(text) % (2 + 2 * (one % 4)) == 0) for text, one in zip(completions, level, strict=True)]
+
+
 @pytest.mark.parametrize("method", ["knapsack", "dynamo"])
 def test_training_resumes_with_the_counts_of_its_checkpoint(tiny_path: Path, tmp_path: Path, method: str) -> None:
-    """Four steps visit every prompt once with 4 rollouts; in the second epoch counts differ and keep the budget."""
-    options = {"method": method, "budget_fraction": 1.0, "max_steps": 6}
-    first = duet_trainer(tiny_path, tmp_path, **options, save_strategy="steps", save_steps=5)
+    """Every step visits all prompts; from the second on counts differ and keep the budget of 4 on average."""
+    options = {"method": method, "budget_fraction": 1.0, "max_steps": 4, "data": prompts(8), "rewards": by_level}
+    first = duet_trainer(tiny_path, tmp_path, **options, save_strategy="steps", save_steps=3)
     first.train()
     spread = logged(first, "duet/num_rollouts/std")
-    assert spread[:4] == [0.0] * 4 and spread[5] > 0
-    assert logged(first, "duet/num_rollouts/mean") == [4.0] * 6
+    assert spread[0] == 0.0 and spread[3] > 0
+    assert logged(first, "duet/num_rollouts/mean") == [4.0] * 4
+    assert logged(first, "duet/unseen_prompts") == [8.0, 0.0, 0.0, 0.0]
     resumed = duet_trainer(tiny_path, tmp_path, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
-    assert logged(resumed, "duet/num_rollouts/std")[5] == spread[5]
-    assert logged(resumed, "duet/unseen_prompts")[5] == 0.0
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name in ("num_rollouts/std", "unseen_prompts", "num_rollouts/max"):
+        assert logged(resumed, f"duet/{name}")[3] == logged(first, f"duet/{name}")[3]
