@@ -135,7 +135,8 @@ class DUETGRPOConfig(GRPOConfig):
     )
     budget_tokens: float | None = knob("B in tokens per step, with budget_reading='tokens'.")
     num_rollouts_min: int | None = knob(
-        "n_min: minimum rollouts per prompt. None: 2 under duet where the budget averages more than 2, else 1."
+        "n_min: minimum rollouts per prompt. None: 2 under knapsack, 2 under duet where the budget averages more than "
+        "2, else 1."
     )
     num_rollouts_max: int | None = _chosen(
         "num_rollouts_max", "n_max: maximum rollouts per prompt. Paper: range up to 32."

@@ -45,6 +45,7 @@ from .seams.interrupt import StopAfterStep
 from .seams.progress import show_few_figures
 from .seams.source import PromptSource
 from .seams.start import StartNotice
+from .seams.surrogate_check import check_surrogate
 from .seams.watch import RunWatch
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
@@ -89,6 +90,7 @@ class DUETGRPOTrainer(Publishing, Generating):
             answer_verifier(reward_funcs)
         self._own_rules = ends_by_own_rules(kwargs, args)
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
+        check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         gated = args.gated if method is None else method.gated
         setup = prepare_gate(model, processing_class, args) if gated else None

@@ -10,6 +10,7 @@ from typing import Any
 
 import data
 from command_line import RecipeArguments, RecipeConfig
+from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig
 
@@ -70,7 +71,7 @@ def count_rows(arguments: RecipeArguments, config: RecipeConfig, model: ModelCon
     name, limit = arguments.dataset_name or published.hub_id, arguments.max_prompt_length
     if check_file(name):
         tokenizer = local_tokenizer(model)
-        num_rows = len(_load(arguments, config, name, tokenizer or _Unmeasured()))
+        num_rows = len(load_train(arguments, config, name, tokenizer or _Unmeasured()))
         if tokenizer is not None:
             return Rows(num_rows, f"counted in {name}, prompts over {limit} tokens left out")
         missing = f"the tokenizer of {model.model_name_or_path} is not on this machine"
@@ -95,7 +96,8 @@ def local_tokenizer(model: ModelConfig) -> PreTrainedTokenizerBase | None:
         return None
 
 
-def _load(arguments: RecipeArguments, config: RecipeConfig, name: str, tokenizer: Any) -> Any:
+def load_train(arguments: RecipeArguments, config: RecipeConfig, name: str, tokenizer: Any) -> Dataset:
+    """Training data of a recipe; problems that stand in MATH-500 too are left out if that is a local file."""
     limit, rendering = arguments.max_prompt_length, {"chat_template_kwargs": config.chat_template_kwargs}
     if arguments.recipe == "code_qwen3":
         return data.load_code_train(name, tokenizer, limit, **rendering)

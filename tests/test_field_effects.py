@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field or option that cannot have an effect is refused: every pair of a field and what switches it off."""
 
+from pathlib import Path
+
 import pytest
 
 from duet_trl.config import FIELD_ACTS
@@ -39,6 +41,7 @@ def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_
     assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
 
 
+RIDGE = str(Path(__file__).parent / "allocate" / "surrogate_version_1.json")
 VARIANCE = {"allocation_objective": "variance"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
@@ -78,6 +81,10 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
         }.items()
     ),
     ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
+    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "surrogate": "constant"}),
+    ("surrogate_floor", 0.1, {"method": "paper"}, {"method": "paper", "surrogate": "constant"}),
+    ("surrogate", "constant", VARIANCE, {}),
+    ("surrogate_file", RIDGE, {"method": "paper", "surrogate": "ridge"}, {"method": "paper"}),
     ("marker_window", 0, {"abort": False}, NO_GATE),
     ("poll_interval", 8, {"trim": False}, NO_GATE),
     ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),

@@ -28,6 +28,7 @@ class PromptView:
     """What is known about the prompts of one batch; nan where nothing was observed.
 
     Attributes:
+        keys (Sequence[str]): Their keys, length M.
         sigma (np.ndarray): Running mean of sigma_obs, shape (M,), advantage x nats.
         num_observations (np.ndarray): k_q, observations in it, shape (M,), int64.
         visits_waiting (np.ndarray): Visits since the last observation of sigma, shape (M,), int64.
@@ -35,6 +36,7 @@ class PromptView:
         mean_cost (np.ndarray): Mean generated tokens of all rollouts, aborted ones included, shape (M,).
     """
 
+    keys: Sequence[str]
     sigma: np.ndarray
     num_observations: np.ndarray
     visits_waiting: np.ndarray
@@ -94,6 +96,7 @@ class PromptStatistics:
             table = self._table[:, rows] * (rows >= 0)
         column = dict(zip(_COLUMNS, table, strict=True))
         return PromptView(
+            keys=keys,
             sigma=_mean(column["sigma_sum"], column["sigma_count"]),
             num_observations=column["sigma_count"].astype(np.int64),
             visits_waiting=column["visits_waiting"].astype(np.int64),

@@ -10,8 +10,10 @@ from .arrol import Arrol, ArrolOptions
 from .dapo import Dapo, DapoOptions
 from .duet_parts import build_duet
 from .duet_settings import ACTS, DuetOptions, check_relations, settle
+from .dynamo import Dynamo, DynamoOptions
 from .greso import Greso, GresoOptions
 from .grpo import GRPO, GRPOOptions
+from .knapsack import Knapsack, KnapsackOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
@@ -75,6 +77,7 @@ def setting_of(config: Any) -> Setting:
         max_completion_length=config.max_completion_length,
         max_rollouts=config.max_rollouts,
         budget_fraction=config.budget_fraction,
+        num_rollouts_min=config.num_rollouts_min or 1,
         num_rollouts_max=config.num_rollouts_max or config.max_rollouts,
         scale_rewards=config.scale_rewards,
         multi_objective_aggregation=config.multi_objective_aggregation,
@@ -156,6 +159,13 @@ METHODS: dict[str, Entry] = {
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "spec_rl": Entry(_build_spec_rl, ReuseOptions),
     "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
+    "dynamo": _ungated(Dynamo, DynamoOptions, frozenset({"budget_fraction"})),
+    "knapsack": _ungated(
+        Knapsack,
+        KnapsackOptions,
+        frozenset({"budget_fraction", "num_rollouts_min", "num_rollouts_max"}),
+        defaults={"num_rollouts_min": 2, "num_rollouts_max": 128},
+    ),
     "own": Entry(
         _build_own,
         GRPOOptions,

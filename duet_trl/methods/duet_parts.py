@@ -6,11 +6,13 @@ from typing import Any
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..allocate.budget import Budget
 from ..allocate.mixed import MixedAllocator
+from ..allocate.static_surrogate import StaticSurrogate, SurrogateFile
 from ..allocate.statistics import PromptStatistics
 from ..allocate.surrogate import Surrogate
 from ..gate.marker_gate import MarkerGate
 from ..gate.thresholds import LengthThresholds
 from .duet import Duet
+from .duet_settings import DuetOptions
 from .method import Setting
 
 
@@ -39,7 +41,15 @@ def _allocator(config: Any, run: Setting) -> UniformAllocator:
         return UniformAllocator(budget, **shared)
     if options.allocation_objective == "mixed":
         return MixedAllocator(budget, **shared)
-    surrogate = Surrogate(
+    return NeymanAllocator(_surrogate(options), budget, solver=options.allocation_solver, **shared)
+
+
+def _surrogate(options: DuetOptions) -> Surrogate | StaticSurrogate:
+    if options.surrogate == "constant":
+        return StaticSurrogate(1.0)  # its scale does not matter to the counts
+    if options.surrogate == "ridge":
+        return StaticSurrogate(options.surrogate_floor, SurrogateFile.read(options.surrogate_file))
+    return Surrogate(
         floor=options.surrogate_floor,
         floor_quantile=options.surrogate_floor_quantile or None,
         warmup=options.surrogate_warmup,
@@ -47,7 +57,6 @@ def _allocator(config: Any, run: Setting) -> UniformAllocator:
         shrinkage=options.surrogate_shrinkage,
         reprobe_after=options.surrogate_reprobe,
     )
-    return NeymanAllocator(surrogate, budget, solver=options.allocation_solver, **shared)
 
 
 def _gate(config: Any, run: Setting) -> MarkerGate:

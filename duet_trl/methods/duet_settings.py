@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+from ..allocate.static_surrogate import FIT, SurrogateFile
 from ..field_types import Acts, Options, at_least, one_of, option
 
 _SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
@@ -44,6 +45,17 @@ class DuetOptions(Options):
         0.7,
         unit="[0, 1]",
         rule=(lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once; got {}"),
+    )
+    surrogate: str = option(
+        "Where sigma comes from: 'online' (each prompt's visits), 'constant' (counts follow lengths alone), 'ridge' "
+        "(predicted before the run by surrogate_file).",
+        "online",
+        rule=one_of("online", "constant", "ridge"),
+    )
+    surrogate_file: str = option(
+        "File that recipes/fit_surrogate.py wrote for this model and these data. Empty: none.",
+        "",
+        symbol="alpha_0, alpha_1",
     )
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.",
@@ -202,9 +214,11 @@ ABORTS = Acts(lambda v: v.abort, "abort=True")
 _BY_VARIANCE = Acts(
     lambda v: v.allocate and v.allocation_objective == "variance", "allocate=True and allocation_objective='variance'"
 )
-_SURROGATE = tuple(
-    f"surrogate_{one}" for one in ("warmup", "floor", "floor_quantile", "unseen", "shrinkage", "reprobe")
+_ONLINE = Acts(
+    lambda v: _BY_VARIANCE.when(v) and v.surrogate == "online",
+    "surrogate='online', allocate=True and allocation_objective='variance'",
 )
+_SURROGATE = tuple(f"surrogate_{one}" for one in ("warmup", "floor_quantile", "unseen", "shrinkage", "reprobe"))
 _GATE = (
     "marker_window",
     "poll_interval",
@@ -232,7 +246,16 @@ ACTS = {
     ),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-    **dict.fromkeys(("allocation_solver", *_SURROGATE), _BY_VARIANCE),
+    "surrogate_file": Acts(
+        lambda v: _BY_VARIANCE.when(v) and v.surrogate == "ridge",
+        "surrogate='ridge', allocate=True and allocation_objective='variance'",
+    ),
+    "surrogate_floor": Acts(
+        lambda v: _BY_VARIANCE.when(v) and v.surrogate != "constant",
+        "surrogate other than 'constant', allocate=True and allocation_objective='variance'",
+    ),
+    **dict.fromkeys(("allocation_solver", "surrogate"), _BY_VARIANCE),
+    **dict.fromkeys(_SURROGATE, _ONLINE),
     **dict.fromkeys(_GATE, GATED),
     **dict.fromkeys(_ABORT, ABORTS),
 }
@@ -281,6 +304,10 @@ def check_relations(config: Any, options: DuetOptions) -> None:
             "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
         )
     refuse_lone_rollouts(config, options)
+    if options.surrogate == "ridge":
+        if not options.surrogate_file:
+            raise ValueError(f"surrogate='ridge' needs surrogate_file. Write one: {FIT}")
+        SurrogateFile.read(options.surrogate_file)
 
 
 def settle_router_loss(config: Any, coefficient: float) -> None:

@@ -18,6 +18,11 @@ def uniform_jobs(prompts: Iterable[int], num_rollouts: int) -> list[Job]:
     return [Job(prompt) for prompt in prompts for _ in range(num_rollouts)]
 
 
+def counted_jobs(counts: Iterable[int]) -> list[Job]:
+    """As many ungated rollouts for each prompt as its count says, prompt by prompt."""
+    return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
+
+
 def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None = None) -> np.ndarray:
     """GRPO's advantages over the rollouts of a prompt: see [`~duet_trl.update.advantages.group_advantages`]."""
     rewards = done.rewards_per_func

@@ -27,6 +27,7 @@ class Setting:
         max_completion_length (int): Length limit of a rollout, tokens.
         max_rollouts (int): Maximum rollouts of a step, over all rounds and processes.
         budget_fraction (float): b, share of full GRPO's rollouts that a method with a budget may cost, (0, 1].
+        num_rollouts_min (int): n_min, minimum rollouts of a prompt.
         num_rollouts_max (int): n_max, maximum rollouts of a prompt.
         scale_rewards (str): "group", "batch" or "none".
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum".
@@ -38,6 +39,7 @@ class Setting:
     max_completion_length: int
     max_rollouts: int
     budget_fraction: float = 1.0
+    num_rollouts_min: int = 1
     num_rollouts_max: int = 32
     scale_rewards: str = "group"
     multi_objective_aggregation: str = "sum_then_normalize"

@@ -74,7 +74,9 @@ def run_step(
     prompts: Prompts,
     reward: Callable[[str, int], float | Sequence[float]],
     length: Callable[[str, int], int] = lambda key, number: 10,
-    answer: Callable[[str, Query], np.ndarray] = lambda key, query: np.full(len(query.ids), -1.0),
+    answer: Callable[[str, Query], np.ndarray] = lambda key, query: np.full(
+        (2, len(query.ids)) if query.entropies else len(query.ids), -1.0
+    ),
 ) -> tuple[Rollouts, Judgement]:
     """Rounds until the method asks for no more, then one judgement, which the method learns from."""
     rounds: list[list[Job]] = []

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from duet_trl.methods.arrol import Arrol, ArrolOptions
 from duet_trl.methods.dapo import Dapo, DapoOptions
+from duet_trl.methods.dynamo import Dynamo, DynamoOptions
 from duet_trl.methods.greso import Greso, GresoOptions
 from duet_trl.methods.grpo import GRPO, GRPOOptions
+from duet_trl.methods.knapsack import Knapsack, KnapsackOptions
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
@@ -26,6 +28,8 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "pods": lambda run: Pods(run, PodsOptions()),
     "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
+    "knapsack": lambda run: Knapsack(run, KnapsackOptions()),
+    "dynamo": lambda run: Dynamo(run, DynamoOptions()),
     "pilot": lambda run: Pilot(run, PilotOptions()),
     "spec_rl": lambda run: Reuse(GRPO(run, GRPOOptions()), ReuseOptions(), "spec_rl"),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""Knapsack RL: rollouts where a group is likely to differ and a success would teach most (arXiv 2509.25849).
+
+A step has C = b num_generations M rollouts. n of them for a prompt with success rate p are worth
+
+    value(n, p) = (1 - p^n - (1 - p)^n) p (1 - p)^2        P(rewards differ) x information gain
+
+and the counts n_q in [n_min, n_max] = [2, 128] maximise the sum of the values under sum n_q = C. The value is concave
+in n from 1 on, so taking the largest gain first is exact; the authors solve the same problem by dynamic programming.
+The formula, the bounds and what follows are those of the published code (`liziniu/KnapsackRL`, commit 05eeb92,
+`verl/trainer/ppo/exploration_utils.py`):
+
+* A prompt without a history gets C / M, so that the first epoch is uniform.
+* A prompt whose rewards were all the highest or all the lowest is worth nothing at any n and gets n_min.
+* Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability
+  0.9. What the sum of these leaves of the budget is shared evenly by the prompts that were always wrong.
+
+Ours: p is the mean of earlier rewards, discounted from visit to visit (`reward_decay`); the code takes the latest
+visit, and the latest 16 rewards if it had fewer. A graded reward counts as the share of a success that it is between
+the run's extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in the fall-back too, where the
+code forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
+The advantages are GRPO's over each group.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..allocate.budget import Budget
+from ..allocate.greedy import greedy_counts
+from ..allocate.statistics import PromptStatistics
+from ..allocate.units import round_robin
+from ..field_types import Options, option
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from .grouping import counted_jobs, group_relative
+from .method import Method, Setting
+
+CONFIDENCE = 0.9
+"""Probability of a mixed group at which the fall-back calls a prompt served: the authors' alpha."""
+
+
+@dataclass(frozen=True)
+class KnapsackOptions(Options):
+    """Options of Knapsack RL. The bounds are fields: `num_rollouts_min`, `num_rollouts_max`."""
+
+    fallback: bool = option("Give what the prompts with a value do not need to those that were always wrong.", True)
+    reward_decay: float = option(
+        "Factor on a prompt's reward history from one visit to the next.",
+        0.7,
+        unit="(0, 1]",
+        rule=(lambda x: 0 < x <= 1, "in (0, 1], got {}"),
+    )
+
+
+def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, fallback: bool = True) -> np.ndarray:
+    """Counts of `total` rollouts that maximise the sum of the values; see the module.
+
+    Args:
+        success (np.ndarray): Success rate of each prompt, shape (M,), in [0, 1]; nan where it is unknown.
+        total (int): C, rollouts of the step.
+        lowest (int): n_min, >= 1.
+        most (int): n_max.
+        fallback (bool): Reserve for prompts that were always wrong what the others do not need.
+
+    Returns:
+        np.ndarray: Shape (M,), int64, with the sum `total`.
+
+    Raises:
+        ValueError: If the bounds cannot hold `total`.
+
+    Example:
+        >>> knapsack_counts(np.array([0.5, 0.1, 1.0]), 24, 2, 32, fallback=False).tolist()
+        [7, 15, 2]
+    """
+    size = success.size
+    if not 1 <= lowest <= total / size <= most:
+        raise ValueError(
+            f"{total} rollouts cannot be shared by {size} prompts with {lowest} to {most} each. Change "
+            "budget_fraction or num_generations, or the bounds num_rollouts_min and num_rollouts_max."
+        )
+    unseen, wrong = np.isnan(success), success == 0.0
+    able = ~unseen & (success > 0.0) & (success < 1.0)
+    counts = np.full(size, lowest, dtype=np.int64)
+    counts[unseen] = total // size
+    rest = total - int(counts.sum())
+    p = success[able]
+    needed = np.minimum(np.log(1.0 - CONFIDENCE) / np.log1p(-np.minimum(p, 1.0 - p)), most).astype(np.int64)
+    room = int((most - counts[wrong]).sum()) if fallback else 0
+    reserved = min(max(rest - int(needed.sum()), 0), room)
+    counts[able] = _most_valuable(p, lowest, most, rest - reserved)
+    rest = total - int(counts.sum())
+    for among in (wrong, np.ones(size, dtype=bool)):
+        rest = round_robin(counts, rest, most, among)
+    return counts
+
+
+def _most_valuable(p: np.ndarray, lowest: int, most: int, units: int) -> np.ndarray:
+    """Counts from `lowest` to `most`, at most `units` more than the minimum, that maximise the sum of the values."""
+    if not p.size:
+        return np.zeros(0, dtype=np.int64)
+    n = np.arange(most + 1)[:, None]
+    value = (1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2
+    limit = units + lowest * p.size
+    counts, _, _ = greedy_counts(value, np.ones(p.size), np.full(p.size, lowest), limit, limit + 1)
+    return counts
+
+
+class Knapsack(Method):
+    """Counts by value; see the module."""
+
+    def __init__(self, setting: Setting, options: KnapsackOptions) -> None:
+        self.setting = setting
+        self.options = options
+        self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
+        self.identity = {"method": "knapsack"}
+        self.statistics = PromptStatistics(reward_decay=options.reward_decay)
+        self._plan(np.full(setting.num_prompts, np.nan))  # bounds that cannot hold are an error now
+        self._metrics = {}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+        """One round, by what earlier visits showed."""
+        if done is not None:
+            return []
+        return counted_jobs(self._plan(self._success(prompts.keys)))
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """GRPO's advantages within each group."""
+        return Judgement.of(group_relative(done, self.setting))
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Remember rewards."""
+        self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered about each prompt."""
+        return {"statistics": self.statistics.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        super().load_state_dict(state)
+        self.statistics.load_state_dict(state["statistics"])
+
+    def _success(self, keys: tuple[str, ...]) -> np.ndarray:
+        """Success rate of each prompt, shape (M,); nan without a history."""
+        history = self.statistics.reward_history(keys)
+        # One reward so far does not tell what a success is.
+        known = (history.count > 0.0) & self.statistics.rewards_differ
+        return np.where(known, self.statistics.success_share(history.mean), np.nan)
+
+    def _plan(self, success: np.ndarray) -> np.ndarray:
+        setting, num_prompts = self.setting, success.size
+        counts = knapsack_counts(
+            success,
+            self.budget.total_rollouts(num_prompts),
+            setting.num_rollouts_min,
+            setting.num_rollouts_max,
+            fallback=self.options.fallback,
+        )
+        if counts.max() < 2:
+            raise ValueError(
+                f"the budget of {self.budget.rollouts_per_prompt:g} rollouts per prompt leaves every prompt a single "
+                "one, and no step has a gradient. Raise budget_fraction or num_generations."
+            )
+        mixed = 1.0 - success**counts - (1.0 - success) ** counts
+        self._metrics = {
+            "unseen_prompts": float(np.isnan(success).sum()),
+            "all_wrong_prompts": float((success == 0.0).sum()),
+            "all_right_prompts": float((success == 1.0).sum()),
+            "mixed_prompts_expected": float(np.nansum(mixed)),
+        }
+        return counts

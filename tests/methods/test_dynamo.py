@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DynaMO: priorities and counts by hand, the token factor against a literal computation, its edges."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.methods.dynamo import Dynamo, DynamoOptions, priorities
+from duet_trl.methods.method import TokenBatch
+from duet_trl.rollouts import Query
+from tests.runs import duet_trainer, logged
+
+from .simulator import counts, make_prompts, run_step, setting, table
+
+MICRO = {"normalisation": "micro_batch"}
+
+
+def dynamo(run: dict | None = None, **options: object) -> Dynamo:
+    return Dynamo(setting(num_generations=8, **(run or {})), DynamoOptions(**options))
+
+
+# ---- Counts -----------------------------------------------------------------------------------------------------
+
+
+def test_priority_is_four_times_the_unbiased_variance() -> None:
+    """k = 1 of 4: 4 * 1 * 3 / (4 * 3) = 1. k = 2 of 8: 4 * 2 * 6 / (8 * 7) = 6/7. One rollout tells nothing."""
+    count, success = np.array([4.0, 8.0, 8.0, 8.0, 1.0, 0.0]), np.array([0.25, 0.25, 0.0, 1.0, 1.0, 0.5])
+    np.testing.assert_allclose(priorities(count, success, "variance"), [1.0, 6 / 7, 0.0, 0.0, 1.0, 1.0], rtol=1e-15)
+
+
+def test_released_priority_cuts_at_085_and_never_falls_below_a_hundredth() -> None:
+    success = np.array([0.25, 0.84, 0.85, 1.0, 0.0, 0.3])
+    found = priorities(np.array([4.0, 100.0, 20.0, 4.0, 4.0, 0.0]), success, "released")
+    np.testing.assert_allclose(found, [0.75, 4 * 0.84 * 0.16, 0.01, 0.01, 0.01, 1.0], rtol=1e-12)
+
+
+@given(st.integers(2, 12), st.floats(0.0, 1.0))
+def test_the_variance_is_unbiased(count: int, p: float) -> None:
+    """E P over a binomial k, which is exact, is 4 p (1 - p)."""
+    k = np.arange(count + 1)
+    chance = np.array([math.comb(count, i) * p**i * (1 - p) ** (count - i) for i in k])
+    mean = chance @ priorities(np.full(count + 1, float(count)), k / count, "variance")
+    assert mean == pytest.approx(4 * p * (1 - p), abs=1e-12)
+
+
+def test_counts_follow_all_visits_within_half_and_one_and_a_half_times_the_budget() -> None:
+    """Average 4, so 2 to 6. After the first epoch a: 2 of 4, P = 4/3; b: 1 of 4, P = 1; c, d: 0. 8 beyond the minimum:
+    4.57 and 3.43 -> 5 and 3, 4 and 3 fit, the last one goes to b."""
+    method = dynamo()
+    rewards = table(a=(0, 1), b=(0, 0, 0, 1), c=(0,), d=(1,))
+    done, judgement = run_step(method, make_prompts("abcd"), rewards)
+    assert counts(done) == [4, 4, 4, 4] and method.metrics()["unseen_prompts"] == 4.0
+    assert judgement.in_gradient.all() and (judgement.weight == 1).all()
+    done, _ = run_step(method, make_prompts("abcd", epoch=1), rewards)
+    assert counts(done) == [6, 6, 2, 2] and method.metrics()["unseen_prompts"] == 0.0
+
+
+def test_bounds_scale_with_the_budget() -> None:
+    for fraction, expected in ((1.0, [12, 12, 4, 4]), (0.5, [6, 6, 2, 2]), (0.25, [3, 3, 1, 1])):
+        method = dynamo({"budget_fraction": fraction})
+        rewards = table(a=(0, 1), b=(1, 0), c=(0,), d=(1,))
+        for epoch in range(2):
+            done, _ = run_step(method, make_prompts("abcd", epoch=epoch), rewards)
+        assert counts(done) == expected
+
+
+def test_a_budget_of_lone_rollouts_is_refused() -> None:
+    with pytest.raises(ValueError, match="budget of 1 rollouts per prompt .* no step has a gradient"):
+        dynamo({"budget_fraction": 0.125})
+
+
+# ---- Token factor -----------------------------------------------------------------------------------------------
+
+
+def literal(batch: TokenBatch, lowest: float, highest: float, largest: float, **options: float) -> np.ndarray:
+    """The formulas of the module, token by token."""
+    boost_max, decay_min, at = options["boost_max"], options["decay_min"], options["decay_at"]
+    rows, columns = batch.logps.shape
+    found = np.ones((rows, columns))
+    for i in range(rows):
+        advantage, tokens = float(batch.advantages[i]), [t for t in range(columns) if batch.mask[i, t]]
+        u = {t: math.exp(batch.logps[i, t]) * float(batch.logps[i, t] + batch.entropies[i, t]) for t in tokens}
+        for t in tokens:
+            if advantage == 0 or batch.rollout[i] < 0:
+                continue
+            change = abs(advantage * (u[t] - sum(u.values()) / len(u)))
+            x = change / (largest + 1e-8)
+            decay = decay_min + (1 - decay_min) / (1 + math.exp(50 * (x - at)))
+            share = (highest - float(batch.entropies[i, t])) / (highest - lowest + 1e-8)
+            boost = 1 + (boost_max - 1) * share if advantage > 0 else 1.0
+            found[i, t] = boost * decay
+    return found
+
+
+def extremes(batch: TokenBatch) -> tuple[float, float, float]:
+    """Smallest and largest entropy and the largest change over tokens with an advantage, token by token."""
+    entropies, changes = [], [0.0]
+    for i in range(len(batch.mask)):
+        tokens = [t for t in range(batch.mask.shape[1]) if batch.mask[i, t]]
+        if not tokens or batch.advantages[i] == 0 or batch.rollout[i] < 0:
+            continue
+        u = [math.exp(batch.logps[i, t]) * float(batch.logps[i, t] + batch.entropies[i, t]) for t in tokens]
+        entropies += [float(batch.entropies[i, t]) for t in tokens]
+        changes += [abs(float(batch.advantages[i]) * (value - sum(u) / len(u))) for value in u]
+    return min(entropies), max(entropies), max(changes)
+
+
+def token_batch(seed: int, rows: int = 4, columns: int = 6, advantages: list[float] | None = None) -> TokenBatch:
+    """Random tokens; the last row is padding and the first masked column of each row holds what nobody may read."""
+    draw = torch.Generator().manual_seed(seed)
+    logps, entropies = -2 * torch.rand(rows, columns, generator=draw), 2 * torch.rand(rows, columns, generator=draw)
+    length = torch.randint(1, columns, (rows,), generator=draw)
+    mask = (torch.arange(columns) < length[:, None]).long()
+    logps[mask == 0], entropies[mask == 0] = -torch.inf, 99.0
+    given = torch.randn(rows, generator=draw) if advantages is None else torch.tensor(advantages)
+    rollout = torch.arange(rows)
+    given[-1], rollout[-1] = 0.0, -1
+    return TokenBatch(logps, entropies, mask, given, rollout)
+
+
+OPTIONS = {"boost_max": 1.4, "decay_min": 0.6, "decay_at": 0.9}
+"""The stronger of the authors' two settings."""
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**31))
+def test_factor_of_a_micro_batch_is_the_literal_one(seed: int) -> None:
+    batch = token_batch(seed)
+    found = dynamo(**MICRO, **OPTIONS).token_factor(batch)
+    np.testing.assert_allclose(found.numpy(), literal(batch, *extremes(batch), **OPTIONS), rtol=2e-4)
+    assert not found.requires_grad
+
+
+def answers(of: Callable[[int], TokenBatch]) -> Callable[[str, Query], np.ndarray]:
+    """Log-probs and entropies of the rollout that a query is about; every token of a rollout is its number."""
+
+    def answer(key: str, query: Query) -> np.ndarray:
+        assert query.entropies and len(set(query.ids)) == 1
+        batch, size = of(query.ids[0]), len(query.ids)
+        return np.stack([batch.logps[0, :size].numpy(), batch.entropies[0, :size].numpy()])
+
+    return answer
+
+
+def test_window_normalises_over_the_step_and_asks_about_rollouts_with_an_advantage_only() -> None:
+    """The factor of a rollout does not depend on what shares its micro-batch, and is the literal one with the extremes
+    of the whole step."""
+    method = dynamo(**OPTIONS)
+    draw = torch.Generator().manual_seed(5)
+    logps, entropies = -2 * torch.rand(16, 10, generator=draw), 2 * torch.rand(16, 10, generator=draw)
+
+    def row(number: int) -> TokenBatch:
+        part = slice(number, number + 1)
+        return TokenBatch(logps[part], entropies[part], torch.ones(1, 10), torch.zeros(1), torch.tensor([number]))
+
+    asked: list[int] = []
+
+    def answer(key: str, query: Query) -> np.ndarray:
+        asked.append(query.ids[0])
+        return answers(row)(key, query)
+
+    rewards = table(a=(0, 1), b=(1,), c=(0, 0, 0, 1), d=(0,))
+    done, judgement = run_step(method, make_prompts("abcd"), rewards, answer=answer)
+    assert asked == [0, 1, 2, 3, 8, 9, 10, 11] == np.flatnonzero(judgement.advantages).tolist()
+    whole = TokenBatch(
+        logps, entropies, torch.ones(16, 10), torch.tensor(judgement.advantages).float(), torch.arange(16)
+    )
+    expected = literal(whole, *extremes(whole), **OPTIONS)
+    np.testing.assert_allclose(method.token_factor(whole).numpy(), expected, rtol=2e-4)
+    for part in (slice(0, 3), slice(3, 9), slice(9, 16)):
+        piece = TokenBatch(*(values[part] for values in vars(whole).values()))
+        np.testing.assert_allclose(method.token_factor(piece).numpy(), expected[part], rtol=2e-4)
+    lowest, highest, largest = extremes(whole)
+    metrics = method.metrics()
+    assert metrics["entropy_min"] == pytest.approx(lowest) and metrics["entropy_max"] == pytest.approx(highest)
+    assert metrics["change_max"] == pytest.approx(largest, rel=1e-5)
+
+
+def test_what_the_loss_sees_beyond_the_window_stays_within_the_bounds() -> None:
+    """Log-probs of the loss differ from those of the question in the last bits, or more after an update."""
+    method = dynamo()
+    run_step(method, make_prompts("abcd"), table())  # every entropy is -1 there, every log-prob too
+    factor = method.token_factor(token_batch(1, advantages=[1.0, -1.0, 2.0, 0.0]))
+    assert factor.min() >= 0.6 - 1e-6 and factor.max() <= 1.2 + 1e-6 and torch.isfinite(factor).all()
+
+
+def test_nothing_is_asked_without_need() -> None:
+    def refuse(key: str, query: Query) -> np.ndarray:
+        raise AssertionError("a question")
+
+    same = table(a=(1,), b=(1,), c=(1,), d=(1,))
+    run_step(dynamo(), make_prompts("abcd"), same, answer=refuse)  # no advantage
+    run_step(dynamo(**MICRO), make_prompts("abcd"), table(), answer=refuse)
+    method = dynamo(boost_max=1.0, decay_min=1.0)
+    run_step(method, make_prompts("abcd"), table(), answer=refuse)
+    assert method.token_factor(token_batch(0)) is None
+
+
+def test_extremes_of_a_step_are_forgotten_in_the_next() -> None:
+    method = dynamo()
+    run_step(method, make_prompts("abcd"), table())
+    run_step(method, make_prompts("abcd", step=2), table(a=(1,), b=(1,), c=(1,), d=(1,)))
+    assert set(method.metrics()) == {"unseen_prompts"}
+
+
+def test_equal_entropies_boost_nobody() -> None:
+    batch = token_batch(2, advantages=[1.0, 1.0, 1.0, 0.0])
+    flat = TokenBatch(batch.logps, torch.full_like(batch.entropies, 0.7), batch.mask, batch.advantages, batch.rollout)
+    assert (dynamo(**MICRO, decay_min=1.0).token_factor(flat) == 1).all()
+
+
+def test_right_rollouts_are_boosted_and_wrong_ones_are_not() -> None:
+    batch = token_batch(3, advantages=[1.0, 0.5, -1.0, 0.0])
+    factor = dynamo(**MICRO, decay_min=1.0).token_factor(batch)
+    right = batch.entropies[:2][batch.mask[:2].bool()]
+    assert (factor[2:] == 1).all() and factor[:2].max() <= 1.2 + 1e-6
+    lowest, highest, _ = extremes(batch)
+    expected = 1 + 0.2 * (highest - right) / (highest - lowest)
+    torch.testing.assert_close(factor[:2][batch.mask[:2].bool()], expected)
+
+
+@pytest.mark.parametrize("masked", ["tokens", "advantages"])
+def test_a_micro_batch_without_a_token_to_train_has_factor_one(masked: str) -> None:
+    batch = token_batch(4)
+    values = vars(batch) | {"mask": torch.zeros_like(batch.mask)}
+    if masked == "advantages":
+        values = vars(batch) | {"advantages": torch.zeros_like(batch.advantages)}
+    assert (dynamo(**MICRO).token_factor(TokenBatch(**values)) == 1).all()
+
+
+# ---- In training ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalisation", ["window", "micro_batch"])
+def test_two_steps_of_training(tiny_path: Path, tmp_path: Path, normalisation: str) -> None:
+    trainer = duet_trainer(
+        tiny_path,
+        tmp_path,
+        method="dynamo",
+        method_kwargs={"normalisation": normalisation},
+        budget_fraction=1.0,
+        max_steps=2,
+    )
+    trainer.train()
+    asked = logged(trainer, "duet/asked_tokens")
+    assert len(asked) == 2
+    if normalisation == "micro_batch":
+        assert asked == [0, 0]
+        return
+    # Every rollout of the reward has an advantage, so each trained token was asked about once.
+    assert asked == logged(trainer, "duet/trained_tokens")
+    assert (np.array(logged(trainer, "duet/entropy_min")) < logged(trainer, "duet/entropy_max")).all()

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Knapsack RL: the counts against every plan there is and against dynamic programming, its rules by hand."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.methods.knapsack import Knapsack, KnapsackOptions, knapsack_counts
+from tests.runs import duet_trainer, logged, prompts
+
+from .simulator import counts, make_prompts, run_step, setting, table
+
+NAN = float("nan")
+rates = st.floats(0.01, 0.99)
+
+
+def worth(p: np.ndarray, n: np.ndarray) -> float:
+    """Sum of (1 - p^n - (1 - p)^n) p (1 - p)^2."""
+    return sum((1 - a**b - (1 - a) ** b) * a * (1 - a) ** 2 for a, b in zip(p.tolist(), n.tolist(), strict=True))
+
+
+@settings(max_examples=150)
+@given(
+    success=st.lists(rates, min_size=1, max_size=4), lowest=st.integers(1, 3), width=st.integers(0, 5), data=st.data()
+)
+def test_counts_are_the_best_of_all_plans(success: list[float], lowest: int, width: int, data: st.DataObject) -> None:
+    p, most = np.array(success), lowest + width
+    total = data.draw(st.integers(lowest * p.size, most * p.size))
+    found = knapsack_counts(p, total, lowest, most)
+    assert found.sum() == total and lowest <= found.min() and found.max() <= most
+    plans = (np.array(plan) for plan in itertools.product(range(lowest, most + 1), repeat=p.size))
+    best = max(worth(p, plan) for plan in plans if plan.sum() == total)
+    assert worth(p, found) == pytest.approx(best, rel=1e-12, abs=1e-15)
+
+
+def test_a_whole_batch_matches_dynamic_programming() -> None:
+    """best[c]: the largest value of the prompts so far with c rollouts, prompt by prompt."""
+    p, lowest, most = np.random.default_rng(0).uniform(0.02, 0.98, 20), 2, 24
+    total = 8 * p.size
+    best = np.full(total + 1, -np.inf)
+    best[0] = 0.0
+    for rate in p:
+        before, best = best, np.full(total + 1, -np.inf)
+        for n in range(lowest, most + 1):
+            best[n:] = np.maximum(best[n:], before[: total + 1 - n] + worth(np.array([rate]), np.array([n])))
+    assert worth(p, knapsack_counts(p, total, lowest, most)) == pytest.approx(best[total], rel=1e-12)
+
+
+@given(order=st.permutations(range(6)))
+def test_counts_move_with_their_prompts(order: list[int]) -> None:
+    success = np.array([0.05, 0.2, 0.45, 0.8, 0.0, NAN])  # one of each kind without a twin
+    found = knapsack_counts(success, 48, 2, 16)
+    assert knapsack_counts(success[order], 48, 2, 16).tolist() == found[order].tolist()
+
+
+def test_without_a_history_the_step_is_uniform() -> None:
+    assert knapsack_counts(np.full(4, NAN), 18, 2, 128).tolist() == [5, 5, 4, 4]
+    # An unseen prompt has C / M beside known ones, and what is solved has the minimum.
+    assert knapsack_counts(np.array([NAN, 1.0, 0.5]), 24, 2, 128).tolist() == [8, 2, 14]
+
+
+def test_the_fall_back_gives_hopeless_prompts_what_the_others_do_not_need() -> None:
+    """C = 40, all have 2, so 32 are left. A coin flip is mixed with probability 0.9 at ln 0.1 / ln 0.5 = 3.3 -> 3, and
+    p = 0.1 at ln 0.1 / ln 0.9 = 21.9 -> 21. The 8 beyond these 24 go to the prompts that were always wrong."""
+    success = np.array([0.5, 0.1, 0.0, 0.0])
+    found = knapsack_counts(success, 40, 2, 128)
+    assert found[2:].tolist() == [6, 6] and found[:2].sum() == 28
+    assert knapsack_counts(success, 40, 2, 128, fallback=False)[2:].tolist() == [2, 2]
+    # All solved or all hopeless: the hopeless share it, and where there are none, all do.
+    assert knapsack_counts(np.array([0.0, 1.0, 0.0]), 24, 2, 128).tolist() == [11, 2, 11]
+    assert knapsack_counts(np.array([1.0, 1.0, 1.0]), 25, 2, 128).tolist() == [9, 8, 8]
+    # n_max holds there too; what the hopeless cannot take goes to those with a value first.
+    assert knapsack_counts(np.array([0.0, 1.0, 0.5]), 24, 2, 10).tolist() == [10, 4, 10]
+
+
+@given(
+    success=st.lists(st.sampled_from([NAN, 0.0, 1e-300, 1e-17, 0.3, 0.5, 1.0 - 1e-16, 1.0]), min_size=1, max_size=8),
+    share=st.floats(0.0, 1.0),
+    fallback=st.booleans(),
+)
+def test_sum_and_bounds_hold_for_every_mixture(success: list[float], share: float, fallback: bool) -> None:
+    total = len(success) * 2 + round(share * len(success) * 7)
+    found = knapsack_counts(np.array(success), total, 2, 9, fallback=fallback)
+    assert found.sum() == total and 2 <= found.min() and found.max() <= 9
+
+
+def test_bounds_that_cannot_hold_the_budget_are_refused_at_once() -> None:
+    for bounds in ({"num_rollouts_min": 5}, {"num_rollouts_max": 3}):
+        with pytest.raises(ValueError, match="16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"):
+            Knapsack(setting(num_generations=8, **bounds), KnapsackOptions())
+    with pytest.raises(ValueError, match="a single one, and no step has a gradient"):
+        Knapsack(setting(num_generations=2), KnapsackOptions())
+
+
+def test_the_second_visit_goes_by_the_first() -> None:
+    """a solved half, b a quarter, c none, d all: c and d have the minimum, b gains longer than a."""
+    method = Knapsack(setting(num_generations=8, num_rollouts_min=2), KnapsackOptions(fallback=False))
+    rewards = table(a=(0, 1), b=(0, 0, 0, 1), c=(0,), d=(1,))
+    done, judgement = run_step(method, make_prompts("abcd"), rewards)
+    assert counts(done) == [4, 4, 4, 4] and judgement.in_gradient.all()
+    assert method.metrics()["unseen_prompts"] == 4.0
+    done, judgement = run_step(method, make_prompts("abcd", epoch=1), rewards)
+    first, second, *others = counts(done)
+    assert others == [2, 2] and first + second == 12
+    assert [first, second] == knapsack_counts(np.array([0.5, 0.25]), 12, 2, 32).tolist() and second > first
+    mixed = 2 - 2 * 0.5**first - 0.25**second - 0.75**second
+    assert method.metrics() == {
+        "unseen_prompts": 0.0,
+        "all_wrong_prompts": 1.0,
+        "all_right_prompts": 1.0,
+        "mixed_prompts_expected": pytest.approx(mixed),
+    }
+    # GRPO's advantages: a right rollout of a, (1 - 1/2) / (std over n - 1, + 1e-4).
+    of_a = done.rewards[done.prompt == 0]
+    expected = (of_a - of_a.mean()) / (of_a.std(ddof=1) + 1e-4)
+    np.testing.assert_allclose(judgement.advantages[done.prompt == 0], expected, atol=1e-6)
+
+
+def test_while_all_rewards_are_the_same_nobody_is_solved() -> None:
+    method = Knapsack(setting(num_generations=8), KnapsackOptions())
+    for _ in range(2):
+        done, _ = run_step(method, make_prompts("abcd"), table(a=(1,), b=(1,), c=(1,), d=(1,)))
+        assert counts(done) == [4, 4, 4, 4]
+
+
+def by_level(completions: list[str], level: list[int], **columns: object) -> list[float]:
+    """A success in one of 2 to 8 rollouts, by the level of the prompt."""
+    return [float(len(text) % (2 + 2 * (one % 4)) == 0) for text, one in zip(completions, level, strict=True)]
+
+
+@pytest.mark.parametrize("method", ["knapsack", "dynamo"])
+def test_training_resumes_with_the_counts_of_its_checkpoint(tiny_path: Path, tmp_path: Path, method: str) -> None:
+    """Every step visits all prompts; from the second on counts differ and keep the budget of 4 on average."""
+    options = {"method": method, "budget_fraction": 1.0, "max_steps": 4, "data": prompts(8), "rewards": by_level}
+    first = duet_trainer(tiny_path, tmp_path, **options, save_strategy="steps", save_steps=3)
+    first.train()
+    spread = logged(first, "duet/num_rollouts/std")
+    assert spread[0] == 0.0 and spread[3] > 0
+    assert logged(first, "duet/num_rollouts/mean") == [4.0] * 4
+    assert logged(first, "duet/unseen_prompts") == [8.0, 0.0, 0.0, 0.0]
+    resumed = duet_trainer(tiny_path, tmp_path, **options)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for name in ("num_rollouts/std", "unseen_prompts", "num_rollouts/max"):
+        assert logged(resumed, f"duet/{name}")[3] == logged(first, f"duet/{name}")[3]
