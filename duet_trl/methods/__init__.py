@@ -14,6 +14,7 @@ from .grpo import GRPO, GRPOOptions
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
+from .vip import Vip, VipOptions
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ METHODS: dict[str, Entry] = {
     "greso": _ungated(Greso, GresoOptions, max_batches=4),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
+    "vip": _ungated(
+        Vip, VipOptions, frozenset({"max_rollouts", "budget_fraction"}), defaults={"budget_fraction": 1.0}
+    ),
     "own": Entry(
         _build_own,
         GRPOOptions,
