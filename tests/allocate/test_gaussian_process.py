@@ -68,7 +68,7 @@ def test_the_scale_is_the_median_distance_of_the_first_step_that_has_one():
     process.learn(keys(3), same, np.array([1.0, 1.0, 1.0]))
     assert process.length_scale is None
     np.testing.assert_allclose(process.predict(same), 1.0, atol=1e-3)
-    # Distances 3, 4, 5, and 0 between the two that are the same: median of 3, 3, 4, 5, 5.
+    # Distances 3, 4, 5, and 0 between the two that are the same: median of 3, 3, 4, 4, 5.
     corners = np.array([[0, 0], [3, 0], [0, 4], [0, 0]], dtype=np.float32)
     process.learn(keys(4), corners, np.zeros(4))
     assert process.length_scale == pytest.approx(4.0)

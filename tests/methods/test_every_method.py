@@ -14,14 +14,25 @@ from duet_trl.methods.greso import Greso, GresoOptions
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
+from duet_trl.methods.vip import Vip, VipOptions
 
 from .simulator import make_prompts, run_step, setting
+
+
+def vip(run: Setting, **options: object) -> Method:
+    """VIP over vectors that lie on a line."""
+    method = Vip(run, VipOptions(**options))
+    method.embed = lambda prompts: np.array([[float(prompt.key[1:]), 1.0] for prompt in prompts], dtype=np.float32)
+    return method
+
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "pods": lambda run: Pods(run, PodsOptions()),
     "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
     "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
     "pilot": lambda run: Pilot(run, PilotOptions()),
+    "vip": vip,
+    "vip that skips and remembers": lambda run: vip(run, skip_prompts=True, reuse_mean=True, lower=2, upper=5),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
 }
 
