@@ -70,6 +70,7 @@ def test_a_share_below_the_lower_bound_gets_none():
     assert bernoulli_counts(p, 16, 2, 16).tolist() == [9, 3, 2, 2]
     assert bernoulli_counts(p, 16, 4, 16, skip=True).tolist() == [16, 0, 0, 0]
     assert bernoulli_counts(p, 16, 4, 10, skip=True).tolist() == [10, 6, 0, 0]  # the first cannot take all
+    assert bernoulli_counts([0.5, 0.5], 8, 4, 8, skip=True).tolist() == [4, 4]  # a share of the bound is kept
     assert bernoulli_counts(p, 16, 4, 16).tolist() == [4, 4, 4, 4]  # the whole budget
 
 
