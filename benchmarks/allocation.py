@@ -5,21 +5,33 @@
 at the floor, long prompts that disagree more). For each batch the bisection of Eq. 4 runs first, from the dual of the
 batch before it as the paper says; the greedy solver then gets the tokens that the bisection spent as its budget, so
 that both cost the same, and once more the budget itself, to see how much of it is used. Both are timed on every batch,
-alternately. Last, one batch of 100,000 prompts.
+alternately. Then one batch of 100,000 prompts. Last, the time that each method with a budget takes to plan a step of
+128 prompts: all calls of its `jobs`, once the prompts have a history; rewards and lengths are drawn. The vectors that
+`vip` compares have 384 numbers and are given, since what embeds prompts is no part of planning.
 """
 
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import argument_parser, write_result
 
-from duet_trl.allocate.neyman import bisection_allocation, neyman_allocation, variance
-from duet_trl.report.environment import hardware, versions
-from duet_trl.report.tables import text_table
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import argument_parser, write_result  # noqa: E402
+from duet_trl import DUETGRPOConfig  # noqa: E402
+from duet_trl.allocate.neyman import bisection_allocation, neyman_allocation, variance  # noqa: E402
+from duet_trl.methods import METHODS, build_method  # noqa: E402
+from duet_trl.methods.method import Method  # noqa: E402
+from duet_trl.report.environment import hardware, versions  # noqa: E402
+from duet_trl.report.tables import text_table  # noqa: E402
+from duet_trl.rollouts import Job, Query  # noqa: E402
+from tests.methods.simulator import make_prompts, run_step  # noqa: E402
 
 NUM_BATCHES = 1_000
 NUM_PROMPTS = 128
@@ -27,7 +39,9 @@ LARGE = 100_000
 FRACTIONS = (0.25, 0.5, 1.0)
 NUM_GENERATIONS = 8
 NUM_MAX = 32
-TARGETS = {"median_ms": 2.0, "least_used": 0.999, "median_excess": 0.002, "large_seconds": 2.0}
+STEPS = 20
+DIMENSIONS = 384
+TARGETS = {"planning_ms": 50.0, "median_ms": 2.0, "least_used": 0.999, "median_excess": 0.002, "large_seconds": 2.0}
 
 
 def batch(kind: int, rng: np.random.Generator, size: int = NUM_PROMPTS) -> tuple[np.ndarray, np.ndarray]:
@@ -94,6 +108,56 @@ def compare(rng: np.random.Generator) -> dict[str, list[float]]:
     return figures
 
 
+def planning(rng: np.random.Generator) -> dict[str, list[float]]:
+    """Seconds that each method with a budget takes to plan a step, for the later half of the steps."""
+    vectors = rng.normal(size=(2 * NUM_PROMPTS, DIMENSIONS)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    rates, lengths = rng.beta(0.5, 0.5, 2 * NUM_PROMPTS), rng.lognormal(6.2, 0.6, 2 * NUM_PROMPTS)
+    found = {}
+    for name, method in planners().items():
+        if method.embeddings is not None:
+            method.embed = lambda prompts: vectors[[int(prompt.key) for prompt in prompts]]
+        found[name] = seconds = []
+        ask = method.jobs
+
+        def jobs(*arguments: Any, ask: Callable = ask, seconds: list[float] = seconds) -> Sequence[Job | Query]:
+            wanted, taken = timed(ask, *arguments)
+            seconds[-1] += taken
+            return wanted
+
+        method.jobs = jobs
+        for step in range(STEPS):
+            seconds.append(0.0)
+            keys = [str(key) for key in rng.permutation(2 * NUM_PROMPTS)]
+            run_step(
+                method,
+                make_prompts(keys[:NUM_PROMPTS], keys, step + 1, epoch=step),
+                lambda key, number: float(rng.random() < rates[int(key)]),
+                lambda key, number: 1 + int(rng.exponential(lengths[int(key)])),
+            )
+        del seconds[: STEPS // 2]
+    return found
+
+
+def planners() -> dict[str, Method]:
+    """The methods that read `budget_fraction`, each at the full budget, where there is most to plan."""
+    size = {
+        "num_generations": NUM_GENERATIONS,
+        "per_device_train_batch_size": NUM_PROMPTS * NUM_GENERATIONS,
+        "max_completion_length": 4096,
+    }
+    quiet = {"report_to": "none", "use_cpu": True, "bf16": False}
+    cases = {name: (name, {}) for name, entry in METHODS.items() if "budget_fraction" in entry.reads}
+    cases["paper, greedy"] = ("paper", {"allocation_solver": "greedy"})
+    with tempfile.TemporaryDirectory() as folder:
+        return {
+            case: build_method(
+                DUETGRPOConfig(folder, method=name, budget_fraction=1.0, method_kwargs=options, **size, **quiet)
+            )
+            for case, (name, options) in cases.items()
+        }
+
+
 def main() -> int:
     """Measure, print, write; 1 if a target is missed and --check was given."""
     arguments = argument_parser(__doc__.splitlines()[0]).parse_args()
@@ -101,6 +165,8 @@ def main() -> int:
     figures = compare(rng)
     sigma, length = batch(1, rng, LARGE)
     large, large_seconds = timed(neyman_allocation, sigma, length, 4 * float(length.sum()), num_max=NUM_MAX)
+
+    planned = planning(rng)
 
     free = [used for used, binding in zip(figures["used"], figures["binding"], strict=True) if not binding]
     result = {
@@ -114,6 +180,7 @@ def main() -> int:
         "batches_where_num_max_is_free": len(free),
         "most_relative_excess_over_budget": max(figures["over"]),
         "gap_over_variance": spread(figures["gap"]),
+        **{f"planning_ms {name}": spread(seconds, 1e3) for name, seconds in planned.items()},
         "large_seconds": large_seconds,
         "large_used": large.planned_tokens / large.budget_tokens,
     }
@@ -130,6 +197,13 @@ def main() -> int:
             "variance_ratio_at_equal_cost"
         ]["median"]
         <= 1 + TARGETS["median_excess"],
+        **{
+            f"{name} plans M = {NUM_PROMPTS} in under {TARGETS['planning_ms']:g} ms, in the median": result[
+                f"planning_ms {name}"
+            ]["median"]
+            < TARGETS["planning_ms"]
+            for name in planned
+        },
         f"M = {LARGE:,} within {TARGETS['large_seconds']} s": large_seconds <= TARGETS["large_seconds"],
     }
     print(
@@ -149,7 +223,7 @@ def main() -> int:
     payload = {
         "figures": result,
         "targets_met": {name: bool(met) for name, met in checks.items()},
-        "settings": {"num_batches": NUM_BATCHES, "num_prompts": NUM_PROMPTS, "num_max": NUM_MAX},
+        "settings": {"num_batches": NUM_BATCHES, "num_prompts": NUM_PROMPTS, "num_max": NUM_MAX, "steps": STEPS},
         "seed": arguments.seed,
         "hardware": hardware(),
         "versions": versions("numpy"),

@@ -37,6 +37,7 @@ from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.compared_answers import answer_verifier
 from .seams.data_checks import check_data, check_text, prompt_keys
+from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
@@ -94,6 +95,9 @@ class DUETGRPOTrainer(Publishing, Generating):
         processing_class = load_tokenizer(model, processing_class, args)
         gated = args.gated if method is None else method.gated
         setup = prepare_gate(model, processing_class, args) if gated else None
+        self.method = build_method(args) if method is None else method
+        if self.method.embeddings is not None:
+            self.method.embed = embedder(self.method.embeddings, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
         backend = choose_backend(args, engine)
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
@@ -115,7 +119,6 @@ class DUETGRPOTrainer(Publishing, Generating):
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
         automaton = None if setup is None else setup.automaton
-        self.method = build_method(args) if method is None else method
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)

@@ -89,7 +89,7 @@ def requirements(text: str) -> list[str]:
 
 def test_setup_cfg_offers_the_documented_extras() -> None:
     extras = set(setup_cfg()["options.extras_require"])
-    assert extras == {"vllm", "peft", "math", "eval", "report", "test", "lint", "notebooks", "dev"}
+    assert extras == {"vllm", "peft", "math", "eval", "embeddings", "report", "test", "lint", "notebooks", "dev"}
 
 
 def test_pinned_cpu_set_satisfies_setup_cfg() -> None:

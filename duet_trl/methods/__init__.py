@@ -20,6 +20,7 @@ from .pods import Pods, PodsOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
 from .reuse import DuetReuseOptions, Reuse, ReuseOptions
 from .seed_grpo import SeedGRPO, SeedGRPOOptions
+from .vip import Vip, VipOptions
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,7 @@ def _build_own(config: Any) -> Method:
     )
 
 
+_ALL = {"budget_fraction": 1.0}  # of methods that share out GRPO's rollouts, not fewer
 _ALWAYS = Acts(lambda v: True, "")
 _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
 METHODS: dict[str, Entry] = {
@@ -159,13 +161,14 @@ METHODS: dict[str, Entry] = {
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "spec_rl": Entry(_build_spec_rl, ReuseOptions),
     "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
-    "dynamo": _ungated(Dynamo, DynamoOptions, frozenset({"budget_fraction"})),
+    "dynamo": _ungated(Dynamo, DynamoOptions, frozenset({"budget_fraction"}), defaults=_ALL),
     "knapsack": _ungated(
         Knapsack,
         KnapsackOptions,
         frozenset({"budget_fraction", "num_rollouts_min", "num_rollouts_max"}),
-        defaults={"num_rollouts_min": 2, "num_rollouts_max": 128},
+        defaults={"num_rollouts_min": 2, "num_rollouts_max": 128, **_ALL},
     ),
+    "vip": _ungated(Vip, VipOptions, frozenset({"max_rollouts", "budget_fraction"}), defaults=_ALL),
     "own": Entry(
         _build_own,
         GRPOOptions,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..allocate.state import check_state
-from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from ..rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,15 @@ class Method(Protocol):
             1, and rows stay where `GRPOTrainer` has them.
         compares_answers (bool): It asks for `Rollouts.answer_class`, so that the run needs a reward function that can
             compare answers.
+        embeddings (str | None): Where vectors of prompts come from that it needs: "policy", a file, or a model
+            (`duet_trl.seams.embeddings`). The trainer then sets `embed`.
         identity (dict): JSON values that must agree when a state is restored.
     """
 
     gated: bool = False
     plain: bool = False
     compares_answers: bool = False
+    embeddings: str | None = None
     identity: dict[str, Any] = {}
     _metrics: Mapping[str, float] = {}
 
@@ -130,6 +133,13 @@ class Method(Protocol):
     def metrics(self) -> dict[str, float]:
         """Plain floats about the last step, without the prefix `duet/`; asked for after `observe`."""
         return dict(self._metrics)
+
+    def embed(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """Vectors of some prompts, shape (M, D), float32. Every process must ask for the same prompts."""
+        raise RuntimeError(
+            f"{type(self).__name__} compares prompts by vectors and was given none. Set its attribute `embeddings`, "
+            "from which the trainer sets `embed`; without a trainer set `embed` itself."
+        )
 
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""

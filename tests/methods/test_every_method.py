@@ -21,8 +21,17 @@ from duet_trl.methods.pods import Pods, PodsOptions
 from duet_trl.methods.reinforce_ada import ReinforceAda, ReinforceAdaOptions
 from duet_trl.methods.reuse import Reuse, ReuseOptions
 from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions
+from duet_trl.methods.vip import Vip, VipOptions
 
 from .simulator import make_prompts, run_step, setting
+
+
+def vip(run: Setting, **options: object) -> Method:
+    """VIP over vectors that lie on a line."""
+    method = Vip(run, VipOptions(**options))
+    method.embed = lambda prompts: np.array([[float(prompt.key[1:]), 1.0] for prompt in prompts], dtype=np.float32)
+    return method
+
 
 METHODS: dict[str, Callable[[Setting], Method]] = {
     "pods": lambda run: Pods(run, PodsOptions()),
@@ -32,6 +41,8 @@ METHODS: dict[str, Callable[[Setting], Method]] = {
     "dynamo": lambda run: Dynamo(run, DynamoOptions()),
     "pilot": lambda run: Pilot(run, PilotOptions()),
     "spec_rl": lambda run: Reuse(GRPO(run, GRPOOptions()), ReuseOptions(), "spec_rl"),
+    "vip": vip,
+    "vip that skips and remembers": lambda run: vip(run, skip_prompts=True, reuse_mean=True, lower=2, upper=5),
     "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
     "reinforce_ada": lambda run: ReinforceAda(run, ReinforceAdaOptions()),
     "reinforce_ada with a history": lambda run: ReinforceAda(
