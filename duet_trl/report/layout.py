@@ -33,8 +33,8 @@ class Value:
     seeds: int = 1
 
 
-Cell = Value | str | None
-"""None is shown as a dash."""
+Cell = Value | float | str | None
+"""A number is shown as the mean of a value would be, None as a dash."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, `name` being that of its files."""
+    """A table: `name` is that of its files, `heading` its number, which LaTeX counts by itself."""
 
     name: str
+    heading: str
     caption: str
     head: str  # heading of the labels
     columns: list[Column]
@@ -91,7 +92,7 @@ FORMS = {
     "count": lambda x: f"{x:.0f}",
     "tokens": _tokens,
 }
-"""How a mean is shown; half of the interval is shown alike, without a sign."""
+"""How a mean is shown; half of the interval is shown alike, without sign and unit."""
 
 
 def markdown(table: Table) -> str:
@@ -102,7 +103,7 @@ def markdown(table: Table) -> str:
             rows.append([f"*{section.title}*", *[""] * len(table.columns)])
         rows += _shown(table, section, ("{}", "**{}**", "<u>{}</u>"), str)
     body = markdown_table([table.head, *(column.title for column in table.columns)], rows)
-    return "\n\n".join([f"**{table.caption}**", body, *table.notes]) + "\n"
+    return "\n\n".join([f"**{table.heading}.** {table.caption}", body, *table.notes]) + "\n"
 
 
 def latex(table: Table) -> str:
@@ -161,10 +162,10 @@ def _shown(table: Table, section: Section, looks: Sequence[str], escape: Callabl
 
 
 def _text(cell: Cell, column: Column, look: str, escape: Callable[[str], str]) -> str:
-    if not isinstance(cell, Value):
-        return escape(DASH if cell is None else cell)
     show = FORMS[column.form]
-    half = "" if cell.half is None else f" ± {show(cell.half).lstrip('+')}"
+    if not isinstance(cell, Value):
+        return escape(DASH if cell is None else cell if isinstance(cell, str) else show(cell))
+    half = "" if cell.half is None else f" ± {show(cell.half).strip('+×%')}"
     return look.format(escape(show(cell.mean))) + escape(half)
 
 
