@@ -15,13 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from .figure_style import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, finish
 from .runs import series
 
 History = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's palette: distinguishable with any colour vision deficiency.
-BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-GREY = "#8A8A8A"
 _ARM_COLORS = (GREY, BLUE, RED, GREEN, PINK, SKY)
 _ARM_STYLES = tuple(zip(_ARM_COLORS, "os^DvP", ("--", *5 * "-"), strict=True))
 
@@ -135,10 +133,7 @@ def _over_steps(path: Path, title: str, ylabel: str) -> Iterator[Axes]:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    for axes in figure.axes:
-        axes.grid(True, color="#DDDDDD", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+    finish(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path
