@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .arms import Arm, reference_of
 from .intervals import half_width
@@ -52,6 +52,15 @@ class Report:
     def reference_of(self, arm: Arm, budget: float) -> Arm | None:
         """The arm of the same subject that this one is compared with, at a budget."""
         return reference_of(arm, [one for one in self.arms if one.subject == arm.subject], self.reference, budget)
+
+    def usual_reference(self, arm: Arm, budget: float) -> Arm | None:
+        """Of the references of a subject at a budget the one with the most seeds: settings of others are named."""
+        found = {
+            id(one): one
+            for other in self.arms
+            if other.subject == arm.subject and (one := self.reference_of(other, budget))
+        }
+        return max(found.values(), key=lambda one: len(one.runs), default=None)
 
     def accuracies(self, arm: Arm, names: Sequence[str]) -> list[Value | None]:
         """Mean accuracy of the arm on each suite."""
@@ -104,7 +113,10 @@ def accuracy_columns(names: Sequence[str]) -> list[Column]:
 
 
 def baseline(arms: Sequence[Arm], names: Sequence[str]) -> tuple[list[Value | None], int]:
-    """Mean accuracy before the first step on each suite, and its seeds; the runs of a seed are averaged first."""
+    """Mean accuracy before the first step on each suite, and its seeds; the runs of a seed are averaged first.
+
+    It is never marked as best or second.
+    """
     by_seed: dict[int, list[RunRecord]] = {}
     for arm in arms:
         for seed, run in arm.runs.items():
@@ -112,7 +124,8 @@ def baseline(arms: Sequence[Arm], names: Sequence[str]) -> tuple[list[Value | No
     cells = []
     for name in names:
         known = [[v for run in group if (v := untrained(run, name)) is not None] for group in by_seed.values()]
-        cells.append(mean(math.fsum(values) / len(values) for values in known if values))
+        value = mean(math.fsum(values) / len(values) for values in known if values)
+        cells.append(value and replace(value, ranked=False))
     return cells, max((cell.seeds for cell in cells if cell is not None), default=0)
 
 

@@ -25,7 +25,7 @@ PART_TITLES = {
     (True, False, True): "allocation and abort",
 }
 
-STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "keep_rate": 0.5}
+STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
 """Values of the paper of what its tables sweep: where runs have several, a row takes the arm that has this one."""
 
 OF_THE_METHOD = frozenset(
@@ -41,9 +41,9 @@ OPERATIONAL = frozenset(
     "hub_always_push hub_revision audit_log audit_columns dataloader_num_workers dataloader_pin_memory "
     "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
     "generation_batch_size use_vllm vllm_mode vllm_server_base_url vllm_server_host vllm_server_port "
-    "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size server_weight_sync "
-    "server_weights_dir use_cpu num_gpus full_generations sandbox heldout eval_sources deepspeed fsdp fsdp_config "
-    "ddp_timeout gradient_checkpointing max_steps".split()
+    "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+    "vllm_max_model_length server_weight_sync server_weights_dir use_cpu num_gpus full_generations sandbox heldout "
+    "eval_sources deepspeed fsdp fsdp_config ddp_timeout gradient_checkpointing max_steps".split()
 )
 """Settings that say how a run was made, not what was trained; what follows of them is in `Arm.context`."""
 

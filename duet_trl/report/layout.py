@@ -26,11 +26,13 @@ class Value:
         mean (float): The mean, in the unit of the column before it is shown.
         half (float | None): Half of its 95% t-interval; None for one seed, or where there is nothing to vary.
         seeds (int): Values that it is the mean of.
+        ranked (bool): It can be marked as best or second.
     """
 
     mean: float
     half: float | None = None
     seeds: int = 1
+    ranked: bool = True
 
 
 Cell = Value | float | str | None
@@ -174,7 +176,9 @@ def _ranks(column: Column, cells: Sequence[Cell]) -> list[int]:
     if not column.better:
         return [0] * len(cells)
     rounded = [
-        column.better * float(FORMS[column.form](cell.mean).strip("×%")) if isinstance(cell, Value) else None
+        column.better * float(FORMS[column.form](cell.mean).strip("×%"))
+        if isinstance(cell, Value) and cell.ranked
+        else None
         for cell in cells
     ]
     different = sorted({value for value in rounded if value is not None}, reverse=True)[:2]

@@ -182,7 +182,7 @@ def _compared(report: Report, name: str, caption: str, groups: Sequence[Group]) 
         cells, num_seeds = baseline([arm for arm in report.arms if arm.subject == first.subject], names)
         rows = [("Baseline", [None, *cells, None, None, None, num_seeds])] if num_seeds else []
         apart = []
-        base = report.reference_of(first, group.budget) or first
+        base = report.usual_reference(first, group.budget) or first
         for arm, label in zip(group.arms, labels(group.arms, base, group.with_budget), strict=True):
             label = group.label(arm, label)
             where = f"{label} ({group.title})"
