@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .figure_data import (
+    OURS,
     Arm,
     Mean,
     NotDrawn,
@@ -21,9 +22,6 @@ from .figure_data import (
 )
 from .runs import generated_tokens, suites
 from .titles import SUITES, in_order, method_title, suite_title
-
-OURS = ("duet", "paper", "duet_reuse")
-"""Methods that comparisons at the full budget show at half of it, too, as the paper does."""
 
 SURROGATES = ("online", "constant", "ridge")
 

@@ -6,6 +6,7 @@ that it could not show.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -95,12 +96,14 @@ def step_time(arms: Sequence[Arm], path: Path) -> list[str]:
     median = f", median of {window}" if window > 1 else ""
     with sheet(path, (PAGE, 2.8), columns=2, legend_columns=5) as (seconds, ratios):
         for arm, line in curves:
-            draw_curve(seconds, smooth(line, window), arm_label(arm), arm_look(arm))
+            line = smooth(line, window)
+            # Bands of many methods would hide each other; the interval is on the right.
+            draw_curve(seconds, replace(line, low=line.mean, high=line.mean), arm_label(arm), arm_look(arm))
         seconds.set(ylabel=f"Seconds per step{median}", title="Step time", ylim=(0, None))
         measured = [arm for arm in shown if (arm.method, arm.budget) in speeds]
         _by_method(ratios, measured, {id(arm): speeds[arm.method, arm.budget] for arm in measured}, None)
         ratios.axhline(1, color=BLACK, linewidth=0.8, linestyle=":")
-        ratios.set(ylabel="Speed-up over full-budget GRPO (x)", title="Speed-up")
+        ratios.set(ylabel="Speed-up (x)", title="Against full-budget GRPO")
         budget_axis(ratios, [arm.budget for arm in shown])
     return list(dict.fromkeys([*notes, *left_out]))
 
@@ -120,7 +123,9 @@ def token_decomposition(arms: Sequence[Arm], path: Path) -> list[str]:
             floor = floor + share
         for place, (_, tokens) in zip(places, found, strict=True):
             if tokens.trimmed:
-                axes.plot(tokens.trimmed, place, "D", color="white", markeredgecolor=BLACK, label="of it, trimmed")
+                axes.plot(
+                    tokens.trimmed, place, "D", color="white", markeredgecolor=BLACK, label="in trimmed rollouts"
+                )
         axes.set_yticks(places, [f"{method_title(arm.method)} {percent(arm.budget)}" for arm, _ in found])
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel="Tokens per step", title="Tokens by method and budget")
@@ -205,5 +210,5 @@ def _by_method(
     for shift, method in zip(spread(len(methods), min(6.0, 1.2 * len(methods))), methods, strict=True):
         own = [arm for arm in arms if arm.method == method and (across is None or across[id(arm)] is not None)]
         x = [100 * arm.budget + shift if across is None else across[id(arm)] for arm in own]
-        look = method_look(method, methods)
+        look = method_look(method)
         draw_points(axes, x, [heights[id(arm)] for arm in own], method_title(method), look, line=True)

@@ -30,7 +30,7 @@ def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
         raise NotDrawn("every prompt had the same number of rollouts.")
     measured = any(suites(record) for arm in own for record in arm.records)
     suite = main_suite(own) if measured else None
-    accuracy = Look(RED, "D", "--", "")
+    accuracy, twins = Look(RED, "D", "--", ""), []
     with sheet(path, (max(COLUMN, PAGE * len(own) / _PANELS), 2.4), columns=len(own), sharey=True) as panels:
         for axes, arm in zip(panels, own, strict=True):
             low, mean, high = (metric_curve(arm.records, f"duet/num_rollouts/{one}") for one in ("min", "mean", "max"))
@@ -42,11 +42,13 @@ def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
             axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
             axes.set_ylim(bottom=0)
             if suite is not None:
-                twin = axes.twinx()
+                twins.append(axes.twinx())
                 line = mean_curve(arm.records, lambda record: curve(record, suite))
-                draw_curve(twin, line, f"{suite_title(suite)} accuracy", accuracy, scale=100, markers=True)
-                if arm is own[-1]:
-                    twin.set_ylabel(accuracy_label(own, suite))
+                draw_curve(twins[-1], line, f"{suite_title(suite)} accuracy", accuracy, scale=100, markers=True)
+                twins[-1].sharey(twins[0])
+                twins[-1].tick_params(labelright=arm is own[-1])
+        if suite is not None:
+            twins[-1].set_ylabel(accuracy_label(own, suite))
         panels[0].set_ylabel("Rollouts per prompt")
     return [] if measured else ["no held-out accuracy beside the counts: set eval_suites."]
 
@@ -54,7 +56,7 @@ def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
 def thresholds(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     """Where the gate begins to look for an answer (K1) and gives up (K2), by budget."""
     own = _logged(arms, method, "abort_threshold")
-    with sheet(path, (COLUMN, 2.5), legend_columns=2) as (axes,):
+    with sheet(path, (COLUMN, 2.5)) as (axes,):
         for arm in own:
             look = _look(arm, own)
             for key, name, line in (("abort", "$K_2$", "-"), ("poll", "$K_1$", "--")):
@@ -96,7 +98,7 @@ def length_density(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
         lines = [("GRPO", Look(GREY, "", "-", ""), last), *lines]
     else:
         first = lengths(found[0][0], late=False)
-    lines = [("untrained", Look(BLACK, "", ":", ""), first), *lines]
+    lines = [("untrained" if references else "first step", Look(BLACK, "", ":", ""), first), *lines]
     at = np.linspace(0, max(np.percentile(values, 99.5) for _, _, values in lines), 256)
     with sheet(path, (COLUMN, 2.8), legend_columns=2) as (axes,):
         for label, look, values in lines:
@@ -132,7 +134,7 @@ def marker_shares(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
                 line = metric_curve(arm.records, f"duet/{key}")
                 draw_curve(axes, smooth(line, smoothing_window(line.steps.size)), label, look, scale=100)
             axes.set_title(f"{percent(arm.budget)} of the rollouts")
-            axes.set_ylim(0, 100)
+        panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("Share of rollouts (%)")
     return []
 
@@ -156,7 +158,7 @@ def surcharge(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
             line = metric_curve(arm.records, "duet/surcharge")
             draw_curve(axes, smooth(line, smoothing_window(line.steps.size)), "realised", Look(BLUE, "o", "-", ""))
             window = smoothing_window(bound.steps.size)
-            draw_curve(axes, smooth(bound, window), "bound at the step's markers", Look(ORANGE, "s", "--", ""))
+            draw_curve(axes, smooth(bound, window), "bound at the step's marker rate", Look(ORANGE, "s", "--", ""))
             worst = worst_surcharge(_keep_probability(arm))
             axes.axhline(worst, color=BLACK, linewidth=1, linestyle=":", label="bound without markers")
             axes.set_yscale("log")

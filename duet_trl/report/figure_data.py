@@ -19,6 +19,9 @@ from .titles import METHODS, in_order, method_title
 Variant = tuple[tuple[str, str], ...]
 """Options that tell variants of a method apart, and their values as text."""
 
+OURS = ("duet", "paper", "duet_reuse")
+"""The methods of this package: what compares methods at the full budget shows them at half of it, too."""
+
 # What tells a method's plain variant from its ablations, where they were run.
 _PLAIN = {
     "allocate": "True",

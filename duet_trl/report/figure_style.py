@@ -14,7 +14,8 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .titles import METHODS, in_order
+from .figure_data import OURS
+from .titles import METHODS
 
 # Okabe and Ito's palette: distinguishable with any colour vision deficiency.
 BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
@@ -39,8 +40,8 @@ _PRINT = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and is set in the reader's font
     "svg.hashsalt": "duet",  # the same figure is the same file
 }
-_METHOD_COLORS = (GREY, BLUE, SKY, ORANGE, GREEN, RED, PINK)
-_METHOD_MARKERS = "os^DvPX<>hp"  # eleven, against seven colours: the pair repeats after 77 methods
+_METHOD_COLORS = (BLUE, SKY, ORANGE, GREEN, RED, PINK)
+_METHOD_MARKERS = "s^DvPX<>hp*"  # eleven, against six colours: the pair repeats after 66 methods
 
 
 class Look(NamedTuple):
@@ -61,12 +62,20 @@ _BUDGET_LOOKS = (
 )
 
 
-def method_look(method: str, others: Sequence[str] = ()) -> Look:
-    """Look of a method, the same in every figure; `others` are the figure's methods, to place those not known here."""
-    index = in_order(METHODS.keys() | {method, *others}, METHODS).index(method)
-    color = _METHOD_COLORS[index % len(_METHOD_COLORS)]
-    line = ("-", "--", "-.", ":")[index // len(_METHOD_COLORS) % 4] if index else "--"
-    return Look(color, _METHOD_MARKERS[index % len(_METHOD_MARKERS)], line, ("", "///", "...", "xxx")[index % 4])
+def method_look(method: str) -> Look:
+    """Look of a method, the same in every figure; one without a title is black."""
+    if method == "grpo":
+        return Look(GREY, "o", "--", "")
+    if method not in METHODS:
+        return Look(BLACK, "o", ":", "xxx")
+    index = [*OURS, *(name for name in METHODS if name not in {"grpo", *OURS})].index(method)
+    count = len(_METHOD_COLORS)
+    return Look(
+        _METHOD_COLORS[index % count],
+        _METHOD_MARKERS[index % len(_METHOD_MARKERS)],
+        ("-", "--", "-.", ":")[index // count % 4],
+        ("", "///", "...", "xxx")[index // count % 4],
+    )
 
 
 def budget_look(budget: float, budgets: Sequence[float]) -> Look:
