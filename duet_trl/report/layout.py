@@ -26,15 +26,17 @@ class Value:
         mean (float): The mean, in the unit of the column before it is shown.
         half (float | None): Half of its 95% t-interval; None for one seed, or where there is nothing to vary.
         seeds (int): Values that it is the mean of.
+        ranked (bool): It can be marked as best or second.
     """
 
     mean: float
     half: float | None = None
     seeds: int = 1
+    ranked: bool = True
 
 
-Cell = Value | str | None
-"""None is shown as a dash."""
+Cell = Value | float | str | None
+"""A number is shown as the mean of a value would be, None as a dash."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,10 @@ class Section:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, `name` being that of its files."""
+    """A table: `name` is that of its files, `heading` its number, which LaTeX counts by itself."""
 
     name: str
+    heading: str
     caption: str
     head: str  # heading of the labels
     columns: list[Column]
@@ -91,7 +94,7 @@ FORMS = {
     "count": lambda x: f"{x:.0f}",
     "tokens": _tokens,
 }
-"""How a mean is shown; half of the interval is shown alike, without a sign."""
+"""How a mean is shown; half of the interval is shown alike, without sign and unit."""
 
 
 def markdown(table: Table) -> str:
@@ -102,7 +105,7 @@ def markdown(table: Table) -> str:
             rows.append([f"*{section.title}*", *[""] * len(table.columns)])
         rows += _shown(table, section, ("{}", "**{}**", "<u>{}</u>"), str)
     body = markdown_table([table.head, *(column.title for column in table.columns)], rows)
-    return "\n\n".join([f"**{table.caption}**", body, *table.notes]) + "\n"
+    return "\n\n".join([f"**{table.heading}.** {table.caption}", body, *table.notes]) + "\n"
 
 
 def latex(table: Table) -> str:
@@ -161,10 +164,10 @@ def _shown(table: Table, section: Section, looks: Sequence[str], escape: Callabl
 
 
 def _text(cell: Cell, column: Column, look: str, escape: Callable[[str], str]) -> str:
-    if not isinstance(cell, Value):
-        return escape(DASH if cell is None else cell)
     show = FORMS[column.form]
-    half = "" if cell.half is None else f" ± {show(cell.half).lstrip('+')}"
+    if not isinstance(cell, Value):
+        return escape(DASH if cell is None else cell if isinstance(cell, str) else show(cell))
+    half = "" if cell.half is None else f" ± {show(cell.half).strip('+×%')}"
     return look.format(escape(show(cell.mean))) + escape(half)
 
 
@@ -173,7 +176,9 @@ def _ranks(column: Column, cells: Sequence[Cell]) -> list[int]:
     if not column.better:
         return [0] * len(cells)
     rounded = [
-        column.better * float(FORMS[column.form](cell.mean).strip("×%")) if isinstance(cell, Value) else None
+        column.better * float(FORMS[column.form](cell.mean).strip("×%"))
+        if isinstance(cell, Value) and cell.ranked
+        else None
         for cell in cells
     ]
     different = sorted({value for value in rounded if value is not None}, reverse=True)[:2]
