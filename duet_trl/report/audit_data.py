@@ -8,8 +8,11 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
-from .figure_data import Arm, Mean, NotDrawn, mean_over_seeds
-from .runs import StoredRun, series
+from .arm_figures import mean
+from .arms import Arm
+from .figure_data import NotDrawn, Subject
+from .layout import Value
+from .runs import RunRecord, series
 
 FOLDER = "duet_audit"
 LEVEL = "level"
@@ -23,24 +26,24 @@ class Difficulty:
 
     Attributes:
         epochs (list[int]): Epochs, from 1.
-        by_epoch (list[Mean]): Mean level of the prompts of an epoch, each counted as often as it has rollouts.
-        average (Mean): The same over the whole run.
+        by_epoch (list[Value]): Mean level of the prompts of an epoch, each counted as often as it has rollouts.
+        average (Value): The same over the whole run.
         reference (float): Mean level of the prompts that were trained on, each counted once.
     """
 
     epochs: list[int]
-    by_epoch: list[Mean]
-    average: Mean
+    by_epoch: list[Value]
+    average: Value
     reference: float
 
 
-def read_audit(run: StoredRun, columns: Sequence[str]) -> pd.DataFrame:
+def read_audit(subject: Subject, run: RunRecord, columns: Sequence[str]) -> pd.DataFrame:
     """Columns of the audit log, a row per rollout, beginnings that a later rollout took up left out.
 
     Raises:
         NotDrawn: If the run has no audit log, or not with these columns.
     """
-    files = sorted((run.folder / FOLDER).glob("*.parquet"))
+    files = sorted((subject.folders[run.model, run.name] / FOLDER).glob("*.parquet"))
     if not files:
         raise NotDrawn("no audit log. Train with audit_log=True.")
     missing = sorted(set(columns) - set(pq.read_schema(files[0]).names))
@@ -51,30 +54,30 @@ def read_audit(run: StoredRun, columns: Sequence[str]) -> pd.DataFrame:
     return rows[rows["outcome"] != "superseded"]
 
 
-def difficulty(arm: Arm) -> Difficulty:
+def difficulty(subject: Subject, arm: Arm) -> Difficulty:
     """How hard the prompts are on which an arm spent its rollouts, over its seeds.
 
     Raises:
         NotDrawn: If a run has no audit log with the level of its prompts, or no numbers there.
     """
-    tables = [_levels(run) for run in arm.runs]
+    tables = [_levels(subject, run) for run in arm.runs.values()]
     epochs = sorted(set.intersection(*(set(table["epoch"]) for table in tables)))
-    means = [table.groupby("epoch")[LEVEL].mean() for table in tables]
+    levels = [table.groupby("epoch")[LEVEL].mean() for table in tables]
     return Difficulty(
         epochs,
-        [mean_over_seeds([mean[epoch] for mean in means]) for epoch in epochs],
-        mean_over_seeds([table[LEVEL].mean() for table in tables]),
+        [mean(float(level[epoch]) for level in levels) for epoch in epochs],
+        mean(float(table[LEVEL].mean()) for table in tables),
         float(pd.concat(tables).groupby("prompt")[LEVEL].first().mean()),
     )
 
 
-def epochs_of(run: StoredRun, steps: np.ndarray) -> np.ndarray:
+def epochs_of(run: RunRecord, steps: np.ndarray) -> np.ndarray:
     """Epoch of each step, from 1, shape (K,): that in which the step ended, by the `epoch` of the log.
 
     Raises:
         NotDrawn: If the log has no epochs.
     """
-    logged, ends = series([entry for entry in run.record.log if entry["step"] > 0], "epoch")
+    logged, ends = series([entry for entry in run.log if entry["step"] > 0], "epoch")
     if not logged.size:
         raise NotDrawn("no epoch in the log.")
     # The end of a step that was not logged itself lies on the line between its neighbours; training begins at 0.
@@ -82,15 +85,15 @@ def epochs_of(run: StoredRun, steps: np.ndarray) -> np.ndarray:
     return np.maximum(np.ceil(at - 1e-6), 1).astype(np.int64)
 
 
-def lengths(arm: Arm, *, late: bool) -> np.ndarray:
+def lengths(subject: Subject, arm: Arm, *, late: bool) -> np.ndarray:
     """Tokens of the rollouts of an arm's first step, or of its last steps (`LATE_SHARE`), shape (N,).
 
     Raises:
         NotDrawn: If a run has no audit log.
     """
     found = []
-    for run in arm.runs:
-        rows = read_audit(run, ["length"])
+    for run in arm.runs.values():
+        rows = read_audit(subject, run, ["length"])
         step, last = rows["step"], rows["step"].max()
         chosen = step > (1 - LATE_SHARE) * last if late else step == step.min()
         found.append(rows.loc[chosen, "length"].to_numpy())
@@ -109,9 +112,9 @@ def density(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return kernels @ counts / (len(values) * width * np.sqrt(2 * np.pi))
 
 
-def _levels(run: StoredRun) -> pd.DataFrame:
+def _levels(subject: Subject, run: RunRecord) -> pd.DataFrame:
     """Epoch, prompt and level of each rollout; those whose level is no number are left out."""
-    rows = read_audit(run, ["prompt", LEVEL])
+    rows = read_audit(subject, run, ["prompt", LEVEL])
     rows[LEVEL] = pd.to_numeric(rows[LEVEL], errors="coerce")  # written as text
     rows = rows.dropna(subset=[LEVEL])
     if rows.empty:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of the paper that set methods against each other: accuracy, seconds and tokens by method and budget.
 
-Each function takes the arms of one model and a path without ending, writes the figure, and returns a line for each arm
+Each function takes the runs of one subject and a path without ending, writes the figure, and returns a line for each arm
 that it could not show.
 """
 
@@ -13,34 +13,33 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
-from .comparison_data import (
+from .arm_figures import suites_of
+from .arms import Arm
+from .figure_data import (
+    NotDrawn,
+    Subject,
     accuracy_deltas,
     accuracy_label,
-    arm_label,
+    arm_name,
     decompose,
     featured_arms,
+    final_accuracy,
     main_suite,
+    mean_curve,
+    metric_curve,
+    on_one_machine,
+    percent,
+    smooth,
     speed_ups,
     surrogate_arms,
     surrogate_gains,
     tokens_of,
 )
-from .figure_data import (
-    Arm,
-    Mean,
-    NotDrawn,
-    final_accuracy,
-    mean_curve,
-    metric_curve,
-    on_one_machine,
-    percent,
-    plain,
-    smooth,
-)
 from .figure_marks import budget_axis, draw_bars, draw_curve, draw_points, spread, times
 from .figure_style import BLACK, BLUE, COLUMN, GREEN, ORANGE, PAGE, SKY, Look, method_look, sheet
-from .runs import curve, suites
-from .titles import SUITES, in_order, method_title, suite_title
+from .layout import Value
+from .runs import curve
+from .titles import method_title, suite_title
 
 _SURROGATE_LOOKS = {
     "online": Look(BLUE, "o", "-", ""),
@@ -55,15 +54,15 @@ _PARTS = (
 )
 
 
-def budget_frontier(arms: Sequence[Arm], path: Path) -> list[str]:
+def budget_frontier(subject: Subject, path: Path) -> list[str]:
     """Accuracy against nominal budget and measured tokens; accuracy and speed-up at the full budget."""
-    shown = plain(arms)
+    shown = subject.shown
     suite = main_suite(shown)
     scores = {id(arm): times(found, 100) for arm in shown if (found := final_accuracy(arm, suite)) is not None}
     measured = [arm for arm in shown if id(arm) in scores]
     featured = featured_arms(measured)
-    speeds, notes = speed_ups(shown)
-    names, looks = [arm_label(arm) for arm in featured], [arm_look(arm) for arm in featured]
+    speeds, notes = speed_ups(subject)
+    names, looks = [_short_name(arm) for arm in featured], [_short_look(arm) for arm in featured]
     label = accuracy_label(shown, suite)
     height = 3.0 + 0.17 * len(featured) + 0.06 * len({arm.method for arm in measured})
     ratio = {"height_ratios": [1.9, 0.5 + 0.17 * len(featured)]}
@@ -83,19 +82,19 @@ def budget_frontier(arms: Sequence[Arm], path: Path) -> list[str]:
     return notes
 
 
-def step_time(arms: Sequence[Arm], path: Path) -> list[str]:
+def step_time(subject: Subject, path: Path) -> list[str]:
     """Seconds of a step over training, and the speed-up over full-budget GRPO by budget, on one engine and machine."""
-    shown, notes = on_one_machine(plain(arms))
-    found = [(arm, metric_curve(arm.records, "step_time")) for arm in featured_arms(shown)]
+    shown, notes = on_one_machine(subject.shown)
+    found = [(arm, metric_curve(arm, "step_time")) for arm in featured_arms(shown)]
     curves = [(arm, line) for arm, line in found if line.steps.size]
     if not curves:
         raise NotDrawn("no run at the full budget has step_time in its log.")
-    speeds, left_out = speed_ups(arms)
+    speeds, left_out = speed_ups(subject)
     with sheet(path, (PAGE, 2.8), columns=2, legend_columns=5) as (seconds, ratios):
         for arm, line in curves:
             line = smooth(line)
             # Bands of many methods would hide each other; the interval is on the right.
-            draw_curve(seconds, replace(line, low=line.mean, high=line.mean), arm_label(arm), arm_look(arm))
+            draw_curve(seconds, replace(line, low=line.mean, high=line.mean), _short_name(arm), _short_look(arm))
         seconds.set(ylabel="Seconds per step", title="Step time", ylim=(0, None))
         measured = [arm for arm in shown if (arm.method, arm.budget) in speeds]
         _by_method(ratios, measured, {id(arm): speeds[arm.method, arm.budget] for arm in measured}, None)
@@ -105,9 +104,9 @@ def step_time(arms: Sequence[Arm], path: Path) -> list[str]:
     return list(dict.fromkeys([*notes, *left_out]))
 
 
-def token_decomposition(arms: Sequence[Arm], path: Path) -> list[str]:
+def token_decomposition(subject: Subject, path: Path) -> list[str]:
     """Generated tokens of a mean step by method and budget, and what became of them."""
-    found = [(arm, tokens) for arm in plain(arms) if (tokens := decompose(arm)) is not None]
+    found = [(arm, tokens) for arm in subject.shown if (tokens := decompose(arm)) is not None]
     if not found:
         raise NotDrawn("no run has duet/generated_tokens in its log.")
     places, floor = np.arange(len(found))[::-1], np.zeros(len(found))
@@ -123,18 +122,18 @@ def token_decomposition(arms: Sequence[Arm], path: Path) -> list[str]:
                 axes.plot(
                     tokens.trimmed, place, "D", color="white", markeredgecolor=BLACK, label="in trimmed rollouts"
                 )
-        axes.set_yticks(places, [f"{method_title(arm.method)} {percent(arm.budget)}" for arm, _ in found])
+        axes.set_yticks(places, [arm_name(arm) for arm, _ in found])
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel="Tokens per step", title="Tokens by method and budget")
         axes.margins(y=0.02)
     return []
 
 
-def transfer(arms: Sequence[Arm], path: Path) -> list[str]:
+def transfer(subject: Subject, path: Path) -> list[str]:
     """Accuracy of every method on every benchmark minus that of GRPO at the same budget."""
-    deltas, notes = accuracy_deltas(plain(arms))
+    deltas, notes = accuracy_deltas(subject.shown)
     budgets = sorted({arm.budget for arm, _ in deltas}, reverse=True)
-    names = in_order({suite for _, found in deltas for suite in found}, SUITES)
+    names = [name for name in suites_of(subject.shown) if any(name in found for _, found in deltas)]
     height = 0.7 + 1.35 * len(budgets) + 0.05 * len({arm.method for arm, _ in deltas})
     with sheet(path, (PAGE, height), rows=len(budgets), sharex=True, legend_columns=5) as panels:
         for axes, budget in zip(panels, budgets, strict=True):
@@ -150,10 +149,10 @@ def transfer(arms: Sequence[Arm], path: Path) -> list[str]:
     return notes
 
 
-def surrogate_gain(arms: Sequence[Arm], path: Path) -> list[str]:
+def surrogate_gain(subject: Subject, path: Path) -> list[str]:
     """What the online surrogate gains in accuracy over a static one, by budget."""
-    suite = main_suite(arms)
-    gains = surrogate_gains(arms, suite)
+    suite = main_suite(subject.arms)
+    gains = surrogate_gains(subject.arms, suite)
     with sheet(path, (COLUMN, 2.4)) as (axes,):
         for shift, (name, by_budget) in zip(spread(len(gains), 4), gains.items(), strict=True):
             x = [100 * budget + shift for budget in by_budget]
@@ -165,24 +164,24 @@ def surrogate_gain(arms: Sequence[Arm], path: Path) -> list[str]:
     return []
 
 
-def surrogate_ablation(arms: Sequence[Arm], path: Path) -> list[str]:
+def surrogate_ablation(subject: Subject, path: Path) -> list[str]:
     """Accuracy over training of the variants of the surrogate, at the budget that has most of them."""
-    by_budget = surrogate_arms(arms)
+    by_budget = surrogate_arms(subject.arms)
     budget = min(by_budget, key=lambda one: (-len(by_budget[one]), abs(one - 0.5)))
     own = by_budget[budget]
-    main_suite(list(own.values()))
-    names = in_order({suite for arm in own.values() for record in arm.records for suite in suites(record)}, SUITES)[:2]
+    if not (names := suites_of(list(own.values()))[:2]):
+        raise NotDrawn("no held-out accuracy in the log. Set eval_suites.")
     with sheet(path, (PAGE if len(names) > 1 else COLUMN, 2.4), columns=len(names)) as panels:
         for axes, suite in zip(panels, names, strict=True):
             for name, arm in own.items():
-                line = mean_curve(arm.records, lambda record, suite=suite: curve(record, suite))
+                line = mean_curve(arm, lambda run, suite=suite: curve(run, suite))
                 draw_curve(axes, line, f"{name} surrogate", _SURROGATE_LOOKS[name], scale=100, markers=True)
             axes.set(ylabel=accuracy_label(list(own.values()), suite))
             axes.set_title(f"{suite_title(suite)}, {percent(budget)} of the rollouts")
     return []
 
 
-FIGURES: Mapping[str, Callable[[Sequence[Arm], Path], list[str]]] = {
+FIGURES: Mapping[str, Callable[[Subject, Path], list[str]]] = {
     "budget_frontier": budget_frontier,
     "step_time": step_time,
     "surrogate_gain": surrogate_gain,
@@ -193,14 +192,19 @@ FIGURES: Mapping[str, Callable[[Sequence[Arm], Path], list[str]]] = {
 """Figures of a model by the name of their file."""
 
 
-def arm_look(arm: Arm) -> Look:
-    """Look of an arm among arms at the full budget: below it the line is dotted and the bar crossed."""
+def _short_name(arm: Arm) -> str:
+    """An arm among arms at the full budget."""
+    return method_title(arm.method) if arm.budget == 1 else arm_name(arm)
+
+
+def _short_look(arm: Arm) -> Look:
+    """Its look: below the full budget the line is dotted and the bar crossed."""
     look = method_look(arm.method)
     return look if arm.budget == 1 else look._replace(line=":", hatch="xxx")
 
 
 def _by_method(
-    axes: Axes, arms: Sequence[Arm], heights: Mapping[int, Mean], across: Mapping[int, Mean | None] | None
+    axes: Axes, arms: Sequence[Arm], heights: Mapping[int, Value], across: Mapping[int, Value | None] | None
 ) -> None:
     """A line per method over its budgets, at `across` (by id) or side by side at the nominal ones."""
     methods = list(dict.fromkeys(arm.method for arm in arms))

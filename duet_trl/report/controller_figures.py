@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of the paper that show what the controller did: counts, thresholds, dual, marker, surcharge, chi^2.
 
-Each function takes the plain arms of one model, a method and a path without ending, writes the figure, and returns a
+Each function takes the runs of one subject, a method and a path without ending, writes the figure, and returns a
 line for each arm that it could not show. It raises `NotDrawn` if no arm of the method logged what it shows.
 """
 
@@ -12,28 +12,40 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from .arm_figures import suites_of
+from .arms import Arm
 from .audit_data import LATE_SHARE, density, difficulty, lengths
-from .comparison_data import accuracy_label, main_suite
-from .figure_data import Arm, Curve, NotDrawn, mean_curve, metric_curve, percent, smooth
+from .figure_data import (
+    Curve,
+    NotDrawn,
+    Subject,
+    accuracy_label,
+    arm_name,
+    main_suite,
+    mean_curve,
+    metric_curve,
+    percent,
+    smooth,
+)
 from .figure_marks import budget_axis, draw_curve, draw_points
 from .figure_style import BLACK, BLUE, COLUMN, GREY, ORANGE, PAGE, RED, SKY, Look, budget_look, sheet
-from .runs import curve, suites
-from .titles import method_title, suite_title
+from .runs import curve
+from .titles import suite_title
 
 _PANELS = 3  # budgets side by side on a page
 
 
-def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def fan_out(subject: Subject, method: str, path: Path) -> list[str]:
     """Rollouts per prompt (fewest, mean, most of a step), and held-out accuracy on a second scale."""
-    own = _logged(arms, method, "num_rollouts/max")[:_PANELS]
-    if not any((metric_curve(arm.records, "duet/num_rollouts/std").high > 0).any() for arm in own):
+    own = _logged(subject, method, "num_rollouts/max")[:_PANELS]
+    if not any((metric_curve(arm, "duet/num_rollouts/std").high > 0).any() for arm in own):
         raise NotDrawn("every prompt had the same number of rollouts.")
-    measured = any(suites(record) for arm in own for record in arm.records)
+    measured = bool(suites_of(own))
     suite = main_suite(own) if measured else None
     accuracy, twins = Look(RED, "D", "--", ""), []
     with sheet(path, (max(COLUMN, PAGE * len(own) / _PANELS), 2.4), columns=len(own), sharey=True) as panels:
         for axes, arm in zip(panels, own, strict=True):
-            low, mean, high = (metric_curve(arm.records, f"duet/num_rollouts/{one}") for one in ("min", "mean", "max"))
+            low, mean, high = (metric_curve(arm, f"duet/num_rollouts/{one}") for one in ("min", "mean", "max"))
             axes.fill_between(
                 low.steps, low.low, high.high, color=SKY, alpha=0.35, linewidth=0, label="fewest to most"
             )
@@ -43,7 +55,7 @@ def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
             axes.set_ylim(bottom=0)
             if suite is not None:
                 twins.append(axes.twinx())
-                line = mean_curve(arm.records, lambda record: curve(record, suite))
+                line = mean_curve(arm, lambda run: curve(run, suite))
                 draw_curve(twins[-1], line, f"{suite_title(suite)} accuracy", accuracy, scale=100, markers=True)
                 twins[-1].sharey(twins[0])
                 twins[-1].tick_params(labelright=arm is own[-1])
@@ -53,23 +65,23 @@ def fan_out(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     return [] if measured else ["no held-out accuracy beside the counts: set eval_suites."]
 
 
-def thresholds(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def thresholds(subject: Subject, method: str, path: Path) -> list[str]:
     """Where the gate begins to look for an answer (K1) and gives up (K2), by budget."""
-    own = _logged(arms, method, "abort_threshold")
+    own = _logged(subject, method, "abort_threshold")
     with sheet(path, (COLUMN, 2.5)) as (axes,):
         for arm in own:
             look = _look(arm, own)
             for key, name, line in (("abort", "$K_2$", "-"), ("poll", "$K_1$", "--")):
-                found = metric_curve(arm.records, f"duet/{key}_threshold")
+                found = metric_curve(arm, f"duet/{key}_threshold")
                 draw_curve(axes, found, f"{name} at {percent(arm.budget)}", look._replace(line=line))
         axes.set(ylabel="Threshold (tokens)", title="Gate thresholds")
         axes.set_ylim(bottom=0)
     return []
 
 
-def difficulty_by_epoch(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def difficulty_by_epoch(subject: Subject, method: str, path: Path) -> list[str]:
     """Mean level of the prompts, each counted as often as it has rollouts: by epoch, and over the run by budget."""
-    found, notes = _each([arm for arm in arms if arm.method == method], difficulty)
+    found, notes = _each(subject.of(method), lambda arm: difficulty(subject, arm))
     own = [arm for arm, _ in found]
     reference = float(np.mean([one.reference for _, one in found]))
     with sheet(path, (PAGE, 2.4), columns=2, sharey=True, legend_columns=4) as (epochs, average):
@@ -86,18 +98,20 @@ def difficulty_by_epoch(arms: Sequence[Arm], method: str, path: Path) -> list[st
     return notes
 
 
-def length_density(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def length_density(subject: Subject, method: str, path: Path) -> list[str]:
     """Density of response lengths: untrained, trained by GRPO, and trained by the method at each of its budgets."""
-    grpo = [arm for arm in arms if arm.method == "grpo" and arm.budget == 1]
-    own = [arm for arm in arms if arm.method == method]
-    found, notes = _each(own, lambda arm: lengths(arm, late=True))
-    references, more = _each(grpo, lambda arm: (lengths(arm, late=False), lengths(arm, late=True)), needed=False)
-    lines = [(f"{method_title(method)} {percent(arm.budget)}", _look(arm, own), values) for arm, values in found]
+    grpo = [arm for arm in subject.of("grpo") if arm.budget == 1]
+    own = subject.of(method)
+    found, notes = _each(own, lambda arm: lengths(subject, arm, late=True))
+    references, more = _each(
+        grpo, lambda arm: (lengths(subject, arm, late=False), lengths(subject, arm, late=True)), needed=False
+    )
+    lines = [(arm_name(arm), _look(arm, own), values) for arm, values in found]
     if references:
         first, last = references[0][1]
         lines = [("GRPO", Look(GREY, "", "-", ""), last), *lines]
     else:
-        first = lengths(found[0][0], late=False)
+        first = lengths(subject, found[0][0], late=False)
     lines = [("untrained" if references else "first step", Look(BLACK, "", ":", ""), first), *lines]
     at = np.linspace(0, max(np.percentile(values, 99.5) for _, _, values in lines), 256)
     with sheet(path, (COLUMN, 2.8), legend_columns=2) as (axes,):
@@ -112,18 +126,18 @@ def length_density(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     return [*notes, *more]
 
 
-def dual(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def dual(subject: Subject, method: str, path: Path) -> list[str]:
     """The dual of the budget over steps, by budget."""
-    own = _logged(arms, method, "dual")
+    own = _logged(subject, method, "dual")
     with sheet(path, (COLUMN, 2.3)) as (axes,):
-        _over_budgets(axes, own, lambda arm: metric_curve(arm.records, "duet/dual"))
+        _over_budgets(axes, own, lambda arm: metric_curve(arm, "duet/dual"))
         axes.set(ylabel=r"Dual $\lambda^*$ (gain per token)", title="Dual of the budget", yscale="log")
     return []
 
 
-def marker_shares(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def marker_shares(subject: Subject, method: str, path: Path) -> list[str]:
     """Shares of a step's rollouts: with a marker at the gate, without one, and of these aborted."""
-    own = _logged(arms, method, "abort_threshold")[:_PANELS]
+    own = _logged(subject, method, "abort_threshold")[:_PANELS]
     with sheet(path, (max(COLUMN, PAGE * len(own) / _PANELS), 2.3), columns=len(own), sharey=True) as panels:
         for axes, arm in zip(panels, own, strict=True):
             for key, label, look in (
@@ -131,7 +145,7 @@ def marker_shares(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
                 ("share_marker_less", "no marker", Look(ORANGE, "s", "--", "")),
                 ("abort_rate", "aborted", Look(RED, "^", ":", "")),
             ):
-                line = metric_curve(arm.records, f"duet/{key}")
+                line = metric_curve(arm, f"duet/{key}")
                 draw_curve(axes, smooth(line), label, look, scale=100)
             axes.set_title(f"{percent(arm.budget)} of the rollouts")
         panels[0].set_ylim(bottom=0)
@@ -139,23 +153,23 @@ def marker_shares(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     return []
 
 
-def markerless_rate(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def markerless_rate(subject: Subject, method: str, path: Path) -> list[str]:
     """Share of rollouts without a marker at the abort gate over steps, by budget."""
-    own = _logged(arms, method, "abort_threshold")
+    own = _logged(subject, method, "abort_threshold")
     with sheet(path, (COLUMN, 2.3)) as (axes,):
-        _over_budgets(axes, own, lambda arm: metric_curve(arm.records, "duet/share_marker_less"), scale=100)
+        _over_budgets(axes, own, lambda arm: metric_curve(arm, "duet/share_marker_less"), scale=100)
         axes.set(ylabel="Share of rollouts (%)", title="No marker at the abort gate")
         axes.set_ylim(bottom=0)
     return []
 
 
-def surcharge(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def surcharge(subject: Subject, method: str, path: Path) -> list[str]:
     """Realised surcharge of the abort against its bound (Theorem 2): of each step, and without any marker."""
-    own = _logged(arms, method, "surcharge")[:_PANELS]
+    own = _logged(subject, method, "surcharge")[:_PANELS]
     found, notes = _each(own, bound_of)
     with sheet(path, (max(COLUMN, PAGE * len(found) / _PANELS), 2.4), columns=len(found), sharey=True) as panels:
         for axes, (arm, bound) in zip(panels, found, strict=True):
-            line = metric_curve(arm.records, "duet/surcharge")
+            line = metric_curve(arm, "duet/surcharge")
             draw_curve(axes, smooth(line), "realised", Look(BLUE, "o", "-", ""))
             draw_curve(axes, smooth(bound), "bound at the step's marker rate", Look(ORANGE, "s", "--", ""))
             worst = worst_surcharge(_keep_probability(arm))
@@ -167,16 +181,16 @@ def surcharge(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     return notes
 
 
-def calibration(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
+def calibration(subject: Subject, method: str, path: Path) -> list[str]:
     """Divergence of the surrogate from the sigma of the step (Theorem 4) over steps, by budget."""
-    own = _logged(arms, method, "calibration_chi2")
+    own = _logged(subject, method, "calibration_chi2")
     with sheet(path, (COLUMN, 2.3)) as (axes,):
-        _over_budgets(axes, own, lambda arm: metric_curve(arm.records, "duet/calibration_chi2"))
+        _over_budgets(axes, own, lambda arm: metric_curve(arm, "duet/calibration_chi2"))
         axes.set(ylabel=r"$\chi^2$(surrogate, sigma)", title="Calibration of the surrogate", yscale="log")
     return []
 
 
-FIGURES: Mapping[str, Callable[[Sequence[Arm], str, Path], list[str]]] = {
+FIGURES: Mapping[str, Callable[[Subject, str, Path], list[str]]] = {
     "fan_out": fan_out,
     "thresholds": thresholds,
     "difficulty": difficulty_by_epoch,
@@ -205,12 +219,12 @@ def bound_of(arm: Arm) -> Curve:
         NotDrawn: If the run does not say with which probability rollouts were kept.
     """
     keep = _keep_probability(arm)
-    share = metric_curve(arm.records, "duet/share_marker_less")
+    share = metric_curve(arm, "duet/share_marker_less")
     return Curve(share.steps, *(worst_surcharge(keep, values) for values in (share.mean, share.low, share.high)))
 
 
 def _keep_probability(arm: Arm) -> float:
-    keep = arm.records[0].options.get("keep_probability")
+    keep = arm.own.get("keep_probability")
     if keep is None:
         raise NotDrawn("keep_probability is not in the settings of the record.")
     return float(keep)
@@ -220,10 +234,9 @@ def _look(arm: Arm, own: Sequence[Arm]) -> Look:
     return budget_look(arm.budget, [one.budget for one in own])
 
 
-def _logged(arms: Sequence[Arm], method: str, metric: str) -> list[Arm]:
+def _logged(subject: Subject, method: str, metric: str) -> list[Arm]:
     """Arms of the method whose runs logged a metric."""
-    own = [arm for arm in arms if arm.method == method]
-    found = [arm for arm in own if metric_curve(arm.records, f"duet/{metric}").steps.size]
+    found = [arm for arm in subject.of(method) if metric_curve(arm, f"duet/{metric}").steps.size]
     if not found:
         raise NotDrawn(f"no duet/{metric} in the log.")
     return found
@@ -243,7 +256,7 @@ def _each(arms: Sequence[Arm], compute: Callable, needed: bool = True) -> tuple[
         try:
             found.append((arm, compute(arm)))
         except NotDrawn as reason:
-            left_out.setdefault(str(reason), []).append(f"{method_title(arm.method)} {percent(arm.budget)}")
+            left_out.setdefault(str(reason), []).append(arm_name(arm))
     if needed and not found:
         raise NotDrawn(" ".join(left_out))
     return found, [f"without {', '.join(names)}: {reason}" for reason, names in left_out.items()]

@@ -1,44 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What figures show of the runs of one model, computed apart from any drawing.
+"""What figures show of the runs of one subject (a model and its task), computed apart from any drawing."""
 
-An arm is a method at a budget: runs that differ by their seed. Where a folder also holds ablations of a method,
-figures that compare methods show its plain variant: nothing switched off, the paper's values, then the most runs.
-"""
-
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from .intervals import t_interval
-from .runs import RunRecord, StoredRun, accuracy, series, step_seconds, suites
-from .titles import METHODS, in_order, method_title
+from .arm_figures import comparable_seeds, mean, speed_up, suites_of
+from .arms import FAMILY, Arm, find_arms, reference_of
+from .layout import Value
+from .runs import RunRecord, StoredRun, accuracy, generated_tokens, series, suites
+from .titles import METHODS, in_order, method_title, suite_title
 
-Variant = tuple[tuple[str, str], ...]
-"""Options that tell variants of a method apart, and their values as text."""
-
-OURS = ("duet", "paper", "duet_reuse")
-"""The methods of this package: what compares methods at the full budget shows them at half of it, too."""
-
-# What tells a method's plain variant from its ablations, where they were run.
-_PLAIN = {
-    "allocate": "True",
-    "trim": "True",
-    "abort": "True",
-    "keep_probability": "0.05",
-    "surrogate": "online",
-    "surrogate_warmup": "1",
-}
-
-# Two runs that differ in these only are the same experiment.
-_NO_VARIANT = frozenset(
-    "seed data_seed output_dir run_name logging_dir logging_steps log_completions audit_log audit_columns "
-    "save_strategy save_steps per_device_train_batch_size gradient_accumulation_steps steps_per_generation "
-    "generation_batch_size gradient_checkpointing dataloader_num_workers use_vllm vllm_mode "
-    "vllm_gpu_memory_utilization vllm_max_model_length".split()
-)
+SURROGATES = ("online", "constant", "ridge")
 
 
 class NotDrawn(ValueError):
@@ -46,27 +22,22 @@ class NotDrawn(ValueError):
 
 
 @dataclass(frozen=True)
-class Arm:
-    """A method at a budget; `runs` differ by their seed (or only by `_NO_VARIANT`)."""
+class Subject:
+    """The runs of a model on a task.
 
-    method: str
-    budget: float
-    variant: Variant
-    runs: tuple[StoredRun, ...]
+    Attributes:
+        arms (list[Arm]): All arms, ablations and sweeps among them.
+        shown (list[Arm]): One per method and budget, in the order of legends and the largest budget first.
+        folders (dict): Folder of each run by model and name.
+    """
 
-    @property
-    def records(self) -> list[RunRecord]:
-        """What the runs were and logged."""
-        return [run.record for run in self.runs]
+    arms: list[Arm]
+    shown: list[Arm]
+    folders: Mapping[tuple[str, str], Path]
 
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean over seeds and its 95% t-interval; both ends are nan for a single seed."""
-
-    value: float
-    low: float
-    high: float
+    def of(self, method: str) -> list[Arm]:
+        """The arms of a method that are shown."""
+        return [arm for arm in self.shown if arm.method == method]
 
 
 @dataclass(frozen=True)
@@ -80,41 +51,34 @@ class Curve:
     window: int = 1  # logged steps that each value is a running median of
 
 
-def arms_of(runs: Sequence[StoredRun]) -> list[Arm]:
-    """Arms of the runs of one model: methods in the order of legends, budgets from the largest, common variants first.
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a mean step of an arm by what became of them; the first three add up to what was generated."""
 
-    A seed counts once: of two runs that differ in nothing, of two grids say, the first is taken.
-    """
-    found = []
-    for method in in_order({run.record.method for run in runs}, METHODS):
-        own = [run for run in runs if run.record.method == method]
-        names = _varying(own)
-        variants = {id(run): _variant(run.record, names) for run in own}
-        common = Counter(variants.values())
-        for budget in sorted({run.record.budget for run in own}, reverse=True):
-            for variant in sorted(common, key=lambda one: (-common[one], one)):
-                seeds: dict[int, StoredRun] = {}
-                for run in own:
-                    if run.record.budget == budget and variants[id(run)] == variant:
-                        seeds.setdefault(run.record.seed, run)
-                if seeds:
-                    found.append(Arm(method, budget, variant, tuple(seeds.values())))
-    return found
+    trained: float
+    aborted: float
+    untrained: float  # of rollouts that ended but taught nothing
+    trimmed: float  # of those above, in trimmed rollouts
+    reused: float  # taken from earlier rollouts instead of generated
 
 
-def plain(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms of each method's plain variant."""
-    return [arm for arm in arms if arm.variant == plain_variant(arms, arm.method)]
-
-
-def plain_variant(arms: Sequence[Arm], method: str) -> Variant:
-    """The variant of a method with the most values of `_PLAIN`, of these that with the most runs."""
-    runs: Counter[Variant] = Counter()
+def find_subjects(runs: Sequence[StoredRun]) -> tuple[dict[str, Subject], list[str]]:
+    """Subjects by their name, and a line for runs that repeat others."""
+    arms, notes = find_arms([run.record for run in runs])
+    folders = {(run.record.model, run.record.name): run.folder for run in runs}
+    found: dict[str, list[Arm]] = {}
     for arm in arms:
-        if arm.method == method:
-            runs[arm.variant] += len(arm.runs)
-    usual = {one: sum(_PLAIN.get(name) == value for name, value in one) for one in runs}
-    return min(runs, key=lambda one: (-usual[one], -runs[one], one))
+        found.setdefault(" ".join(filter(None, arm.subject)), []).append(arm)
+    return {name: Subject(own, shown_arms(own), folders) for name, own in found.items()}, notes
+
+
+def shown_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """One arm per method and budget: no ablation, settings nearest to full-budget GRPO's, then to the paper's."""
+    anchor = next((arm for arm in arms if arm.method == "grpo" and arm.budget == 1), arms[0])
+    budgets = sorted({arm.budget for arm in arms}, reverse=True)
+    methods = in_order({arm.method for arm in arms}, METHODS)
+    found = (reference_of(anchor, arms, method, budget) for method in methods for budget in budgets)
+    return [arm for arm in found if arm is not None]
 
 
 def percent(budget: float) -> str:
@@ -122,36 +86,27 @@ def percent(budget: float) -> str:
     return f"{100 * budget:g}%"
 
 
-def variant_text(variant: Variant) -> str:
-    """Options of a variant as a note names them."""
-    return ", ".join(f"{name}={value}" for name, value in variant)
+def arm_name(arm: Arm) -> str:
+    """Method and budget."""
+    return f"{method_title(arm.method)} {percent(arm.budget)}"
 
 
-def mean_over_seeds(values: Sequence[float]) -> Mean:
-    """Mean of one value per seed, shape (S,), and its 95% t-interval."""
-    array = np.asarray(values, dtype=np.float64)
-    low, high = t_interval(array) or (np.nan, np.nan)
-    return Mean(float(array.mean()), low, high)
-
-
-def mean_curve(records: Sequence[RunRecord], points: Callable[[RunRecord], tuple[np.ndarray, np.ndarray]]) -> Curve:
+def mean_curve(arm: Arm, points: Callable[[RunRecord], tuple[np.ndarray, np.ndarray]]) -> Curve:
     """A metric over the steps that every seed has; empty where the seeds share none.
 
     Args:
-        records (Sequence[RunRecord]): One run per seed.
+        arm (Arm): The runs.
         points (Callable): Run -> steps and values, shape (T,) each.
     """
-    logged = [dict(zip(*(column.tolist() for column in points(record)), strict=True)) for record in records]
-    steps = sorted(set.intersection(*map(set, logged))) if logged else []
-    values = np.array([[one[step] for step in steps] for one in logged], dtype=np.float64).reshape(len(logged), -1)
-    if not steps:
-        return Curve(*(np.empty(0) for _ in range(4)))
-    return Curve(np.array(steps), values.mean(axis=0), values.min(axis=0), values.max(axis=0))
+    logged = [dict(zip(*(one.tolist() for one in points(run)), strict=True)) for run in arm.runs.values()]
+    steps = sorted(set.intersection(*map(set, logged)))
+    values = np.array([[one[step] for step in steps] for one in logged], dtype=np.float64)
+    return Curve(np.array(steps, dtype=np.int64), values.mean(axis=0), values.min(axis=0), values.max(axis=0))
 
 
-def metric_curve(records: Sequence[RunRecord], key: str) -> Curve:
+def metric_curve(arm: Arm, key: str) -> Curve:
     """A logged metric over steps."""
-    return mean_curve(records, lambda record: series(record.log, key))
+    return mean_curve(arm, lambda run: series(run.log, key))
 
 
 def smooth(curve: Curve) -> Curve:
@@ -169,94 +124,165 @@ def smooth(curve: Curve) -> Curve:
     return Curve(curve.steps, *map(running, (curve.mean, curve.low, curve.high)), window=2 * half + 1)
 
 
-def final_accuracy(arm: Arm, suite: str) -> Mean | None:
-    """mean@k of the last measurement over the arm's seeds, in [0, 1]; None where it was not measured."""
-    values = [value for record in arm.records if (value := accuracy(record, suite)) is not None]
-    return mean_over_seeds(values) if values else None
-
-
-def paired_difference(arm: Arm, reference: Arm, suite: str) -> Mean | None:
-    """Accuracy of an arm minus that of another, seed by seed; None where no seed was measured in both."""
-    values = [
-        own - other
-        for first, second in _pairs(arm, reference)
-        if (own := accuracy(first, suite)) is not None and (other := accuracy(second, suite)) is not None
-    ]
-    return mean_over_seeds(values) if values else None
-
-
-def speed_up(arm: Arm, reference: Arm) -> Mean | None:
-    """Seconds of a step of the reference over those of the arm, seed by seed; None across engines or machines."""
-    values = [
-        other / own
-        for first, second in _pairs(arm, reference)
-        if same_machine(first, second)
-        and (own := step_seconds(first)) is not None
-        and (other := step_seconds(second)) is not None
-    ]
-    return mean_over_seeds(values) if values else None
-
-
-def same_machine(first: RunRecord, second: RunRecord) -> bool:
-    """Whether seconds of two runs may be compared."""
-    return first.engine == second.engine and first.hardware == second.hardware
-
-
-def on_one_machine(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
-    """The runs on the engine and machine that most of them used, and a line for each arm that has others.
-
-    Seconds are not compared across machines.
-    """
-    records = [record for arm in arms for record in arm.records]
-    common = max(records, key=lambda one: sum(same_machine(one, other) for other in records))
-    found, notes = [], []
-    for arm in arms:
-        runs = tuple(run for run in arm.runs if same_machine(run.record, common))
-        if len(runs) < len(arm.runs):
-            notes.append(
-                f"{len(arm.runs) - len(runs)} of {len(arm.runs)} runs of {method_title(arm.method)} "
-                f"{percent(arm.budget)} used another engine or machine than most: their seconds are not compared."
-            )
-        if runs:
-            found.append(replace(arm, runs=runs))
-    return found, notes
-
-
-def full_grpo(arms: Sequence[Arm]) -> Arm:
+def full_grpo(subject: Subject) -> Arm:
     """GRPO at the full budget, to which the others are compared.
 
     Raises:
         NotDrawn: If there is none.
     """
-    for arm in arms:
-        if arm.method == "grpo" and arm.budget == 1:
+    for arm in subject.of("grpo"):
+        if arm.budget == 1:
             return arm
     raise NotDrawn("no run of GRPO at the full budget. Add a cell with method: grpo to the grid.")
 
 
-def _pairs(arm: Arm, reference: Arm) -> list[tuple[RunRecord, RunRecord]]:
-    by_seed = {record.seed: record for record in reference.records}
-    return [(record, by_seed[record.seed]) for record in arm.records if record.seed in by_seed]
+def featured_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """Every method at the full budget, and ours at half of it."""
+    return [arm for arm in arms if arm.budget == 1 or (arm.method in FAMILY and arm.budget == 0.5)]
 
 
-def _varying(runs: Sequence[StoredRun]) -> list[str]:
-    """Options of a method that take several values at one budget; what follows from the budget is none of them."""
-    names = set()
-    for budget in {run.record.budget for run in runs}:
-        options = [_options(run.record) for run in runs if run.record.budget == budget]
-        known = set().union(*options) - _NO_VARIANT
-        names |= {name for name in known if len({_text(one.get(name)) for one in options}) > 1}
-    return sorted(names)
+def main_suite(arms: Sequence[Arm]) -> str:
+    """The suite of a figure that shows one: the first in the order of the tables.
+
+    Raises:
+        NotDrawn: If no run measured any.
+    """
+    if not (found := suites_of(arms)):
+        raise NotDrawn("no held-out accuracy in the log. Set eval_suites.")
+    return found[0]
 
 
-def _options(record: RunRecord) -> dict[str, Any]:
-    """Options, and the suites that were measured: runs on another task are no other seed of this one."""
-    return record.options | {"suites": sorted(suites(record))}
+def accuracy_label(arms: Sequence[Arm], suite: str) -> str:
+    """Label of an axis with the accuracy of a suite."""
+    k = max(suites(run).get(suite, 0) for arm in arms for run in arm.runs.values())
+    return f"{suite_title(suite)} mean@{k} (%)"
 
 
-def _variant(record: RunRecord, names: Sequence[str]) -> Variant:
-    return tuple((name, _text(_options(record).get(name))) for name in names)
+def final_accuracy(arm: Arm, suite: str) -> Value | None:
+    """mean@k of the last measurement, in [0, 1]; None where it was not measured."""
+    return mean(accuracy(run, suite) for run in arm.runs.values())
 
 
-def _text(value: Any) -> str:
-    return "default" if value is None else str(value)
+def tokens_of(arm: Arm) -> Value | None:
+    """Tokens that a whole run of the arm generated."""
+    return mean(generated_tokens(run) for run in arm.runs.values())
+
+
+def accuracy_gain(arm: Arm, other: Arm, suite: str) -> Value | None:
+    """Accuracy of an arm minus that of another, paired by seed; None where no seed was measured in both."""
+    pairs = [(accuracy(arm.runs[s], suite), accuracy(other.runs[s], suite)) for s in comparable_seeds(arm, other)]
+    return mean(a - b for a, b in pairs if a is not None and b is not None)
+
+
+def speed_ups(subject: Subject) -> tuple[dict[tuple[str, float], Value], list[str]]:
+    """Speed-up over full-budget GRPO by method and budget, within engine and machine, and a line for what is missing."""
+    try:
+        reference = full_grpo(subject)
+    except NotDrawn as reason:
+        return {}, [f"no speed-up: {reason}"]
+    speeds, notes = {}, []
+    for arm in subject.shown:
+        value, missing = speed_up(arm, reference)
+        if value is not None:
+            speeds[arm.method, arm.budget] = value
+        if missing:
+            notes.append(f"speed-up of {arm_name(arm)} {'not given' if value is None else 'in part'}: {missing}.")
+    return speeds, notes
+
+
+def on_one_machine(arms: Sequence[Arm]) -> tuple[list[Arm], list[str]]:
+    """The runs on the engine and machine that most of them used, and a line for each arm that has others."""
+
+    def same(one: RunRecord, other: RunRecord) -> bool:
+        return one.engine == other.engine and one.hardware == other.hardware
+
+    every = [run for arm in arms for run in arm.runs.values()]
+    common = max(every, key=lambda run: sum(same(run, other) for other in every))
+    kept = [Arm({seed: run for seed, run in arm.runs.items() if same(run, common)}) for arm in arms]
+    notes = [
+        f"{len(arm.runs) - len(own.runs)} of {len(arm.runs)} runs of {arm_name(arm)} had another engine or machine "
+        "than most: their seconds are left out."
+        for arm, own in zip(arms, kept, strict=True)
+        if len(own.runs) < len(arm.runs)
+    ]
+    return [arm for arm in kept if arm.runs], notes
+
+
+def decompose(arm: Arm) -> Tokens | None:
+    """Tokens of a mean step, averaged over seeds; None where they were not logged.
+
+    Where rollouts begin with reused tokens, those of untrained rollouts cannot be told from the others', and count as
+    generated.
+    """
+    keys = ("generated_tokens", "trained_tokens", "aborted_tokens", "trimmed_tokens", "reused_tokens")
+    logged = [metric_curve(arm, f"duet/{key}").mean for key in keys]
+    if not logged[0].size:
+        return None
+    generated, trained, aborted, trimmed, reused = (float(one.mean()) if one.size else 0.0 for one in logged)
+    lost = min(max(generated + reused - trained, 0.0), generated)
+    aborted = min(aborted, lost)  # with aborted_rollouts="failure" they are trained
+    return Tokens(generated - lost, aborted, lost - aborted, trimmed, reused)
+
+
+def accuracy_deltas(arms: Sequence[Arm]) -> tuple[list[tuple[Arm, dict[str, Value]]], list[str]]:
+    """Per arm and suite the paired difference from GRPO at the same budget, and a line for each arm without one.
+
+    Raises:
+        NotDrawn: If no arm has a reference.
+    """
+    references = {arm.budget: arm for arm in arms if arm.method == "grpo"}
+    deltas, without = [], []
+    for arm in arms:
+        if arm.method == "grpo":
+            continue
+        reference = references.get(arm.budget)
+        gains = {} if reference is None else {name: accuracy_gain(arm, reference, name) for name in suites_of([arm])}
+        if found := {name: gain for name, gain in gains.items() if gain is not None}:
+            deltas.append((arm, found))
+        else:
+            without.append(arm_name(arm))
+    reason = "GRPO has no run at this budget with a seed, a suite and the number of steps in common."
+    notes = [f"without {', '.join(without)}: {reason}"] if without else []
+    if not deltas:
+        raise NotDrawn(notes[0] if notes else "only GRPO was run.")
+    return deltas, notes
+
+
+def surrogate_arms(arms: Sequence[Arm]) -> dict[float, dict[str, Arm]]:
+    """Arms by budget and surrogate (online, constant, ridge) of the first method that was run with several.
+
+    Raises:
+        NotDrawn: If no method was.
+    """
+    found: dict[str, dict[str, Arm]] = {}
+    # Of arms that differ in another option of the surrogate the one with the paper's values comes first and stays.
+    for arm in sorted(arms, key=lambda arm: (-arm.budget, len(arm.swept({"surrogate_warmup"})))):
+        if arm.complete and arm.own.get("surrogate") in SURROGATES:
+            own = {name: value for name, value in arm.own.items() if not name.startswith("surrogate")}
+            alike = found.setdefault(json.dumps([arm.method, arm.budget, own, arm.context], sort_keys=True), {})
+            alike.setdefault(arm.own["surrogate"], arm)
+    groups = [alike for alike in found.values() if "online" in alike and len(alike) > 1]
+    if groups:
+        first = groups[0]["online"].method
+        compared = {alike["online"].budget: alike for alike in reversed(groups) if alike["online"].method == first}
+        return {
+            budget: {name: compared[budget][name] for name in SURROGATES if name in compared[budget]}
+            for budget in sorted(compared, reverse=True)
+        }
+    raise NotDrawn("no budget was run with the online surrogate and a static one. Add cells with surrogate: constant.")
+
+
+def surrogate_gains(arms: Sequence[Arm], suite: str) -> dict[str, dict[float, Value]]:
+    """Accuracy with the online surrogate minus that with a static one, by static one and budget.
+
+    Raises:
+        NotDrawn: If there is nothing to compare.
+    """
+    gains: dict[str, dict[float, Value]] = {}
+    for budget, own in surrogate_arms(arms).items():
+        for name, arm in own.items():
+            if name != "online" and (gain := accuracy_gain(own["online"], arm, suite)) is not None:
+                gains.setdefault(name, {})[budget] = gain
+    if not gains:
+        raise NotDrawn(f"the surrogates have no seed in common that measured {suite_title(suite)}.")
+    return gains

@@ -7,13 +7,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from .figure_data import Curve, Mean
+from .figure_data import Curve
 from .figure_style import BLACK, Look
+from .layout import Value
 
 
-def times(mean: Mean, factor: float) -> Mean:
+def times(value: Value, factor: float) -> Value:
     """A mean in another unit."""
-    return Mean(factor * mean.value, factor * mean.low, factor * mean.high)
+    return Value(factor * value.mean, None if value.half is None else factor * value.half, value.seeds)
 
 
 def spread(count: int, width: float) -> np.ndarray:
@@ -35,27 +36,27 @@ def draw_curve(axes: Axes, curve: Curve, label: str, look: Look, *, scale: float
 
 
 def draw_points(
-    axes: Axes, x: Sequence[float | Mean], y: Sequence[Mean], label: str, look: Look, *, line: bool = False
+    axes: Axes, x: Sequence[float | Value], y: Sequence[Value], label: str, look: Look, *, line: bool = False
 ) -> None:
     """Means with their intervals, also across where x is measured, and a line through them."""
-    across = [one if isinstance(one, Mean) else Mean(one, np.nan, np.nan) for one in x]
+    across = [one if isinstance(one, Value) else Value(one) for one in x]
     axes.errorbar(
-        [one.value for one in across], [one.value for one in y], xerr=_ends(across), yerr=_ends(y), label=label,
+        [one.mean for one in across], [one.mean for one in y], xerr=_halves(across), yerr=_halves(y), label=label,
         color=look.color, marker=look.marker, linestyle=look.line if line else "none", elinewidth=0.8, capsize=1.5,
     )  # fmt: skip
 
 
 def draw_bars(
-    axes: Axes, names: Sequence[str], values: Sequence[Mean | None], looks: Sequence[Look], form: str
+    axes: Axes, names: Sequence[str], values: Sequence[Value | None], looks: Sequence[Look], form: str
 ) -> None:
     """Horizontal bars from the top with their values at the right margin; None has no bar and a dash."""
     places = np.arange(len(names))[::-1]
     for place, value, look in zip(places, values, looks, strict=True):
         if value is not None:
             edge = {"edgecolor": BLACK, "linewidth": 0.3}
-            axes.barh(place, value.value, color=look.color, hatch=look.hatch, height=0.75, **edge)
-            axes.errorbar([value.value], [place], xerr=_ends([value]), color=BLACK, elinewidth=0.8, capsize=1.5)
-        text = "-" if value is None else form.format(value.value)
+            axes.barh(place, value.mean, color=look.color, hatch=look.hatch, height=0.75, **edge)
+            axes.errorbar([value.mean], [place], xerr=_halves([value]), color=BLACK, elinewidth=0.8, capsize=1.5)
+        text = "-" if value is None else form.format(value.mean)
         axes.text(1.02, place, text, transform=axes.get_yaxis_transform(), va="center", fontsize=7)
     axes.set_yticks(places, names)
     axes.set_ylim(-0.6, len(names) - 0.4)
@@ -69,6 +70,6 @@ def budget_axis(axes: Axes, budgets: Sequence[float]) -> None:
     axes.margins(x=0.08)
 
 
-def _ends(means: Sequence[Mean]) -> np.ndarray:
-    """Distances of both ends from the means, shape (2, N); nan, which is not drawn, for a single seed."""
-    return np.array([[one.value - one.low for one in means], [one.high - one.value for one in means]])
+def _halves(values: Sequence[Value]) -> list[float]:
+    """Half of each interval; nan, which is not drawn, for a single seed."""
+    return [np.nan if one.half is None else one.half for one in values]

@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .figure_data import OURS
+from .arms import FAMILY
 from .titles import METHODS
 
 # Okabe and Ito's palette: distinguishable with any colour vision deficiency.
@@ -68,7 +68,7 @@ def method_look(method: str) -> Look:
         return Look(GREY, "o", "--", "")
     if method not in METHODS:
         return Look(BLACK, "o", ":", "xxx")
-    index = [*OURS, *(name for name in METHODS if name not in {"grpo", *OURS})].index(method)
+    index = [*FAMILY, *(name for name in METHODS if name not in {"grpo", *FAMILY})].index(method)
     count = len(_METHOD_COLORS)
     return Look(
         _METHOD_COLORS[index % count],

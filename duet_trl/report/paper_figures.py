@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every figure of the paper from a folder of runs, a folder per model.
+"""Every figure of the paper from a folder of runs, a folder per model (and task, where records name several).
 
     <output_dir>/<model>/<figure>.png, .svg             methods against each other (comparison_figures.py)
     <output_dir>/<model>/<figure>_<method>.png, .svg    what the controller did (controller_figures.py)
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from . import comparison_figures, controller_figures
-from .figure_data import Arm, NotDrawn, arms_of, percent, plain, plain_variant, variant_text
+from .figure_data import NotDrawn, Subject, find_subjects
 from .figure_style import FORMATS
 from .runs import read_runs
 from .titles import method_title
@@ -32,22 +32,23 @@ def write_figures(folder: Path, output_dir: Path) -> tuple[list[Path], list[str]
         UnreadableRuns: If the folder holds no run that is done.
     """
     runs = read_runs(folder)
-    written: list[Path] = []
-    notes = [f"left out: {line}" for line in runs.left_out]
-    for model in dict.fromkeys(run.record.model for run in runs.done):
-        own = [run for run in runs.done if run.record.model == model]
-        paths, more = _of_model(arms_of(own), output_dir / re.sub(r"[^\w.-]+", "_", model))
+    subjects, repeated = find_subjects(runs.done)
+    written, notes = [], [f"left out: {line}" for line in runs.left_out] + repeated
+    for name, subject in subjects.items():
+        paths, more = _of_subject(subject, output_dir / re.sub(r"[^\w.-]+", "_", name))
         written += paths
-        notes += [f"{model}: {note}" for note in more]
+        notes += [f"{name}: {note}" for note in more]
     return written, notes
 
 
-def _of_model(arms: list[Arm], folder: Path) -> tuple[list[Path], list[str]]:
-    shown = plain(arms)
+def _of_subject(subject: Subject, folder: Path) -> tuple[list[Path], list[str]]:
     written: list[Path] = []
-    notes = variant_notes(arms)
+    notes: list[str] = []
+    if others := [arm.first.cell for arm in subject.arms if arm not in subject.shown]:
+        notes.append(f"not among the methods that are compared (ablations and other settings): {', '.join(others)}.")
 
     def draw(name: str, figure: Callable[[Path], list[str]]) -> str | None:
+        """Reason why it is not drawn."""
         try:
             notes.extend(f"{name}: {note}" for note in figure(folder / name))
         except NotDrawn as reason:
@@ -56,32 +57,15 @@ def _of_model(arms: list[Arm], folder: Path) -> tuple[list[Path], list[str]]:
         return None
 
     for name, figure in comparison_figures.FIGURES.items():
-        if reason := draw(name, lambda path, figure=figure: figure(arms, path)):
+        if reason := draw(name, lambda path, figure=figure: figure(subject, path)):
             notes.append(f"{name} is not drawn: {reason}")
-    methods = [method for method in dict.fromkeys(arm.method for arm in arms) if method != "grpo"]
+    methods = [method for method in dict.fromkeys(arm.method for arm in subject.shown) if method != "grpo"]
     if not methods:
         notes.append("what a controller did is not drawn: only GRPO was run.")
     for name, figure in controller_figures.FIGURES.items():
         left_out: dict[str, list[str]] = {}
         for method in methods:
-            if reason := draw(f"{name}_{method}", lambda path, f=figure, method=method: f(shown, method, path)):
+            if reason := draw(f"{name}_{method}", lambda path, f=figure, method=method: f(subject, method, path)):
                 left_out.setdefault(reason, []).append(method_title(method))
         notes += [f"{name} is not drawn of {', '.join(names)}: {reason}" for reason, names in left_out.items()]
     return written, notes
-
-
-def variant_notes(arms: list[Arm]) -> list[str]:
-    """Which variant of a method the figures show where it was run in several."""
-    notes = []
-    for method in dict.fromkeys(arm.method for arm in arms):
-        kept = plain_variant(arms, method)
-        others = [arm for arm in arms if arm.method == method and arm.variant != kept]
-        if others:
-            changed = {
-                variant_text(tuple(pair for pair in arm.variant if pair not in kept)) + f" at {percent(arm.budget)}"
-                for arm in others
-            }
-            notes.append(
-                f"{method_title(method)} is shown with {variant_text(kept)}, not with {'; '.join(sorted(changed))}."
-            )
-    return notes
