@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figures of the paper that set methods against each other: accuracy, seconds and tokens by method and budget.
 
-Each function takes the runs of one subject and a path without ending, writes the figure, and returns a line for each arm
-that it could not show.
+Each function takes the runs of one subject and a path without ending, writes the figure, and returns a line for each
+arm that it could not show.
 """
 
 from collections.abc import Callable, Mapping, Sequence

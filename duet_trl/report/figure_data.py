@@ -175,7 +175,7 @@ def accuracy_gain(arm: Arm, other: Arm, suite: str) -> Value | None:
 
 
 def speed_ups(subject: Subject) -> tuple[dict[tuple[str, float], Value], list[str]]:
-    """Speed-up over full-budget GRPO by method and budget, within engine and machine, and a line for what is missing."""
+    """Speed-up over full-budget GRPO by method and budget, within engine and machine, and what is missing."""
     try:
         reference = full_grpo(subject)
     except NotDrawn as reason:

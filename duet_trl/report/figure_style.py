@@ -14,7 +14,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .arms import FAMILY
 from .titles import METHODS
 
 # Okabe and Ito's palette: distinguishable with any colour vision deficiency.
@@ -40,8 +39,9 @@ _PRINT = {
     "svg.fonttype": "none",  # text stays text: it can be searched, and is set in the reader's font
     "svg.hashsalt": "duet",  # the same figure is the same file
 }
-_METHOD_COLORS = (BLUE, SKY, ORANGE, GREEN, RED, PINK)
-_METHOD_MARKERS = "s^DvPX<>hp*"  # eleven, against six colours: the pair repeats after 66 methods
+_COLORS = (ORANGE, GREEN, RED, PINK)
+_MARKERS = "v<DPX>hp*d^"  # eleven, against four colours: the pair repeats after 44 methods
+_LINES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx")
 
 
 class Look(NamedTuple):
@@ -53,6 +53,12 @@ class Look(NamedTuple):
     hatch: str
 
 
+_OURS = {
+    "grpo": Look(GREY, "o", "--", ""),
+    "duet": Look(BLUE, "s", "-", ""),
+    "paper": Look(SKY, "^", "-", ""),
+    "duet_reuse": Look(BLACK, "d", "-", ""),
+}
 _BUDGET_LOOKS = (
     Look(ORANGE, "o", "-", ""),
     Look(BLUE, "s", "--", "///"),
@@ -63,19 +69,14 @@ _BUDGET_LOOKS = (
 
 
 def method_look(method: str) -> Look:
-    """Look of a method, the same in every figure; one without a title is black."""
-    if method == "grpo":
-        return Look(GREY, "o", "--", "")
+    """Look of a method, the same in every figure; this package's are blue or black, one without a title dotted."""
+    if method in _OURS:
+        return _OURS[method]
     if method not in METHODS:
         return Look(BLACK, "o", ":", "xxx")
-    index = [*FAMILY, *(name for name in METHODS if name not in {"grpo", *FAMILY})].index(method)
-    count = len(_METHOD_COLORS)
-    return Look(
-        _METHOD_COLORS[index % count],
-        _METHOD_MARKERS[index % len(_METHOD_MARKERS)],
-        ("-", "--", "-.", ":")[index // count % 4],
-        ("", "///", "...", "xxx")[index // count % 4],
-    )
+    index = [name for name in METHODS if name not in _OURS].index(method)
+    cycle = index // len(_COLORS) % len(_LINES)
+    return Look(_COLORS[index % len(_COLORS)], _MARKERS[index % len(_MARKERS)], _LINES[cycle], _HATCHES[cycle])
 
 
 def budget_look(budget: float, budgets: Sequence[float]) -> Look:
@@ -117,6 +118,7 @@ def sheet(
         finish(figure)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path.with_suffix(".png"), dpi=300)
+        figure.set_layout_engine("none")  # it is laid out by now
         figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
 
 
