@@ -2,7 +2,7 @@
 """What figures show of the runs of one model, computed apart from any drawing.
 
 An arm is a method at a budget: runs that differ by their seed. Where a folder also holds ablations of a method,
-figures that compare methods show its plain variant alone: nothing switched off, the paper's values, then the most runs.
+figures that compare methods show its plain variant alone: nothing switched off, the paper's values, the most runs.
 """
 
 from collections import Counter
