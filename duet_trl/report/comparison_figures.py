@@ -36,7 +36,6 @@ from .figure_data import (
     percent,
     plain,
     smooth,
-    smoothing_window,
 )
 from .figure_marks import budget_axis, draw_bars, draw_curve, draw_points, spread, times
 from .figure_style import BLACK, BLUE, COLUMN, GREEN, ORANGE, PAGE, SKY, Look, method_look, sheet
@@ -92,14 +91,12 @@ def step_time(arms: Sequence[Arm], path: Path) -> list[str]:
     if not curves:
         raise NotDrawn("no run at the full budget has step_time in its log.")
     speeds, left_out = speed_ups(arms)
-    window = smoothing_window(max(line.steps.size for _, line in curves))
-    median = f", median of {window}" if window > 1 else ""
     with sheet(path, (PAGE, 2.8), columns=2, legend_columns=5) as (seconds, ratios):
         for arm, line in curves:
-            line = smooth(line, window)
+            line = smooth(line)
             # Bands of many methods would hide each other; the interval is on the right.
             draw_curve(seconds, replace(line, low=line.mean, high=line.mean), arm_label(arm), arm_look(arm))
-        seconds.set(ylabel=f"Seconds per step{median}", title="Step time", ylim=(0, None))
+        seconds.set(ylabel="Seconds per step", title="Step time", ylim=(0, None))
         measured = [arm for arm in shown if (arm.method, arm.budget) in speeds]
         _by_method(ratios, measured, {id(arm): speeds[arm.method, arm.budget] for arm in measured}, None)
         ratios.axhline(1, color=BLACK, linewidth=0.8, linestyle=":")

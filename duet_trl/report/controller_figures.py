@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from .audit_data import LATE_SHARE, density, difficulty, lengths
 from .comparison_data import accuracy_label, main_suite
-from .figure_data import Arm, Curve, NotDrawn, mean_curve, metric_curve, percent, smooth, smoothing_window
+from .figure_data import Arm, Curve, NotDrawn, mean_curve, metric_curve, percent, smooth
 from .figure_marks import budget_axis, draw_curve, draw_points
 from .figure_style import BLACK, BLUE, COLUMN, GREY, ORANGE, PAGE, RED, SKY, Look, budget_look, sheet
 from .runs import curve, suites
@@ -132,7 +132,7 @@ def marker_shares(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
                 ("abort_rate", "aborted", Look(RED, "^", ":", "")),
             ):
                 line = metric_curve(arm.records, f"duet/{key}")
-                draw_curve(axes, smooth(line, smoothing_window(line.steps.size)), label, look, scale=100)
+                draw_curve(axes, smooth(line), label, look, scale=100)
             axes.set_title(f"{percent(arm.budget)} of the rollouts")
         panels[0].set_ylim(bottom=0)
         panels[0].set_ylabel("Share of rollouts (%)")
@@ -156,9 +156,8 @@ def surcharge(arms: Sequence[Arm], method: str, path: Path) -> list[str]:
     with sheet(path, (max(COLUMN, PAGE * len(found) / _PANELS), 2.4), columns=len(found), sharey=True) as panels:
         for axes, (arm, bound) in zip(panels, found, strict=True):
             line = metric_curve(arm.records, "duet/surcharge")
-            draw_curve(axes, smooth(line, smoothing_window(line.steps.size)), "realised", Look(BLUE, "o", "-", ""))
-            window = smoothing_window(bound.steps.size)
-            draw_curve(axes, smooth(bound, window), "bound at the step's marker rate", Look(ORANGE, "s", "--", ""))
+            draw_curve(axes, smooth(line), "realised", Look(BLUE, "o", "-", ""))
+            draw_curve(axes, smooth(bound), "bound at the step's marker rate", Look(ORANGE, "s", "--", ""))
             worst = worst_surcharge(_keep_probability(arm))
             axes.axhline(worst, color=BLACK, linewidth=1, linestyle=":", label="bound without markers")
             axes.set_yscale("log")
@@ -233,10 +232,7 @@ def _logged(arms: Sequence[Arm], method: str, metric: str) -> list[Arm]:
 def _over_budgets(axes: Axes, own: Sequence[Arm], line: Callable[[Arm], Curve], scale: float = 1.0) -> None:
     """A line per budget, with the noise of single steps taken out."""
     for arm in own:
-        found = line(arm)
-        draw_curve(
-            axes, smooth(found, smoothing_window(found.steps.size)), percent(arm.budget), _look(arm, own), scale=scale
-        )
+        draw_curve(axes, smooth(line(arm)), percent(arm.budget), _look(arm, own), scale=scale)
 
 
 def _each(arms: Sequence[Arm], compute: Callable, needed: bool = True) -> tuple[list[tuple], list[str]]:

@@ -2,7 +2,7 @@
 """What figures show of the runs of one model, computed apart from any drawing.
 
 An arm is a method at a budget: runs that differ by their seed. Where a folder also holds ablations of a method,
-figures that compare methods show its plain variant alone: nothing switched off, the paper's values, the most runs.
+figures that compare methods show its plain variant: nothing switched off, the paper's values, then the most runs.
 """
 
 from collections import Counter
@@ -77,6 +77,7 @@ class Curve:
     mean: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    window: int = 1  # logged steps that each value is a running median of
 
 
 def arms_of(runs: Sequence[StoredRun]) -> list[Arm]:
@@ -153,21 +154,19 @@ def metric_curve(records: Sequence[RunRecord], key: str) -> Curve:
     return mean_curve(records, lambda record: series(record.log, key))
 
 
-def smooth(curve: Curve, window: int) -> Curve:
-    """Running median over `window` logged steps, cut short at both ends so that no value is made up."""
-    if window <= 1:
+def smooth(curve: Curve) -> Curve:
+    """Running median that takes the noise out of a line and leaves about 40 independent points.
+
+    The window is an odd number of logged steps. At both ends it is cut short, so that no value is made up.
+    """
+    half = len(curve.steps) // 80
+    if half == 0:
         return curve
-    half = window // 2
 
     def running(values: np.ndarray) -> np.ndarray:
         return np.array([np.median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))])
 
-    return Curve(curve.steps, running(curve.mean), running(curve.low), running(curve.high))
-
-
-def smoothing_window(num_points: int) -> int:
-    """Odd number of logged steps that takes the noise out of a line and leaves about 40 independent points."""
-    return 2 * (num_points // 80) + 1
+    return Curve(curve.steps, *map(running, (curve.mean, curve.low, curve.high)), window=2 * half + 1)
 
 
 def final_accuracy(arm: Arm, suite: str) -> Mean | None:

@@ -30,7 +30,7 @@ def draw_curve(axes: Axes, curve: Curve, label: str, look: Look, *, scale: float
     axes.plot(
         curve.steps, mean, color=look.color, linestyle=look.line, marker=look.marker, markevery=every, label=label
     )
-    axes.set_xlabel("Optimizer step")
+    axes.set_xlabel("Optimizer step" + (f" (median of {curve.window})" if curve.window > 1 else ""))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 

@@ -123,7 +123,7 @@ def sheet(
 def finish(figure: Figure) -> None:
     """Grid behind the data, and no frame at the top and the right but for a second scale."""
     for axes in figure.axes:
-        twin = axes.yaxis.get_ticks_position() == "right"
+        twin = axes.yaxis.get_label_position() == "right"
         if not twin:
             axes.grid(True, color="#DDDDDD", linewidth=0.6)
         axes.set_axisbelow(True)
