@@ -12,10 +12,11 @@ from .runs import RunRecord, UnreadableRuns, accuracy, generated_tokens, suites,
 from .titles import SUITES, in_order, method_title, suite_title
 
 SPEED_UP = Column("speed_up", "Speed-up", "factor", 1)
+SEEDS = Column("seeds", "Seeds", "count")
 COSTS = [
     Column("generated_tokens", "Tokens", "tokens"),
     Column("share_of_tokens", "Tokens, of reference", "share"),
-    Column("seeds", "Seeds", "count"),
+    SEEDS,
 ]
 INTERVAL = "Means over seeds ± half of the 95% t-interval."
 MARKS = "Best in bold, second underlined, as rounded, within a section."

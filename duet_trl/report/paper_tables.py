@@ -17,6 +17,7 @@ from pathlib import Path
 from .arm_figures import (
     COSTS,
     INTERVAL,
+    SEEDS,
     SPEED_UP,
     Notes,
     Report,
@@ -203,6 +204,6 @@ def _compared(report: Report, name: str, caption: str, groups: Sequence[Group]) 
     tables = [Table(name, heading, words, "Method", columns, sections, notes.lines())]
     if differences:
         words = f"{caption}: mean@{report.k} minus that of {against}, percentage points, paired by seed. {INTERVAL}"
-        columns = [Column(one, suite_title(one), "difference") for one in names] + [COSTS[-1]]
+        columns = [Column(one, suite_title(one), "difference") for one in names] + [SEEDS]
         tables.append(Table(f"{name}_differences", f"{heading}, differences", words, "Method", columns, differences))
     return tables

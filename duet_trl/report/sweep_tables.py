@@ -5,17 +5,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from .arm_figures import SPEED_UP, Notes, Report, accuracy_columns, mean, suites_of
+from .arm_figures import SEEDS, SPEED_UP, Notes, Report, accuracy_columns, mean, suites_of
 from .arms import STANDARD, Arm, sweeps
 from .layout import Column, Section, Table, Value
-from .runs import RunRecord, series, training_seconds
+from .runs import RunRecord, running_total, series, training_seconds
 from .titles import method_title
 
-SEEDS = Column("seeds", "Seeds", "count")
 MINUTES = Column("minutes", "Wall (min)", "tenths", -1)
 PRUNED = Column("pruned_share", "Pruned", "number")
 LENGTH = Column("mean_length", "Length", "count")
-PRUNED_METRIC, LENGTH_METRIC = "duet/pruned_share", "completions/mean_length"
 
 Extra = Callable[[Arm, str, Notes], list[Value | None]]
 """The last cells of a row, from the arm, its label for notes, and the notes."""
@@ -47,9 +45,9 @@ def table_7(report: Report) -> list[Table] | str:
     """ARRoL's keep rate, with the share of rollouts that it prunes and their mean length."""
 
     def extra(arm: Arm, label: str, notes: Notes) -> list[Value | None]:
-        return [mean(_mean_of(run, name) for run in arm.runs.values()) for name in (PRUNED_METRIC, LENGTH_METRIC)]
+        return [mean(map(of_run, arm.runs.values())) for of_run in (_pruned_share, _mean_length)]
 
-    title = "Keep rate of ARRoL, with the share of rollouts that it pruned and their mean length in tokens"
+    title = "Keep rate of ARRoL, with the share of scored rollouts that it pruned and their mean length in tokens"
     return _sweep(report, "table7", title, "keep_rate", (0.5, 0.25), [PRUNED, LENGTH], extra)
 
 
@@ -95,7 +93,13 @@ def _machine(run: RunRecord) -> str:
     return f"{run.engine} {sorted(run.hardware.items())}"
 
 
-def _mean_of(run: RunRecord, metric: str) -> float | None:
-    """Mean over the entries of the log."""
-    values = series(run.log, metric)[1]
+def _pruned_share(run: RunRecord) -> float | None:
+    """Pruned rollouts over those that were long enough to be scored, of the whole run."""
+    pruned, scored = (running_total(run, f"duet/{name}_rollouts")[1] for name in ("pruned", "scored"))
+    return float(pruned[-1] / scored[-1]) if scored.size and scored[-1] and pruned.size else None
+
+
+def _mean_length(run: RunRecord) -> float | None:
+    """Mean length of rollouts, tokens; every entry of the log counts alike."""
+    values = series(run.log, "completions/mean_length")[1]
     return float(np.mean(values)) if values.size else None

@@ -186,14 +186,24 @@ def test_table_6_compares_at_the_same_budget(tmp_path):
 
 
 def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
+    """Pruned at 0.5: 38 of 50 in each step; at 0.25: 14 of 20 in one and 54 of 60 in the other."""
+    entries = {
+        0.5: [{"duet/scored_rollouts": 50.0, "duet/pruned_rollouts": 38.0}] * 2,
+        0.25: [
+            {"duet/scored_rollouts": 20.0, "duet/pruned_rollouts": 14.0},
+            {"duet/scored_rollouts": 60.0, "duet/pruned_rollouts": 54.0},
+        ],
+    }
     runs = [record()]
-    for keep, pruned in ((0.5, 0.76), (0.25, 0.83)):
-        log = log_of(8.0, 100.0, (0.1, 0.2, keep), **{"duet/pruned_share": pruned, "completions/mean_length": 630.0})
+    for keep, (first, second) in entries.items():
+        log = log_of(8.0, 100.0, (0.1, 0.2, keep), **{"completions/mean_length": 630.0})
+        log[1] |= first
+        log[3] |= second
         runs.append(record("arrol", cell=f"k{keep}", settings={"method_kwargs": {"keep_rate": keep}}, log=log))
     write_tables(store(tmp_path / "runs", *runs), tmp_path)
     lines = table(tmp_path, "table7")
     assert [row for _, row in lines] == ["0.25", "0.5 (default)"]
-    assert [figure(line, "pruned_share")[0] for line in lines.values()] == pytest.approx([0.83, 0.76])
+    assert [figure(line, "pruned_share")[0] for line in lines.values()] == pytest.approx([68 / 80, 0.76])
     assert {figure(line, "mean_length")[0] for line in lines.values()} == {630.0}
 
 
