@@ -27,7 +27,7 @@ from .figure_data import (
     percent,
     smooth,
 )
-from .figure_marks import budget_axis, draw_curve, draw_points
+from .figure_marks import budget_axis, draw_curve, draw_points, log_axis
 from .figure_style import BLACK, BLUE, COLUMN, GREY, ORANGE, PAGE, RED, SKY, Look, budget_look, sheet
 from .runs import curve
 from .titles import suite_title
@@ -71,7 +71,7 @@ def thresholds(subject: Subject, method: str, path: Path) -> list[str]:
     with sheet(path, (COLUMN, 2.5)) as (axes,):
         for arm in own:
             look = _look(arm, own)
-            for key, name, line in (("abort", "$K_2$", "-"), ("poll", "$K_1$", "--")):
+            for key, name, line in (("abort", "K2", "-"), ("poll", "K1", "--")):
                 found = metric_curve(arm, f"duet/{key}_threshold")
                 draw_curve(axes, found, f"{name} at {percent(arm.budget)}", look._replace(line=line))
         axes.set(ylabel="Threshold (tokens)", title="Gate thresholds")
@@ -131,7 +131,8 @@ def dual(subject: Subject, method: str, path: Path) -> list[str]:
     own = _logged(subject, method, "dual")
     with sheet(path, (COLUMN, 2.3)) as (axes,):
         _over_budgets(axes, own, lambda arm: metric_curve(arm, "duet/dual"))
-        axes.set(ylabel=r"Dual $\lambda^*$ (gain per token)", title="Dual of the budget", yscale="log")
+        axes.set(ylabel="Dual \N{GREEK SMALL LETTER LAMDA}* (gain per token)", title="Dual of the budget")
+        log_axis(axes)
     return []
 
 
@@ -174,7 +175,7 @@ def surcharge(subject: Subject, method: str, path: Path) -> list[str]:
             draw_curve(axes, smooth(bound), "bound at the step's marker rate", Look(ORANGE, "s", "--", ""))
             worst = worst_surcharge(_keep_probability(arm))
             axes.axhline(worst, color=BLACK, linewidth=1, linestyle=":", label="bound without markers")
-            axes.set_yscale("log")
+            log_axis(axes)
             axes.set_ylim(0.9, 1.3 * max(axes.get_ylim()[1], worst))
             axes.set_title(f"{percent(arm.budget)} of the rollouts")
         panels[0].set_ylabel("Factor on the second moment")
@@ -186,7 +187,11 @@ def calibration(subject: Subject, method: str, path: Path) -> list[str]:
     own = _logged(subject, method, "calibration_chi2")
     with sheet(path, (COLUMN, 2.3)) as (axes,):
         _over_budgets(axes, own, lambda arm: metric_curve(arm, "duet/calibration_chi2"))
-        axes.set(ylabel=r"$\chi^2$(surrogate, sigma)", title="Calibration of the surrogate", yscale="log")
+        axes.set(
+            ylabel="\N{GREEK SMALL LETTER CHI}\N{SUPERSCRIPT TWO} (surrogate, sigma)",
+            title="Calibration of the surrogate",
+        )
+        log_axis(axes)
     return []
 
 

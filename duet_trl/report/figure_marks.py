@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from .figure_data import Curve
 from .figure_style import BLACK, Look
@@ -68,6 +68,13 @@ def budget_axis(axes: Axes, budgets: Sequence[float]) -> None:
     axes.set_xticks([100 * budget for budget in sorted(set(budgets))])
     axes.set_xlabel("Nominal budget (% of full rollouts)")
     axes.margins(x=0.08)
+
+
+def log_axis(axes: Axes) -> None:
+    """A logarithmic scale, whose numbers have no small exponents."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter())
 
 
 def _halves(values: Sequence[Value]) -> list[float]:
