@@ -176,7 +176,7 @@ def surcharge(subject: Subject, method: str, path: Path) -> list[str]:
             worst = worst_surcharge(_keep_probability(arm))
             axes.axhline(worst, color=BLACK, linewidth=1, linestyle=":", label="bound without markers")
             log_axis(axes)
-            axes.set_ylim(0.9, 1.3 * max(axes.get_ylim()[1], worst))
+            axes.set_ylim(bottom=0.9)
             axes.set_title(f"{percent(arm.budget)} of the rollouts")
         panels[0].set_ylabel("Factor on the second moment")
     return notes

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter, MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator, StrMethodFormatter
 
 from .figure_data import Curve
 from .figure_style import BLACK, Look
@@ -73,7 +73,7 @@ def budget_axis(axes: Axes, budgets: Sequence[float]) -> None:
 def log_axis(axes: Axes) -> None:
     """A logarithmic scale, whose numbers have no small exponents."""
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.yaxis.set_minor_formatter(LogFormatter())
 
 
