@@ -126,6 +126,7 @@ def token_decomposition(subject: Subject, path: Path) -> list[str]:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel="Tokens per step", title="Tokens by method and budget")
         axes.margins(y=0.02)
+        axes.set_xlim(0, 1.04 * floor.max())
     return []
 
 

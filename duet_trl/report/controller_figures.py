@@ -30,7 +30,7 @@ from .figure_data import (
 from .figure_marks import budget_axis, draw_curve, draw_points, log_axis
 from .figure_style import BLACK, BLUE, COLUMN, GREY, ORANGE, PAGE, RED, SKY, Look, budget_look, sheet
 from .runs import curve
-from .titles import suite_title
+from .titles import method_title, suite_title
 
 _PANELS = 3  # budgets side by side on a page
 
@@ -68,7 +68,7 @@ def fan_out(subject: Subject, method: str, path: Path) -> list[str]:
 def thresholds(subject: Subject, method: str, path: Path) -> list[str]:
     """Where the gate begins to look for an answer (K1) and gives up (K2), by budget."""
     own = _logged(subject, method, "abort_threshold")
-    with sheet(path, (COLUMN, 2.5)) as (axes,):
+    with sheet(path, (COLUMN, 2.5), legend_columns=min(len(own), 3)) as (axes,):
         for arm in own:
             look = _look(arm, own)
             for key, name, line in (("abort", "K2", "-"), ("poll", "K1", "--")):
@@ -106,7 +106,7 @@ def length_density(subject: Subject, method: str, path: Path) -> list[str]:
     references, more = _each(
         grpo, lambda arm: (lengths(subject, arm, late=False), lengths(subject, arm, late=True)), needed=False
     )
-    lines = [(arm_name(arm), _look(arm, own), values) for arm, values in found]
+    lines = [(percent(arm.budget), _look(arm, own), values) for arm, values in found]
     if references:
         first, last = references[0][1]
         lines = [("GRPO", Look(GREY, "", "-", ""), last), *lines]
@@ -120,7 +120,7 @@ def length_density(subject: Subject, method: str, path: Path) -> list[str]:
             shape = density(values, at)
             axes.plot(at, 1000 * shape, color=look.color, linestyle=look.line, label=name)
         axes.set(xlabel="Response length (tokens)", ylabel="Density (per 1000 tokens)")
-        axes.set_title(f"Lengths in the last {percent(LATE_SHARE)} of the steps")
+        axes.set_title(f"{method_title(method)}, last {percent(LATE_SHARE)} of the steps")
         axes.set_xlim(0, at[-1])
         axes.set_ylim(bottom=0)
     return [*notes, *more]

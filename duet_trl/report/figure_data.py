@@ -63,13 +63,17 @@ class Tokens:
 
 
 def find_subjects(runs: Sequence[StoredRun]) -> tuple[dict[str, Subject], list[str]]:
-    """Subjects by their name, and a line for runs that repeat others."""
+    """Subjects by their name, the model and, if it has several, the task; and a line for runs that repeat others."""
     arms, notes = find_arms([run.record for run in runs])
     folders = {(run.record.model, run.record.name): run.folder for run in runs}
-    found: dict[str, list[Arm]] = {}
+    found: dict[tuple[str, str], list[Arm]] = {}
     for arm in arms:
-        found.setdefault(" ".join(filter(None, arm.subject)), []).append(arm)
-    return {name: Subject(own, shown_arms(own), folders) for name, own in found.items()}, notes
+        found.setdefault(arm.subject, []).append(arm)
+    models = [model for model, _ in found]
+    return {
+        model if models.count(model) == 1 else f"{model} {task}": Subject(own, shown_arms(own), folders)
+        for (model, task), own in found.items()
+    }, notes
 
 
 def shown_arms(arms: Sequence[Arm]) -> list[Arm]:

@@ -373,3 +373,10 @@ def test_a_run_of_grpo_alone_draws_what_it_can_and_says_the_rest(tmp_path):
     for name in COMPARED:
         assert any(f"{name} is not drawn: " in note for note in notes), name
     assert "tiny: what a controller did is not drawn: only GRPO was run." in notes
+
+
+def test_tasks_of_one_model_are_drawn_apart(tmp_path):
+    runs = [record(cell=task, settings={"dataset_name": task}) for task in ("code", "math")]
+    store(tmp_path, *runs, record(model="other", cell="other"))
+    subjects, _ = find_subjects(read_runs(tmp_path).done)
+    assert set(subjects) == {"tiny code", "tiny math", "other"}
