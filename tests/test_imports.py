@@ -168,7 +168,13 @@ NEEDS_EXTRA = {
     "duet_trl.engines.server": "vllm",
     "duet_trl.engines.server_engine": "vllm",
     "duet_trl.engines.vllm": "vllm",
+    "duet_trl.report.audit_data": "report",
+    "duet_trl.report.comparison_figures": "report",
+    "duet_trl.report.controller_figures": "report",
+    "duet_trl.report.figure_marks": "report",
+    "duet_trl.report.figure_style": "report",
     "duet_trl.report.figures": "report",
+    "duet_trl.report.paper_figures": "report",
     "duet_trl.rewards.math_worker": "math",
     "duet_trl.seams.server_generation": "vllm",
 }

@@ -7,13 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from duet_trl.report.intervals import t_interval
+
 Record = dict[str, Any]
 RESAMPLES = 4000
 COSTS = ("generated_tokens", "trained_tokens", "processor_seconds")
 """What two arms can have spent alike."""
-T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-T_QUANTILES += (2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093)
-"""0.975 quantiles of Student's t with 1 to 19 degrees of freedom: 2 to 20 seeds."""
 
 
 def accuracy(record: Record, which: str | None = None) -> np.ndarray:
@@ -63,25 +62,6 @@ def resolvable(differences: np.ndarray) -> float | None:
     if len(differences) < 2:
         return None
     return float(2.8 * differences.std(ddof=1) / math.sqrt(len(differences)))
-
-
-def t_interval(differences: np.ndarray) -> tuple[float, float] | None:
-    """95% t-interval of the mean difference over seeds, for these problems.
-
-    The bootstrap of `interval` is too narrow for three seeds: it knows no other than those it drew.
-
-    Args:
-        differences (np.ndarray): Mean difference of each seed, shape (S,).
-
-    Returns:
-        tuple[float, float] | None: Both ends; None for a single seed.
-    """
-    degrees = len(differences) - 1
-    if degrees < 1:
-        return None
-    # Beyond the table its last entry, which is a little wide.
-    half = T_QUANTILES[min(degrees, len(T_QUANTILES)) - 1] * differences.std(ddof=1) / math.sqrt(degrees + 1)
-    return float(differences.mean() - half), float(differences.mean() + half)
 
 
 def spent(record: Record, cost: str) -> np.ndarray:

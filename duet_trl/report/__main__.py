@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m duet_trl.report estimate <files>`: what would DUET save on a run that stock TRL GRPO did?
 
-Needs no model, no GPU and no network. Exit status: 0 done, 1 unreadable input, 2 wrong usage.
+`tables <runs>` and `figures <runs>` make the paper's tables and figures from a folder of runs. No command needs a
+model, a GPU or a network. Exit status: 0 done, 1 unreadable input, 2 wrong usage.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from ..gate.markers import MARKERS, get_marker
 from .estimate import MarkerEstimate, Settings, measure_groups, measure_lengths, measure_marker, project, total_reward
 from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
+from .paper_tables import FORMATS, write_tables
+from .runs import CHECKPOINTS, UnreadableRuns
 from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
 
 FEW_COMPLETIONS = 32
@@ -36,6 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default that of this process; the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command != "estimate":
+        return _report_on_runs(options)
     if options.poll_quantile > options.abort_quantile:
         parser.error(f"--poll_quantile {options.poll_quantile} is above --abort_quantile {options.abort_quantile}.")
     try:
@@ -83,7 +89,48 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "shares of the full number of rollouts, in (0, 1] (default: %(default)s)"
     add("--budgets", type=_in("(0, 1]"), nargs="+", metavar="B", help=help_text)
     _add_sources(estimate)
+    _add_reports_on_runs(commands)
     return parser
+
+
+def _add_reports_on_runs(commands: Any) -> None:
+    """The commands that read a folder of runs."""
+    tables = commands.add_parser("tables", help="the paper's tables from a folder of runs")
+    figures = commands.add_parser("figures", help="the paper's figures from a folder of runs")
+    for command, default in ((tables, "tables"), (figures, "figures")):
+        command.add_argument("runs", type=Path, help="folder with run.json files, at any depth")
+        help_text = f"where to write (default: <runs>/{default})"
+        command.add_argument("--output_dir", type=Path, metavar="DIR", help=help_text)
+    help_text = f"what to write, separated by commas (default: {','.join(FORMATS)})"
+    tables.add_argument("--formats", type=_formats, default=list(FORMATS), metavar="NAMES", help=help_text)
+    help_text = "final: the last measurement (default); best: of each suite the best, as the paper does, which selects"
+    tables.add_argument("--checkpoint", choices=CHECKPOINTS, default="final", help=f"{help_text} on the test set")
+    help_text = "method that speed-ups and differences are against (default: %(default)s)"
+    tables.add_argument("--reference", default="grpo", metavar="METHOD", help=help_text)
+
+
+def _report_on_runs(options: argparse.Namespace) -> int:
+    folder = options.output_dir or options.runs / options.command
+    try:
+        if options.command == "tables":
+            lines = [write_tables(options.runs, folder, options.formats, options.checkpoint, options.reference)]
+        else:
+            from .paper_figures import write_figures  # needs matplotlib, which only figures do
+
+            paths, notes = write_figures(options.runs, folder)
+            lines = [*map(str, paths), "", *notes]
+    except (UnreadableRuns, OSError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    sys.stdout.write("\n".join([*lines, f"written to {folder}"]) + "\n")
+    return 0
+
+
+def _formats(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - FORMATS.keys():
+        raise argparse.ArgumentTypeError(f"{sorted(unknown)} are none of {list(FORMATS)}")
+    return names
 
 
 def _add_sources(estimate: argparse.ArgumentParser) -> None:

@@ -15,11 +15,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from .figure_style import BLUE, GREEN, GREY, ORANGE, PINK, RED, SKY, finish
+from .runs import series
+
 History = Sequence[Mapping[str, Any]]
 
-# Okabe and Ito's palette: distinguishable with any colour vision deficiency.
-BLUE, ORANGE, GREEN, PINK, SKY, RED = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"
-GREY = "#8A8A8A"
 _ARM_COLORS = (GREY, BLUE, RED, GREEN, PINK, SKY)
 _ARM_STYLES = tuple(zip(_ARM_COLORS, "os^DvP", ("--", *5 * "-"), strict=True))
 
@@ -34,13 +34,6 @@ class AccuracyCurve:
     accuracy: Sequence[float]  # in [0, 1]
     low: Sequence[float]  # lower end of the interval
     high: Sequence[float]  # upper end of the interval
-
-
-def series(history: History, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values at which a metric was logged, in order; entries without it (evaluations, say) are skipped."""
-    points = [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
-    steps, values = zip(*points, strict=True) if points else ((), ())
-    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
 def accuracy_figure(
@@ -140,10 +133,7 @@ def _over_steps(path: Path, title: str, ylabel: str) -> Iterator[Axes]:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    for axes in figure.axes:
-        axes.grid(True, color="#DDDDDD", linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
+    finish(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return path

@@ -16,7 +16,6 @@ from benchmarks.miniature.comparison import (
     interval,
     resolvable,
     spent,
-    t_interval,
 )
 from benchmarks.miniature.report import DIAGNOSTICS, targets, write_report
 
@@ -67,15 +66,6 @@ def test_an_interval_holds_the_seeds_as_well_as_the_problems():
 def test_what_a_number_of_seeds_can_resolve():
     assert resolvable(np.array([0.0, 0.02, 0.04, 0.06])) == pytest.approx(2.8 * 0.0258199 / 2, rel=1e-5)
     assert resolvable(np.array([0.1])) is None
-
-
-def test_the_t_interval_of_three_seeds_is_twice_as_wide_as_a_normal_one():
-    # mean 0.02, sd 0.02, standard error 0.02 / sqrt(3); the 0.975 quantile of t with two degrees of freedom is 4.303
-    low, high = t_interval(np.array([0.0, 0.02, 0.04]))
-    assert (low, high) == pytest.approx((0.02 - 4.303 * 0.02 / 3**0.5, 0.02 + 4.303 * 0.02 / 3**0.5))
-    assert t_interval(np.array([0.1])) is None
-    many = t_interval(np.tile([0.0, 0.04], 30))  # beyond the table its last entry
-    assert many[1] - 0.02 == pytest.approx(2.093 * np.tile([0.0, 0.04], 30).std(ddof=1) / 60**0.5)
 
 
 def test_a_target_is_met_only_if_the_seeds_agree():

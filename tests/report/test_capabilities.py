@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table 4 and the titles of methods, held against the methods themselves."""
+
+import numpy as np
+import pytest
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.evaluation.suites import SUITES
+from duet_trl.methods import METHOD_FIELDS, METHODS, build_method
+from duet_trl.report import titles
+from duet_trl.report.arms import FAMILY, OF_THE_METHOD, PARTS, STANDARD
+from duet_trl.report.capabilities import CAPABILITIES, MARKS, MATRIX, capability_tables
+from tests.methods.simulator import counts, make_prompts, run_step
+
+NAMED = METHODS.keys() - {"own"}
+RULES_OF_COUNTS = ("grpo", "dapo", "greso", "pods", "pilot", "paper", "duet")
+"""Methods that the simulator can run from their defaults."""
+
+
+def mark(method, capability):
+    return MATRIX[method][CAPABILITIES.index(capability)]
+
+
+def test_every_method_has_a_title_and_a_column():
+    assert titles.METHODS.keys() >= NAMED
+    assert MATRIX.keys() == titles.METHODS.keys()
+    shown = [column for table in capability_tables() for column in table.columns]
+    assert sorted(column.key for column in shown) == sorted(MATRIX)
+    assert all(len(row) == len(CAPABILITIES) and set(row) <= set(MARKS) for row in MATRIX.values())
+
+
+def test_every_suite_has_a_title():
+    assert list(titles.SUITES) == list(SUITES)
+
+
+@pytest.mark.parametrize("method", sorted(NAMED))
+def test_marks_follow_from_the_fields_that_a_method_reads(method):
+    """A budget in tokens is explicit; one in rollouts, or ARRoL's keep rate, is part of one."""
+    reads = METHODS[method].reads
+    budget = mark(method, "Explicit compute-budget constraint")
+    if "budget_tokens" in reads:
+        assert budget == "+"
+    if "budget_fraction" in reads:
+        assert budget in "+o"
+    elif method != "arrol":
+        assert budget == "-"
+    if {"trim", "abort"} <= reads:
+        assert mark(method, "Adaptive within-rollout length") == "+"
+        assert method in FAMILY
+    assert mark(method, "Multi-axis joint coordination") == ("+" if "allocate" in reads else "-")
+
+
+@pytest.mark.parametrize("method", RULES_OF_COUNTS)
+def test_counts_vary_where_the_table_says_so(method, tmp_path):
+    """Three epochs over prompts that are short and hopeless to long and solved: does one that is visited get more
+    rollouts than another?"""
+    config = DUETGRPOConfig(
+        output_dir=str(tmp_path),
+        method=method,
+        per_device_train_batch_size=64,
+        num_generations=8,
+        max_completion_length=100,
+        use_cpu=True,
+        report_to="none",
+    )
+    rule = build_method(config)
+    draws = np.random.default_rng(0)
+    chance = {f"p{number}": number / 7 for number in range(8)}
+    varied = False
+    for step in range(1, 4):
+        done, _ = run_step(
+            rule,
+            make_prompts(list(chance), list(chance), step, step - 1),
+            lambda key, number: float(draws.random() < chance[key]),
+            lambda key, number: 5 + 10 * int(key[1:]),
+        )
+        varied |= len({count for count in counts(done) if count}) > 1
+    assert varied == (mark(method, "Variable rollout count per prompt") == "+")
+
+
+def test_arms_know_the_fields_of_methods():
+    """What tells methods apart must not make their runs another experiment."""
+    assert OF_THE_METHOD == METHOD_FIELDS | {"method_kwargs", "num_generations"}
+    assert set(PARTS) <= METHOD_FIELDS
+    options = {name for entry in METHODS.values() for name in entry.options.__dataclass_fields__}
+    assert {"keep_probability", "surrogate_warmup"} <= METHOD_FIELDS | options
+    for name in STANDARD.keys() & options:
+        declared = [e.options.__dataclass_fields__.get(name) for e in METHODS.values()]
+        assert {one.default for one in declared if one is not None} == {STANDARD[name]}
