@@ -8,7 +8,7 @@ from command_line import RecipeArguments, RecipeConfig, accumulation_steps
 from rows import Rows, check_file, count_rows
 from trl import ModelConfig
 
-from duet_trl.evaluation.suites import SUITES
+from duet_trl.evaluation.suites import check_suite, read_rows, suite_named
 
 
 @dataclass(frozen=True)
@@ -129,10 +129,10 @@ def measured_steps(arguments: RecipeArguments, steps: int | None) -> list[int]:
     Raises:
         ValueError: If a suite is unknown, or its place is no file.
     """
-    unknown = [name for name in arguments.eval_suites if name not in SUITES]
-    if unknown:
-        raise ValueError(f"unknown suite {unknown[0]!r} in eval_suites. Choose from {', '.join(SUITES)}.")
-    for place in arguments.sources.values():
+    sources = arguments.sources
+    for name in arguments.eval_suites:
+        check_suite(name, sources.get(name))
+    for place in sources.values():
         check_file(place)
     if not arguments.eval_suites or steps is None:
         return []
@@ -162,6 +162,11 @@ def _batch(config: RecipeConfig, processes: int) -> tuple[int, int, int]:
     return prompts, accumulation, generation_steps
 
 
+def _num_problems(name: str, source: str | None) -> int:
+    known = suite_named(name).num_problems
+    return len(read_rows(source)) if known is None else known
+
+
 # ---- In words -------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +190,7 @@ def print_run(run: Run) -> None:
     evaluation = "none"
     if arguments.eval_suites:
         steps = ", ".join(map(str, run.measured_steps)) or "unknown"
-        problems = sum(SUITES[name].num_problems for name in arguments.eval_suites)
+        problems = sum(_num_problems(name, arguments.sources.get(name)) for name in arguments.eval_suites)
         evaluation = f"{', '.join(arguments.eval_suites)}: {problems:,} problems, after steps {steps}"
     count = "" if run.rows.num_rows is None else f"{run.rows.num_rows:,} prompts: "
     for title, line in (

@@ -170,7 +170,7 @@ def load_suites(
     sources = arguments.sources
     suites = {name: load_suite(name, sources.get(name)) for name in arguments.eval_suites}
     _check_room(suites, config, tokenizer)
-    return suites, build_graders(suites, sandbox=arguments.sandbox)
+    return suites, build_graders(suites, own=sources, sandbox=arguments.sandbox)
 
 
 def _check_room(suites: Mapping[str, Dataset], config: RecipeConfig, tokenizer: PreTrainedTokenizerBase) -> None:
