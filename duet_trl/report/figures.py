@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
+from .runs import series
+
 History = Sequence[Mapping[str, Any]]
 
 # Okabe and Ito's palette: distinguishable with any colour vision deficiency.
@@ -34,13 +36,6 @@ class AccuracyCurve:
     accuracy: Sequence[float]  # in [0, 1]
     low: Sequence[float]  # lower end of the interval
     high: Sequence[float]  # upper end of the interval
-
-
-def series(history: History, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values at which a metric was logged, in order; entries without it (evaluations, say) are skipped."""
-    points = [(entry["step"], entry[key]) for entry in history if entry.get(key) is not None]
-    steps, values = zip(*points, strict=True) if points else ((), ())
-    return np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
 
 
 def accuracy_figure(
