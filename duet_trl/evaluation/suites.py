@@ -30,7 +30,7 @@ ALL_CONFIGS = "*"
 OPTION_SEED = 42
 """Seed of the order in which GPQA's options are shown."""
 OWN_COLUMNS = (("problem", "question", "prompt"), ("answer",))
-"""What a suite of one's own needs."""
+"""What a suite of one's own needs: a question, or in `prompt` the whole message of the user, without our suffix."""
 GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -65,8 +65,8 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
         `options` (choice), or `test`, `entry_point` and `code_prompt` (code).
 
     Raises:
-        ValueError: If the name is unknown and no file is given, or the source is missing, empty, without a needed column, or with a row
-            that has nothing in it.
+        ValueError: If the name is unknown and no file is given, or the source is missing, empty, without a needed
+            column, or with a row that has nothing in it.
         PermissionError: If the data set is gated and this machine has no access.
         ConnectionError: If the Hub cannot be reached.
     """
@@ -249,10 +249,12 @@ def _math_problem(row: Row) -> Row:
 
 
 def _own_problem(row: Row) -> Row:
-    question = first_column(row, OWN_COLUMNS[0])
-    if not isinstance(question, str):
-        raise ValueError(f"a question must be text, got {question!r}. Give the message of the user alone.")
-    return _math_problem(row | {"problem": question})
+    question, message = first_column(row, OWN_COLUMNS[0][:2]), row.get("prompt")
+    if question is not None:
+        return _math_problem(row)
+    if not isinstance(message, str):
+        raise ValueError(f"a prompt must be the text of one message, got {message!r}.")
+    return _math_problem(row | {"problem": ""}) | {"prompt": message}
 
 
 def _aime_problem(row: Row) -> Row:
