@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass
 
 from command_line import RecipeArguments, RecipeConfig, accumulation_steps
-from rows import Rows, check_file, count_rows
+from rows import Rows, check_places, count_rows
 from trl import ModelConfig
 
-from duet_trl.evaluation.suites import check_suite, read_rows, suite_named
+from duet_trl.evaluation.suites import read_rows, suite_named
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,7 @@ def measured_steps(arguments: RecipeArguments, steps: int | None) -> list[int]:
     Raises:
         ValueError: If a suite is unknown, or its place is no file.
     """
-    sources = arguments.sources
-    for name in arguments.eval_suites:
-        check_suite(name, sources.get(name))
-    for place in sources.values():
-        check_file(place)
+    check_places(arguments)
     if not arguments.eval_suites or steps is None:
         return []
     every = arguments.eval_every or steps

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from command_line import parse
 from config_files import GRIDS, read_grid
-from record import difference, new_record
-from rows import check_file
+from rows import check_places
+from run_record import difference, new_record
 
 from duet_trl.report.runs import FILE_NAME, RunRecord, read_run
 
@@ -64,10 +64,11 @@ def plan(grid_name: str, output_dir: Path, only: str, extra: Sequence[str]) -> t
     place = grid.name if grid.name == grid_name or Path(grid_name).resolve().parent == GRIDS.resolve() else grid_name
     for seed, cell in itertools.product(grid.seeds or [None], grid.cells):
         words = ["--cell", f"{place}/{cell}"] + ([] if seed is None else ["--seed", str(seed)])
-        arguments, config, model = parse("any", [*words, *extra, "--dry_run"])
-        for source in (arguments.dataset_name, *arguments.sources.values()):
-            if source is not None:
-                check_file(source)
+        try:
+            arguments, config, model = parse("any", [*words, *extra, "--dry_run"])
+            check_places(arguments)
+        except ValueError as error:
+            raise ValueError(f"{grid.name}/{cell}: {error}") from error
         record = new_record(arguments, config, model)
         name = f"{cell}/seed_{record.seed}"
         words += ["--output_dir", str(output_dir / name), *extra]

@@ -14,7 +14,7 @@ from command_line import RecipeArguments, RecipeConfig, parse
 from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
-from record import PACKAGES, new_record
+from run_record import PACKAGES, new_record
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
