@@ -34,7 +34,14 @@ from experiment_plan import Pace, Planned, plan  # noqa: E402
 from run_record import difference, new_record  # noqa: E402
 
 POOL = RECIPES / "tiny_math" / "data" / "pool.jsonl"
-OWN = {"model": "tiny_math", "dataset_name": str(POOL), "seeds": [3, 5], "bf16": False, "use_cpu": True}
+OWN = {
+    "model": "tiny_math",
+    "dataset_name": str(POOL),
+    "seeds": [3, 5],
+    "bf16": False,
+    "use_cpu": True,
+    "num_generations": 8,
+}
 
 
 def grid(folder: Path, **content) -> str:
@@ -45,9 +52,7 @@ def grid(folder: Path, **content) -> str:
 
 def own_product(folder: Path) -> str:
     methods = {"grpo": None, "ours": {"method": "paper", "budgets": [1.0, 0.25]}}
-    return grid(
-        folder, num_generations=8, budgets=[0.5], methods=methods, cells={"line": {"method": "grpo", "beta": 0.1}}
-    )
+    return grid(folder, budgets=[0.5], methods=methods, cells={"line": {"method": "grpo", "beta": 0.1}})
 
 
 # ---- What a grid expands to -----------------------------------------------------------------------------------------
@@ -57,9 +62,7 @@ def test_a_product_is_every_model_with_every_method_at_every_budget_of_it(tmp_pa
     methods = {"grpo": None, "ours": {"method": "paper", "budgets": [0.25]}, "dapo": {"epsilon_high": 0.28}}
     models = {"tiny_math": None, "qwen3_4b": {"accelerate": "fsdp2"}}
     cells = {"line": {"method": "grpo", "num_generations": 2}}
-    read = read_grid(
-        grid(tmp_path, models=models, methods=methods, budgets=[1.0, 0.5], num_generations=8, cells=cells)
-    )
+    read = read_grid(grid(tmp_path, models=models, methods=methods, budgets=[1.0, 0.5], cells=cells))
     shares = ("grpo_100", "grpo_50", "ours_25", "dapo_100", "dapo_50")
     assert list(read.cells) == [f"{model}_{one}" for model in models for one in shares] + ["line"]
     assert read.seeds == [3, 5] and {line["full_generations"] for line in read.cells.values()} == {8}
@@ -86,6 +89,7 @@ def test_parts_that_a_grid_does_not_cross_are_not_in_the_names(tmp_path):
         ({"methods": ["grpo"], "budgets": 0.5}, "must be a list of shares"),
         ({"methods": ["grop"], "budgets": [0.5]}, "names the method 'grop'. Choose from duet"),
         ({"methods": ["grpo"], "budgets": [0.3]}, "whole number of at least 2"),
+        ({"methods": ["grpo"], "budgets": [0.5], "num_generations": None}, "budgets but no num_generations"),
         ({"methods": "grpo"}, "must be a list of names or a mapping"),
         ({"cells": {"a": 1}}, "'a' must have fields and their values, got 1"),
         ({"cells": {"a/b": {}}}, "may hold no '/'"),
