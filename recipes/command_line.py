@@ -60,6 +60,12 @@ class RecipeArguments:
     )
     sandbox: str = _option("code: isolation of the tests, by name. 'auto': the strongest that works here.", "auto")
 
+    grid: str | None = _option("For the record of the run: the grid that its cell stands in.", None)
+    cell: str | None = _option("For the record of the run: its cell; `--cell` and experiment.py set it.", None)
+    full_generations: int | None = _option(
+        "For the record of the run: num_generations at full budget, of which its own is a share. None: its own.", None
+    )
+
     num_gpus: int = _option("GPUs that the configuration is made for; the dry run shares the batch by it.", 8)
 
     eval_suites: list[str] = _option("Suites measured before, while and after training. 'none': no suite.", [])
@@ -179,7 +185,9 @@ def parse(recipe: str, argv: Sequence[str] | None = None) -> tuple[RecipeArgumen
     if own.dry_run is not None:
         values["dry_run"] = own.dry_run
     gate = values.pop("gate", {})
-    values = gate | values if is_gated(values, argv) else values
+    if is_gated(values, argv):
+        options = gate.get("method_kwargs", {}) | (values.get("method_kwargs") or {})
+        values = gate | values | ({"method_kwargs": options} if options else {})
     bf16_gpu = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if values.get("dry_run") and not bf16_gpu:
         argv += ["--use_cpu", "true"]  # transformers admits bf16 only where a GPU has it, or on a CPU by name

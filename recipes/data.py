@@ -58,6 +58,8 @@ MBPP_SANITIZED = TrainingSet("google-research-datasets/mbpp", "sanitized", 120)
 SCIQ = TrainingSet("allenai/sciq", None, 11679)
 
 QUESTION_COLUMNS = ("question", "problem")
+MESSAGE_COLUMN = "prompt"
+"""The whole message of the user, where a file has no question."""
 SUBJECT_COLUMNS = ("subject", "type")
 TASK_COLUMNS = ("text", "prompt")
 MBPP_TRAINING_IDS = range(601, 975)
@@ -78,8 +80,8 @@ def load_math_train(
 
     Args:
         name_or_path (str): Name on the Hub, such as "EleutherAI/hendrycks_math" (all its subjects are joined), or a
-            local file. Columns: question or problem; answer (also in GSM8K's form, behind ####), or a solution with a
-            box.
+            local file. Columns: question or problem, or prompt for the whole message of the user, without our suffix;
+            answer (also in GSM8K's form, behind ####), or a solution with a box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Maximum tokens of a prompt with its template.
         heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
@@ -96,9 +98,10 @@ def load_math_train(
         ConnectionError: If a data set cannot be fetched.
     """
     rows = _read(name_or_path, MATH, tokenizer)
-    check_columns(rows, name_or_path, QUESTION_COLUMNS, ("answer", "solution"))
+    asked = (*QUESTION_COLUMNS, MESSAGE_COLUMN)
+    check_columns(rows, name_or_path, asked, ("answer", "solution"))
     dropped: Counter[str] = Counter()
-    examples = [_math_example(row) for row in _with_text(rows, QUESTION_COLUMNS, dropped)]
+    examples = [_math_example(row) for row in _with_text(rows, asked, dropped)]
     gradable = [example for example in examples if example["answer"]]
     dropped["without a gold answer"] = len(examples) - len(gradable)
     _compare(name_or_path, MATH, [(_content(row), row["answer"]) for row in gradable])
@@ -225,12 +228,21 @@ def _math_example(row: Row) -> Row:
         answer = extract_boxed(row.get("solution") or "", which="last")
     elif "####" in str(answer):
         answer = final_answer(str(answer))
+    question = first_column(row, QUESTION_COLUMNS)
     return {
-        "prompt": math_prompt(first_column(row, QUESTION_COLUMNS)),
+        "prompt": user_message(_message(row)) if question is None else math_prompt(question),
         "answer": _text(answer),
         "level": _level(row.get("level")),
         "subject": first_column(row, SUBJECT_COLUMNS),
     }
+
+
+def _message(row: Row) -> str:
+    """The user's message of a row without a question."""
+    message = row[MESSAGE_COLUMN]
+    if not isinstance(message, str):
+        raise ValueError(f"a prompt must be the text of one message, got {message!r}.")
+    return message
 
 
 def _level(level: Any) -> int | None:

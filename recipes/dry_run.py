@@ -5,10 +5,10 @@ import math
 from dataclasses import dataclass
 
 from command_line import RecipeArguments, RecipeConfig, accumulation_steps
-from rows import Rows, check_file, count_rows
+from rows import Rows, check_places, count_rows
 from trl import ModelConfig
 
-from duet_trl.evaluation.suites import SUITES
+from duet_trl.evaluation.suites import read_rows, suite_named
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,7 @@ def measured_steps(arguments: RecipeArguments, steps: int | None) -> list[int]:
     Raises:
         ValueError: If a suite is unknown, or its place is no file.
     """
-    unknown = [name for name in arguments.eval_suites if name not in SUITES]
-    if unknown:
-        raise ValueError(f"unknown suite {unknown[0]!r} in eval_suites. Choose from {', '.join(SUITES)}.")
-    for place in arguments.sources.values():
-        check_file(place)
+    check_places(arguments)
     if not arguments.eval_suites or steps is None:
         return []
     every = arguments.eval_every or steps
@@ -162,6 +158,11 @@ def _batch(config: RecipeConfig, processes: int) -> tuple[int, int, int]:
     return prompts, accumulation, generation_steps
 
 
+def _num_problems(name: str, source: str | None) -> int:
+    known = suite_named(name).num_problems
+    return len(read_rows(source)) if known is None else known
+
+
 # ---- In words -------------------------------------------------------------------------------------------------------
 
 
@@ -185,7 +186,7 @@ def print_run(run: Run) -> None:
     evaluation = "none"
     if arguments.eval_suites:
         steps = ", ".join(map(str, run.measured_steps)) or "unknown"
-        problems = sum(SUITES[name].num_problems for name in arguments.eval_suites)
+        problems = sum(_num_problems(name, arguments.sources.get(name)) for name in arguments.eval_suites)
         evaluation = f"{', '.join(arguments.eval_suites)}: {problems:,} problems, after steps {steps}"
     count = "" if run.rows.num_rows is None else f"{run.rows.num_rows:,} prompts: "
     for title, line in (

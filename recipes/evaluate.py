@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         names = [name.strip() for name in args.suites.split(",") if name.strip()] if args.model else []
         if args.model and not names:
             raise ValueError(f"--suites {args.suites!r} names no suite. Choose from {', '.join(SUITES)}.")
-        graders = build_graders(names, sandbox=args.sandbox, which=args.graded)
+        own = [entry.partition("=")[0] for entry in args.sources]
+        graders = build_graders(names, own=own, sandbox=args.sandbox, which=args.graded)
         reference, step0 = check_shift(args.shift_to, args.step0, args.model, names, args.samples, beside)
         suites = load_suites(names, args.sources, args.limit)
         context = check_server(args.server, args.model) if args.engine == "server" and args.model else None

@@ -16,7 +16,7 @@ from samplers import Model, build_sampler
 from duet_trl.evaluation.compare import Shift, best_and_last, candidates, shift_of, table
 from duet_trl.evaluation.measure import Settings, measure
 from duet_trl.evaluation.results import Results, Subject, read_results, sanitized, write_json, write_results
-from duet_trl.evaluation.suites import SUITES, load_suite
+from duet_trl.evaluation.suites import load_suite, suite_named
 from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import markdown_table
 
@@ -164,7 +164,7 @@ def measure_model(
         where = "" if measurement.sandbox is None else f", programs ran in the sandbox mode {measurement.sandbox}"
         ungraded = sum(graded.num_ungraded for graded in measurement.graded.values())
         doubt = f", {ungraded} completions without a verdict count as wrong" if ungraded else ""
-        print(f"  {SUITES[name].title}: {count} problems, {seconds}{where}{doubt}")
+        print(f"  {suite_named(name).title}: {count} problems, {seconds}{where}{doubt}")
     print(f"  {path} ({time.perf_counter() - begin:.1f} s)", flush=True)
     return read_one(path)
 

@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig
 
-from duet_trl.evaluation.suites import FILE_READERS
+from duet_trl.evaluation.suites import FILE_READERS, check_suite
 
 PUBLISHED = {"math_qwen3": data.MATH, "code_qwen3": data.MBPP, "qa_qwen3": data.SCIQ}
 """The training set of each recipe that names none."""
@@ -54,6 +54,15 @@ def check_file(place: str) -> bool:
     if path.suffix in FILE_READERS and not path.is_file():
         raise ValueError(f"there is no file {place!r}. Give an existing file or a data-set name on the Hub.")
     return path.exists()
+
+
+def check_places(arguments: RecipeArguments) -> None:
+    """Raise ValueError if a suite is unknown, or data or a suite is named as a file that is not there."""
+    for name in arguments.eval_suites:
+        check_suite(name, arguments.sources.get(name))
+    for place in (arguments.dataset_name, *arguments.sources.values()):
+        if place is not None:
+            check_file(place)
 
 
 def count_rows(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -> Rows:

@@ -6,6 +6,7 @@ What can be wrong without a GPU (arguments, tokenizer, data, suites, the sandbox
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from command_line import RecipeArguments, RecipeConfig, parse
 from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
+from run_record import PACKAGES, new_record
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
@@ -22,6 +24,7 @@ from duet_trl.evaluation.prompts import MODEL_REMEDY
 from duet_trl.evaluation.results import Subject
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.report.environment import hardware, versions
+from duet_trl.report.runs import write_run
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
@@ -30,7 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("duet-trl", "trl", "transformers", "torch", "vllm")
 Main = Callable[[RecipeArguments, RecipeConfig, ModelConfig], None]
 
 
@@ -94,6 +96,7 @@ def train(
 
     suites, graders = load_suites(arguments, config, tokenizer)
     derived = derived_fields(config)
+    record = new_record(arguments, config, model)
     # With push_to_hub the Trainer would ask for the repository before a step is made, and fail without a network.
     push, config.push_to_hub = config.push_to_hub, False
     config.model_init_kwargs = {
@@ -119,12 +122,17 @@ def train(
     if trainer.is_world_process_zero():
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
         Path(config.output_dir, "recipe.yaml").write_text(trainer.card_configuration)
+        record = replace(record, max_steps=described.optimizer_steps)
+        write_run(Path(config.output_dir), record)
         logger.info(start_line(described))
         for note in notes(described):
             logger.info(note)
     resume = config.resume_from_checkpoint
     trainer.train(resume_from_checkpoint={"true": True, "false": False}.get(str(resume).lower(), resume))
     _save(trainer, arguments.dataset_name, push)
+    if trainer.is_world_process_zero():
+        log = trainer.state.log_history
+        write_run(Path(config.output_dir), replace(record, status="done", max_steps=trainer.state.max_steps, log=log))
 
 
 def _save(trainer: "DUETGRPOTrainer", dataset_name: str, push: bool) -> None:
@@ -170,7 +178,7 @@ def load_suites(
     sources = arguments.sources
     suites = {name: load_suite(name, sources.get(name)) for name in arguments.eval_suites}
     _check_room(suites, config, tokenizer)
-    return suites, build_graders(suites, sandbox=arguments.sandbox)
+    return suites, build_graders(suites, own=sources, sandbox=arguments.sandbox)
 
 
 def _check_room(suites: Mapping[str, Dataset], config: RecipeConfig, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -192,7 +192,7 @@ class SuiteEvaluation(ScheduledMeasurement):
             raise ValueError("SuiteEvaluation needs at least one suite. Leave the callback out to measure nothing.")
         self.suites = dict(suites)
         self.settings = settings or Settings()
-        self.graders = dict(graders) if graders is not None else build_graders(self.suites)
+        self.graders = dict(graders) if graders is not None else build_graders(self.suites, own=self.suites)
         self.subject = subject or Subject(model=str(output_dir), engine="training engine")
         self.record = Record(Path(output_dir))
         self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)

@@ -22,7 +22,7 @@ from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
 from ..rewards.completions import WRITTEN, written_completions
 from .prompts import until_eos
 from .protocol import Score, best_at_k, mean_at_k
-from .suites import SUITES
+from .suites import check_suite, suite_named
 
 Prompt = str | list[dict[str, Any]]
 Grader = MathVerifier | CodeVerifier | ChoiceVerifier
@@ -108,7 +108,7 @@ class Graded:
 class Measurement:
     """A policy on one suite."""
 
-    suite: str  # key of `SUITES`
+    suite: str  # key of `SUITES`, or a name of one's own
     graded: dict[str, Graded]  # by way of decoding: "sampled", and "greedy" where it was asked for
     settings: Settings  # how it was measured
     sandbox: str | None  # isolation that programs ran in; None where none were run
@@ -129,9 +129,13 @@ class Measurement:
 
 
 def build_graders(
-    suites: Collection[str], *, sandbox: str | None = None, which: str | None = None
+    suites: Collection[str],
+    *,
+    own: Collection[str] = (),
+    sandbox: str | None = None,
+    which: str | None = None,
 ) -> dict[str, Grader]:
-    """The verifier of each suite (a key of `SUITES`); suites of one kind share theirs.
+    """The verifier of each suite, a key of `SUITES` or a name of one's own in `own`; those of one kind share it.
 
     `sandbox` is the isolation of programs, None: the strongest that works here. `which` is the "first" or "last"
     answer of a completion, None: the last box or choice, the first code block.
@@ -142,8 +146,9 @@ def build_graders(
         ImportError: If Math-Verify is needed and not installed.
     """
     asked = {} if which is None else {"which": which}
-    if unknown := [name for name in suites if name not in SUITES]:
-        raise ValueError(f"unknown suite {unknown[0]!r}. Choose one of {', '.join(SUITES)}.")
+    for name in suites:
+        if name not in own:
+            check_suite(name, None)
 
     @cache
     def build(kind: str, marker: str) -> Grader:
@@ -153,7 +158,7 @@ def build_graders(
             return CodeVerifier(isolation=sandbox or "auto", **asked)
         return ChoiceVerifier(marker=marker, **asked)
 
-    return {name: build(SUITES[name].grader, SUITES[name].marker) for name in suites}
+    return {name: build(suite_named(name).grader, suite_named(name).marker) for name in suites}
 
 
 def measure(

@@ -19,10 +19,10 @@ from datasets import Dataset
 
 from .measure import Measurement
 from .protocol import CONFIDENCE, Score, mean_over_problems
-from .suites import SUITES, suite_checksum
+from .suites import suite_checksum, suite_named
 
 TASK_VERSION = 1.0
-"""Of all tasks here: prompts, gold answers and verifiers as `SUITES` has them."""
+"""Of all tasks here: prompts, gold answers and verifiers as `suites` has them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def results_payload(
     figures = {name: _figures(measurement) for name, measurement in measurements.items()}
     return {
         "results": {
-            name: {"alias": SUITES[name].title}
+            name: {"alias": suite_named(name).title}
             | {f"{metric},{way}": score.value for (metric, way), score in found.items()}
             | {
                 f"{metric}_stderr,{way}": score.standard_error if score.num_problems > 1 else "N/A"
@@ -70,7 +70,8 @@ def results_payload(
             for name, found in figures.items()
         },
         "n-samples": {
-            name: {"original": SUITES[name].num_problems, "effective": len(suites[name])} for name in measurements
+            name: {"original": suite_named(name).num_problems or len(suites[name]), "effective": len(suites[name])}
+            for name in measurements
         },
         "config": {
             "model": subject.engine,
@@ -221,7 +222,7 @@ def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
 
 
 def _config(measurement: Measurement, problems: Dataset, subject: Subject) -> dict[str, Any]:
-    suite = SUITES[measurement.suite]
+    suite = suite_named(measurement.suite)
     return {
         "task": measurement.suite,
         "dataset_path": subject.sources.get(measurement.suite, suite.hub_id),

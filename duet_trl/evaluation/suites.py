@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a data set, and the paper's five benchmarks: their prompts, their gold answers, who grades them.
+"""Rows of a data set, and the suites: the paper's five benchmarks and files of one's own; prompts, golds, graders.
 
 Rows come from the Hub or from a local file with the same columns; an error says what to do. Number of problems of a
 suite and a checksum over prompts and golds are compared with what is recorded here: another file of the same name is
@@ -9,6 +9,7 @@ a different benchmark, and a loud warning says so.
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ ALL_CONFIGS = "*"
 """As `config`: every configuration of a data set, one after another (the subjects of MATH)."""
 OPTION_SEED = 42
 """Seed of the order in which GPQA's options are shown."""
+OWN_COLUMNS = (("problem", "question", "prompt"), ("answer",))
+"""What a suite of one's own needs: a question, or in `prompt` the whole message of the user, without our suffix."""
 GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -41,7 +44,7 @@ class Suite:
     columns: tuple[tuple[str, ...], ...]  # columns it needs, each with its alternative names
     # makes a problem of a row: user message and what the grader needs
     problem: Callable[[Row], Row] = field(repr=False)
-    num_problems: int  # problems that the benchmark has
+    num_problems: int | None = None  # problems that the benchmark has; None: a file of one's own
     config: str | None = None  # configuration on the Hub
     checksum: str | None = None  # `suite_checksum` of the published files; None where it may not be derived from them
     # "math", "code" or "choice": the reward function that its columns are made for
@@ -53,23 +56,22 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     """The problems of a benchmark, ready for generation and for its reward function.
 
     Args:
-        name (str): A key of `SUITES`.
+        name (str): A key of `SUITES`, or a name for a file of one's own: it is graded as boxed math.
         source (str | None): A local .jsonl, .json, .parquet or .csv file, a folder, or another name on the Hub; None:
-            the suite's own place on the Hub.
+            the suite's own place on the Hub. A suite of one's own is a file.
 
     Returns:
         Dataset: Columns `id` (str) and `prompt` (one user message), and what the grader takes: `answer` (math), also
         `options` (choice), or `test`, `entry_point` and `code_prompt` (code).
 
     Raises:
-        ValueError: If the name is unknown, or the source is missing, empty, without a needed column, or with a row
-            that has nothing in it.
+        ValueError: If the name is unknown and no file is given, or the source is missing, empty, without a needed
+            column, or with a row that has nothing in it.
         PermissionError: If the data set is gated and this machine has no access.
         ConnectionError: If the Hub cannot be reached.
     """
-    if name not in SUITES:
-        raise ValueError(f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}.")
-    suite = SUITES[name]
+    check_suite(name, source)
+    suite = suite_named(name)
     place = source or suite.hub_id
     rows = read_rows(place, config=suite.config if place == suite.hub_id else None, split=suite.split)
     check_columns(rows, place, *suite.columns)
@@ -83,6 +85,28 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     dataset = Dataset.from_list(problems)
     _compare(suite, dataset, place)
     return dataset
+
+
+def suite_named(name: str) -> Suite:
+    """The suite of this name; a name that is not in `SUITES` is one of one's own, whose title is its name."""
+    return SUITES.get(name) or Suite(name, "", "train", OWN_COLUMNS, _own_problem)
+
+
+def check_suite(name: str, source: str | None) -> None:
+    """Raise ValueError unless a suite is one of `SUITES`, or a file of one's own under a name that may be a file's."""
+    if name in SUITES:
+        return
+    if source is None:
+        raise ValueError(
+            f"unknown suite {name!r}. Choose one of {', '.join(SUITES)}, or give the file of your own: {name}=<file>."
+        )
+    if Path(source).suffix not in FILE_READERS:
+        raise ValueError(
+            f"{name!r} is no known suite, so {source!r} must be a local file: {', '.join(FILE_READERS)}. "
+            f"Known suites: {', '.join(SUITES)}."
+        )
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"a suite's name may have letters, digits, '_', '-' and '.' only, got {name!r}.")
 
 
 def read_rows(source: str, *, config: str | None = None, split: str = "train") -> list[Row]:
@@ -204,7 +228,7 @@ def _explained(source: str, error: OSError) -> OSError | ValueError:
 
 def _compare(suite: Suite, problems: Dataset, place: str) -> None:
     found, num = f"{suite.title} from {place}", len(problems)
-    if num != suite.num_problems:
+    if suite.num_problems is not None and num != suite.num_problems:
         text = "%s has %d problems, the benchmark has %d: its figures are not comparable."
         logger.warning(text, found, num, suite.num_problems)
     checksum = suite_checksum(suite, problems)
@@ -222,6 +246,15 @@ def _math_problem(row: Row) -> Row:
         "prompt": boxed_prompt(first_column(row, ("problem", "question", "Problem"))),
         "answer": str(first_column(row, ("answer", "Answer"))).strip(),
     }
+
+
+def _own_problem(row: Row) -> Row:
+    question, message = first_column(row, OWN_COLUMNS[0][:2]), row.get("prompt")
+    if question is not None:
+        return _math_problem(row)
+    if not isinstance(message, str):
+        raise ValueError(f"a prompt must be the text of one message, got {message!r}.")
+    return _math_problem(row | {"problem": ""}) | {"prompt": message}
 
 
 def _aime_problem(row: Row) -> Row:

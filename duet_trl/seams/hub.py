@@ -96,18 +96,23 @@ class Publishing(Trainer):
 
 def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:
     """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations."""
+    unset = [configuration.filled_in for configuration in configurations if isinstance(configuration, DUETGRPOConfig)]
+    return yaml.safe_dump(changed_fields(*configurations, leave_out={*leave_out}.union(*unset)), sort_keys=True)
+
+
+def changed_fields(*configurations: Any, leave_out: Iterable[str] = ()) -> dict[str, Any]:
+    """Every field that is not at its default, those included that the method has filled in."""
     values = {}
     for configuration in configurations:
-        unset = configuration.filled_in if isinstance(configuration, DUETGRPOConfig) else ()
         for field in fields(configuration):
             value = configuration.__dict__[field.name]
             default = field.default_factory() if field.default_factory is not MISSING else field.default
             value = value.value if isinstance(value, Enum) else value
             if is_dataclass(value):  # what transformers makes of an empty `accelerator_config`
                 value = default if value == type(value)() else asdict(value)
-            if field.init and field.name not in (*_NOT_SHOWN, *leave_out, *unset) and value != default:
+            if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
                 values[field.name] = value
-    return yaml.safe_dump(values, sort_keys=True)
+    return values
 
 
 def _figures(trainer: Publishing, folder: Path) -> list[Path]:
