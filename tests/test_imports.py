@@ -53,7 +53,7 @@ TABLE = {
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
     "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"gate", "rewards"})),
-    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"gate"})),
+    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"allocate", "gate"})),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 

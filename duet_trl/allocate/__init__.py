@@ -2,5 +2,6 @@
 """Phase 1 of DUET: who gets how many rollouts (paper, section 3.1).
 
 `neyman` solves Theorem 1, `surrogate` and `statistics` estimate what it needs from past steps, `budget` says what B
-is, and `allocators` puts them together behind the interface every allocation rule shares.
+is, and `allocators` puts them together behind the interface every allocation rule shares. `openness` and `subset` are
+the rules of two other methods, which `report estimate` replays too.
 """

@@ -34,8 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.greedy import greedy_counts
-from ..allocate.mixed import PRIOR
+from ..allocate.openness import open_counts
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
@@ -149,25 +148,17 @@ class Pilot(Method):
 
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""
-        keys, spent = done.prompts.keys, int(done.new_tokens.sum())
-        worth = np.sqrt(np.arange(self.setting.num_rollouts_max + 1))[:, None] * self._openness(done)  # (n_max + 1, M)
-        cost = self.statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(done), 1.0))
-        pilot = np.bincount(done.prompt, minlength=len(keys))
-        lowest = np.full(len(keys), self.options.num_min)
-        budget = self.rollouts_per_prompt * float(cost.sum())
-        # The counts are both rounds', so the pilot is charged at expected lengths and what it really took comes off.
-        limit = budget - spent + float(cost @ pilot)
-        counts, _, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
-        self._metrics = {"budget_tokens": budget, "planned_tokens": spent + float(cost @ (counts - pilot))}
-        return counts - pilot
-
-    def _openness(self, done: Rollouts) -> np.ndarray:
-        """E p(1 - p) of each prompt's success rate after this round, shape (M,)."""
-        known = [*(self.statistics.reward_range or ()), *done.rewards[done.scored]]
-        low, high = (min(known), max(known)) if known else (0.0, 0.0)
-        seen = self.statistics.reward_history(done.prompts.keys).after(done.rewards, done.prompt)
-        # One reward so far does not tell what a success is: rollouts that earned it count as none.
-        count = seen.count if low < high else np.zeros(len(seen.count))
-        share = np.where(count > 0, np.clip((seen.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
-        a, b = PRIOR + count * share, PRIOR + count * (1.0 - share)
-        return a * b / ((a + b) * (a + b + 1.0))
+        keys = done.prompts.keys
+        counts, budget, planned = open_counts(
+            self.statistics,
+            keys,
+            done.prompt,
+            done.rewards,
+            done.new_tokens,
+            rollouts_per_prompt=self.rollouts_per_prompt,
+            num_min=self.options.num_min,
+            num_max=self.setting.num_rollouts_max,
+            max_rollouts=self.setting.max_rollouts,
+        )
+        self._metrics = {"budget_tokens": budget, "planned_tokens": planned}
+        return counts - np.bincount(done.prompt, minlength=len(keys))

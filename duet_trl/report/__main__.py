@@ -16,7 +16,17 @@ from typing import Any
 import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
-from .estimate import MarkerEstimate, Settings, measure_groups, measure_lengths, measure_marker, project, total_reward
+from .estimate import (
+    MarkerEstimate,
+    Settings,
+    gated_tokens,
+    measure_groups,
+    measure_lengths,
+    measure_marker,
+    project,
+    total_reward,
+)
+from .estimate_rivals import project_rivals
 from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
 from .paper_tables import FORMATS, write_tables
@@ -168,12 +178,19 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     reward = total_reward(completions, columns, options.reward_weights)
     try:
         thoughts = find_thoughts(completions, options.thought_delimiters)
-        given = (completions, tokens, thoughts, lengths, settings, reward)
-        markers = [measure_marker(name, *given) for name in settings.markers]
+        given = (tokens, thoughts, lengths, settings, reward)
+        markers = [measure_marker(name, completions, *given) for name in settings.markers]
+        usual = max(markers, key=lambda marker: marker.shown)
+        gated = gated_tokens(usual.marker, *given) if usual.shown else None
     except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
+    projections = project(lengths, markers, len(completions.texts), settings)
+    shown = [item for item in projections if item.marker == (usual.marker if usual.shown else None)]
+    rivals = project_rivals(completions, tokens.lengths, reward, gated, shown, settings.budgets)
     seconds, seconds_source = _seconds(log, options.seconds_per_step)
     notes = [*completions.notes, *thought_notes(thoughts), *notes, *guessed]
+    if same := [name for name in columns if _constant(completions.numbers[name])]:
+        notes.append(f"The same reward everywhere: {', '.join(same)}. No group differs by it.")
     if len(columns) > 1 and options.reward_weights is None:
         notes.append("Reward functions are added with weight 1 each; --reward_weights gives others.")
     return Estimate(
@@ -186,12 +203,13 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         groups=measure_groups(completions, tokens.lengths, columns, reward),
         reward_columns=columns,
         markers=markers,
-        projections=project(lengths, markers, len(completions.texts), settings),
+        projections=projections,
+        rivals=rivals,
         seconds_per_step=seconds,
         seconds_source=seconds_source,
         num_steps=log.num_steps or None,
         settings=settings,
-        notes=notes + _notes(completions, markers, log, settings),
+        notes=[*notes, *_notes(completions, markers, log, settings), *rivals.notes],
     )
 
 
@@ -204,6 +222,11 @@ def _reward_columns(completions: Completions, log: RunLog, given: list[str] | No
         return named, []
     guess = f"Taken as rewards, because they are numbers: {', '.join(numbers)}. Choose with --reward_columns."
     return numbers, [guess] if len(numbers) > 1 else []
+
+
+def _constant(values: np.ndarray) -> bool:
+    known = values[~np.isnan(values)]
+    return len(known) > 0 and bool(known.min() == known.max())
 
 
 def _tokens(

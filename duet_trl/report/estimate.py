@@ -116,6 +116,14 @@ class Projection:
     time_share_high: float  # the same if only generation does
 
 
+@dataclass(frozen=True)
+class GatedTokens:
+    """What a gate leaves of each of N completions, in expectation over its coin; tokens, shape (N,) each."""
+
+    generated: np.ndarray
+    trained: np.ndarray  # without aborted completions
+
+
 def measure_lengths(completions: Completions, tokens: Tokens, settings: Settings) -> Lengths:
     """Total, mean and the two quantiles of everything that was logged; UnreadableRun if all of it is empty."""
     lengths = tokens.lengths
@@ -167,7 +175,7 @@ def measure_groups(
     rows_of_group = np.split(np.argsort(completions.group, kind="stable"), np.cumsum(np.bincount(completions.group)))
     groups = [rows[scored[rows]] for rows in rows_of_group[:-1]]
     usable = [rows for rows in groups if len(rows) > 1]
-    flat = [_equal(advantage[rows]) or _equal(reward[rows]) for rows in usable]
+    flat = [_flat(rows, reward, advantage) for rows in usable]
     std = np.array([0.0 if _equal(reward[rows]) else reward[rows].std(ddof=1) for rows in usable])
     known = bool(columns) and len(std) > 0
     batch = np.array([completions.batch[rows[0]] for rows in usable], dtype=np.int64)
@@ -179,6 +187,13 @@ def measure_groups(
         std_quantiles={f"p{100 * q:g}": float(np.quantile(std, q)) for q in STD_QUANTILES} if known else {},
         neyman_variance=_neyman_variance(batch, std, [lengths[rows].mean() for rows in usable]) if known else None,
     )
+
+
+def differing(completions: Completions, reward: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Groups with known rewards that differ, as do advantages if any do; `groups` (G, n) are rows. (G,), bool."""
+    advantage = _informative(completions.advantage)
+    known = [rows[~np.isnan(reward[rows])] for rows in groups]
+    return np.array([len(rows) > 1 and not _flat(rows, reward, advantage) for rows in known], dtype=bool)
 
 
 def above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
@@ -206,13 +221,7 @@ def measure_marker(
     grace window (`Settings.with_limit`); `reward` is that of each completion, shape (N,), nan where unknown.
     """
     length, total = tokens.lengths, lengths.total
-    marker = thoughts.marker(name)
-    answer_at = tokens.answered_at(marker, thoughts.opened)
-    spec = _gate(answer_at, reward, lengths, settings)
-    nobody = np.zeros(len(length), dtype=bool)
-    found = replay(replace(spec, trim=False), tokens.automaton(marker), tokens.ids, nobody, ~nobody, thoughts.opened)
-    answered, tail = found.outcome == Outcome.ANSWERED, found.outcome == Outcome.KEPT
-    stop = np.where(answered & spec.trim, np.minimum(length, found.marker_at + spec.grace_window), length)
+    spec, answer_at, tail, stop = _under_gate(name, tokens, thoughts, lengths, settings, reward)
     tail_tokens = int((length[tail] - spec.abort_at).sum())
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
     shown = answer_at < NEVER
@@ -235,6 +244,15 @@ def measure_marker(
     )
 
 
+def gated_tokens(
+    name: str, tokens: Tokens, thoughts: LoggedThoughts, lengths: Lengths, settings: Settings, reward: np.ndarray
+) -> GatedTokens:
+    """Tokens of each completion under the gate of one marker; arguments as `measure_marker`."""
+    spec, _, tail, stop = _under_gate(name, tokens, thoughts, lengths, settings, reward)
+    aborted = (1.0 - settings.keep_probability) * tail
+    return GatedTokens(stop - aborted * (stop - spec.abort_at), stop - aborted * stop)
+
+
 def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, settings: Settings) -> list[Projection]:
     """Tokens and time at each budget: b x the `num` logged completions at the mean length that the gate leaves.
 
@@ -249,6 +267,23 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
 
     means = [(None, lengths.mean), *((m.marker, m.gated_mean) for m in markers if m.shown)]
     return [projection(marker, mean, budget) for marker, mean in means for budget in settings.budgets]
+
+
+def _under_gate(
+    name: str, tokens: Tokens, thoughts: LoggedThoughts, lengths: Lengths, settings: Settings, reward: np.ndarray
+) -> tuple[GateSpec, np.ndarray, np.ndarray, np.ndarray]:
+    """Gate and answer times, whether only the coin saves each from being aborted, and its tokens where that keeps it.
+
+    Shape (N,) each.
+    """
+    length, marker = tokens.lengths, thoughts.marker(name)
+    answer_at = tokens.answered_at(marker, thoughts.opened)
+    spec = _gate(answer_at, reward, lengths, settings)
+    nobody = np.zeros(len(length), dtype=bool)
+    found = replay(replace(spec, trim=False), tokens.automaton(marker), tokens.ids, nobody, ~nobody, thoughts.opened)
+    answered, tail = found.outcome == Outcome.ANSWERED, found.outcome == Outcome.KEPT
+    stop = np.where(answered & spec.trim, np.minimum(length, found.marker_at + spec.grace_window), length)
+    return spec, answer_at, tail, stop
 
 
 def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:
@@ -277,6 +312,10 @@ def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings:
             abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
         abort = min(max(abort, lengths.poll_threshold), lengths.longest)
     return replace(spec, abort_threshold=abort, abort=settings.abort)
+
+
+def _flat(rows: np.ndarray, reward: np.ndarray, advantage: np.ndarray) -> bool:
+    return _equal(advantage[rows]) or _equal(reward[rows])
 
 
 def _equal(values: np.ndarray) -> bool:

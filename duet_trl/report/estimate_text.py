@@ -9,6 +9,7 @@ from typing import Any
 
 from ..gate.thresholds import REWARDED_QUANTILE
 from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
+from .estimate_rivals import ASSUMPTIONS, Interval, Rivals
 from .logged_completions import Completions, counted
 from .tables import text_table
 from .tokens import LoggedThoughts
@@ -34,6 +35,7 @@ class Estimate:
     reward_columns: list[str]  # columns it was measured on
     markers: list[MarkerEstimate]  # measured per marker
     projections: list[Projection]  # projected cost
+    rivals: Rivals  # projected cost of other methods
     seconds_per_step: float | None  # of the run; None if unknown
     seconds_source: str  # where they come from, or what to do
     num_steps: int | None  # optimizer steps of the run; None if unknown
@@ -49,6 +51,7 @@ def report_text(estimate: Estimate) -> str:
         "MEASURED on the logged completions\n" + _measured(estimate),
         f"MEASURED per marker, in % (G = {window})\n" + _marker_table(estimate),
         "PROJECTED for the logged batches\n" + _projection_table(estimate),
+        "PROJECTED for other methods, with 95% intervals\n" + _rivals_table(estimate.rivals),
         "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
     ]
     return "\n\n".join(parts)
@@ -161,6 +164,43 @@ def _projection_table(estimate: Estimate) -> str:
     return textwrap.indent(text_table([*headers, "remark"], rows), "  ")
 
 
+def _rivals_table(rivals: Rivals) -> str:
+    if not rivals.rows:
+        return _wrapped(rivals.reason)
+    headers = ["method", "budget %", "rollouts", "tokens", "tokens %", "trained %", "skipped", "dropped", "useful %"]
+    rows = []
+    for rival in rivals.rows:
+        row = [rival.method, "-" if rival.budget is None else f"{100 * rival.budget:g}", _counts(rival.rollouts)]
+        row += [None if rival.generated is None else round(rival.generated.value)]
+        row += [_percent(rival.generated_share), _percent(rival.trained_share)]
+        rows.append([*row, _counts(rival.skipped), _counts(rival.dropped), _percent(rival.useful), rival.remark])
+    legend = (
+        "tokens %, trained %: of the tokens of the logged groups. skipped: visits of a prompt without a rollout; for "
+        "pilot, without a second round. dropped: prompts whose rollouts were generated and not trained. useful %: of "
+        "the trained rollouts, those in groups whose rewards differ; pilot and duet compare with a history, so the "
+        "others teach them too. Drawn for the intervals: the prompts of the run, each with all its visits; the tokens "
+        "of the run are held fixed. Accuracy is NOT predicted."
+    )
+    table = textwrap.indent(text_table([*headers, "remark"], rows), "  ")
+    lines = [_wrapped(f"{method}: {text}", "* ") for method, text in ASSUMPTIONS.items()]
+    return "\n".join([table, _wrapped(legend), "  ASSUMED, besides that the policy would have learnt alike:", *lines])
+
+
+def _percent(share: Interval | None) -> str:
+    """A share in %, with its interval unless that is a point."""
+    return "-" if share is None else _with_interval([f"{100 * x:.3g}" for x in (share.value, share.low, share.high)])
+
+
+def _counts(number: Interval | None) -> str:
+    """A count, likewise."""
+    return "-" if number is None else _with_interval([f"{x:,.0f}" for x in (number.value, number.low, number.high)])
+
+
+def _with_interval(texts: Sequence[str]) -> str:
+    value, low, high = texts
+    return value if value == low == high else f"{value} [{low}, {high}]"
+
+
 def _assumptions(estimate: Estimate) -> list[str]:
     settings = estimate.settings
     share = f"{100 * settings.generation_share:g}"
@@ -205,6 +245,7 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
             }
             for item in estimate.projections
         ],
+        "rivals": asdict(estimate.rivals) | {"assumptions": ASSUMPTIONS},
         "notes": estimate.notes,
         "assumptions": _assumptions(estimate),
     }

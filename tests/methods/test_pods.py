@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duet_trl.methods.pods import Pods, PodsOptions, max_variance_subset
+from duet_trl.allocate.subset import max_variance_subset
+from duet_trl.methods.pods import Pods, PodsOptions
 
 from .simulator import make_prompts, run_step, setting, table
 
