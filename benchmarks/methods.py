@@ -246,38 +246,28 @@ def show(figures: Figures) -> None:
     print(text_table(heads, rows))
 
 
-def run_some(methods: Sequence[str], engine: str, seed: int) -> list[list[dict[str, Any]] | str]:
-    """Figures of some methods one after another, or what went wrong."""
-    found = []
-    for method in methods:
-        try:
-            found.append(run(method, engine, seed))
-        # One method that fails is a target missed, and the others still run.
-        except (ValueError, RuntimeError) as error:
-            found.append(repr(error))
-    return found
+def run_some(methods: Sequence[str], engine: str, seed: int) -> list[dict[str, Any]]:
+    """Figures of some methods, one after another."""
+    return [one for method in methods for one in run(method, engine, seed)]
 
 
 def train_all(
     methods: Sequence[str], engines: Sequence[str], workers: int, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, bool]]:
-    """Figures of every method, in order, and what went wrong, by method and engine."""
-    found, failed = {}, {}
-    # A vLLM engine keeps its memory as long as its process lives.
-    size = {TRANSFORMERS: -(-len(methods) // workers), VLLM: METHODS_PER_ENGINE_PROCESS}
-    chunks = [
-        (engine, methods[i : i + size[engine]]) for engine in engines for i in range(0, len(methods), size[engine])
-    ]
-    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-        runs = [pool.submit(run_some, some, engine, seed) for engine, some in chunks]
-    for (engine, some), one in zip(chunks, runs, strict=True):
-        each = one.result() if one.exception() is None else [repr(one.exception())] * len(some)
-        for method, figures in zip(some, each, strict=True):
-            if isinstance(figures, str):
-                failed[f"{method} on {engine}: {figures}"] = False
+    """Figures of every method, and what went wrong."""
+    figures, failed = [], {}
+    for engine in engines:
+        # A vLLM engine keeps its memory as long as its process lives.
+        size, life = (METHODS_PER_ENGINE_PROCESS, 1) if engine == VLLM else (1, None)
+        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), max_tasks_per_child=life) as pool:
+            chunks = [methods[first : first + size] for first in range(0, len(methods), size)]
+            runs = [pool.submit(run_some, some, engine, seed) for some in chunks]
+        for some, one in zip(chunks, runs, strict=True):
+            if (error := one.exception()) is None:
+                figures += one.result()
             else:
-                found[method, engine] = figures
-    return [one for method in methods for engine in engines for one in found.get((method, engine), [])], failed
+                failed[f"{' and '.join(some)} on {engine}: {error!r}"] = False
+    return sorted(figures, key=lambda one: methods.index(one["method"])), failed
 
 
 def main() -> int:

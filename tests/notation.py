@@ -40,7 +40,11 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        if fields(kind):
+        parents = [name for name, entry in METHODS.items() if entry.options in kind.__bases__ and name != "paper"]
+        if parents:
+            own, theirs = (" and ".join(f"`{name}`" for name in names) for names in (takers, parents))
+            parts.append(f"{own} takes the options of {theirs}, with the same defaults.")
+        elif fields(kind):
             heading = f"### `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}"
             parts += [heading, *([DUET_OPTIONS] if "duet" in takers else []), _options(kind, takers)]
     return "\n\n".join(parts)

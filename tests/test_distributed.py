@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from duet_trl.methods import METHODS
+
 ROOT = Path(__file__).parents[1]
 
 
-def launch(processes: int, model: Path, output_dir: Path, **overrides) -> list[dict]:
-    """Run `tests/distributed_run.py` and return what each process reports."""
+def launch(processes: int, model: Path, output_dir: Path, script: str = "distributed_run.py", **overrides) -> list:
+    """Run a script of this folder and return what each process reports."""
     # `accelerate launch --cpu --num_processes 2` silently starts one process.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += [str(ROOT / "tests" / "distributed_run.py"), str(model), str(output_dir), json.dumps(overrides)]
+    command += [str(ROOT / "tests" / script), str(model), str(output_dir), json.dumps(overrides)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,3 +56,19 @@ def test_the_allocation_does_not_depend_on_the_number_of_processes(tiny_path, tm
     assert len({tuple(counts) for counts in single["plans"]}) > 1
     assert first["specs"] == single["specs"]
     assert first["losses"] == pytest.approx(single["losses"], abs=1e-5)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_every_method_trains_alike_on_both_processes(tiny_path, tmp_path):
+    """Two steps of each method, one after another in one group of processes."""
+    methods = [name for name in METHODS if name != "own"]
+    first, second = launch(2, tiny_path, tmp_path, "distributed_methods.py", methods=methods)
+    assert first.keys() == set(methods)
+    for method in methods:
+        one, other = first[method], second[method]
+        for name in ("state", "weights", "jobs"):
+            assert one[name] == other[name], (method, name)
+        assert one["moved"] > 1e-5, method
+        assert len(one["trained_tokens"]) == 2 and min(one["trained_tokens"]) > 0, method
+        assert (one["reused_tokens"] > 0) == (method in ("spec_rl", "duet_reuse")), method

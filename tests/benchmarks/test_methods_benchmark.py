@@ -7,7 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.methods import COLUMNS, NEW, NUM_PROMPTS, TRANSFORMERS, VLLM, Notes, alike, build, checks, train
+from benchmarks.methods import (
+    BUDGETS,
+    COLUMNS,
+    NEW,
+    NUM_PROMPTS,
+    REUSE,
+    SHARES,
+    TRANSFORMERS,
+    VLLM,
+    Notes,
+    alike,
+    build,
+    checks,
+    train,
+)
 from duet_trl.methods import METHODS
 
 
@@ -18,10 +32,10 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(folder: Path) -> dict[str, tuple[Notes, Notes]]:
-    """Two methods, uninterrupted and resumed."""
+    """Three methods, uninterrupted and resumed."""
     return {
-        method: tuple(train(method, TRANSFORMERS, folder / method, 0, resume) for resume in (False, True))
-        for method in ("duet", "pods")
+        method: tuple(train(method, TRANSFORMERS, share, folder / method, 0, resume) for resume in (False, True))
+        for method, share in (("duet", 0.5), ("pods", 1.0), ("spec_rl", 0.25))
     }
 
 
@@ -39,31 +53,67 @@ def test_figures_are_those_of_the_step(runs):
         assert 0 < 3 * step["trained_tokens"] < 2 * step["generated_tokens"]
         assert step["seconds"] > 0
     assert runs["duet"][0].figures[0]["rollouts"] == 32  # half the budget, and nothing to allocate by
+    first, second = runs["spec_rl"][0].figures
+    assert first["rollouts"] == second["rollouts"] == 16 and first["reused_tokens"] == 0 < second["reused_tokens"]
+    assert second["generated_tokens"] + second["reused_tokens"] == second["trained_tokens"]
 
 
 def test_a_lost_state_is_seen(runs, folder, tmp_path):
     shutil.copytree(folder / "duet" / "checkpoint-1", tmp_path / "checkpoint-1")
-    fresh = build("duet", TRANSFORMERS, tmp_path, 0)
+    fresh = build("duet", TRANSFORMERS, 0.5, tmp_path, 0)
     fresh.loop.num_steps = 1  # the coins go on, nothing else is remembered
     fresh.save_method_state(tmp_path / "checkpoint-1")
-    assert not alike(runs["duet"][0], train("duet", TRANSFORMERS, tmp_path, 0, resume=True), VLLM)
+    assert not alike(runs["duet"][0], train("duet", TRANSFORMERS, 0.5, tmp_path, 0, resume=True), VLLM)
 
 
-def good() -> dict:
-    step = dict.fromkeys(COLUMNS, 5) | {"seconds": 1.0}
-    one = {"steps": [step, step], "resumed_steps": [step], "resumes_alike": True}
-    return {method: {engine: copy.deepcopy(one) for engine in (TRANSFORMERS, VLLM)} for method in METHODS}
+def test_every_method_has_a_bound_and_every_ordering_has_its_methods():
+    assert BUDGETS.keys() == METHODS.keys() - {"own"}
 
 
-def test_an_idle_step_a_missing_one_and_another_plan_are_targets_missed():
-    assert all(checks(good()).values()) and len(checks(good())) == 4 * len(METHODS)
-    for change in (
-        lambda one: one["steps"][1].update(trained_tokens=0),
-        lambda one: one["resumed_steps"][0].update(generated_tokens=0),
-        lambda one: one["resumed_steps"].clear(),
-        lambda one: one.update(resumes_alike=False),
-    ):
-        bad = good()
-        change(bad["grpo"][VLLM])
-        missed = [name for name, met in checks(bad).items() if not met]
-        assert len(missed) == 1 and missed[0].startswith("grpo on vllm")
+def good() -> list[dict]:
+    """Figures that meet every target: methods of the budget's names, at each share."""
+    tokens = {"dapo": 900, "spec_rl": 300, "duet_reuse": 300}
+    found = []
+    for method in BUDGETS:
+        for engine, share in [*((TRANSFORMERS, share) for share in SHARES), (VLLM, 1.0)]:
+            first = dict.fromkeys(COLUMNS, 1) | {
+                "rollouts": int(share * 64),
+                "generated_tokens": tokens.get(method, 600),
+                "trained_tokens": 200 if method == "pods" else 600,
+                "reused_tokens": 0,
+                "budget_tokens": 600.0,
+                "planned_tokens": 600.0,
+            }
+            second = first | {"reused_tokens": 100 if method in REUSE else 0}
+            one = {"method": method, "engine": engine, "share": share, "steps": [first, second]}
+            if share == 1.0:
+                one |= {"resumed_steps": [dict(second)], "resumes_alike": True}
+            found.append(copy.deepcopy(one))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "missed"),
+    [
+        ("grpo", lambda one: one["steps"][1].update(trained_tokens=0), "grpo at 100% on vllm: generates and trains"),
+        ("grpo", lambda one: one["resumed_steps"][0].update(generated_tokens=0), "grpo at 100% on vllm: generates"),
+        ("grpo", lambda one: one["resumed_steps"].clear(), "grpo at 100% on vllm: resumes"),
+        ("grpo", lambda one: one.update(resumes_alike=False), "grpo at 100% on vllm: resumes"),
+        ("pods", lambda one: one["steps"][0].update(rollouts=65), "pods at 100% on vllm: keeps to its budget"),
+        (
+            "duet",
+            lambda one: one["steps"][0].update(planned_tokens=601.0),
+            "duet at 100% on vllm: keeps to its budget",
+        ),
+        ("pods", lambda one: one["steps"][1].update(reused_tokens=1), "pods at 100% on vllm: reuses tokens"),
+        ("spec_rl", lambda one: one["steps"][1].update(reused_tokens=0), "spec_rl at 100% on vllm: reuses tokens"),
+        ("vip", lambda one: one["steps"][0].update(rollouts=60), "vip has the rollouts of grpo, at 100% on vllm"),
+        ("dapo", lambda one: [step.update(generated_tokens=600) for step in one["steps"]], "dapo generates more"),
+    ],
+)
+def test_one_wrong_figure_is_one_target_missed(method, change, missed):
+    assert all(checks(good()).values())
+    bad = good()
+    change(next(one for one in bad if (one["method"], one["engine"]) == (method, VLLM)))
+    found = [name for name, met in checks(bad).items() if not met]
+    assert len(found) == 1 and found[0].startswith(missed)
