@@ -78,7 +78,8 @@ class Loop:
                 break
             if queries:
                 answers += self._ask(step, queries)
-                step.done = step.done and replace(step.done, answers=tuple(answers))
+                before = self._none_yet(step) if step.done is None else step.done
+                step.done = replace(before, answers=tuple(answers))
             if jobs:
                 self._roll_out(step, jobs, tuple(answers))
         else:
@@ -86,12 +87,12 @@ class Loop:
                 f"{self._name} still asks for rollouts after {MAX_ROUNDS} rounds of a step. Its `jobs` must return an "
                 "empty list once it has what it needs."
             )
-        if step.done is None:
+        if not step.jobs:
             raise RuntimeError(
                 f"{self._name} asked for no rollout in generation step {step.prompts.step}. Its `jobs` must ask for "
                 "at least one; prompts.more has other prompts."
             )
-        step.nonfinite = ~step.done.scored
+        step.nonfinite = ~step.done.scored & ~step.done.superseded
 
     def judge(self, step: StepRecord) -> None:
         """Fill in the judgement."""
@@ -142,6 +143,7 @@ class Loop:
             )
         for job in jobs:
             self._check_job(job)
+        self._check_continued(step, [job for job in jobs if job.continues is not None])
 
     def _check_job(self, job: Job) -> None:
         limit = self.max_tokens if job.max_tokens is None else job.max_tokens
@@ -165,6 +167,37 @@ class Loop:
             raise ValueError(
                 f"{self._name} asks for a gated rollout, but its attribute `gated` is False. Set it to True."
             )
+
+    def _check_continued(self, step: StepRecord, jobs: list[Job]) -> None:
+        taken = {job.continues for job in step.jobs} - {None}
+        for job in jobs:
+            row = job.continues
+            if not 0 <= row < len(step.jobs) or row in taken or step.jobs[row].prompt != job.prompt:
+                raise ValueError(
+                    f"{self._name} continues rollout {row} of {len(step.jobs)} with a job for prompt {job.prompt}. "
+                    "Name a rollout of an earlier round and the same prompt, and each one once."
+                )
+            if len(job.prefix) != step.done.replay.length[row]:
+                raise ValueError(
+                    f"{self._name} continues rollout {row} of {step.done.replay.length[row]} tokens with a prefix of "
+                    f"{len(job.prefix)}. Give all of its tokens; Rollouts.tokens has them."
+                )
+            taken.add(row)
+
+    def _none_yet(self, step: StepRecord) -> Rollouts:
+        """No rollouts, for the answers to questions that come before the first of them."""
+        nothing = np.zeros(0, dtype=np.int64)
+        return Rollouts(
+            prompts=step.prompts,
+            jobs=(),
+            prompt=nothing,
+            round=nothing,
+            replay=Replay(nothing, nothing, nothing.astype(bool), nothing, nothing),
+            terminated=nothing.astype(bool),
+            rewards_per_func=torch.zeros(0, len(self.host.reward_weights)),
+            rewards=nothing.astype(np.float64),
+            reward_weights=self.host.reward_weights,
+        )
 
     def _ask(self, step: StepRecord, queries: list[Query]) -> list[np.ndarray]:
         for query in queries:
@@ -243,13 +276,15 @@ class Loop:
         rewards: torch.Tensor,
         answers: tuple[np.ndarray, ...],
     ) -> None:
-        before, step.jobs, step.rounds = step.done, step.jobs + jobs, step.rounds + 1
+        before = step.done if step.jobs else None
+        step.jobs, step.rounds = step.jobs + jobs, step.rounds + 1
         prompt = np.fromiter((job.prompt for job in jobs), np.int64, len(jobs))
         round_ = np.full(len(jobs), step.rounds - 1)
         if before is not None:
             prompt, round_ = np.append(before.prompt, prompt), np.append(before.round, round_)
             terminated = np.append(before.terminated, terminated)
             rewards = torch.cat([before.rewards_per_func, rewards])
+            rewards[[job.continues for job in jobs if job.continues is not None]] = torch.nan
             found = Replay(*(np.append(vars(before.replay)[name], vars(found)[name]) for name in vars(found)))
         step.done = Rollouts(
             prompts=step.prompts,
@@ -290,6 +325,12 @@ def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
         if not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"{name}.judge returned {column} {values[row]} for rollout {row}. It must be finite.")
+    if (judgement.in_divisor & done.superseded).any():
+        row = int(np.flatnonzero(judgement.in_divisor & done.superseded)[0])
+        raise ValueError(
+            f"{name}.judge counts rollout {row}, which another one continues. Leave it out of in_gradient and "
+            "in_divisor: its tokens stand in the longer one."
+        )
     if (judgement.in_gradient & ~judgement.in_divisor).any():
         row = int(np.flatnonzero(judgement.in_gradient & ~judgement.in_divisor)[0])
         raise ValueError(

@@ -109,6 +109,9 @@ class Job:
         max_tokens (int | None): Length at which the rollout is cut, prefix included; None: `max_completion_length`.
         gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none.
         keep (bool): Coin of the rollout: True survives the gate without a marker.
+        continues (int | None): Number of the rollout of this step that it goes on with; the prefix is then all of that
+            rollout's tokens. The earlier one is superseded: it has no reward, and nothing counts it but the tokens
+            that were generated for it. None: the prefix, if there is one, is from elsewhere.
     """
 
     prompt: int
@@ -117,6 +120,7 @@ class Job:
     max_tokens: int | None = None
     gate: GateSpec | None = None
     keep: bool = False
+    continues: int | None = None
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,13 @@ class Query:
         ids (tuple[int, ...]): Token ids that follow the prompt, length T >= 1.
         hidden_at (int | None): Ask for the last hidden state at this token, 0..T-1, shape (D,); None: ask for the
             log-prob of each token at the sampling temperature, shape (T,), nats.
+        entropies (bool): Ask for the entropy before each token as well: log-probs and entropies, shape (2, T), nats.
     """
 
     prompt: int
     ids: tuple[int, ...]
     hidden_at: int | None = None
+    entropies: bool = False
 
 
 @dataclass(frozen=True)
@@ -148,7 +154,8 @@ class Rollouts:
             include the prefix.
         terminated (np.ndarray): Ended by an EOS, shape (N,), bool.
         rewards_per_func (torch.Tensor): Reward functions, shape (N, F); nan where one abstained.
-        rewards (np.ndarray): Their weighted sum, shape (N,), float64; nan where all abstained.
+        rewards (np.ndarray): Their weighted sum, shape (N,), float64; nan where all abstained, and where the rollout
+            is superseded.
         reward_weights (torch.Tensor | None): Weight of each reward function, shape (F,); None: 1 each.
         answers (tuple[np.ndarray, ...]): Answers to the queries of all rounds, in the order in which they were asked.
         fetch (Callable): (rows) -> token ids and sampling log-probs (or None) of these rollouts; see `tokens`.
@@ -175,6 +182,13 @@ class Rollouts:
     def scored(self) -> np.ndarray:
         """Rollouts with a reward, shape (N,), bool."""
         return ~np.isnan(self.rewards)
+
+    @property
+    def superseded(self) -> np.ndarray:
+        """Rollouts that another one of the step continues, shape (N,), bool."""
+        found = np.zeros(len(self), dtype=bool)
+        found[[job.continues for job in self.jobs if job.continues is not None]] = True
+        return found
 
     @property
     def aborted(self) -> np.ndarray:

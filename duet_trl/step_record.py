@@ -88,7 +88,12 @@ class StepRecord:
     @cached_property
     def num_rollouts(self) -> np.ndarray:
         """Rollouts of each prompt, shape (M,); cached, so only to be asked for after the last round."""
-        return np.bincount(self.done.prompt, minlength=len(self.prompts))
+        return np.bincount(self.done.prompt[self.counted], minlength=len(self.prompts))
+
+    @cached_property
+    def counted(self) -> np.ndarray:
+        """Rollouts that no other one continues, shape (N,), bool; as `num_rollouts`, after the last round only."""
+        return ~self.done.superseded
 
     @property
     def stopped(self) -> np.ndarray:

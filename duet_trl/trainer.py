@@ -182,7 +182,8 @@ class DUETGRPOTrainer(Publishing, Generating):
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.outcomes(step.replay.outcome)
+        self.watch.outcomes(step.replay.outcome[step.counted])
+        self.watch.advantages(step.judgement.advantages)
         self._report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         return self._train_rows(step)
 

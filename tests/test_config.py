@@ -11,7 +11,7 @@ from trl import TrlParser
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.field_types import default_of
-from duet_trl.methods import METHODS, setting_of
+from duet_trl.methods import METHODS, budget_fields, setting_of
 from duet_trl.methods.duet_settings import DuetOptions
 
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
@@ -350,3 +350,11 @@ def test_every_numeric_field_refuses_text(tmp_path):
     for name in numeric:
         with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):
             config(tmp_path, **{name: "1"})
+
+
+def test_the_share_of_the_budget_goes_where_a_method_has_it():
+    assert budget_fields("duet", 0.25, 8) == {"num_generations": 8, "budget_fraction": 0.25}
+    assert budget_fields("grpo", 0.25, 8) == {"num_generations": 2}
+    for fraction, count in ((0.125, 1), (0.3, 2.4)):
+        with pytest.raises(ValueError, match=f"is {count:g} rollouts per prompt, and the budget of method='grpo'"):
+            budget_fields("grpo", fraction, 8)

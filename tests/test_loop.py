@@ -14,8 +14,10 @@ from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.exchange import Exchange
 from duet_trl.gate.replay import GateSpec
 from duet_trl.loop import MAX_ROUNDS, Loop
-from duet_trl.methods.method import Method, TokenBatch
+from duet_trl.methods.grouping import group_relative
+from duet_trl.methods.method import Method, Setting, TokenBatch
 from duet_trl.rollouts import Job, Judgement, NoMorePrompts, Prompt, Prompts, Query, Rollouts
+from duet_trl.seams.metrics import step_metrics
 from duet_trl.step_record import Generated, StepRecord
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, logged, prompts, weights
@@ -152,6 +154,12 @@ def test_a_query_for_log_probs_gives_those_of_the_policy(tiny_path, tmp_path):
     for logps, expected in asked:
         np.testing.assert_allclose(logps, expected, atol=1e-4)
 
+    step, ids = trainer._current, (7, 5, 6)
+    (both,) = answer(step, [Query(1, ids, entropies=True)])
+    prompt = trainer._tokenize_prompts([step.prompts[1].example["prompt"]])[0][0]
+    logps = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].log_softmax(-1).detach()
+    np.testing.assert_allclose(both, torch.stack([logps[range(3), ids], -(logps.exp() * logps).sum(-1)]), atol=1e-4)
+
 
 def test_a_step_without_anything_to_learn_from_leaves_the_policy_alone(tiny_path, tmp_path):
     class Nothing(Curious):
@@ -224,7 +232,13 @@ def once(*wanted: Job | Query) -> Callable:
     return lambda of, done: wanted if done is None else []
 
 
+def then(*wanted: Job | Query) -> Callable:
+    """One rollout of prompt 0, and these jobs in the second round."""
+    return lambda of, done: [Job(0)] if done is None else wanted if done.round.max() == 0 else []
+
+
 GATE = GateSpec(8, 16, 4)
+FIVES = (5,) * 5
 
 
 @pytest.mark.parametrize(
@@ -243,6 +257,10 @@ GATE = GateSpec(8, 16, 4)
         (once(Query(0, ())), ValueError, "asks about no token of its ids"),
         (once(Query(0, (5,), hidden_at=1)), ValueError, "asks about no token of its ids"),
         (lambda of, done: [Job(0)] if done is None or len(done) < 9 else [], ValueError, "asks for 9 rollouts"),
+        (then(Job(0, FIVES, continues=1)), ValueError, "continues rollout 1 of 1 with a job for prompt 0"),
+        (then(Job(1, FIVES, continues=0)), ValueError, "Name a rollout of an earlier round and the same prompt"),
+        (then(*[Job(0, FIVES, continues=0)] * 2), ValueError, "and each one once"),
+        (then(Job(0, FIVES[1:], continues=0)), ValueError, "rollout 0 of 5 tokens with a prefix of 4. Give all"),
         (lambda of, done: [Query(0, (5,))], RuntimeError, f"still asks for rollouts after {MAX_ROUNDS} rounds"),
         (lambda of, done: [], RuntimeError, "asked for no rollout in generation step 1"),
         (lambda of, done: [Job(i) for i in of.more(1)], NoMorePrompts, "no source of more prompts, and 1 were asked"),
@@ -278,6 +296,42 @@ def test_rounds_add_up_and_answers_come_in_their_order():
     assert step.done.prompt.tolist() == [0, 2] and step.done.round.tolist() == [0, 1]
     assert [answer.shape for answer in step.done.answers] == [(2,), (1,)]
     assert (step.rounds, step.asked_tokens, step.num_rollouts.tolist()) == (2, 3, [1, 0, 1])
+
+
+def test_questions_may_come_before_the_first_rollout():
+    seen = []
+
+    def jobs(of, done):
+        if done is None:
+            return [Query(1, (5, 6, 7))]
+        seen.append((len(done), [answer.shape for answer in done.answers]))
+        return [Job(1)] if len(done) == 0 else []
+
+    step = run(Scripted(jobs))
+    assert seen == [(0, [(3,)]), (1, [(3,)])]
+    assert (len(step.done), step.done.round.tolist(), step.rounds, step.asked_tokens) == (1, [0], 1, 3)
+
+
+def test_a_continued_rollout_is_superseded_by_the_one_that_goes_on():
+    judge = partial(group_relative, setting=Setting(3, 2, 20, 8))
+    method = Scripted(
+        lambda of, done: (
+            [Job(0), Job(0), Job(2)] if done is None else [Job(0, FIVES, continues=1)] if done.round.max() == 0 else []
+        ),
+        lambda done: Judgement.of(judge(done), in_gradient=~done.superseded),
+    )
+    step = run(method)
+    assert step.done.superseded.tolist() == [False, True, False, False]
+    np.testing.assert_array_equal(step.done.rewards, [1, np.nan, 1, 1])
+    assert step.num_rollouts.tolist() == [2, 0, 1] and not step.nonfinite.any()
+    figures = step_metrics(step, 2, 20)
+    # Two rows of prompt 0 that last, one of prompt 2. The prefix was generated in this step: nothing is reused.
+    assert (figures["num_rollouts/max"], figures["reused_tokens"]) == (2, 0)
+    assert figures["generated_tokens"] == 3 * 5 + step.done.new_tokens[3]
+
+    counted = Scripted(method.wanted, lambda done: Judgement.of(np.zeros(len(done))))
+    with pytest.raises(ValueError, match="counts rollout 1, which another one continues"):
+        run(counted)
 
 
 # ---- What the loop refuses of an engine ---------------------------------------------------------------------------

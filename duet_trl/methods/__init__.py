@@ -81,6 +81,30 @@ def build_method(config: Any) -> Method:
     return METHODS[config.method].build(config)
 
 
+def budget_fields(method: str, fraction: float, num_generations: int) -> dict[str, Any]:
+    """Fields of the configuration that put a method at a share of the full budget.
+
+    A method that reads `budget_fraction` gets it. The budget of the others is the number of their rollouts.
+
+    Args:
+        method (str): Name of the method.
+        fraction (float): Share of the full budget, (0, 1].
+        num_generations (int): Rollouts per prompt of the full budget.
+
+    Raises:
+        ValueError: If the share is no whole number of at least two rollouts, for a method that counts them.
+    """
+    if "budget_fraction" in METHODS[method].reads:
+        return {"num_generations": num_generations, "budget_fraction": fraction}
+    count = fraction * num_generations
+    if count < 2 or count != int(count):
+        raise ValueError(
+            f"{fraction:g} x num_generations={num_generations} is {count:g} rollouts per prompt, and the budget of "
+            f"method={method!r} is a whole number of at least 2. Choose another share or num_generations."
+        )
+    return {"num_generations": int(count)}
+
+
 def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
     """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
 

@@ -83,7 +83,8 @@ class Method(Protocol):
 
         Args:
             prompts (Prompts): Prompts of the step. A prompt may get no job; `prompts.more` adds prompts.
-            done (Rollouts | None): Rollouts and answers of the rounds before; None in the first.
+            done (Rollouts | None): Rollouts and answers of the rounds before; None in the first. Empty, with answers,
+                where only questions were asked so far.
 
         Returns:
             Sequence[Job | Query]: Rollouts that are wanted, and questions to the model; empty ends the rounds.

@@ -170,14 +170,20 @@ class Generating(GRPOTrainer):
             output = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
             hidden = output.hidden_states[-1][:, -width:]
         if any(query.hidden_at is None for query in queries):
-            logps = super()._get_per_token_logps_and_entropies(self.model, ids, mask, width)[0]
-        return [
-            (logps[row, : len(query.ids)] if query.hidden_at is None else hidden[row, query.hidden_at])
-            .float()
-            .cpu()
-            .numpy()
-            for row, query in enumerate(queries)
-        ]
+            wanted = any(query.entropies for query in queries)
+            logps, entropies, *_ = super()._get_per_token_logps_and_entropies(
+                self.model, ids, mask, width, compute_entropy=wanted
+            )
+
+        def answer(row: int, query: Query) -> torch.Tensor:
+            if query.hidden_at is not None:
+                return hidden[row, query.hidden_at]
+            length = len(query.ids)
+            return (
+                torch.stack([logps[row, :length], entropies[row, :length]]) if query.entropies else logps[row, :length]
+            )
+
+        return [answer(row, query).float().cpu().numpy() for row, query in enumerate(queries)]
 
     # ---- Sampling outside of training -------------------------------------------------------------------------------
 

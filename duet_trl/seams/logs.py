@@ -39,9 +39,9 @@ def correct_trl_metrics(
         metrics[f"rewards/{name}/std"][-1] = nanstd(rewards[:, index]).item()
     metrics["reward"][-1] = torch.nanmean(grouped.rewards).item()
     metrics["reward_std"][-1] = nanstd(grouped.rewards).item()
-    metrics["frac_reward_zero_std"][-1] = grouped.zero_std.float().mean().item()
+    metrics["frac_reward_zero_std"][-1] = grouped.zero_std[step.counted].float().mean().item()
 
-    lengths, ended = step.replay.length, step.done.terminated | step.stopped
+    lengths, ended = step.replay.length[step.counted], (step.done.terminated | step.stopped)[step.counted]
     finished = lengths[ended] if ended.any() else np.zeros(1)
     for name, values in (("", lengths), ("terminated_", finished)):
         for statistic, value in (("mean", values.mean()), ("min", values.min()), ("max", values.max())):
@@ -74,27 +74,33 @@ def log_all_rollouts(
     """Put all rollouts of this step, aborted ones included, into TRL's completion table."""
     if not completions:
         return
-    logs["prompt"] = deque(step.prompts[q].example["prompt"] for q in step.done.prompt)
-    logs["completion"] = deque(exchange.in_order(step.rows, [rollout.completion for rollout in step.local.values()]))
+    shown = np.flatnonzero(step.counted)
+    completion = exchange.in_order(step.rows, [rollout.completion for rollout in step.local.values()])
+    logs["prompt"] = deque(step.prompts[q].example["prompt"] for q in step.done.prompt[shown])
+    logs["completion"] = deque(completion[row] for row in shown)
     for index, name in enumerate(reward_names):
-        logs["rewards"][name] = deque(step.done.rewards_per_func[:, index].tolist())
-    logs["advantages"] = deque(step.judgement.advantages.tolist())
+        logs["rewards"][name] = deque(step.done.rewards_per_func[shown, index].tolist())
+    logs["advantages"] = deque(step.judgement.advantages[shown].tolist())
     logs["extra"].clear()
     for column, values in step.extra_logs.items():
-        logs["extra"][column] = deque(values)
+        logs["extra"][column] = deque(values[row] for row in shown)
 
 
 def audit_columns(step: StepRecord) -> dict[str, list]:
     """One column per decision, each of length N, for the audit log."""
-    group, keys = step.done.prompt, step.prompts.keys
+    group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
     return {
         "prompt": [keys[q] for q in group],
         "round": step.done.round.tolist(),
         "num_rollouts": step.num_rollouts[group].tolist(),
-        "outcome": [Outcome(value).name.lower() for value in step.replay.outcome],
+        "outcome": [
+            "superseded" if gone else Outcome(value).name.lower()
+            for gone, value in zip(superseded, step.replay.outcome, strict=True)
+        ],
         "trimmed": step.replay.trimmed.tolist(),
         "marker_at": step.replay.marker_at.tolist(),
         "length": step.replay.length.tolist(),
+        "new_tokens": step.done.new_tokens.tolist(),
         "propensity": step.judgement.propensity.tolist(),
         "weight": step.judgement.weight.tolist(),
         "reward": step.done.rewards.tolist(),

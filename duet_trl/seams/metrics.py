@@ -20,7 +20,7 @@ def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dic
         **_gate(step),
         **_weights(step),
         "rounds": float(step.rounds),
-        "engine_end_rate": float((step.truncated & (step.replay.length < limits)).mean()),
+        "engine_end_rate": float((step.truncated & (step.replay.length < limits))[step.counted].mean()),
     }
 
 
@@ -40,11 +40,12 @@ def _tokens(step: StepRecord, num_generations: int) -> dict[str, float]:
     length, aborted, generated = step.replay.length, step.done.aborted, step.done.new_tokens
     # Lengths of the rollouts that were not aborted, weighted to stand for those that were. Trimmed ones are cut
     # short, so the cost of full-budget GRPO, and with it the saving, is a lower bound.
-    inverse = np.where(aborted, 0.0, 1.0 / step.judgement.propensity)
+    inverse = np.where(aborted | ~step.counted, 0.0, 1.0 / step.judgement.propensity)
     natural = float((inverse * length).sum() / max(inverse.sum(), 1e-12))
     full = step.prompts.num_drawn * num_generations * natural
     return {
         "generated_tokens": float(generated.sum()),
+        "reused_tokens": float(sum(len(job.prefix) for job in step.jobs if job.continues is None)),
         "aborted_tokens": float(generated[aborted].sum()),
         "trimmed_tokens": float(generated[step.replay.trimmed].sum()),
         "saved_tokens": full - float(generated.sum()),
@@ -69,14 +70,14 @@ def _counts(n: np.ndarray) -> dict[str, float]:
 
 
 def _gate(step: StepRecord) -> dict[str, float]:
-    outcome = step.replay.outcome
+    outcome, trimmed = step.replay.outcome[step.counted], step.replay.trimmed[step.counted]
     return {
         "share_ended_before_gate": float((outcome == Outcome.NATURAL).mean()),
         "share_marker_seen": float((outcome == Outcome.ANSWERED).mean()),
         "share_marker_less": float(((outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)).mean()),
         "abort_rate": float((outcome == Outcome.ABORTED).mean()),
         "keep_rate": float((outcome == Outcome.KEPT).mean()),
-        "trim_rate": float(step.replay.trimmed.mean()),
+        "trim_rate": float(trimmed.mean()),
     }
 
 

@@ -19,6 +19,7 @@ class RunWatch:
         self.abort_rate = abort_rate
         self._steps = self._rollouts = self._aborted = 0
         self._marker_settled = self._values_warned = False
+        self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
 
     def outcomes(self, outcome: np.ndarray) -> None:
         """Rollouts are aborted although no marker was ever seen: likely the wrong marker. `outcome` has shape (N,)."""
@@ -39,6 +40,21 @@ class RunWatch:
                 self.marker,
                 self._aborted,
                 self._rollouts,
+            )
+
+    def advantages(self, advantages: np.ndarray) -> None:
+        """Nothing was learned for `patience` steps: every group's rewards are all the same. Shape (N,)."""
+        if self._idle < 0:
+            return
+        self._idle = 0 if advantages.any() else self._idle + 1
+        if self._idle == self.patience:
+            self._idle = -1
+            logger.warning(
+                "No rollout of the last %d generation steps has an advantage: the rewards of each prompt's rollouts "
+                "are all the same, and the policy learns nothing. Look at the metric `reward`: near its lowest value "
+                "the prompts are too hard or the reward function does not see answers, near its highest too easy. "
+                "Choose other prompts, raise num_generations, or draw until rewards differ with method='dapo'.",
+                self.patience,
             )
 
     def values(self, nonfinite: np.ndarray) -> None:

@@ -28,6 +28,17 @@ def test_it_warns_once_when_rollouts_are_aborted_and_no_marker_is_ever_seen(capl
     assert all("set `marker`" in message for message in messages)
 
 
+def test_it_warns_once_when_no_group_differs_for_several_steps_in_a_row(caplog):
+    watch, equal, different = RunWatch("math", patience=2), np.zeros(4), np.array([0.0, 1.0, -1.0, 0.0])
+    with caplog.at_level(logging.WARNING):
+        for advantages in (equal, different, equal, different):
+            watch.advantages(advantages)
+        assert not caplog.records  # never two in a row
+        for _ in range(5):
+            watch.advantages(equal)
+    assert ["last 2 generation steps" in record.getMessage() for record in caplog.records] == [True]
+
+
 def test_it_warns_once_about_rollouts_without_finite_values(caplog):
     watch = RunWatch("math")
     with caplog.at_level(logging.WARNING):
