@@ -42,8 +42,9 @@ DISAGREEMENT = 0.1
 DESCRIPTION = """\
 What would DUET save on a run that trl.GRPOTrainer did with log_completions=True? Reads the parquet files that it wrote
 to <output_dir>/completions and prints, per answer marker, the tokens after the answer and the marker-less tail, the
-groups without any difference in reward, and projected tokens and seconds under each budget. Works offline and needs no
-model. Accuracy is not predicted."""
+groups without any difference in reward, and projected tokens and seconds under each budget; then what dynamic
+sampling, skipping, down-sampling and a pilot would have generated and trained. Works offline and needs no model.
+Accuracy is not predicted."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
