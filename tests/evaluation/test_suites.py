@@ -13,7 +13,13 @@ import huggingface_hub
 import pytest
 from datasets import Dataset
 
-from duet_trl.evaluation.prompts import function_prompt_with_example, multiple_choice_question, short_answer_prompt
+from duet_trl.evaluation.measure import build_graders
+from duet_trl.evaluation.prompts import (
+    BOXED_SUFFIX,
+    function_prompt_with_example,
+    multiple_choice_question,
+    short_answer_prompt,
+)
 from duet_trl.evaluation.suites import ALL_CONFIGS, SUITES, load_suite, read_rows, shuffled_options, suite_checksum
 from duet_trl.gate.markers import MARKERS
 from duet_trl.rewards.choice import ChoiceVerifier
@@ -343,3 +349,43 @@ def test_prompts_that_are_ours_end_in_what_their_marker_looks_for():
         "Add two numbers.", "assert add(1, 2) == 3", "add"
     ) == HUMANEVAL_LISTING.format("Add two numbers.\nFor example, this must hold: `assert add(1, 2) == 3`", "add")
     assert multiple_choice_question("Q?", ["x", "y"]) == "Q?\n\nA) x\nB) y"
+
+
+def own_suite(folder: Path, *rows: dict) -> str:
+    path = folder / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_suite_of_ones_own_is_boxed_math_on_a_question_or_a_whole_message(tmp_path):
+    rows = [
+        {"problem": "1+1?", "answer": 2},
+        {"question": "2+2?", "answer": " 4 ", "id": "b"},
+        {"prompt": "3!", "answer": "6"},
+    ]
+    problems = load_suite("mine", own_suite(tmp_path, *rows))
+    assert problems["id"] == ["0", "b", "2"] and problems["answer"] == ["2", "4", "6"]
+    messages = [prompt[0]["content"] for prompt in problems["prompt"]]
+    assert messages == [f"1+1?\n{BOXED_SUFFIX}", f"2+2?\n{BOXED_SUFFIX}", "3!"]
+    grader = build_graders(["mine"], own=["mine"])["mine"]
+    boxes = [[{"role": "assistant", "content": rf"\boxed{{{value}}}"}] for value in (2, 5, 6)]
+    assert grader(completions=boxes, answer=list(problems["answer"])) == [1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("mine", {"problem": "1+1?"}, "has no column answer"),
+        ("mine", {"text": "1+1?", "answer": 2}, "has no column problem or question or prompt"),
+        ("mine", {"prompt": [{"role": "user", "content": "x"}], "answer": 2}, "must be the text of one message"),
+        ("a/b", {"problem": "1+1?", "answer": 2}, "a suite's name may have letters"),
+    ],
+)
+def test_a_suite_of_ones_own_that_cannot_be_asked_is_refused(tmp_path, name, row, message):
+    with pytest.raises(ValueError, match=message):
+        load_suite(name, own_suite(tmp_path, row))
+
+
+def test_a_suite_of_ones_own_is_a_local_file():
+    with pytest.raises(ValueError, match="'mine' is no known suite, so 'user/set' must be a local file"):
+        load_suite("mine", "user/set")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
+from duet_trl.evaluation.prompts import BOXED_SUFFIX
 from duet_trl.evaluation.suites import content_checksum
 from tests.tiny import tiny_tokenizer
 
@@ -98,7 +99,7 @@ def test_json_in_every_form_loads_alike(tmp_path, tokenizer, form):
         ('{"question": "é"}'.encode("latin-1"), "is not in UTF-8"),
         (
             b'{"data": [{"question": "a", "answer": "1"}]}',
-            r"no column question or problem; its columns are \['data'\]",
+            r"no column question or problem or prompt; its columns are \['data'\]",
         ),
     ],
 )
@@ -149,7 +150,7 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "Q", "answer": "1"}], r"no column question or problem; its columns are \['answer', 'text'\]"),
+        ([{"text": "Q", "answer": "1"}], r"no column question or problem or prompt; its columns are \['answer', 'text'\]"),
         ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
         ([], "has no rows"),
     ],
@@ -240,3 +241,14 @@ def test_normalised_problem_forgets_spelling_and_keeps_numbers():
         r"find (x,\frac12)."
     )
     assert data.normalized_problem("Find 1 + 2.") != data.normalized_problem("Find 1 + 3.")
+
+
+def test_a_whole_message_gets_no_suffix_and_a_question_goes_before_it(tmp_path, tokenizer):
+    path = tmp_path / "own.jsonl"
+    rows = [{"prompt": "3!", "answer": "6"}, {"prompt": "not asked", "problem": "1+1?", "answer": "2"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    dataset = data.load_math_train(str(path), tokenizer, 512)
+    assert [prompt[0]["content"] for prompt in dataset["prompt"]] == ["3!", f"1+1?\n{BOXED_SUFFIX}"]
+    path.write_text(json.dumps({"prompt": [{"role": "user", "content": "3!"}], "answer": "6"}))
+    with pytest.raises(ValueError, match="must be the text of one message"):
+        data.load_math_train(str(path), tokenizer, 512)
