@@ -150,7 +150,10 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"text": "Q", "answer": "1"}], r"no column question or problem or prompt; its columns are \['answer', 'text'\]"),
+        (
+            [{"text": "Q", "answer": "1"}],
+            r"no column question or problem or prompt; its columns are \['answer', 'text'\]",
+        ),
         ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
         ([], "has no rows"),
     ],
