@@ -218,15 +218,17 @@ def test_a_field_of_another_allocation_is_refused(tmp_path: Path, monkeypatch) -
 
 
 def test_there_is_a_grid_for_every_table_that_has_cells_of_ours() -> None:
-    tables = {f"table{n}" for n in (1, 2, 3, 5, 6)}
-    assert {path.stem for path in GRIDS.iterdir()} == tables | {"recommended", "tasks", "smoke"}
-    models, rivals = ("qwen3_1.7b", "qwen3_4b", "llama3_3b"), ("grpo", "dapo")
+    tables = {f"table{n}" for n in (1, 2, 3, 5, 6, 7)}
+    assert {path.stem for path in GRIDS.iterdir()} == tables | {"recommended", "rivals", "surrogate", "tasks", "smoke"}
+    models, rivals = ("qwen3_1.7b", "qwen3_4b", "llama3_3b"), ("grpo", "dapo", "arrol", "vip")
     expected = {*(f"{rival}_100" for rival in rivals), "duet_100", "duet_50"}
     assert {cell for cell in CELLS if cell.startswith("table1/")} == {
         f"table1/{model}_{method}" for model, method in itertools.product(models, expected)
     }
     smaller = {f"table6/{method}_{share}" for method in (*rivals, "duet") for share in (50, 25)}
     assert {cell for cell in CELLS if cell.startswith("table6/")} == smaller
+    every = {resolved(cell)[1].method for cell in CELLS if cell.startswith("rivals/")}
+    assert every == METHODS.keys() - {"own"}
 
 
 @pytest.mark.parametrize("options", [*(["--cell", cell] for cell in CELLS), *(["--config", file] for file in FILES)])
@@ -259,7 +261,7 @@ def test_recommended_cells_have_no_note_and_literal_ones_of_duet_have() -> None:
 def test_what_grades_the_last_answer_and_is_no_cell_of_the_paper_rewards_the_ending() -> None:
     for cell in CELLS:
         arguments, config, _ = resolved(cell)
-        rewarded = config.method == "duet" and arguments.recipe != "code_qwen3"
+        rewarded = config.method in ("duet", "duet_reuse") and arguments.recipe != "code_qwen3"
         assert config.ending_reward_weight == (0.1 if rewarded else 0.0), cell
 
 
