@@ -43,6 +43,7 @@ from duet_trl import DUETGRPOConfig, DUETGRPOTrainer  # noqa: E402
 from duet_trl.methods import METHODS, budget_fields  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
+from duet_trl.rewards import MathVerifier  # noqa: E402
 from duet_trl.rollouts import Job  # noqa: E402
 from duet_trl.seams.metrics import step_metrics  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
@@ -74,6 +75,8 @@ BUDGETS = {
 }
 """What bounds a step of each method: its rollouts at their expected tokens, their number, or not its share."""
 REUSE = ("spec_rl", "duet_reuse")
+COMPARES = "seed_grpo"
+"""Compares answers, and so needs a verifier that can."""
 COLUMNS = ("rounds", "rollouts", "prompts", "generated_tokens", "reused_tokens", "trained_tokens")
 
 
@@ -122,7 +125,7 @@ def build(method: str, engine: str, share: float, folder: Path, seed: int) -> DU
     problems = problems[:NUM_PROMPTS] + problems[NEW:]
     trainer = DUETGRPOTrainer(
         str(CHECKPOINT),
-        first_box_reward,
+        MathVerifier(which="first", workers=1) if method == COMPARES else first_box_reward,
         args=DUETGRPOConfig(**fields(method, engine, share, folder, seed)),
         train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in problems]),
     )
