@@ -71,10 +71,17 @@ def _chosen(name: str, help_text: str) -> Any:
     return knob(f"{help_text} Default: {DEFAULTS[name]}.{others}")
 
 
+_OPTIONS = {entry.options for entry in METHODS.values()}
+
+
 def _options_help() -> str:
     takers: dict[tuple[str, ...], list[str]] = {}
     for method, entry in METHODS.items():
-        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
+        inherited = {one.name for base in entry.options.__bases__ if base in _OPTIONS for one in fields(base)}
+        parents = {name: one for name, one in METHODS.items() if one.options in entry.options.__bases__}
+        shared = [f"those of {name}" for name in parents if name != "paper"]
+        own = [one.name for one in fields(entry.options) if one.name not in inherited]
+        takers.setdefault((*shared, *own), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     return (
         f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)} See docs/notation.md."
@@ -99,8 +106,9 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"pods"`, `"greso"`, `"dapo"`,
-            `"pilot"`, `"spec_rl"`, `"duet_reuse"`, or `"own"` for an object that the trainer is given.
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"duet_reuse"`, `"grpo"`, `"dapo"`, `"greso"`,
+            `"pods"`, `"pilot"`, `"reinforce_ada"`, `"knapsack"`, `"vip"`, `"dynamo"`, `"seed_grpo"`, `"arrol"`,
+            `"spec_rl"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
             What the method alone reads; as JSON on the command line.
         allocate, trim, abort (`bool`, *optional*):

@@ -19,7 +19,7 @@ BEGIN, END = "<!-- written by python -m tests.notation: begin -->", "<!-- end --
 
 
 SOME_METHODS = """\
-`duet` and `paper` read all of them, `grpo` and `pods` none, the others few; a method refuses those that it does not
+`duet`, `paper` and `duet_reuse` read all of them, the others few or none; a method refuses those that it does not
 read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
 default follows from other fields, the meaning says so."""
 DUET_OPTIONS = """\
