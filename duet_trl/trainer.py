@@ -87,17 +87,17 @@ class DUETGRPOTrainer(Publishing, Generating):
     ) -> None:
         args = own_config(args, model)
         check_method(method, args)
-        if (build_method(args) if method is None else method).compares_answers:
+        # What it needs is asked for before a model is loaded; what it is may depend on the model, and is built below.
+        needs = build_method(args) if method is None else method
+        if needs.compares_answers:
             answer_verifier(reward_funcs)
         self._own_rules = ends_by_own_rules(kwargs, args)
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
-        gated = args.gated if method is None else method.gated
-        setup = prepare_gate(model, processing_class, args) if gated else None
-        self.method = build_method(args) if method is None else method
-        if self.method.embeddings is not None:
-            self.method.embed = embedder(self.method.embeddings, train_dataset, args.prompt_id_column, self)
+        setup = prepare_gate(model, processing_class, args) if needs.gated else None
+        source = needs.embeddings
+        embed = None if source is None else embedder(source, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
         backend = choose_backend(args, engine)
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
@@ -119,6 +119,9 @@ class DUETGRPOTrainer(Publishing, Generating):
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
         automaton = None if setup is None else setup.automaton
+        self.method = build_method(args) if method is None else method
+        if embed is not None:
+            self.method.embed = embed
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
