@@ -35,7 +35,6 @@ from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
-from .seams.compared_answers import answer_verifier
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
@@ -86,18 +85,13 @@ class DUETGRPOTrainer(Publishing, Generating):
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
-        check_method(method, args)
-        # What it needs is asked for before a model is loaded; what it is may depend on the model, and is built below.
-        needs = build_method(args) if method is None else method
-        if needs.compares_answers:
-            answer_verifier(reward_funcs)
+        needs = check_method(method, args, reward_funcs)
         self._own_rules = ends_by_own_rules(kwargs, args)
         check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
-        source = needs.embeddings
-        embed = None if source is None else embedder(source, train_dataset, args.prompt_id_column, self)
+        embed = embedder(needs.embeddings, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
         backend = choose_backend(args, engine)
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
@@ -120,8 +114,7 @@ class DUETGRPOTrainer(Publishing, Generating):
             add_ending_reward(self, args.ending_reward_weight)
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
-        if embed is not None:
-            self.method.embed = embed
+        self.method.embed = embed or self.method.embed
         self._keeps_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)

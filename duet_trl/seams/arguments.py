@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from ..config import DUETGRPOConfig
+from ..methods import build_method
 from ..methods.method import Method
+from .compared_answers import answer_verifier
 
 
 def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
@@ -22,14 +24,23 @@ def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
     return args
 
 
-def check_method(method: Method | None, args: DUETGRPOConfig) -> None:
-    """Raise ValueError unless a method is given exactly where the configuration says so."""
+def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any) -> Method:
+    """The method as far as it is known before the model: its attributes say what the run needs.
+
+    Raises:
+        ValueError: Unless a method is given exactly where the configuration says so, or if it compares answers and no
+            reward function can.
+    """
     if (method is None) == (args.method == "own"):
         given = "no method was given to the trainer" if method is None else f"{type(method).__name__} was given"
         raise ValueError(
             f"args.method is {args.method!r}, and {given}. A method of your own needs both: "
             "DUETGRPOConfig(method='own') and DUETGRPOTrainer(method=...)."
         )
+    outline = build_method(args) if method is None else method
+    if outline.compares_answers:
+        answer_verifier(reward_funcs)
+    return outline
 
 
 def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:

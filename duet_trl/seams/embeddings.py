@@ -36,12 +36,12 @@ Embed = Callable[[Sequence[Prompt]], np.ndarray]
 """Prompts -> their vectors, shape (M, D), float32."""
 
 
-def embedder(source: str, dataset: Any, id_column: str | None, trainer: GRPOTrainer) -> Embed:
+def embedder(source: str | None, dataset: Any, id_column: str | None, trainer: GRPOTrainer) -> Embed | None:
     """What embeds the prompts of a run.
 
     Args:
-        source (str): "policy"; a file that ends in one of `FILES`, one row for each row of the data set; or the name
-            or folder of a sentence-transformers model.
+        source (str | None): "policy"; a file that ends in one of `FILES`, one row for each row of the data set; or the
+            name or folder of a sentence-transformers model. None: nobody asks.
         dataset (Any): Training data.
         id_column (str | None): Column that identifies a prompt; None: a hash of it.
         trainer (GRPOTrainer): Of the run. It need not have its model yet.
@@ -50,6 +50,8 @@ def embedder(source: str, dataset: Any, id_column: str | None, trainer: GRPOTrai
         ValueError: If file or model cannot be read, or do not fit the data set.
         ImportError: If sentence-transformers is not installed and asked for.
     """
+    if source is None:
+        return None
     if source == "policy":
         logger.info(
             "embeddings='policy': prompts are compared by the mean of the policy's input embeddings, not by those "
