@@ -67,6 +67,8 @@ SHARES = (0.25, 0.5, 1.0)
 SIZE = {"per_device_train_batch_size": 16, "max_completion_length": 128, "shuffle_dataset": False}
 GATE = {"grace_window": GRACE_WINDOW, "method_kwargs": {"threshold_interval": 1, "threshold_window": 512}}
 """Of methods that read them; K1 and K2 move after the first step."""
+OWN = {"arrol": {"method_kwargs": {"head_warmup_steps": 1, "detect_at": 48}}}
+"""Of single methods; ARRoL prunes in the second step."""
 PRICED, COUNTED, OPEN = "priced", "counted", "open"
 BUDGETS = {
     **dict.fromkeys(("duet", "paper", "pilot", "duet_reuse"), PRICED),
@@ -112,7 +114,7 @@ def fields(method: str, engine: str, share: float, folder: Path, seed: int) -> d
     own = budget_fields(method, share, NUM_GENERATIONS)
     batch = NUM_PROMPTS * own["num_generations"]
     own["gradient_accumulation_steps"] = batch // SIZE["per_device_train_batch_size"]
-    gate = GATE if "grace_window" in METHODS[method].reads else {}
+    gate = GATE if "grace_window" in METHODS[method].reads else OWN.get(method, {})
     run = {"output_dir": str(folder), "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "seed": seed}
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     shared = yaml.safe_load(SETTINGS.read_text())
@@ -190,6 +192,8 @@ def within_budget(method: str, share: float, step: Mapping[str, float | None]) -
     """Whether a step planned no more than its share."""
     if BUDGETS[method] == COUNTED:
         return step["rollouts"] <= share * NUM_PROMPTS * NUM_GENERATIONS
+    if method == "pilot" and step["rounds"] == 1:  # the pilot alone is the budget, and nobody plans a second round
+        return step["rollouts"] <= share * NUM_PROMPTS * NUM_GENERATIONS
     return step["planned_tokens"] <= step["budget_tokens"] * (1 + 1e-9)
 
 
@@ -207,10 +211,16 @@ def orderings(figures: Figures) -> dict[str, bool]:
             "dapo",
             lambda grpo, dapo: dapo["generated_tokens"] > grpo["generated_tokens"],
         ),
+        "arrol generates less than grpo": (
+            "grpo",
+            "arrol",
+            lambda grpo, arrol: arrol["generated_tokens"] < grpo["generated_tokens"],
+        ),
         "pods trains less than grpo": (
             "grpo",
             "pods",
-            lambda grpo, pods: pods["trained_tokens"] < grpo["trained_tokens"],
+            # Of two rollouts it keeps both.
+            lambda grpo, pods: pods["trained_tokens"] < grpo["trained_tokens"] or grpo["rollouts"] <= 2 * NUM_PROMPTS,
         ),
         "spec_rl generates less than grpo": (
             "grpo",
@@ -301,6 +311,7 @@ def main() -> int:
             "spare_prompts": SPARE,
             "steps": STEPS,
             "gate": GATE,
+            "own": OWN,
             "workers": arguments.workers,
         },
         "seconds": time.perf_counter() - started,

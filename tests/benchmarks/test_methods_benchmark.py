@@ -72,7 +72,7 @@ def test_every_method_has_a_bound_and_every_ordering_has_its_methods():
 
 def good() -> list[dict]:
     """Figures that meet every target: methods of the budget's names, at each share."""
-    tokens = {"dapo": 900, "spec_rl": 300, "duet_reuse": 300}
+    tokens = {"dapo": 900, "spec_rl": 300, "duet_reuse": 300, "arrol": 400}
     found = []
     for method in BUDGETS:
         for engine, share in [*((TRANSFORMERS, share) for share in SHARES), (VLLM, 1.0)]:
