@@ -12,6 +12,7 @@ product, or both.
     budgets: [1.0, 0.5]                           may have fields, a method `budgets` of its own
     seeds: [42, 43]                               of each cell's runs (experiment.py)
     hours: {qwen3_1.7b: 2.5}                      of a run of GRPO at full budget, by model or one number (the same)
+    workers: 2                                    runs at a time, if nobody says otherwise (the same)
 
 Three fields of a cell are none of its run: `config` and `model`, which the options of the same names replace, and
 `accelerate`, the file below `recipes/accelerate/` to launch it with. The block `gate:` holds only where rollouts are
@@ -42,12 +43,14 @@ class Grid:
             `num_generations` at full budget.
         seeds (list[int]): Of each cell's runs. Empty: the seed of its configuration.
         hours (dict[str, float]): Of a run of GRPO at full budget, by model; "" is any other model.
+        workers (int): Runs at a time.
     """
 
     name: str
     cells: dict[str, Fields]
     seeds: list[int]
     hours: dict[str, float]
+    workers: int
 
 
 def read_fields(config: str | None, model: str | None, cell: str | None) -> Fields:
@@ -89,8 +92,8 @@ def read_grid(name: str) -> Grid:
         known = ", ".join(sorted(path.stem for path in GRIDS.glob("*.yaml")))
         raise ValueError(f"there is no grid {name!r}. Choose from {known}, or give the path of a .yaml file.")
     shared = _mapping(place)
-    keys = ("cells", "methods", "models", "budgets", "seeds", "hours")
-    lines, methods, models, budgets, seeds, hours = (shared.pop(key, None) for key in keys)
+    keys = ("cells", "methods", "models", "budgets", "seeds", "hours", "workers")
+    lines, methods, models, budgets, seeds, hours, workers = (shared.pop(key, None) for key in keys)
     cells: dict[str, Fields] = {}
     own = ((cell, _with_full(shared, line)) for cell, line in _entries(place, "cells", lines))
     for cell, line in (*_product(place, shared, methods, models, budgets), *own):
@@ -107,7 +110,10 @@ def read_grid(name: str) -> Grid:
     hours = hours if isinstance(hours, dict) else {} if hours is None else {"": hours}
     if wrong := [value for value in hours.values() if not isinstance(value, int | float) or value <= 0]:
         raise ValueError(f"hours of {place} must be positive numbers, got {wrong[0]!r}.")
-    return Grid(place.stem, cells, list(dict.fromkeys(seeds)), hours)
+    workers = 1 if workers is None else workers
+    if type(workers) is not int or workers < 1:
+        raise ValueError(f"workers of {place} must be an integer from 1, got {workers!r}.")
+    return Grid(place.stem, cells, list(dict.fromkeys(seeds)), hours, workers)
 
 
 def cell_names() -> list[str]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # python recipes/experiment.py --grid table6                           (8 x H100 80 GB: one run after the other)
-# python recipes/experiment.py --grid smoke --workers 2                (two CPU cores, no network: about six minutes)
+# python recipes/experiment.py --grid smoke                            (two CPU cores, no network: about seven minutes)
 """Runs a grid: every cell with every seed, each in a process of its own, into `<output_dir>/<cell>/seed_<seed>/`.
 
 Called again it skips what is done, and an unfinished run resumes from its last checkpoint. A failed run does not stop
@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     split = list(argv).index("--") if "--" in argv else len(argv)
     args, extra = arguments(argv[:split]), list(argv[split + 1 :])
     try:
-        runs, hours = plan(args.grid, args.output_dir, args.only, extra)
+        runs, grid = plan(args.grid, args.output_dir, args.only, extra)
+        args.workers = grid.workers if args.workers is None else args.workers
         gpus = visible_gpus()
         if args.workers < 1 or 0 < len(gpus) < args.workers:
             raise ValueError(f"--workers must be at least 1 and at most the GPUs, {len(gpus)}, got {args.workers}.")
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
                 print(command_line(run, len(gpus) // args.workers, args.accelerate_config))
             return 0
         if args.slurm:
-            return write_slurm(args, runs, extra, Pace(hours))
+            return write_slurm(args, runs, extra, Pace(grid.hours))
         refused = [f"{run.name}: {found}" for run in runs if (found := changed(run))]
     except (ValueError, UnreadableRuns) as error:
         sys.exit(f"error: {error}")
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
             + "\n  ".join(refused)
             + "\nUndo the change, choose another --output_dir, or run them --again (what is there is moved aside)."
         )
-    return Runner(args, runs, Pace(hours), gpus).work()
+    return Runner(args, runs, Pace(grid.hours), gpus).work()
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -85,7 +86,7 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     add("--grid", required=True, help="name below recipes/grids/, or the path of a grid of yours")
     add("--output_dir", type=Path, help="default: outputs/experiments/<grid>")
     add("--only", default="*", metavar="PATTERN", help="cells or runs of these names: 'grpo_*', '*/seed_42'")
-    add("--workers", type=int, default=1, help="runs at a time; the GPUs are shared out evenly")
+    add("--workers", type=int, help="runs at a time, which share the GPUs evenly; default: the grid's, else 1")
     add("--accelerate_config", help="file for accelerate launch; default: the grid's, else ddp or single_gpu")
     add("--again", action="store_true", help="run again what was made with other settings; move the old folder aside")
     add("--print_commands", action="store_true", help="print the command of each run and end")

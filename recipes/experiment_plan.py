@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from command_line import parse
-from config_files import GRIDS, read_grid
+from config_files import GRIDS, Grid, read_grid
 from rows import check_places
 from run_record import difference, new_record
 
@@ -45,8 +45,8 @@ class Planned:
     num_gpus: int
 
 
-def plan(grid_name: str, output_dir: Path, only: str, extra: Sequence[str]) -> tuple[list[Planned], dict[str, float]]:
-    """The runs of a grid, all cells of the first seed before those of the next, and the grid's `hours`.
+def plan(grid_name: str, output_dir: Path, only: str, extra: Sequence[str]) -> tuple[list[Planned], Grid]:
+    """The runs of a grid, all cells of the first seed before those of the next, and the grid itself.
 
     Args:
         grid_name (str): Name or path of the grid.
@@ -78,7 +78,7 @@ def plan(grid_name: str, output_dir: Path, only: str, extra: Sequence[str]) -> t
     chosen = [run for run in found if fnmatch.fnmatch(run.name, only) or fnmatch.fnmatch(run.record.cell, only)]
     if not chosen:
         raise ValueError(f"--only {only!r} matches none of {', '.join(run.name for run in found)}.")
-    return chosen, grid.hours
+    return chosen, grid
 
 
 def command(run: Planned, gpus: int, accelerate_config: str | None) -> list[str]:

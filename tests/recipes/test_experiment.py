@@ -96,6 +96,7 @@ def test_parts_that_a_grid_does_not_cross_are_not_in_the_names(tmp_path):
         ({"methods": ["a"], "cells": {"a": {}}}, "has the cell 'a' twice"),
         ({"cells": {"a": {}}, "seeds": [1.5]}, r"must be a list of integers from 0, got \[1.5\]"),
         ({"cells": {"a": {}}, "hours": {"x": 0}}, "must be positive numbers, got 0"),
+        ({"cells": {"a": {}}, "workers": 0}, "workers of .* must be an integer from 1, got 0"),
     ],
 )
 def test_a_grid_that_cannot_be_meant_is_refused(tmp_path, content, message):
