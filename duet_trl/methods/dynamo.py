@@ -30,7 +30,6 @@ share where rewards are graded (`success_share`). docs/fidelity.md#dynamo has wh
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,7 +41,7 @@ from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from ..update.modulation import Extremes, boost, decay, entropy_change
 from .grouping import counted_jobs, group_relative
-from .method import Method, Setting, TokenBatch
+from .method import Remembering, Setting, TokenBatch
 
 MASTERED, LEAST_PRIORITY = 0.85, 0.01
 """Of the published code's priority."""
@@ -110,7 +109,7 @@ def priorities(count: np.ndarray, success: np.ndarray, proxy: str) -> np.ndarray
     return np.where(count >= 2, 4.0 * variance, 1.0)
 
 
-class Dynamo(Method):
+class Dynamo(Remembering):
     """Counts and token factors; see the module."""
 
     def __init__(self, setting: Setting, options: DynamoOptions) -> None:
@@ -161,15 +160,6 @@ class Dynamo(Method):
         self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
         if self._extremes is not None:
             self._metrics = {**self._metrics, **vars(self._extremes)}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about each prompt."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.statistics.load_state_dict(state["statistics"])
 
     @property
     def _modulates(self) -> bool:

@@ -23,7 +23,6 @@ The advantages are GRPO's over each group.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -34,7 +33,7 @@ from ..allocate.units import round_robin
 from ..field_types import Options, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import counted_jobs, group_relative
-from .method import Method, Setting
+from .method import Remembering, Setting
 
 CONFIDENCE = 0.9
 """Probability of a mixed group at which the fall-back calls a prompt served: the authors' alpha."""
@@ -106,7 +105,7 @@ def _most_valuable(p: np.ndarray, lowest: int, most: int, units: int) -> np.ndar
     return counts
 
 
-class Knapsack(Method):
+class Knapsack(Remembering):
     """Counts by value; see the module."""
 
     def __init__(self, setting: Setting, options: KnapsackOptions) -> None:
@@ -131,15 +130,6 @@ class Knapsack(Method):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Remember rewards."""
         self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about each prompt."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.statistics.load_state_dict(state["statistics"])
 
     def _success(self, keys: tuple[str, ...]) -> np.ndarray:
         """Success rate of each prompt, shape (M,); nan without a history."""

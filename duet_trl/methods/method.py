@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..allocate.state import check_state
+from ..allocate.statistics import PromptStatistics
 from ..rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
 
 
@@ -144,3 +145,22 @@ class Method(Protocol):
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""
         return None
+
+
+class Remembering(Method):
+    """A method whose state is what it remembers about each prompt.
+
+    Attributes:
+        statistics (PromptStatistics): Lengths and rewards by key.
+    """
+
+    statistics: PromptStatistics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered about each prompt."""
+        return {"statistics": self.statistics.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        super().load_state_dict(state)
+        self.statistics.load_state_dict(state["statistics"])

@@ -30,7 +30,6 @@ generated. A graded reward counts as the share of a success that it is between t
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import advantages_by_round, mixed_prompts, uniform_jobs
-from .method import Method, Setting
+from .method import Remembering, Setting
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class PilotOptions(Options):
         return self.pilot_rollouts + (self.weighting == "prompts")
 
 
-class Pilot(Method):
+class Pilot(Remembering):
     """Two rounds; see the module."""
 
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
@@ -136,15 +135,6 @@ class Pilot(Method):
             "second_prompts": float(len(np.unique(second))),
             "mixed_prompts": float(mixed_prompts(done).sum()),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about each prompt."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.statistics.load_state_dict(state["statistics"])
 
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""

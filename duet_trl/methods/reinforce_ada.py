@@ -28,7 +28,6 @@ has too little room goes to the first prompts.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -36,7 +35,7 @@ from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, at_least, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import advantages_by_round, group_relative, positive_rewards, uniform_jobs
-from .method import Method, Setting
+from .method import Remembering, Setting
 
 _DRAW = 0xADA
 """Keeps the draw of who is kept apart from other draws under the seed."""
@@ -74,7 +73,7 @@ class ReinforceAdaOptions(Options):
     )
 
 
-class ReinforceAda(Method):
+class ReinforceAda(Remembering):
     """Reinforce-Ada; see the module."""
 
     def __init__(self, setting: Setting, options: ReinforceAdaOptions) -> None:
@@ -135,15 +134,6 @@ class ReinforceAda(Method):
             "open_prompts": float(len(self._open(done))),
         }
         self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about each prompt, and the run's extremes."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.statistics.load_state_dict(state["statistics"])
 
     def _positive(self, done: Rollouts) -> np.ndarray:
         """Rollouts that count as positive, shape (N,), bool."""
