@@ -39,7 +39,7 @@ def keep_coins(
     if rollout_index.shape != (len(keys),):
         raise ValueError(f"rollout_index must have shape ({len(keys)},), one per key, got {rollout_index.shape}.")
     threshold = np.uint64(max(1, round(keep_probability * 2**_RESOLUTION)))
-    return _random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
+    return random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
 
 
 def check_keep_probability(keep_probability: float) -> None:
@@ -50,18 +50,18 @@ def check_keep_probability(keep_probability: float) -> None:
         )
 
 
-def _random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
+def random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
     """64 hashed bits per rollout, shape (N,): one splitmix64 round per part of the key."""
     # Python's own hash() differs between processes.
     hashes = {key: int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") for key in set(keys)}
     prompts = np.fromiter((hashes[key] for key in keys), dtype=np.uint64, count=len(keys))
     bits = np.full(len(keys), seed % 2**64, dtype=np.uint64)
     for part in (np.uint64(step % 2**64), prompts, rollout_index):
-        bits = _mix(bits ^ _mix(part))
+        bits = mix(bits ^ mix(part))
     return bits
 
 
-def _mix(value: np.ndarray) -> np.ndarray:
+def mix(value: np.ndarray) -> np.ndarray:
     """The output function of splitmix64: a bijection of 64 bits in which every input bit flips half the output."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
         value = value + np.uint64(_GOLDEN)

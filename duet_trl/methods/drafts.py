@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rollouts of a prompt's last visit as drafts: how much of one may be used, how much of it is kept (`reuse.py`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
 
+from ..gate.coins import mix, random_bits
 from ..rollouts import Job
 
 
@@ -54,10 +54,18 @@ def accepted(old: np.ndarray, new: np.ndarray, coins: np.ndarray, lenience: floa
     return int(fails.argmax()) if fails.any() else len(fails)
 
 
-def uniforms(seed: int, step: int, key: str, number: int, count: int) -> np.ndarray:
-    """Independent draws from (0, 1], shape (count,), that follow from what names a rollout and nothing else."""
-    hashed = int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little")
-    return 1.0 - np.random.default_rng([seed, step, hashed, number]).random(count)
+def uniforms(
+    seed: int, step: int, keys: Sequence[str], numbers: Sequence[int], lengths: Sequence[int]
+) -> list[np.ndarray]:
+    """Independent draws from (0, 1] for the tokens of some rollouts, shape (T,) each.
+
+    They follow from seed, step, prompt, number of the rollout and place of the token, and from nothing else.
+    """
+    ends = np.cumsum(lengths)
+    rollout = np.repeat(random_bits(seed, step, keys, np.asarray(numbers, dtype=np.uint64)), lengths)
+    place = np.arange(len(rollout)) - np.repeat(ends - lengths, lengths)
+    bits = mix(rollout ^ mix(place.astype(np.uint64)))
+    return np.split(((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53, ends[:-1])
 
 
 def pack(drafts: Mapping[str, list[Draft]]) -> dict[str, Any]:

@@ -49,11 +49,12 @@ class Duet(Method):
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
         if done is not None:
             return []
-        allocation = self.allocator.plan(prompts.keys, prompts.epoch)
+        keys = prompts.keys
+        allocation = self.allocator.plan(keys, prompts.epoch)
         group = np.repeat(np.arange(len(prompts)), allocation.num_rollouts)
         # A reference budget is measured on rollouts that no gate stops.
         spec = self.gate.spec(active=not self.allocator.measuring)
-        keep = self.gate.coins(prompts.step, [prompts.keys[q] for q in group])
+        keep = self.gate.coins(prompts.step, [keys[q] for q in group])
         gate = spec if self.gated else None
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
 

@@ -168,12 +168,13 @@ class Reuse(Method):
 
     def _with_prefixes(self, prompts: Prompts, answers: Sequence[np.ndarray]) -> list[Job]:
         """The planned jobs, each with what is kept of its draft."""
+        asked = [(prompts[p.job.prompt].key, p.number, p.length) for p in self._planned if p.draft]
+        coins = iter(uniforms(self.setting.seed, prompts.step, *zip(*asked, strict=True)))
         answer, jobs = iter(answers), []
-        for job, number, draft, length in self._planned:
+        for job, _, draft, length in self._planned:
             if draft:
                 logps = next(answer)
-                coins = uniforms(self.setting.seed, prompts.step, prompts[job.prompt].key, number, length)
-                kept = accepted(draft.logps[:length], logps, coins, self.lenience)
+                kept = accepted(draft.logps[:length], logps, next(coins), self.lenience)
                 whole = kept == self._limit(job) or (draft.ended and kept == len(draft.ids))
                 known = tuple(logps[:kept].tolist())
                 job = replace(job, prefix=draft.first(kept), prefix_logprobs=known, whole=whole)

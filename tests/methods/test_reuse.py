@@ -55,9 +55,12 @@ def test_the_first_token_that_fails_ends_what_is_kept():
 
 def test_coins_follow_from_what_names_the_rollout():
     names = [(7, 3, "p", 0), (8, 3, "p", 0), (7, 4, "p", 0), (7, 3, "q", 0), (7, 3, "p", 1)]
-    drawn = [uniforms(*name, 1000) for name in names]
-    np.testing.assert_array_equal(drawn[0], uniforms(7, 3, "p", 0, 1000))
-    np.testing.assert_array_equal(drawn[0][:10], uniforms(7, 3, "p", 0, 10))
+    drawn = [uniforms(seed, step, [key], [number], [1000])[0] for seed, step, key, number in names]
+    several = uniforms(7, 3, ["q", "p", "p"], [0, 1, 0], [1000, 0, 10])
+    assert [len(one) for one in several] == [1000, 0, 10]
+    np.testing.assert_array_equal(several[0], drawn[3])
+    np.testing.assert_array_equal(several[2], drawn[0][:10])
+    assert abs(np.mean(drawn) - 0.5) < 0.02 and abs(np.std(drawn) - 12**-0.5) < 0.02  # of 5,000 draws
     correlation = np.abs(np.corrcoef(drawn) - np.eye(len(names)))
     assert correlation.max() < 0.15  # independent: standard deviation 0.03
     assert all(0 < one.min() and one.max() <= 1 for one in drawn)
