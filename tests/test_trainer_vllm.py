@@ -41,7 +41,7 @@ trainer.train()
 samples = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=0.0, max_tokens=10)
 names = ("loss", "duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "duet/generated_tokens",
          "duet/engine_end_rate", "sampling/sampling_logp_difference/max", "sampling/importance_sampling_ratio/min",
-         "sampling/importance_sampling_ratio/max")
+         "sampling/importance_sampling_ratio/max", "duet/pruned_rollouts", "duet/reused_tokens")
 report = {name: logged(trainer, name) for name in names}
 report["samples"] = samples
 report["cores"] = [torch.get_num_threads(), os.environ.get("VLLM_CPU_OMP_THREADS_BIND")]
@@ -93,8 +93,20 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
         {"extra_eos_tokens": ["\u0120the"]},
         {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
         {"repetition": True},
+        {"method": "arrol", "method_kwargs": {"head_warmup_steps": 1, "detect_at": 12}},
+        {"method": "spec_rl"},
     ],
-    ids=["custom-marker", "grpo", "lora", "papers-nucleus", "extra-eos", "grpo-extra-eos", "repetition"],
+    ids=[
+        "custom-marker",
+        "grpo",
+        "lora",
+        "papers-nucleus",
+        "extra-eos",
+        "grpo-extra-eos",
+        "repetition",
+        "continued",
+        "reused",
+    ],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)
@@ -104,5 +116,8 @@ def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     assert min(report["with_the"]) > 5  # of rollouts and of samples outside of training
     assert (report["end_at_the"] == report["with_the"]) == ("extra_eos_tokens" in overrides)
     gated = max(report["duet/abort_rate"]) + max(report["duet/trim_rate"]) > 0
-    assert gated == (overrides.get("method") != "grpo")
+    assert gated == ("method" not in overrides)
+    # Prefixes of rollouts that were cut short or that are from earlier steps carry log-probs, compared above.
+    assert (sum(report["duet/pruned_rollouts"]) > 0) == (overrides.get("method") == "arrol")
+    assert (sum(report["duet/reused_tokens"]) > 0) == (overrides.get("method") == "spec_rl")
     assert (max(report["duet/engine_end_rate"]) > 0) == ("repetition" in overrides)
