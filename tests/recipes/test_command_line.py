@@ -150,7 +150,7 @@ def test_settings_of_the_gate_hold_where_rollouts_are_gated_only():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--cell", "table9/a"], "there is no grid 'table9'. Choose from recommended, smoke, table1"),
+        (["--cell", "table9/a"], "there is no grid 'table9'. Choose from recommended, rivals, smoke"),
         (["--cell", "table3/eps_0.3"], "there is no cell 'eps_0.3' in table3.yaml. Choose from eps_0.01, eps_0.05"),
         (["--config", "papre"], "there is no configuration .*papre"),
         (["--cell", "table3/eps_0.10", "--cell", "table3/eps_0.20"], "--cell takes one value, got 2"),
