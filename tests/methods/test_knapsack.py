@@ -132,6 +132,7 @@ def by_level(completions: list[str], level: list[int], **columns: object) -> lis
     return [float(len(text) % (2 + 2 * (one % 4)) == 0) for text, one in zip(completions, level, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["knapsack", "dynamo"])
 def test_training_resumes_with_the_counts_of_its_checkpoint(tiny_path: Path, tmp_path: Path, method: str) -> None:
     """Every step visits all prompts; from the second on counts differ and keep the budget of 4 on average."""

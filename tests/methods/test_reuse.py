@@ -153,6 +153,7 @@ GATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "fields"), [("spec_rl", {"method_kwargs": {"lenience": 0.0}}), ("duet_reuse", GATED)]
 )
