@@ -3,6 +3,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -113,7 +114,8 @@ def test_an_interrupt_of_one_process_ends_all_with_a_whole_checkpoint(tiny_path,
     done = interrupted(tiny_path, tmp_path, signal.SIGTERM, "1", *torchrun)
     assert done.returncode == 1  # torchrun's own, for processes that failed
     assert done.stderr.count("Interrupted after step 2 of 4.") == 1
-    assert "exitcode  : 143" in done.stderr
+    # gloo may abort a process at its very end, where the other one is gone already.
+    assert re.search(r"exitcode  : (143|-6)\b", done.stderr), done.stderr[-3000:]
     # The last file that transformers writes.
     assert json.loads((tmp_path / "run" / "checkpoint-2" / "trainer_state.json").read_text())["global_step"] == 2
 
