@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # python recipes/experiment.py --grid table6                           (8 x H100 80 GB: one run after the other)
-# python recipes/experiment.py --grid smoke                            (two CPU cores, no network: about eight minutes)
+# python recipes/experiment.py --grid smoke                            (two CPU cores, no network: about seven minutes)
 """Runs a grid: every cell with every seed, each in a process of its own, into `<output_dir>/<cell>/seed_<seed>/`.
 
 Called again it skips what is done, and an unfinished run resumes from its last checkpoint. A failed run does not stop
