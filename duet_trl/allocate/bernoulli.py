@@ -66,9 +66,7 @@ def bernoulli_counts(
             f"lower must be at least {least} with variance={variance!r}, whose fall is steady from there on only; got "
             f"{lower}. Raise it."
         )
-    n = np.maximum(np.arange(upper + 1), least)[:, None]  # rows below `least` are never read
-    shape = 1.0 / (n - 1) if variance == "rloo" else (n - 1) / n**2
-    value = -p * (1.0 - p) * shape - bias * np.log(p) * n  # (upper + 1, M)
+    value = _values(p, upper, variance, bias)
 
     def solve(members: np.ndarray, lowest: int) -> np.ndarray:
         counts = np.zeros(p.size, dtype=np.int64)
@@ -83,3 +81,10 @@ def bernoulli_counts(
     kept = max(int((shares >= lower).sum()), -(-total // upper))
     order = np.lexsort((-p * (1.0 - p), -shares))  # largest share first
     return solve(np.sort(order[:kept]), lower)
+
+
+def _values(p: np.ndarray, upper: int, variance: str, bias: float) -> np.ndarray:
+    """What 0..upper rollouts of each prompt are worth: minus their variance, minus the bias; (upper + 1, M)."""
+    n = np.maximum(np.arange(upper + 1), LEAST[variance])[:, None]  # rows below are never read
+    shape = 1.0 / (n - 1) if variance == "rloo" else (n - 1) / n**2
+    return -p * (1.0 - p) * shape - bias * np.log(p) * n

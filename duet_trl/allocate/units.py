@@ -55,9 +55,7 @@ def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> n
     while rest and (open_ := np.flatnonzero((counts < most) & (priority > 0.0))).size:
         share = rest * (priority[open_] / priority[open_].sum())
         added = np.floor(share).astype(np.int64)
-        largest = np.argsort(
-            added - share, kind="stable"
-        )  # the largest remainders first, the earlier prompt of equals
+        largest = np.argsort(added - share, kind="stable")  # largest remainders first, of equals the earlier prompt
         added[largest[: max(rest - int(added.sum()), 0)]] += 1
         added = np.minimum(added, most - counts[open_])
         counts[open_] += added

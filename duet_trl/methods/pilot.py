@@ -37,7 +37,7 @@ from ..allocate.openness import open_counts
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import advantages_by_round, mixed_prompts, uniform_jobs
+from .grouping import advantages_by_round, counted_jobs, mixed_prompts, uniform_jobs
 from .method import Remembering, Setting
 
 
@@ -109,8 +109,7 @@ class Pilot(Remembering):
             return uniform_jobs(range(len(prompts)), self.options.pilot_rollouts)
         if done.round.max() > 0:
             return []
-        counts = self._second_round(done)
-        return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
+        return counted_jobs(self._second_round(done))
 
     def judge(self, done: Rollouts) -> Judgement:
         """Advantages round by round: what a round showed is history to the next."""

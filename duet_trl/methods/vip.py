@@ -27,7 +27,7 @@ from ..allocate.bernoulli import LEAST, bernoulli_counts
 from ..allocate.gaussian_process import KERNELS, GaussianProcess
 from ..field_types import Options, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative
+from .grouping import counted_jobs, group_relative
 from .method import Method, Setting
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class Vip(Method):
             "expected_success": float(self._success.mean()),
             "skipped_prompts": float((counts == 0).sum()),
         }
-        return [Job(prompt) for prompt, count in enumerate(counts.tolist()) for _ in range(count)]
+        return counted_jobs(counts)
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages, everything trained."""
