@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who competes: methods at their recommended budgets, with their authors' settings, and everything they share.
+
+The learning rate is tuned for each entrant and task (`tuning.py`). Everything else is the default of the method, or
+what its authors use beside it. All run through `DUETGRPOTrainer`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import yaml
+
+from benchmarks.common import grouped
+from duet_trl.methods import METHODS, budget_fields
+from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
+
+SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
+PROMPTS_PER_STEP = 16
+FULL = 8
+"""Rollouts per prompt at full budget."""
+BASE_RATE = 3e-4
+"""Learning rate of which `tuning.FACTORS` are multiples."""
+ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
+"""Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method at a budget.
+
+    Attributes:
+        name (str): In records and tables.
+        method (str): Key of `duet_trl.methods.METHODS`.
+        budget (float): Share of full GRPO's rollouts.
+        settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
+        reward (str): `ANSWER`, or that of a control.
+        tuned_as (str): Entrant whose learning rate it takes; its own name: it is tuned itself.
+        lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
+            learns from the log-probs of all rollouts cannot do without them.
+    """
+
+    name: str
+    method: str
+    budget: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reward: str = ANSWER
+    tuned_as: str = ""
+    lean: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
+        object.__setattr__(self, "tuned_as", self.tuned_as or self.name)
+
+
+# The trim hides from the reward what follows an answer, so whoever trims is paid for ending (docs/recipes.md).
+ENDING = {"ending_reward_weight": 0.1}
+UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
+_ALL = (
+    Entrant("grpo_8", "grpo"),
+    Entrant("grpo_4", "grpo", 0.5),
+    Entrant("grpo_2", "grpo", 0.25),
+    Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
+    Entrant("trim_abort", "duet", 0.5, UNIFORM),
+    Entrant("duet", "duet", 0.5, ENDING),
+    Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
+    Entrant("paper", "paper", 0.5, lean=False),
+    Entrant("pilot", "pilot", 0.5),
+    Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),
+    Entrant("greso", "greso"),
+    Entrant("pods", "pods"),
+    Entrant("vip", "vip"),
+    Entrant("knapsack", "knapsack"),
+    Entrant("dynamo", "dynamo"),
+    Entrant("reinforce_ada", "reinforce_ada", 1.0, {"scale_rewards": "none", "epsilon_high": 0.28}),
+    Entrant("arrol", "arrol"),
+    Entrant("seed_grpo", "seed_grpo", 1.0, {"scale_rewards": "none"}),
+    Entrant("spec_rl", "spec_rl"),
+)
+_CONTROLS = (
+    Entrant("constant_grpo", "grpo", reward=CONSTANT, tuned_as="grpo_8"),
+    Entrant("constant_duet", "duet", 0.5, reward=CONSTANT, tuned_as="duet"),
+    Entrant("coin_grpo", "grpo", reward=COIN, tuned_as="grpo_8"),
+)
+ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in (*_ALL, *_CONTROLS)}
+"""All entrants by name; the reference first, the controls last."""
+REFERENCE = "grpo_8"
+"""GRPO at full budget: the others have its accuracy to reach, and its tokens to do it with."""
+CONTROLS = tuple(entrant.name for entrant in _CONTROLS)
+"""What a reward that says nothing does: the policy moves by drift alone."""
+
+
+def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of an entrant's `DUETGRPOConfig`, without its folder and its length.
+
+    Args:
+        entrant (Entrant): The entrant.
+        learning_rate (float): Constant.
+        seed (int): Order of the prompts, and of sampling.
+        task_fields (Mapping[str, Any]): Fields that are the task's: the marker and the lengths.
+
+    Returns:
+        dict[str, Any]: Keyword arguments. Micro-batches hold at most 32 rollouts.
+    """
+    shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
+    if "grace_window" in METHODS[entrant.method].reads:
+        shared |= {"grace_window": GRACE_WINDOW, **REFITS}
+    if "marker" not in METHODS[entrant.method].reads:
+        shared.pop("marker")
+    own = budget_fields(entrant.method, entrant.budget, FULL)
+    rollouts = PROMPTS_PER_STEP * own["num_generations"]
+    micro_batch = min(shared["per_device_train_batch_size"], rollouts)
+    return grouped(
+        shared
+        | {"method": entrant.method}
+        | own
+        | dict(entrant.settings)
+        | {
+            "learning_rate": learning_rate,
+            "seed": seed,
+            "per_device_train_batch_size": micro_batch,
+            "gradient_accumulation_steps": rollouts // micro_batch,
+            "use_vllm": True,
+            "report_to": "none",
+            "disable_tqdm": True,
+        }
+    )
