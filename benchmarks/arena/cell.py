@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the arena in a process of its own: `python -m benchmarks.arena.cell <JSON> <profile> <output>`.
+"""One run of the arena. It wants a process of its own (`running.py`).
 
 A vLLM engine keeps state of the process it was built in, and processor time is counted per process.
 """
 
-import argparse
 import json
 import tempfile
 import time
@@ -12,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from .profiles import PROFILES, Profile
+from .profiles import Profile
 from .records import START, TUNE, Measurement, Run
 from .schedule import Cell
 
@@ -120,19 +119,3 @@ def _measured(cell: Cell, profile: Profile, task: Any) -> tuple[Any, Any]:
     way = Size(profile.problems, profile.samples, greedy=False)
     whole = Size(profile.problems_end, profile.samples_end, greedy=True)
     return task.report_problems(), Timetable(way, whole, profile.every, (cell.horizon,), cell.horizon, cell.tokens)
-
-
-def main() -> None:
-    """Run the cell of the command line and write its record."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("cell", type=json.loads)
-    parser.add_argument("profile", choices=PROFILES)
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--checkpoints", type=Path, required=True)
-    args = parser.parse_args()
-    record = run(Cell(**args.cell), PROFILES[args.profile], args.checkpoints)
-    args.output.write_text(record.to_json())
-
-
-if __name__ == "__main__":
-    main()

@@ -1,21 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes runs, each in a process of its own, several side by side."""
 
-import json
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import tempfile
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict
 from pathlib import Path
 
 from recipes.tiny_math.cpu import ENVIRONMENT
 
+from .cell import run as run_here
+from .profiles import PROFILES
 from .records import Run, append, read
 from .schedule import Cell, Plan, ready
+
+
+class FailedRun(RuntimeError):
+    """A run ended with an error."""
 
 
 def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | None = None) -> list[Cell]:
@@ -31,6 +35,8 @@ def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | No
     Returns:
         list[Cell]: Runs that failed. The others go on; asked for again, a failed one is tried again.
     """
+    # The processes of the runs inherit it; torch and vLLM read it when they are imported.
+    os.environ.update(ENVIRONMENT | os.environ)
     began, runs = time.monotonic(), read(path)
     running: dict[Future, Cell] = {}
     failed: list[Cell] = []
@@ -48,9 +54,9 @@ def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | No
                 cell = running.pop(future)
                 try:
                     run = future.result()
-                except subprocess.CalledProcessError as error:
+                except FailedRun as error:
                     failed.append(cell)
-                    print(f"FAILED {cell}\n{error.stdout[-3000:]}", flush=True)
+                    print(f"FAILED {cell}: {str(error)[-3000:]}", flush=True)
                     continue
                 append(path, run)
                 runs.append(run)
@@ -63,20 +69,29 @@ def run_cell(cell: Cell, profile: str, folder: Path) -> Run:
     """One run in a process of its own.
 
     Raises:
-        subprocess.CalledProcessError: If it fails; `stdout` has all it wrote.
+        FailedRun: If it fails, with what it wrote.
     """
     with tempfile.TemporaryDirectory() as scratch:
-        output = Path(scratch, "run.json")
-        command = [sys.executable, "-m", "benchmarks.arena.cell", json.dumps(asdict(cell)), profile, str(output)]
-        subprocess.run(
-            [*command, "--checkpoints", str(folder)],
-            env=ENVIRONMENT | os.environ | {"MASTER_PORT": str(_free_port())},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=True,
-        )
+        output, log = Path(scratch, "run.json"), Path(scratch, "log.txt")
+        process = _CONTEXT.Process(target=_child, args=(cell, profile, folder, output, log, _free_port()))
+        process.start()
+        process.join()
+        if process.exitcode != 0:
+            raise FailedRun(f"exit status {process.exitcode}\n{log.read_text() if log.exists() else ''}")
         return Run.from_json(output.read_text())
+
+
+def _child(cell: Cell, profile: str, folder: Path, output: Path, log: Path, port: int) -> None:
+    with log.open("w") as written:
+        os.dup2(written.fileno(), sys.stdout.fileno())
+        os.dup2(written.fileno(), sys.stderr.fileno())
+    os.environ["MASTER_PORT"] = str(port)
+    output.write_text(run_here(cell, PROFILES[profile], folder).to_json())
+
+
+# The server imports once what takes every run ten seconds, and forks. It has no threads yet, and no engine.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["benchmarks.arena.cell", "duet_trl.trainer", "vllm.entrypoints.llm", "datasets"])
 
 
 _given: set[int] = set()
