@@ -122,21 +122,30 @@ def test_leaving_out_idle_rollouts_keeps_gradient_and_divisor(rows: list[tuple[f
     np.testing.assert_array_equal(after.in_gradient[advantages != 0], before.in_gradient[advantages != 0])
 
 
-def half_of_the_prompts_agree(completions: list[str], level: list[int], **kwargs) -> list[float]:
-    """Rewards that differ within the groups of odd levels only."""
-    return [float(one % 2 == 1 and text.count("4") > 3) for text, one in zip(completions, level, strict=True)]
+class HalfAgree:
+    """Rewards that differ within the groups of odd levels only; answers for a method that compares them."""
+
+    __name__ = "half_agree"
+
+    def __call__(self, completions: list[str], level: list[int], **kwargs) -> list[float]:
+        return [float(one % 2 == 1 and text.count("4") > 3) for text, one in zip(completions, level, strict=True)]
+
+    def answers(self, completions: list[str], **kwargs) -> list[str | None]:
+        return [str(text.count("4")) for text in completions]
+
+    def equivalent(self, pairs: list[tuple[str, str]]) -> list[bool]:
+        return [first == second for first, second in pairs]
 
 
 def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool):
     """A trainer after one step of an entrant's method; every method can learn from half of the prompts."""
-    own = {"arrol": {"detect_at": 16}}.get(entrant.method, {})
-    own |= {"max_batches": 1} if entrant.method in ("dapo", "reinforce_ada", "greso") else {}
+    own = {"arrol": {"detect_at": 16}, "dapo": {"max_batches": 1}, "greso": {"max_batches": 1}}
     trainer = duet_trainer(
         model,
         folder,
-        rewards=half_of_the_prompts_agree,
+        rewards=HalfAgree(),
         method=entrant.method,
-        method_kwargs=own,
+        method_kwargs=own.get(entrant.method, {}),
         max_steps=1,
         optim="sgd",
         max_grad_norm=0.0,
@@ -174,6 +183,10 @@ def check_equal(first, second) -> None:
         assert first.keys() == second.keys()
         for name, value in first.items():
             check_equal(value, second[name])
+    elif isinstance(first, list) and not all(isinstance(one, float | int) for one in first):
+        assert len(first) == len(second)
+        for one, other in zip(first, second, strict=True):
+            check_equal(one, other)
     elif isinstance(first, str | bool | None):
         assert first == second
     else:
