@@ -232,8 +232,8 @@ def test_the_shipped_policy_usually_forgets_a_large_carry_and_could_remember_it(
             break
     assert len(right) > 30
     p_right, p_forgotten = probability_of_result(right), probability_of_result(forgotten)
-    assert ((p_right > 0.2) & (p_forgotten > 0.3)).float().mean() > 0.8
-    assert (p_forgotten > p_right).float().mean() > 0.8
+    assert ((p_right > 0.2) & (p_forgotten > 0.3)).float().mean() > 0.7
+    assert (p_forgotten > p_right).float().mean() > 0.7
 
 
 @pytest.mark.slow
