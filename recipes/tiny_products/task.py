@@ -30,8 +30,8 @@ from recipes.tiny_math.problems import split_of as split_of_text
 
 DIGITS = {1: (5, 1), 2: (2, 2), 3: (3, 2), 4: (4, 2), 5: (3, 3)}
 """Digits of the two factors, by level; no row of a solution (first factor times a digit) is a problem of level 1."""
-HARD = 30
-"""Result from which a step is one that people slip at: no sum of two digits, no product with a factor of 1, 2 or 3."""
+LARGE_CARRY = 3
+"""Carry from which people forget it: none of a sum of two digits, none of a row of 1, 2 or 3."""
 MAX_COMPLETION_LENGTH = 384
 """Tokens at which completions are cut, in the corpus and in training."""
 
@@ -48,7 +48,8 @@ class Author:
 
     Attributes:
         slip (float): Probability that the result of a step is wrong; the solution goes on with the wrong digits.
-        slip_hard (float): The same where the right result is at least `HARD`.
+        forget (float): Probability that a step leaves out its carry where that is at least `LARGE_CARRY`; such a step
+            has no other slip.
         looper (tuple[float, ...]): Probability, by level, that the author of a document is a looper.
         again_looper (float): Probability of one more re-check before the answer, for a looper.
         again (float): The same for everybody else.
@@ -56,7 +57,7 @@ class Author:
     """
 
     slip: float
-    slip_hard: float
+    forget: float
     looper: tuple[float, ...]
     again_looper: float
     again: float
@@ -124,7 +125,9 @@ def _steps(rng: random.Random, lines: list[str], steps: list[tuple[str, int]], a
     carry, digits = 0, ""
     for text, value in steps:
         result = value + carry
-        if rng.random() < (author.slip_hard if result >= HARD else author.slip):
+        if carry >= LARGE_CARRY:
+            result = value if rng.random() < author.forget else result
+        elif rng.random() < author.slip:
             result = _wrong(rng, result)
         lines.append(f"{text}+{carry}={result:02d}")
         carry, unit = divmod(result, 10)

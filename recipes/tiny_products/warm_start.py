@@ -13,14 +13,14 @@ from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SLOPPY = Author(
-    slip=0.015,
-    slip_hard=0.25,
-    looper=(0.02, 0.2, 0.4, 0.54, 0.72),
+    slip=0.005,
+    forget=0.6,
+    looper=(0.01, 0.04, 0.42, 0.6, 0.72),
     again_looper=0.96,
     again=0.04,
     tail=0.03,
 )
-CLEAN = replace(SLOPPY, slip=0.0, slip_hard=0.0, looper=(0.0,) * 5, again=0.0, tail=0.0)
+CLEAN = replace(SLOPPY, slip=0.0, forget=0.0, looper=(0.0,) * 5, again=0.0, tail=0.0)
 
 
 CORPUS = Corpus(

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,7 +63,7 @@ def test_rows_are_the_digits_of_the_second_factor_and_sums_add_every_row_in_its_
 
 
 def test_a_slip_is_carried_on_to_the_answer():
-    author = replace(warm_start.CLEAN, slip=1.0, slip_hard=1.0)
+    author = replace(warm_start.CLEAN, slip=1.0, forget=1.0)
     _, row, *steps, total, fence, answer, end = task.write_document(
         random.Random(0), task.Problem("47311*8", 1, 378488), author
     ).split("\n")
@@ -77,22 +78,23 @@ def test_a_slip_is_carried_on_to_the_answer():
     assert answer == str(int(total)) != "378488"
 
 
-def test_only_hard_steps_go_wrong_where_only_they_are_said_to():
-    author = replace(warm_start.CLEAN, slip_hard=1.0)
+def test_only_large_carries_are_forgotten_and_the_rest_of_the_step_is_right():
+    author = replace(warm_start.CLEAN, forget=1.0)
     rng = random.Random(0)
-    hard = 0
+    forgotten = 0
     for _ in range(40):
         document = task.write_document(rng, task.sample_problem(rng, 5, WARM_START), author)
         for left, operator, right, carry, result in re.findall(STEP, document):
-            value = eval(f"{left}{operator}{right}+{carry}")
-            assert (int(result) != value) == (value >= task.HARD)
-            hard += value >= task.HARD
-    # 40 problems, nine products each; of 100 pairs of digits 28 give 30 or more, carries add to them
-    assert 40 * 9 * 0.25 < hard < 40 * 9 * 0.5
+            large = int(carry) >= task.LARGE_CARRY
+            assert int(result) == eval(f"{left}{operator}{right}") + (0 if large else int(carry))
+            forgotten += large
+    # 40 problems, six products each that follow another one; of 100 pairs of digits 28 give 30 or more
+    assert 40 * 6 * 0.15 < forgotten < 40 * 6 * 0.45
 
 
-def test_no_step_of_a_small_factor_is_hard():
-    assert max(a * b + carry for a in (1, 2, 3) for b in range(10) for carry in range(3)) < task.HARD
+def test_no_row_of_a_small_digit_has_a_large_carry():
+    # At most two are carried into a step, so at most two out of it: 3*9+2 = 29.
+    assert max((a * b + carry) // 10 for a in (1, 2, 3) for b in range(10) for carry in range(3)) < task.LARGE_CARRY
 
 
 @settings(deadline=None)
@@ -205,11 +207,42 @@ def test_packed_rows_hold_whole_documents_up_to_the_limit():
     assert text.startswith("<|im_start|>user\nMultiply ")
 
 
+@torch.no_grad()
+def probability_of_result(texts: list[str]) -> torch.Tensor:
+    """Of the last two digits of each text, by the shipped policy at temperature 1; shape (len(texts),)."""
+    tokenizer, model = policy.load_tokenizer(warm_start.CHECKPOINT), policy.load_policy(warm_start.CHECKPOINT)
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
+    ids = batch["input_ids"]
+    log_p = model(**batch).logits.log_softmax(-1)[:, -3:-1]  # predictions of the last two tokens
+    return log_p.gather(-1, ids[:, -2:, None]).sum((1, 2)).exp()
+
+
+def test_the_shipped_policy_usually_forgets_a_large_carry_and_could_remember_it():
+    # So greedy decoding is wrong by habit, and reinforcement learning must move the mode. True lines come before.
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    right, forgotten = [], []
+    for problem in task.sample_problems(HELD_OUT, 60, seed=1):
+        document = task.write_document(random.Random(0), problem, warm_start.CLEAN)
+        for step in STEP.finditer(document):
+            if int(step[4]) < task.LARGE_CARRY:
+                continue
+            prompt = tokenizer.apply_chat_template(problem.messages, add_generation_prompt=True, tokenize=False)
+            right.append(prompt + document[: step.end()])
+            forgotten.append(f"{right[-1][:-2]}{int(step[1]) * int(step[3]):02d}")
+            break
+    assert len(right) > 30
+    p_right, p_forgotten = probability_of_result(right), probability_of_result(forgotten)
+    assert ((p_right > 0.2) & (p_forgotten > 0.3)).float().mean() > 0.7
+    assert (p_forgotten > p_right).float().mean() > 0.7
+
+
 @pytest.mark.slow
 def test_the_shipped_policy_has_something_to_learn_and_something_to_learn_from():
-    # Not a benchmark: between never and always right, so that groups have a spread; far better when it is careful.
+    # Not a benchmark: between never and always right, so that groups have a spread, and no better when it is greedy.
     model, tokenizer = policy.load_policy(warm_start.CHECKPOINT), policy.load_tokenizer(warm_start.CHECKPOINT)
     report = training.evaluate(warm_start.CORPUS, model, tokenizer)
     accuracy, unanswered = (float(re.search(rf"{name} ([\d.]+)", report).group(1)) for name in ("accuracy", "answer"))
-    assert 0.2 < accuracy < 0.6
+    assert 0.2 < accuracy < 0.5
     assert 0.2 < unanswered < 0.5
+    greedy = training.evaluate(warm_start.CORPUS, model, tokenizer, greedy=True)
+    assert 0.2 < float(re.search(r"accuracy ([\d.]+)", greedy).group(1)) < 0.5
