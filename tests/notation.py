@@ -25,7 +25,7 @@ default follows from other fields, the meaning says so."""
 DUET_OPTIONS = """\
 The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate
 of Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet`
-are those that were measured, the defaults of `paper` are the paper's."""
+are what we recommend, the defaults of `paper` are the paper's."""
 
 
 def tables() -> str:

@@ -139,7 +139,7 @@ class HalfAgree:
 
 def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool):
     """A trainer after one step of an entrant's method; every method can learn from half of the prompts."""
-    own = {"arrol": {"detect_at": 16}, "dapo": {"max_batches": 1}, "greso": {"max_batches": 1}}
+    own = {"dapo": {"max_batches": 1}, "greso": {"max_batches": 1}}
     trainer = duet_trainer(
         model,
         folder,
