@@ -225,8 +225,8 @@ def notes(run: Run) -> list[str]:
     if config.trim and graded == "last" and not config.ending_reward_weight:
         found.append(
             "the reward grades the last answer, the trim stops behind the first, and nothing teaches the policy to "
-            "stop there: ending_reward_weight is 0. --ending_reward_weight 0.1 rewards rollouts that end by themselves "
-            "(docs/recipes.md)"
+            "stop there: ending_reward_weight is 0. --ending_reward_weight 0.1 rewards rollouts that end by "
+            "themselves (docs/recipes.md)"
         )
     if config.beta and not config.options.drop_zero_advantage:
         found.append(
