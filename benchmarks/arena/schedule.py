@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which runs are still to be made, in which order, and how long they take."""
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .entrants import ENTRANTS, REFERENCE
+from .profiles import TUNING_SEED, Profile
+from .records import REPORT, START, TUNE, Run
+from .tuning import choose, wanted
+
+GUESS = 3.0
+"""Seconds of an optimizer step, with its share of start and measurements, before any run has finished."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run that is to be made.
+
+    Attributes:
+        task, entrant, stage, learning_rate, seed, horizon: As in `Run`.
+        tokens (int): It goes on until it has generated as many.
+    """
+
+    task: str
+    entrant: str
+    stage: str
+    learning_rate: float
+    seed: int
+    horizon: int
+    tokens: int = 0
+
+    @property
+    def key(self) -> tuple[str, str, str, float, int, int]:
+        """What tells it from other runs."""
+        return self.task, self.entrant, self.stage, self.learning_rate, self.seed, self.horizon
+
+    def __str__(self) -> str:
+        return f"{self.task} {self.entrant} {self.stage} lr={self.learning_rate:g} seed={self.seed} to {self.horizon}"
+
+
+def key_of(run: Run) -> tuple[str, str, str, float, int, int]:
+    """`Cell.key` of a finished run."""
+    return run.task, run.entrant, run.stage, run.learning_rate, run.seed, run.horizon
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for.
+
+    Attributes:
+        profile (Profile): Sizes.
+        tasks, entrants (tuple[str, ...]): Names.
+        seeds (tuple[int, ...]): Of the reported runs.
+        stages (tuple[str, ...]): Of `START`, `TUNE` and `REPORT`.
+    """
+
+    profile: Profile
+    tasks: tuple[str, ...]
+    entrants: tuple[str, ...]
+    seeds: tuple[int, ...]
+    stages: tuple[str, ...] = (START, TUNE, REPORT)
+
+
+def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
+    """Cells that can start, in their order: the policies before training; tuning by task and entrant; then seed by
+    seed, all entrants of a seed in turn on every task. A run waits for its learning rate and the reference's tokens.
+
+    Args:
+        plan (Plan): What is asked for.
+        runs (Sequence[Run]): Finished runs.
+
+    Returns:
+        list[Cell]: None of them finished; more may follow from their results.
+    """
+    done = {key_of(run) for run in runs}
+    cells = []
+    if START in plan.stages:
+        cells += [cell for task in plan.tasks if (cell := Cell(task, "", START, 0.0, 0, 0)).key not in done]
+    if TUNE in plan.stages:
+        tuned = dict.fromkeys(ENTRANTS[name].tuned_as for name in plan.entrants)
+        cells += [
+            Cell(task, name, TUNE, rate, TUNING_SEED, horizon)
+            for task in plan.tasks
+            for name in tuned
+            for rate, horizon in wanted(runs, task, name, plan.profile)
+        ]
+    if REPORT in plan.stages:
+        cells += [
+            cell
+            for seed in plan.seeds
+            for task in plan.tasks
+            for name in plan.entrants
+            if (cell := _report(plan.profile, runs, task, name, seed)) is not None and cell.key not in done
+        ]
+    return cells
+
+
+def _report(profile: Profile, runs: Iterable[Run], task: str, name: str, seed: int) -> Cell | None:
+    rate = choose(runs, task, ENTRANTS[name].tuned_as, profile)
+    if rate is None:
+        return None
+    if name == REFERENCE:
+        return Cell(task, name, REPORT, rate, seed, profile.horizon)
+    key = (task, REFERENCE, REPORT, seed)
+    spent = [
+        run.measurements[-1].generated_tokens for run in runs if (run.task, run.entrant, run.stage, run.seed) == key
+    ]
+    return Cell(task, name, REPORT, rate, seed, profile.horizon, round(profile.share * spent[0])) if spent else None
+
+
+def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:
+    """How many runs are left of everything that is asked for, and how long they take.
+
+    A run that is not finished takes the median of the same entrant, task and stage; else of the task and stage; else
+    `GUESS` seconds a step.
+
+    Returns:
+        tuple[int, float]: Runs, and wall-clock hours with so many `jobs` side by side.
+    """
+    profile, count = plan.profile, 0
+    seconds = 0.0
+    for task in plan.tasks:
+        if TUNE in plan.stages:
+            for name in dict.fromkeys(ENTRANTS[name].tuned_as for name in plan.entrants):
+                starting = len(profile.factors)
+                for horizon, keep in profile.rungs:
+                    done = sum(key_of(run)[:3] == (task, name, TUNE) and run.horizon == horizon for run in runs)
+                    left = max(0, starting - done)
+                    count, seconds = count + left, seconds + left * _each(runs, task, name, TUNE, horizon)
+                    starting = keep
+        if REPORT in plan.stages:
+            for name in plan.entrants:
+                done = {run.seed for run in runs if key_of(run)[:3] == (task, name, REPORT)}
+                left = sum(seed not in done for seed in plan.seeds)
+                count, seconds = count + left, seconds + left * _each(runs, task, name, REPORT, profile.horizon)
+    return count, seconds / jobs / 3600
+
+
+def _each(runs: Sequence[Run], task: str, name: str, stage: str, horizon: int) -> float:
+    alike = [run for run in runs if (run.task, run.stage, run.horizon) == (task, stage, horizon)]
+    own = [run.took for run in alike if run.entrant == name]
+    return statistics.median(own or [run.took for run in alike] or [GUESS * horizon])

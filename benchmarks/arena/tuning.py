@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which learning rate an entrant gets on a task: successive halving on the tuning split, with a seed of its own.
+
+All rates run to the first rung; the best of them go on, from their checkpoints, to the next. A rate's figure is the
+accuracy by the last answer over all its measurements of a rung (at its end and a few steps before). Of equal figures
+the lower rate is better. The choice looks at nothing else, and the rule was fixed before the first run.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from .entrants import BASE_RATE
+from .profiles import TUNING_SEED, Profile
+from .records import TUNE, Run
+
+
+def accuracy(run: Run) -> float:
+    """Share of right samples, by the last answer, over all measurements of a run."""
+    right = sum(sum(one.last) for one in run.measurements)
+    return right / sum(one.samples * len(one.last) for one in run.measurements)
+
+
+def wanted(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> list[tuple[float, int]]:
+    """Runs that the tuning of an entrant on a task still needs and can start.
+
+    Args:
+        runs (Iterable[Run]): Finished ones, of any stage.
+        task (str): The task.
+        entrant (str): The entrant.
+        profile (Profile): Rates and rungs.
+
+    Returns:
+        list[tuple[float, int]]: Learning rate and optimizer steps. Empty: the choice is made.
+    """
+    rates = [factor * BASE_RATE for factor in profile.factors]
+    for horizon, keep in profile.rungs:
+        done = _of_rung(runs, task, entrant, horizon, rates)
+        missing = [rate for rate in rates if rate not in {run.learning_rate for run in done}]
+        if missing:
+            return [(rate, horizon) for rate in missing]
+        rates = _best(done, keep)
+    return []
+
+
+def choose(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> float | None:
+    """The learning rate of an entrant on a task; None as long as runs are wanted."""
+    rates = [factor * BASE_RATE for factor in profile.factors]
+    for horizon, keep in profile.rungs:
+        done = _of_rung(runs, task, entrant, horizon, rates)
+        if len(done) < len(rates):
+            return None
+        rates = _best(done, keep)
+    return rates[0]
+
+
+def _of_rung(runs: Iterable[Run], task: str, entrant: str, horizon: int, rates: Sequence[float]) -> list[Run]:
+    key = (TUNE, task, entrant, horizon, TUNING_SEED)
+    return [
+        run
+        for run in runs
+        if (run.stage, run.task, run.entrant, run.horizon, run.seed) == key and run.learning_rate in rates
+    ]
+
+
+def _best(done: Sequence[Run], keep: int) -> list[float]:
+    ranked = sorted(done, key=lambda run: (-accuracy(run), run.learning_rate))
+    return sorted(run.learning_rate for run in ranked[:keep])
