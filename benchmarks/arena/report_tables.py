@@ -10,6 +10,7 @@ from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .quantities import Quantities, Quantity, rate_of, rate_text
 from .ranking import Rank
 from .records import REPORT, START, TUNE, Run
+from .tuning import accuracy as tuning_accuracy
 
 NO_FIGURE = Quantity(None)
 _COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
@@ -91,7 +92,7 @@ def _tuning(runs: Sequence[Run], task: str) -> Table:
     rows = []
     for name in (name for name in ENTRANTS if any(run.entrant == name for run in tried)):
         found = {
-            (run.horizon, run.learning_rate): f"{_tuning_accuracy(run):.3f}" for run in tried if run.entrant == name
+            (run.horizon, run.learning_rate): f"{tuning_accuracy(run):.3f}" for run in tried if run.entrant == name
         }
         rows.append([name, *(found.get(column, "-") for column in columns), chosen.get(name, "-")])
     headers = ["entrant", *(f"{rate_text(rate)}, {horizon} steps" for horizon, rate in columns), "chosen"]
@@ -217,9 +218,3 @@ def _costs(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
     rows = [[name, *(own[cost].full_text for cost in costs)] for name, own in figures.items()]
     horizon = next(iter(contest.runs[REFERENCE].values())).horizon
     return Table(f"{contest.task}: what {horizon} steps cost", headers, rows)
-
-
-def _tuning_accuracy(run: Run) -> float:
-    """Share of right samples, by the last answer, over all measurements of a run."""
-    right = sum(sum(point.last) for point in run.measurements)
-    return right / sum(point.samples * len(point.last) for point in run.measurements)
