@@ -109,15 +109,14 @@ class Contest:
             amount, reference = log_cost(without), self._log_cost(REFERENCE, cost, without)
             return None if amount is None or reference is None else amount - reference
 
-        whole = self._log_cost(REFERENCE, cost)
-        if whole is None:
+        if self.curves[REFERENCE][next(iter(self.curves[REFERENCE]))].accuracy[0] >= self.target:
             return None
         own, reference = self.curves[entrant], self.curves[REFERENCE]
         seeds, count = own.keys() | reference.keys(), min(len(own), len(reference))
         spent = float(np.mean([curve.costs[cost][-1] for curve in own.values()]))
         return Reached(
             spent,
-            spent / math.exp(whole),
+            spent / math.exp(self._log_cost(REFERENCE, cost)),
             leave_one_out(log_cost, seeds, count),
             leave_one_out(log_ratio, seeds, count),
             sum(cost_to_reach(fitted(curve), cost, self.target) is not None for curve in own.values()),
@@ -145,14 +144,17 @@ class Contest:
         return AtCost(*(over_seeds(column) for column in zip(*rows, strict=True))) if rows else None
 
     def at_steps(self, entrant: str) -> dict[str, Estimate]:
-        """Figures of `outcome` at equal optimizer steps, over seeds, and `difference`: to the reference, by seed."""
+        """Figures of `outcome` at equal optimizer steps, over seeds.
+
+        `difference` is that of the accuracies to the reference's, by seed; the reference itself has none.
+        """
         found = {seed: outcome(at_horizon(run)) for seed, run in self.runs[entrant].items()}
         estimates = {name: over_seeds([one[name] for one in found.values()]) for name in next(iter(found.values()))}
         pairs = [
             found[seed]["accuracy"] - outcome(at_horizon(self.runs[REFERENCE][seed]))["accuracy"]
             for seed in self.paired(entrant)
         ]
-        return estimates | ({"difference": over_seeds(pairs)} if pairs else {})
+        return estimates | ({"difference": over_seeds(pairs)} if pairs and entrant != REFERENCE else {})
 
     def paired(self, entrant: str) -> list[int]:
         """Seeds that have a run of the entrant and one of the reference."""
@@ -163,7 +165,7 @@ class Contest:
         return float(np.mean(ends)) - MARGIN
 
     def _log_cost(self, entrant: str, cost: str, without: frozenset[int] = frozenset()) -> float | None:
-        """Of the mean curve; None: the target is not reached, or it is before the first step."""
+        """Of the mean curve; None: the target is not reached."""
         key = entrant, without.intersection(self.curves[entrant])
         if key not in self._fits:
             kept = [curve for seed, curve in self.curves[entrant].items() if seed not in without]

@@ -29,7 +29,8 @@ class Estimate:
         """Both ends of the 95% t-interval."""
         if self.error is None:
             return None
-        half = T_QUANTILES[min(int(self.degrees), len(T_QUANTILES)) - 1] * self.error
+        degrees = int(self.degrees + 1e-9)  # those of `mean_of` are no integers
+        half = T_QUANTILES[min(degrees, len(T_QUANTILES)) - 1] * self.error
         return self.value - half, self.value + half
 
     @property

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .contest import SHARES, Contest, outcome, pass_at
+from .contest import SHARES, Contest, at_horizon, outcome, pass_at
 from .curves import COSTS
 from .entrants import CONTROLS
 from .estimates import Estimate, over_seeds
@@ -63,8 +63,8 @@ class Quantity:
 
     @property
     def full_text(self) -> str:
-        """The value with its interval."""
-        return self.text if self.estimate is None else f"{self.text} {self.interval_text}"
+        """The value with its interval, unless all seeds agree."""
+        return self.text if self.estimate is None or self.estimate.error == 0 else f"{self.text} {self.interval_text}"
 
     def to_json(self) -> dict[str, Any]:
         """Value, interval and bound, unrounded."""
@@ -121,7 +121,7 @@ def of_entrant(contest: Contest, entrant: str) -> Quantities:
 def _changes(contest: Contest, entrant: str) -> Quantities:
     """Of a control since the start, in accuracy on the same problems and in entropy."""
     runs = contest.runs[entrant].values()
-    points = [next(point for point in run.measurements if point.step == run.horizon) for run in runs]
+    points = [at_horizon(run) for run in runs]
     before = contest.start.measurements[0]
     accuracy = [
         outcome(point)["accuracy"] - float(np.mean(before.last[: len(point.last)])) / before.samples
@@ -134,10 +134,11 @@ def _changes(contest: Contest, entrant: str) -> Quantities:
 
 
 def of_start(run: Run) -> Quantities:
-    """Figures of a policy before training: those of `outcome` that it has, and `pass_4`."""
+    """Figures of a policy before training: those of `outcome` that are no costs, and `pass_4`."""
     point = run.measurements[0]
     found = {name: value for name, value in outcome(point).items() if name not in COSTS}
-    found["pass_4"] = pass_at(np.array(point.last), point.samples, min(4, point.samples))
+    if point.samples >= 4:
+        found["pass_4"] = pass_at(np.array(point.last), point.samples, 4)
     return {name: Quantity(Estimate(value), _OUTCOME_FORMS.get(name, ACCURACY)) for name, value in found.items()}
 
 

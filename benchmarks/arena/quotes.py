@@ -38,7 +38,7 @@ def blocks(text: str, name: str) -> list[Block]:
         name (str): Of its file, for messages.
 
     Raises:
-        ValueError: If a marker is left open.
+        ValueError: If one is not ended.
     """
     found, opened = [], None
     for marker in [*MARKERS.finditer(text), None]:
@@ -63,17 +63,13 @@ def rewritten(text: str, values: Mapping[str, str], name: str) -> str:
         name (str): Of its file, for messages.
 
     Raises:
-        ValueError: If a block is unknown or stands where Markdown does not read it.
+        ValueError: If a block is unknown, not ended, or stands where Markdown does not read it.
     """
     parts, last = [], 0
     for block in blocks(text, name):
-        if block.name not in values:
-            raise ValueError(f"{name}:{block.line}: no figure has the name {block.name!r}.{_near(block.name, values)}")
-        value = values[block.name]
-        if block.alone != ("\n" in value):
-            place = "inside of a line, behind a word" if block.alone else "on a line of its own"
-            raise ValueError(f"{name}:{block.line}: {block.name} must stand {place}: Markdown reads it only there.")
-        parts += [text[last : block.start], f"\n\n{value}\n\n" if block.alone else value]
+        if (problem := _problem(block, values)) is not None:
+            raise ValueError(f"{name}:{block.line}: {problem}")
+        parts += [text[last : block.start], _written(block, values[block.name])]
         last = block.end
     return "".join([*parts, text[last:]])
 
@@ -87,15 +83,32 @@ def differences(text: str, values: Mapping[str, str], name: str) -> Iterator[str
         name (str): Of its file.
     """
     for block in blocks(text, name):
-        if block.name not in values:
-            yield f"{name}:{block.line}: no figure has the name {block.name!r}.{_near(block.name, values)}"
+        if (problem := _problem(block, values)) is not None:
+            yield f"{name}:{block.line}: {problem}"
             continue
-        quoted, computed = text[block.start : block.end].strip(), values[block.name]
-        first = block.line + text[block.start : block.end].partition(quoted[:1] or "\n")[0].count("\n")
-        pairs = zip_longest(quoted.split("\n"), computed.split("\n"), fillvalue="nothing")
-        for number, (line, expected) in enumerate(pairs):
-            if line != expected:
-                yield f"{name}:{first + number}: {block.name}: quoted {line}, computed {expected}"
+        pairs = zip_longest(
+            text[block.start : block.end].split("\n"),
+            _written(block, values[block.name]).split("\n"),
+            fillvalue="nothing",
+        )
+        for number, (quoted, computed) in enumerate(pairs):
+            if quoted != computed:
+                yield f"{name}:{block.line + number}: {block.name}: quoted {quoted!r}, computed {computed!r}"
+
+
+def _problem(block: Block, values: Mapping[str, str]) -> str | None:
+    """Why a block cannot be written."""
+    if block.name not in values:
+        return f"no figure has the name {block.name!r}.{_near(block.name, values)}"
+    if block.alone != ("\n" in values[block.name]):
+        place = "inside of a line, behind a word" if block.alone else "on a line of its own"
+        return f"{block.name} must stand {place}: Markdown reads it only there."
+    return None
+
+
+def _written(block: Block, value: str) -> str:
+    """What stands between the markers; a table needs empty lines around it."""
+    return f"\n\n{value}\n\n" if block.alone else value
 
 
 def documents(root: Path) -> list[Path]:

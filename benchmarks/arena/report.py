@@ -10,13 +10,15 @@ from benchmarks.common import RESULTS
 from duet_trl.report.tables import markdown_table, text_table
 
 from .contest import Contest, contests
-from .entrants import ENTRANTS, REFERENCE
-from .quantities import Quantities, of_entrant, of_rank, of_start, rate_of
+from .entrants import CONTROLS, ENTRANTS, REFERENCE
+from .profiles import PROFILES
+from .quantities import Quantities, of_entrant, of_rank, of_start, rate_of, rate_text
 from .quotes import differences, documents, rewritten
 from .ranking import ranking
 from .records import FOLDER, REPORT, START, Run
 from .report_tables import Findings, tables
 from .task_figures import drawn_data, is_drawn_from, task_figure
+from .tuning import choose
 
 FIGURES = Path("docs") / "images"
 
@@ -74,6 +76,8 @@ def write_documents(runs: list[Run], folder: Path) -> list[str]:
 def check_documents(runs: list[Run], folder: Path) -> list[str]:
     """What README.md, docs/*.md and the figures there show, where it is not what the records say.
 
+    Runs whose learning rate is not the one that tuning chose are named too.
+
     Of a figure the data are compared that it was drawn from, not its pixels.
 
     Args:
@@ -87,16 +91,15 @@ def check_documents(runs: list[Run], folder: Path) -> list[str]:
     values = _texts(findings)
     found = []
     for path in documents(folder):
-        name, text = str(path.relative_to(folder)), path.read_text()
-        own = list(differences(text, values, name))
-        found += own
-        if not own and rewritten(text, values, name) != text:
-            found.append(f"{name}: spaces around a block differ. Run report --write.")
+        try:
+            found += differences(path.read_text(), values, str(path.relative_to(folder)))
+        except ValueError as error:
+            found.append(str(error))
     for task, contest in findings.contests.items():
         path = _figure_path(folder, task)
         if path.exists() and not is_drawn_from(path, drawn_data(contest)):
             found.append(f"{path.relative_to(folder)}: drawn from other records. Run report --write.")
-    return found
+    return found + _rates_not_chosen(runs)
 
 
 def _figure_path(folder: Path, task: str) -> Path:
@@ -154,10 +157,20 @@ def _gaps(runs: Sequence[Run], findings: Findings) -> list[str]:
         if task not in findings.contests
     ]
     for task, contest in findings.contests.items():
-        missing = [name for name in ENTRANTS if name not in contest.runs]
+        missing = [name for name in ENTRANTS if name not in contest.runs and name not in CONTROLS]
         if missing:
             lines.append(f"no runs yet: {task}: {', '.join(missing)}")
     return lines
+
+
+def _rates_not_chosen(runs: Sequence[Run]) -> list[str]:
+    rates = {(run.task, run.entrant): run.learning_rate for run in runs if run.stage == REPORT}
+    found = []
+    for (task, name), rate in rates.items():
+        chosen = choose(runs, task, ENTRANTS[name].tuned_as, PROFILES["full"])
+        if chosen is not None and chosen != rate:
+            found.append(f"records: {task} {name} ran at {rate_text(rate)}, but tuning chose {rate_text(chosen)}")
+    return found
 
 
 def _write_json(findings: Findings) -> Path:
