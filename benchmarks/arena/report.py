@@ -9,14 +9,13 @@ from typing import Any
 from benchmarks.common import RESULTS
 from duet_trl.report.tables import markdown_table, text_table
 
-from .contest import Contest, contests
+from .contest import Contest
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .profiles import PROFILES
-from .quantities import Quantities, of_entrant, of_rank, of_start, rate_of, rate_text
+from .quantities import Quantities, rate_of, rate_text
 from .quotes import differences, documents, rewritten
-from .ranking import ranking
 from .records import FOLDER, REPORT, START, Run
-from .report_tables import Findings, tables
+from .report_tables import Findings, findings_of, tables
 from .task_figures import drawn_data, is_drawn_from, task_figure
 from .tuning import choose
 
@@ -30,7 +29,7 @@ def write_report(runs: list[Run], markdown: bool) -> None:
         runs (list[Run]): The records.
         markdown (bool): Print the tables as Markdown.
     """
-    findings = _findings(runs)
+    findings = findings_of(runs)
     draw = markdown_table if markdown else text_table
     for name, table in tables(findings).items():
         print(f"\n{table.title} ({name})\n\n{draw(table.headers, table.rows)}")
@@ -57,7 +56,7 @@ def write_documents(runs: list[Run], folder: Path) -> list[str]:
     Raises:
         ValueError: If a document asks for what there is not; nothing is written then.
     """
-    findings = _findings(runs)
+    findings = findings_of(runs)
     values = _texts(findings)
     texts = {path: rewritten(path.read_text(), values, str(path.relative_to(folder))) for path in documents(folder)}
     changed = []
@@ -87,7 +86,7 @@ def check_documents(runs: list[Run], folder: Path) -> list[str]:
     Returns:
         list[str]: Differences, with file, line, quoted and computed value.
     """
-    findings = _findings(runs)
+    findings = findings_of(runs)
     values = _texts(findings)
     found = []
     for path in documents(folder):
@@ -104,19 +103,6 @@ def check_documents(runs: list[Run], folder: Path) -> list[str]:
 
 def _figure_path(folder: Path, task: str) -> Path:
     return folder / FIGURES / f"arena_{task}.png"
-
-
-def _findings(runs: Sequence[Run]) -> Findings:
-    found = contests(runs)
-    ranks = ranking(found)
-    return Findings(
-        runs,
-        found,
-        {task: {name: of_entrant(contest, name) for name in contest.runs} for task, contest in found.items()},
-        {run.task: of_start(run) for run in runs if run.stage == START},
-        ranks,
-        {rank.entrant: of_rank(rank) for rank in ranks},
-    )
 
 
 def _texts(findings: Findings) -> dict[str, str]:

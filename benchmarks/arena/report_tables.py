@@ -4,11 +4,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .contest import MARGIN, Contest
+from .contest import MARGIN, Contest, contests
 from .curves import COSTS
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
-from .quantities import Quantities, Quantity, rate_of, rate_text
-from .ranking import Rank
+from .quantities import Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
+from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
 from .tuning import accuracy as tuning_accuracy
 
@@ -44,6 +44,20 @@ class Findings:
     starts: Mapping[str, Quantities]
     ranks: Sequence[Rank]
     overall: Mapping[str, Quantities]
+
+
+def findings_of(runs: Sequence[Run]) -> Findings:
+    """All figures that these records have."""
+    found = contests(runs)
+    ranks = ranking(found)
+    return Findings(
+        runs,
+        found,
+        {task: {name: of_entrant(contest, name) for name in contest.runs} for task, contest in found.items()},
+        {run.task: of_start(run) for run in runs if run.stage == START},
+        ranks,
+        {rank.entrant: of_rank(rank) for rank in ranks},
+    )
 
 
 def tables(findings: Findings) -> dict[str, Table]:

@@ -10,9 +10,9 @@ ENVIRONMENT = {"hardware": {"cores": 2}, "versions": {"python": "3.11"}}
 
 
 def right_counts(accuracy: float, problems: int, samples: int) -> list[int]:
-    """Right samples of each problem, as even as can be, whose mean is the accuracy up to half a sample in all."""
-    right = round(accuracy * problems * samples)
-    return [right // problems + (place < right % problems) for place in range(problems)]
+    """Right samples of each problem, so that the first of them have the same mean as all, up to half a sample."""
+    total = [round(accuracy * samples * count) for count in range(problems + 1)]
+    return [after - before for before, after in zip(total, total[1:], strict=False)]
 
 
 def measurement(
