@@ -178,14 +178,16 @@ def contests(runs: Sequence[Run]) -> dict[str, Contest]:
     """Contests by task, of those tasks whose start is measured and whose reference has a run.
 
     Raises:
-        ValueError: If two runs of an entrant have one seed, or two learning rates.
+        ValueError: If two runs of an entrant have one seed, or two learning rates, or an entrant is unknown.
     """
     starts = {run.task: run for run in runs if run.stage == START}
     found: dict[str, dict[str, dict[int, Run]]] = {task: {name: {} for name in ENTRANTS} for task in starts}
     for run in runs:
         if run.stage != REPORT or run.task not in starts:
             continue
-        own = found[run.task][run.entrant]
+        own = found[run.task].get(run.entrant)
+        if own is None:
+            raise ValueError(f"{run.task} {run.entrant}: no entrant of entrants.py. Remove its runs from the records.")
         if run.seed in own or any(other.learning_rate != run.learning_rate for other in own.values()):
             raise ValueError(
                 f"{run.task} {run.entrant} seed {run.seed}: a run of the same seed, or of another learning rate than "

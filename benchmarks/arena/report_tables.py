@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of the arena, by name: what a document shows between markers, and what the terminal shows."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from .records import REPORT, START, TUNE, Run
 from .tuning import accuracy as tuning_accuracy
 
 NO_FIGURE = Quantity(None)
+ANCHORS = (REFERENCE, "grpo_4", "duet")
+"""Entrants that an excerpt always has."""
 _COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
 
 
@@ -65,6 +68,7 @@ def tables(findings: Findings) -> dict[str, Table]:
     found = {
         "start": _start(findings),
         "ranking": _ranking(findings),
+        "excerpt": _excerpt(findings),
         "overview tokens": _overview(
             findings, "generated_tokens_share", f"tokens to the target, share of {REFERENCE}'s"
         ),
@@ -132,6 +136,21 @@ def _overview(findings: Findings, figure: str, title: str) -> Table:
     return Table(title.capitalize().replace("Grpo", "grpo"), ["entrant", *findings.contests], rows)
 
 
+def _excerpt(findings: Findings) -> Table:
+    """The best three and the anchors: where they are after half of the tokens, and their tokens to each target."""
+    names = [rank.entrant for place, rank in enumerate(findings.ranks) if place < 3 or rank.entrant in ANCHORS]
+    rows = [
+        [
+            name,
+            findings.overall[name]["half"].full_text,
+            *(own.get(name, {}).get("generated_tokens_share", NO_FIGURE).text for own in findings.figures.values()),
+        ]
+        for name in names
+    ]
+    half = f"at half of {REFERENCE}'s tokens, minus its final"
+    return Table("Excerpt", ["entrant", half, *(f"{task}: tokens to target" for task in findings.contests)], rows)
+
+
 def _controls(findings: Findings) -> Table:
     rows = []
     for task, own in findings.figures.items():
@@ -154,7 +173,7 @@ def _leaderboard(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
         "processor_seconds_share",
     )  # fmt: skip
     rows = []
-    for name, own in figures.items():
+    for name, own in sorted(figures.items(), key=_behind):
         runs = list(contest.runs[name].values())
         reached = contest.reached(name, COSTS[0])
         rows.append(
@@ -171,6 +190,12 @@ def _leaderboard(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
         )
     title = f"{contest.task}: target {contest.target:.3f}, the final accuracy of {REFERENCE} minus {MARGIN}"
     return Table(title, headers, rows)
+
+
+def _behind(item: tuple[str, Quantities]) -> float:
+    """Order of a leaderboard: by the accuracy at half of the tokens, those without it last."""
+    value = item[1]["to_end_50"].value
+    return math.inf if value is None else -value
 
 
 def _axes(contest: Contest, figures: Mapping[str, Quantities]) -> Table:

@@ -163,6 +163,11 @@ def test_two_runs_of_a_seed_and_two_rates_of_an_entrant_are_errors():
         contest(grpo, run("grpo_8", line(0.6), seed=1, learning_rate=6e-4))
 
 
+def test_runs_of_an_unknown_entrant_are_an_error():
+    with pytest.raises(ValueError, match="sums duel: no entrant of entrants.py"):
+        contest(run("grpo_8", line(0.6)), run("duel", line(0.6)))
+
+
 def test_a_task_without_its_reference_or_its_start_is_left_out():
     assert contests([start("sums", 0.4), run("duet", line(0.6))]) == {}
     assert contests([run("grpo_8", line(0.6))]) == {}

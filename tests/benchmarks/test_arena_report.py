@@ -62,7 +62,7 @@ def test_the_leaderboard_by_hand():
     found = rows(records(seeds=1), "leaderboard sums")
     # The target is 0.59, at step 76 of both; pods ends at 0.5 after 64,000 tokens and 240 seconds. Half of grpo_8's
     # tokens are 80 steps of duet and 50 of pods: 0.4625.
-    assert list(found) == ["entrant", "grpo_8", "duet", "pods"]
+    assert list(found) == ["entrant", "duet", "grpo_8", "pods"]
     assert found["grpo_8"][:7] == ["1", "3e-4", "76k [-]", "100% [-]", "228 [-]", "100% [-]", "1 of 1"]
     assert found["duet"][:7] == ["1", "3e-4", "38k [-]", "50% [-]", "114 [-]", "50% [-]", "1 of 1"]
     assert found["duet"][7:] == ["0.600 [-]", "+0.000 [-]", "-"]
@@ -84,6 +84,9 @@ def test_overview_and_ranking_show_every_task():
     assert rows(runs, "overview half")["duet"][1] == "-0.100 [-]"
     assert rows(runs, "overview half")["pods"][1] == "-"
     assert rows(runs, "ranking")["pods"][0] == "1"
+    # 0.6 and 0.5 at half of the tokens, minus 0.6 at the end
+    assert rows(runs, "excerpt")["duet"] == ["-0.050 [-]", "50%", "100%"]
+    assert rows(runs, "excerpt")["grpo_8"] == ["-0.100 [-]", "100%", "100%"]
 
 
 def test_tuning_start_and_controls_by_hand():
