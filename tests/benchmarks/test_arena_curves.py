@@ -90,6 +90,7 @@ def test_accuracy_at_a_cost_is_as_measured_without_a_fit():
 def test_the_mean_of_runs_of_unlike_length_has_their_common_steps_and_their_ends():
     short = curve([0.2, 0.3, 0.4, 0.45], steps=[0, 10, 20, 25])
     long = curve([0.2, 0.5, 0.6, 0.7, 0.75], [400, 400, 400, 400, 800], [0, 10, 20, 30, 35])
+    assert mean_curve([short, short]).accuracy.tolist() == short.accuracy.tolist()
     mean = mean_curve([short, long])
     assert mean.costs["step"].tolist() == [0, 10, 20, 30]  # the ends: 25 and 35
     assert mean.accuracy == pytest.approx([0.2, 0.4, 0.5, 0.6])
