@@ -16,7 +16,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
-MARKERS = re.compile(r"<!-- arena: (?P<name>[^\n]*?) -->|<!-- end -->")
+MARKERS = re.compile(r"<!--\s*arena:\s*(?P<name>[^\n]*?)\s*-->|<!-- end -->")
+BEGINNING = re.compile(r"(?:\s|>|[-*+]\s|\d+[.)]\s)*")
+"""Behind which a comment begins a block of its own, in a quotation and in a list too."""
 
 
 class Block(NamedTuple):
@@ -47,7 +49,8 @@ def blocks(text: str, name: str) -> list[Block]:
             if marker is None or marker["name"] is not None or "<!--" in text[opened.end() : marker.start()]:
                 raise ValueError(f"{name}:{line}: {opened['name']} is not ended. Put <!-- end --> behind it.")
             before = text[: opened.start()].rpartition("\n")[2]
-            found.append(Block(opened["name"], opened.end(), marker.start(), line, not before.strip(" >-*")))
+            alone = BEGINNING.fullmatch(before) is not None
+            found.append(Block(opened["name"], opened.end(), marker.start(), line, alone))
             opened = None
         elif marker is not None and marker["name"] is not None:
             opened = marker

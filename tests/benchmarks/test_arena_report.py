@@ -127,9 +127,10 @@ def test_the_report_of_partial_records(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 DOCUMENT = """# A page
+<!-- a comment of others --> <!-- end -->
 
 duet reaches it with <!-- arena: value sums duet generated_tokens_share -->?<!-- end --> of the tokens, and is at
-<!-- a comment of others --> <!-- end --> **<!-- arena: value sums duet accuracy_50 --><!-- end -->**.
+**<!-- arena: value sums duet accuracy_50 --><!-- end -->**.
 
 <!-- arena: tuning sums -->
 <!-- end -->
@@ -147,7 +148,7 @@ def test_documents_are_written_and_then_agree(tmp_path: Path):
     assert "**<!-- arena: value sums duet accuracy_50 -->0.600<!-- end -->**." in text
     table = text.partition("<!-- arena: tuning sums -->")[2].partition("<!-- end -->")[0]
     assert table.startswith("\n\n| entrant | 1.5e-4, 32 steps |") and table.endswith("| 3e-4 |\n\n")
-    assert text.startswith("# A page\n\nduet") and text.endswith("<!-- end -->\n\nThe end.\n")
+    assert text.startswith("# A page\n<!-- a") and text.endswith("<!-- end -->\n\nThe end.\n")
     assert readme.read_text() == "Nothing is quoted.\n"
     assert check_documents(records(), tmp_path) == []
     assert write_documents(records(), tmp_path) == []
@@ -158,8 +159,8 @@ def test_a_document_that_differs_is_named_with_line_quoted_and_computed(tmp_path
     write_documents(records(), tmp_path)
     path.write_text(path.read_text().replace("-->0.600<", "-->0.601<").replace("| 0.525 |", "| 0.535 |"))
     value, row = check_documents(records(), tmp_path)
-    assert value == "docs/performance.md:4: value sums duet accuracy_50: quoted '0.601', computed '0.600'"
-    assert row.startswith("docs/performance.md:10: tuning sums: quoted '| duet |")
+    assert value == "docs/performance.md:5: value sums duet accuracy_50: quoted '0.601', computed '0.600'"
+    assert row.startswith("docs/performance.md:11: tuning sums: quoted '| duet |")
     assert "| 0.535 |" in row.partition("computed")[0] and "| 0.525 |" in row.partition("computed")[2]
 
 
@@ -168,7 +169,7 @@ def test_other_records_are_a_difference_of_numbers_and_of_figures(tmp_path: Path
     write_documents(records(), tmp_path)
     found = check_documents(records(duet=0.61), tmp_path)
     assert [one.partition(": ")[0] for one in found] == [
-        "docs/performance.md:3", "docs/performance.md:4", "docs/images/arena_sums.png",
+        "docs/performance.md:4", "docs/performance.md:5", "docs/images/arena_sums.png",
     ]  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def test_other_records_are_a_difference_of_numbers_and_of_figures(tmp_path: Path
         ("a <!-- arena: value sums target --> <!-- arena: b --><!-- end -->", "1: value sums target is not ended"),
         ("a <!-- arena: value sums target -->\n<!-- note -->\n<!-- end -->", "1: value sums target is not ended"),
         (
-            "- <!-- arena: value sums target --><!-- end -->",
+            "1. <!--arena: value sums target --><!-- end -->",
             "value sums target must stand inside of a line",
         ),
         ("a <!-- arena: leaderboard sums --><!-- end -->", "leaderboard sums must stand on a line of its own"),
