@@ -123,6 +123,7 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": rollouts // micro_batch,
             "use_vllm": True,
+            "generation_kwargs": {"detokenize": False},  # texts are decoded from the ids
             "report_to": "none",
             "disable_tqdm": True,
         }

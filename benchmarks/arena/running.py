@@ -89,9 +89,19 @@ def _child(cell: Cell, profile: str, folder: Path, output: Path, log: Path, port
     output.write_text(run_here(cell, PROFILES[profile], folder).to_json())
 
 
-# The server imports once what takes every run ten seconds, and forks. It has no threads yet, and no engine.
+# The server imports once what takes every run fifteen seconds, and forks. It has no threads yet, and no engine.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["benchmarks.arena.cell", "duet_trl.trainer", "vllm.entrypoints.llm", "datasets"])
+_CONTEXT.set_forkserver_preload(
+    [
+        "benchmarks.arena.measuring",
+        "benchmarks.arena.tasks",
+        "duet_trl.trainer",
+        "vllm.entrypoints.llm",
+        "vllm.model_executor.models.qwen3",
+        "vllm.v1.worker.cpu_worker",
+        "datasets",
+    ]
+)
 
 
 _given: set[int] = set()
