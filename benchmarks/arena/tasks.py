@@ -117,6 +117,7 @@ PRODUCTS = Task(
     pool_seed=None,
     marker="code",
     max_completion_length=tiny_products.MAX_COMPLETION_LENGTH,
+    elsewhere=((1000, 1),),
 )
 ONE_EPOCH = Task(
     name="one_epoch",

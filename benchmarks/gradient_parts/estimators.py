@@ -5,17 +5,17 @@ A simulated step draws 16 prompts of the pool. Of each prompt's recorded rollout
 are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.arena.entrants import PROMPTS_PER_STEP
+from benchmarks.arena.tasks import Task
 from benchmarks.gradient_parts.recording import Recording
-from benchmarks.miniature.arms import ARMS, PROMPTS_PER_STEP, configuration
-from benchmarks.miniature.tasks import Task
+from benchmarks.gradient_parts.settings import DUET, GRPO, TRIM, UNIFORM, configuration
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import UniformAllocator
 from duet_trl.allocate.mixed import PRIOR
@@ -97,33 +97,33 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
     """
     found: dict[str, Estimator] = {}
 
-    def add(name: str, arm: str, spread: bool = False, **overrides: Any) -> None:
+    def add(name: str, parts: Mapping[str, Any], n: int, spread: bool = False, **overrides: Any) -> None:
         bounds = {"num_rollouts_max": num_rollouts - HISTORY}
-        fields = configuration(ARMS[arm], Path("unused"), 1, seed, task.fields | bounds | overrides)
-        found[name] = Estimator(name, DUETGRPOConfig(**fields), spread)
+        fields = configuration(parts, n, seed, task.fields | bounds | overrides)
+        found[name] = Estimator(name, DUETGRPOConfig(output_dir="unused", max_steps=1, **fields), spread)
 
-    budgets = {100: 8, 50: 4, 25: 2}
-    for percent, n in budgets.items():
-        add(f"GRPO, {n} rollouts", f"grpo_{percent}")
-    for percent, n in budgets.items():
-        add(f"trim, {n}", f"trim_{percent}")
-    for percent, n in budgets.items():
-        add(f"trim + abort as failure, {n}", f"abort_{percent}")
+    counts = (8, 4, 2)
+    for n in counts:
+        add(f"GRPO, {n} rollouts", GRPO, n)
+    for n in counts:
+        add(f"trim, {n}", TRIM, n)
+    for n in counts:
+        add(f"trim + abort as failure, {n}", UNIFORM, n)
     for keep in (0.05, 0.25):
         masked = {"aborted_rollouts": "mask", "keep_probability": keep}
-        add(f"trim + abort masked, 1/eps, eps {keep:g}, 4", "abort_50", **masked)
-    for percent, n in budgets.items():
-        add(f"gate + history baseline, {n}", f"abort_{percent}", **HISTORY_BASELINE)
+        add(f"trim + abort masked, 1/eps, eps {keep:g}, 4", UNIFORM, 4, **masked)
+    for n in counts:
+        add(f"gate + history baseline, {n}", UNIFORM, n, **HISTORY_BASELINE)
     for label, objective in (("variance", "variance"), ("p(1-p)", SPREAD), ("mixed", "mixed")):
         for weights in ("none", "exact", "clip"):
             fields = GROUP | {"stratification": weights}
             if objective != SPREAD:
                 fields["allocation_objective"] = objective
-            add(f"gate + counts by {label}, weights {weights}, 4", "duet_50", spread=objective == SPREAD, **fields)
-    for percent, n in budgets.items():
-        add(f"duet, {n}", f"duet_{percent}")
+            add(f"gate + counts by {label}, weights {weights}, 4", DUET, 4, spread=objective == SPREAD, **fields)
+    for n in counts:
+        add(f"duet, {n}", DUET, n)
     for cutoff in CUTOFFS:
-        add(f"duet, cutoff {cutoff:g}, 4", "duet_50", advantage_cutoff=cutoff)
+        add(f"duet, cutoff {cutoff:g}, 4", DUET, 4, advantage_cutoff=cutoff)
     return found
 
 

@@ -12,14 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.miniature.tasks import TASKS, Task
+from benchmarks.arena.tasks import TASKS, Task
 from recipes.tiny_math.problems import HELD_OUT, Problem
 
 START, TRAINED = "start", "trained"
 POLICIES = (START, TRAINED)
-"""The shipped checkpoint, and the same after `Size.train_steps` steps of training."""
-TRAINING_ARM = "trim_50"
-"""Uniform counts at half the budget with the tail trim: no part whose estimator is judged but the trim."""
+"""The shipped checkpoint, and the same after `Size.train_steps` steps of training: uniform counts at half the budget
+with the tail trim, that is with no part whose estimator is judged but the trim."""
 TRAINING_SEED = 200
 
 
@@ -95,6 +94,11 @@ def sample(
     return {name: [PromptRollouts(**entry) for entry in found[name]] for name in ("pool", "held_out")}
 
 
+def held_out_problems(task: Task, size: Size) -> Sequence[Problem]:
+    """Those of the reference gradient, of which no split of the arena has any."""
+    return task.sample_problems(HELD_OUT, size.held_out, 1)
+
+
 def digest(path: Path) -> str:
     """Fingerprint of the weights of a checkpoint."""
     return hashlib.blake2b((path / "model.safetensors").read_bytes(), digest_size=8).hexdigest()
@@ -111,18 +115,24 @@ def train(task_name: str, size: Size, path: Path) -> None:
     from datasets import Dataset
     from transformers import PrinterCallback
 
-    from benchmarks.miniature.arms import ARMS, configuration
-    from benchmarks.miniature.grading import AnswerReward
-    from benchmarks.miniature.pool import load_pool
+    from benchmarks.arena.entrants import FULL
+    from benchmarks.arena.grading import is_right
+    from benchmarks.gradient_parts.settings import TRIM, configuration
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
-    task, arm = TASKS[task_name], ARMS[TRAINING_ARM]
-    rows = [{"prompt": p.messages, "answer": p.answer} for p in load_pool(task, size.train_prompts)]
+    task = TASKS[task_name]
+
+    def first_answer_reward(completions: list[list[dict[str, str]]], answer: list[int], **_: Any) -> list[float]:
+        pairs = zip(completions, answer, strict=True)
+        return [float(is_right(turns[0]["content"], right, "first", task.marker)) for turns, right in pairs]
+
+    fields = configuration(TRIM, FULL // 2, TRAINING_SEED, task.fields)
+    rows = [{"prompt": p.messages, "answer": p.answer} for p in task.pool()[: size.train_prompts]]
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         trainer = DUETGRPOTrainer(
             model=str(task.checkpoint),
-            reward_funcs=AnswerReward(arm.reward, task.marker),
-            args=DUETGRPOConfig(**configuration(arm, Path(folder), size.train_steps, TRAINING_SEED, task.fields)),
+            reward_funcs=first_answer_reward,
+            args=DUETGRPOConfig(output_dir=folder, max_steps=size.train_steps, **fields),
             train_dataset=Dataset.from_list(rows),
         )
         trainer.remove_callback(PrinterCallback)
@@ -135,8 +145,6 @@ def generate(task_name: str, path: Path, size: Size, seed: int, sentinel: int) -
     """Sample at temperature 1 up to the task's limit; JSON types."""
     from transformers import AutoTokenizer
     from vllm import LLM, SamplingParams
-
-    from benchmarks.miniature.pool import load_pool
 
     task = TASKS[task_name]
     tokenizer = AutoTokenizer.from_pretrained(path)
@@ -163,6 +171,6 @@ def generate(task_name: str, path: Path, size: Size, seed: int, sentinel: int) -
         ]
 
     return {
-        "pool": rollouts(load_pool(task, size.prompts), size.rollouts),
-        "held_out": rollouts(task.sample_problems(HELD_OUT, size.held_out, 1), size.held_out_rollouts),
+        "pool": rollouts(task.pool()[: size.prompts], size.rollouts),
+        "held_out": rollouts(held_out_problems(task, size), size.held_out_rollouts),
     }

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.arena.grading import is_right
 from benchmarks.gradient_parts.policies import PromptRollouts
-from benchmarks.miniature.grading import is_right
 from benchmarks.step_replay import Rollout, cut
 from duet_trl.engines.slots import nearly_certain
 from duet_trl.gate.marker_gate import MarkerGate

