@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of the arena, by name: what a document shows between markers, and what the terminal shows."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .contest import MARGIN, Contest, contests
+from .curves import COSTS
+from .entrants import CONTROLS, ENTRANTS, REFERENCE
+from .quantities import Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
+from .ranking import Rank, ranking
+from .records import REPORT, START, TUNE, Run
+from .tuning import accuracy as tuning_accuracy
+
+NO_FIGURE = Quantity(None)
+ANCHORS = (REFERENCE, "grpo_4", "duet")
+"""Entrants that an excerpt always has."""
+_COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
+
+
+@dataclass(frozen=True)
+class Table:
+    """Headers and rows of strings, under a title of one line."""
+
+    title: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All figures.
+
+    Attributes:
+        runs (Sequence[Run]): The records.
+        contests (Mapping[str, Contest]): By task.
+        figures (Mapping[str, Mapping[str, Quantities]]): Of each task and entrant.
+        starts (Mapping[str, Quantities]): Of each task's policy before training.
+        ranks (Sequence[Rank]): Entrants over all tasks, the best first.
+        overall (Mapping[str, Quantities]): Of each of them.
+    """
+
+    runs: Sequence[Run]
+    contests: Mapping[str, Contest]
+    figures: Mapping[str, Mapping[str, Quantities]]
+    starts: Mapping[str, Quantities]
+    ranks: Sequence[Rank]
+    overall: Mapping[str, Quantities]
+
+
+def findings_of(runs: Sequence[Run]) -> Findings:
+    """All figures that these records have."""
+    found = contests(runs)
+    ranks = ranking(found)
+    return Findings(
+        runs,
+        found,
+        {task: {name: of_entrant(contest, name) for name in contest.runs} for task, contest in found.items()},
+        {run.task: of_start(run) for run in runs if run.stage == START},
+        ranks,
+        {rank.entrant: of_rank(rank) for rank in ranks},
+    )
+
+
+def tables(findings: Findings) -> dict[str, Table]:
+    """All tables that the records can fill: those of all tasks, then `<name> <task>`."""
+    found = {
+        "start": _start(findings),
+        "ranking": _ranking(findings),
+        "excerpt": _excerpt(findings),
+        "overview tokens": _overview(
+            findings, "generated_tokens_share", f"tokens to the target, share of {REFERENCE}'s"
+        ),
+        "overview seconds": _overview(
+            findings, "processor_seconds_share", f"processor seconds to the target, share of {REFERENCE}'s"
+        ),
+        "overview half": _overview(findings, "to_end_50", f"accuracy at half of {REFERENCE}'s tokens minus its final"),
+        "controls": _controls(findings),
+    }
+    for task in dict.fromkeys(run.task for run in findings.runs):
+        found[f"tuning {task}"] = _tuning([run for run in findings.runs if run.task == task], task)
+    for task, contest in findings.contests.items():
+        figures = {name: findings.figures[task][name] for name in contest.rivals}
+        found[f"leaderboard {task}"] = _leaderboard(contest, figures)
+        found[f"axes {task}"] = _axes(contest, figures)
+        for ending, cost in (("", "tokens"), ("_processor", "seconds")):
+            found[f"{cost} {task}"] = _at_cost(contest, figures, ending, cost)
+            found[f"{cost}_differences {task}"] = _differences(contest, figures, ending, cost)
+        found[f"steps {task}"] = _steps(contest, figures)
+        found[f"costs {task}"] = _costs(contest, figures)
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def _start(findings: Findings) -> Table:
+    names = {
+        "accuracy": "mean@4", "greedy": "greedy", "pass_4": "pass@4", "pass": "pass@{}", "first": "first answer",
+        "entropy": "entropy", "length": "tokens", "ended": "ended", "careful": "careful",
+    }  # fmt: skip
+    most = max((run.measurements[0].samples for run in findings.runs if run.stage == START), default=0)
+    headers = ["task", *(title.format(most) for title in names.values())]
+    rows = [[task, *(own.get(name, NO_FIGURE).text for name in names)] for task, own in findings.starts.items()]
+    return Table("The policies before training", headers, rows)
+
+
+def _tuning(runs: Sequence[Run], task: str) -> Table:
+    tried = [run for run in runs if run.stage == TUNE]
+    columns = sorted({(run.horizon, run.learning_rate) for run in tried})
+    chosen = {run.entrant: rate_of([run]) for run in runs if run.stage == REPORT}
+    rows = []
+    for name in (name for name in ENTRANTS if any(run.entrant == name for run in tried)):
+        found = {
+            (run.horizon, run.learning_rate): f"{tuning_accuracy(run):.3f}" for run in tried if run.entrant == name
+        }
+        rows.append([name, *(found.get(column, "-") for column in columns), chosen.get(name, "-")])
+    headers = ["entrant", *(f"{rate_text(rate)}, {horizon} steps" for horizon, rate in columns), "chosen"]
+    return Table(f"{task}: accuracy on the tuning split by learning rate", headers, rows)
+
+
+def _ranking(findings: Findings) -> Table:
+    half = f"at half of {REFERENCE}'s tokens, minus its final"
+    headers = ["entrant", "tasks", half, "resolvable", "tokens to the target", "targets reached"]
+    rows = []
+    for rank in findings.ranks:
+        own = findings.overall[rank.entrant]
+        cells = [own["half"].full_text, own["resolvable_half"].text, own["share"].full_text]
+        rows.append([rank.entrant, str(rank.tasks), *cells, f"{rank.reached} of {rank.tasks}"])
+    return Table("All tasks", headers, rows)
+
+
+def _overview(findings: Findings, figure: str, title: str) -> Table:
+    def cell(task: str, name: str) -> str:
+        return findings.figures[task].get(name, {}).get(figure, NO_FIGURE).full_text
+
+    rows = [[rank.entrant, *(cell(task, rank.entrant) for task in findings.contests)] for rank in findings.ranks]
+    return Table(title.capitalize().replace("Grpo", "grpo"), ["entrant", *findings.contests], rows)
+
+
+def _excerpt(findings: Findings) -> Table:
+    """The best three and the anchors: where they are after half of the tokens, and their tokens to each target."""
+    names = [rank.entrant for place, rank in enumerate(findings.ranks) if place < 3 or rank.entrant in ANCHORS]
+    rows = [
+        [
+            name,
+            findings.overall[name]["half"].full_text,
+            *(own.get(name, {}).get("generated_tokens_share", NO_FIGURE).text for own in findings.figures.values()),
+        ]
+        for name in names
+    ]
+    half = f"at half of {REFERENCE}'s tokens, minus its final"
+    return Table("Excerpt", ["entrant", half, *(f"{task}: tokens to target" for task in findings.contests)], rows)
+
+
+def _controls(findings: Findings) -> Table:
+    rows = []
+    for task, own in findings.figures.items():
+        for name in CONTROLS:
+            if name in own:
+                figures = ("accuracy", "accuracy_change", "entropy", "entropy_change", "length")
+                seeds = str(len(findings.contests[task].runs[name]))
+                rows.append([task, name, seeds, *(own[name][figure].full_text for figure in figures)])
+    headers = ["task", "control", "seeds", "accuracy", "since the start", "entropy", "since the start", "tokens"]
+    return Table("Rewards that say nothing", headers, rows)
+
+
+def _leaderboard(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
+    headers = [
+        "entrant", "seeds", "rate", "tokens to target", f"of {REFERENCE}'s", "CPU s to target", f"of {REFERENCE}'s",
+        "reached", "at half the tokens", f"minus {REFERENCE}'s final", "resolvable",
+    ]  # fmt: skip
+    names = (
+        "generated_tokens_to_target", "generated_tokens_share", "processor_seconds_to_target",
+        "processor_seconds_share",
+    )  # fmt: skip
+    rows = []
+    for name, own in sorted(figures.items(), key=_behind):
+        runs = list(contest.runs[name].values())
+        reached = contest.reached(name, COSTS[0])
+        rows.append(
+            [
+                name,
+                str(len(runs)),
+                rate_of(runs),
+                *(own[figure].full_text for figure in names),
+                "-" if reached is None else f"{reached.seeds} of {len(runs)}",
+                own["accuracy_50"].full_text,
+                own["to_end_50"].full_text,
+                own["resolvable_50"].text,
+            ]
+        )
+    title = f"{contest.task}: target {contest.target:.3f}, the final accuracy of {REFERENCE} minus {MARGIN}"
+    return Table(title, headers, rows)
+
+
+def _behind(item: tuple[str, Quantities]) -> float:
+    """Order of a leaderboard: by the accuracy at half of the tokens, those without it last."""
+    value = item[1]["to_end_50"].value
+    return math.inf if value is None else -value
+
+
+def _axes(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
+    headers = ["entrant", *_COST_TITLES.values()]
+    rows = [[name, *(own[f"{cost}_share"].full_text for cost in COSTS)] for name, own in figures.items()]
+    return Table(f"{contest.task}: cost to the target on every axis, share of {REFERENCE}'s", headers, rows)
+
+
+def _at_cost(contest: Contest, figures: Mapping[str, Quantities], ending: str, cost: str) -> Table:
+    shares = ("25", "50", "100")
+    headers = ["entrant", "seeds", *(f"at {share}%" for share in shares)]
+    rows = [
+        [name, str(len(contest.paired(name))), *(own[f"accuracy_{share}{ending}"].full_text for share in shares)]
+        for name, own in figures.items()
+    ]
+    return Table(f"{contest.task}: accuracy at shares of {REFERENCE}'s {cost}", headers, rows)
+
+
+def _differences(contest: Contest, figures: Mapping[str, Quantities], ending: str, cost: str) -> Table:
+    names = {
+        "equal_25": "at 25% of both", "equal_50": "at 50% of both", "to_end_25": "at 25%, its end",
+        "to_end_50": "at 50%, its end", "to_end_100": "at 100%, its end",
+    }  # fmt: skip
+    headers = ["entrant", "seeds", *names.values(), "resolvable at 50%"]
+    rows = [
+        [
+            name,
+            str(len(contest.paired(name))),
+            *(own[f"{figure}{ending}"].full_text for figure in names),
+            own[f"resolvable_50{ending}"].text,
+        ]
+        for name, own in figures.items()
+        if name != REFERENCE
+    ]
+    return Table(f"{contest.task}: accuracy minus {REFERENCE}'s, by {cost}, paired by seed", headers, rows)
+
+
+def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
+    run = next(iter(contest.runs[REFERENCE].values()))
+    samples = run.measurements[-1].samples
+    names = {
+        "accuracy": f"mean@{samples}", "difference": f"minus {REFERENCE}", "greedy": "greedy",
+        "pass": f"pass@{samples}", "first": "first answer", "length": "tokens", "ended": "ended",
+        "entropy": "entropy", "careful": "careful",
+    }  # fmt: skip
+    names = {name: title for name, title in names.items() if any(name in own for own in figures.values())}
+    plain = ("length", "ended", "first")
+    rows = []
+    for name, own in figures.items():
+        found = {figure: own.get(figure, NO_FIGURE) for figure in names}
+        cells = [one.text if figure in plain else one.full_text for figure, one in found.items()]
+        rows.append([name, str(len(contest.runs[name])), *cells])
+    return Table(f"{contest.task}: after {run.horizon} steps", ["entrant", "seeds", *names.values()], rows)
+
+
+def _costs(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
+    costs = [cost for cost in COSTS if cost != "step"]
+    headers = ["entrant", *(_COST_TITLES[cost] for cost in costs)]
+    rows = [[name, *(own[cost].full_text for cost in costs)] for name, own in figures.items()]
+    horizon = next(iter(contest.runs[REFERENCE].values())).horizon
+    return Table(f"{contest.task}: what {horizon} steps cost", headers, rows)
