@@ -36,7 +36,7 @@ def arena(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.arena", "run", "--profile", "smoke", "--jobs", "1"]
     command += ["--tasks", "sums", "--entrants", "grpo_8,grpo_2", "--seeds", "0"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=1500)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
 
 
 def one(runs: list[Run], entrant: str, stage: str, horizon: int, rate: float | None = None) -> Run:
