@@ -72,8 +72,8 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
         place, resumed, before = Path(scratch), None, {}
         climbs = cell.stage == TUNE and len(profile.rungs) > 1
         if climbs:
-            place = folder / f"{cell.task}_{cell.entrant}_{cell.learning_rate:g}_{cell.seed}"
-            fields |= {"save_strategy": "steps", "save_steps": cell.horizon, "save_total_limit": 1}
+            place = checkpoints(folder, cell)
+            fields |= {"save_strategy": "steps", "save_steps": cell.horizon}
             below = [horizon for horizon, _ in profile.rungs if horizon < cell.horizon]
             if below:
                 resumed = str(place / f"checkpoint-{below[-1]}")

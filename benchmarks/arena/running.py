@@ -13,9 +13,10 @@ from pathlib import Path
 from recipes.tiny_math.cpu import ENVIRONMENT
 
 from .cell import run as run_here
+from .entrants import REFERENCE
 from .profiles import PROFILES
 from .records import Run, append, read
-from .schedule import Cell, Plan, ready
+from .schedule import Cell, Plan, hours, ready
 
 
 class FailedRun(RuntimeError):
@@ -49,6 +50,13 @@ def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | No
             for cell in waiting[: jobs - len(running)]:
                 running[pool.submit(run_cell, cell, profile, folder)] = cell
             if not running:
+                left = hours(plan, runs, jobs)[0] - len(failed)
+                if left and not late:
+                    print(
+                        f"{left} runs wait for what this call leaves out: the tuning of their entrants, or runs of "
+                        f"{REFERENCE} with their seeds. Ask for these too, with --stages and --entrants.",
+                        flush=True,
+                    )
                 return failed
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 cell = running.pop(future)

@@ -122,6 +122,8 @@ def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:
     profile, count = plan.profile, 0
     seconds = 0.0
     for task in plan.tasks:
+        if START in plan.stages and not any((run.task, run.stage) == (task, START) for run in runs):
+            count, seconds = count + 1, seconds + _each(runs, task, "", START, profile.horizon)
         if TUNE in plan.stages:
             for name in dict.fromkeys(ENTRANTS[name].tuned_as for name in plan.entrants):
                 starting = len(profile.factors)
@@ -139,6 +141,6 @@ def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:
 
 
 def _each(runs: Sequence[Run], task: str, name: str, stage: str, horizon: int) -> float:
-    alike = [run for run in runs if (run.task, run.stage, run.horizon) == (task, stage, horizon)]
+    alike = [run for run in runs if (run.task, run.stage) == (task, stage) and run.horizon in (horizon, 0)]
     own = [run.took for run in alike if run.entrant == name]
     return statistics.median(own or [run.took for run in alike] or [GUESS * horizon])
