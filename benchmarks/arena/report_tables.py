@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from .contest import MARGIN, Contest, contests
 from .curves import COSTS
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
+from .profiles import PROFILES
 from .quantities import Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
 from .tuning import accuracy as tuning_accuracy
+from .tuning import choose
 
 NO_FIGURE = Quantity(None)
 ANCHORS = (REFERENCE, "grpo_4", "duet")
@@ -106,13 +108,14 @@ def _start(findings: Findings) -> Table:
 def _tuning(runs: Sequence[Run], task: str) -> Table:
     tried = [run for run in runs if run.stage == TUNE]
     columns = sorted({(run.horizon, run.learning_rate) for run in tried})
-    chosen = {run.entrant: rate_of([run]) for run in runs if run.stage == REPORT}
+    reported = {run.entrant: run.learning_rate for run in runs if run.stage == REPORT}
     rows = []
     for name in (name for name in ENTRANTS if any(run.entrant == name for run in tried)):
         found = {
             (run.horizon, run.learning_rate): f"{tuning_accuracy(run):.3f}" for run in tried if run.entrant == name
         }
-        rows.append([name, *(found.get(column, "-") for column in columns), chosen.get(name, "-")])
+        rate = reported.get(name) or choose(runs, task, name, PROFILES["full"])
+        rows.append([name, *(found.get(column, "-") for column in columns), "-" if rate is None else rate_text(rate)])
     headers = ["entrant", *(f"{rate_text(rate)}, {horizon} steps" for horizon, rate in columns), "chosen"]
     return Table(f"{task}: accuracy on the tuning split by learning rate", headers, rows)
 
