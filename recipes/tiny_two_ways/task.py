@@ -52,11 +52,11 @@ class Author:
     """How the corpus is written.
 
     Attributes:
-        careful (tuple[float, ...]): Probability, by level, that the author of a document works the values out.
+        careful (float): Probability that the author of a document works the values out instead of guessing.
         slip (float): Probability that the value of a line is wrong; the solution goes on with the wrong value.
     """
 
-    careful: tuple[float, ...]
+    careful: float
     slip: float
 
 
@@ -101,7 +101,7 @@ def parse(expression: str) -> tuple[int, list[tuple[int, int]]]:
 
 def write_document(rng: random.Random, problem: Problem, author: Author) -> str:
     """The whole completion, a guess or a worked solution; no end-of-text token."""
-    if rng.random() >= author.careful[problem.level - 1]:
+    if rng.random() >= author.careful:
         return rng.choice(_GUESSES).format(rng.randrange(MODULUS))
     value, steps = parse(problem.expression)
     text = rng.choice(_OPENINGS)

@@ -12,8 +12,8 @@ from recipes.tiny_math.warm_start import Corpus, Phase, main
 from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
-SLOPPY = Author(careful=(0.16, 0.14, 0.12, 0.10, 0.08), slip=0.04)
-CLEAN = Author(careful=(1.0,) * 5, slip=0.0)
+SLOPPY = Author(careful=0.09, slip=0.04)
+CLEAN = Author(careful=1.0, slip=0.0)
 
 CORPUS = Corpus(
     sample_problem=sample_problem,

@@ -18,7 +18,7 @@ from recipes.tiny_two_ways import task, warm_start
 
 LINE = re.compile(r"([a-z])=(\d\*\d\+\d)=(\d\d)=(\d)")
 CHAIN = re.compile(r"a=\d(?:,[a-z]=\d[a-z]\+\d)+")
-GUESSER = replace(warm_start.SLOPPY, careful=(0.0,) * 5)
+GUESSER = replace(warm_start.SLOPPY, careful=0.0)
 SEEDS = st.integers(0, 10**9)
 
 
@@ -120,7 +120,7 @@ def test_the_two_ways_are_told_apart_by_their_text(seed, level):
     rng = random.Random(seed)
     problem = task.sample_problem(rng, level, WARM_START)
     assert not task.is_careful(task.write_document(rng, problem, GUESSER))
-    worked = task.write_document(rng, problem, replace(warm_start.SLOPPY, careful=(1.0,) * 5))
+    worked = task.write_document(rng, problem, replace(warm_start.SLOPPY, careful=1.0))
     assert task.is_careful(worked)
     assert not task.is_careful(worked[worked.rindex("\n") :])  # an answer alone
     assert not task.is_careful(problem.question)
