@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The task of two ways: right chains, guesses that stay guesses, no leak between splits, a checkpoint that fits."""
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from duet_trl.gate.markers import completion_ends, extract_answer, get_marker
+from recipes.tiny_math import policy
+from recipes.tiny_math import warm_start as training
+from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
+from recipes.tiny_two_ways import task, warm_start
+
+LINE = re.compile(r"([a-z])=(\d\*\d\+\d)=(\d\d)=(\d)")
+CHAIN = re.compile(r"a=\d(?:,[a-z]=\d[a-z]\+\d)+")
+GUESSER = replace(warm_start.SLOPPY, careful=0.0)
+SEEDS = st.integers(0, 10**9)
+
+
+def clean_document(level: int, seed: int = 0) -> tuple[task.Problem, str]:
+    rng = random.Random(seed)
+    problem = task.sample_problem(rng, level, WARM_START)
+    return problem, task.write_document(rng, problem, warm_start.CLEAN)
+
+
+def values_of(expression: str) -> dict[str, int]:
+    """What Python says the values are, without remainders on the way."""
+    values: dict[str, int] = {}
+    for equation in expression.split(","):
+        name, right = equation.split("=")
+        values[name] = eval(re.sub(r"(\d)([a-z])", r"\1*\2", right), {}, values)
+    return values
+
+
+def test_problems_have_the_remainder_that_python_computes_and_the_steps_of_their_level():
+    for problem in task.sample_problems(TRAIN, 200, seed=3):
+        assert CHAIN.fullmatch(problem.expression)
+        values = values_of(problem.expression)
+        assert problem.answer == list(values.values())[-1] % task.MODULUS
+        assert len(values) == task.STEPS[problem.level] + 1
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_line_of_a_clean_solution_is_true(level):
+    for seed in range(40):
+        problem, document = clean_document(level, seed)
+        _, *lines, closing = document.split("\n")
+        values = values_of(problem.expression)
+        found = [LINE.fullmatch(line).groups() for line in lines]
+        assert [name for name, *_ in found] == list(values)[1:]
+        for name, calculation, total, result in found:
+            assert eval(calculation) == int(total)
+            assert int(total) % task.MODULUS == int(result) == values[name] % task.MODULUS
+        assert f"\\boxed{{{problem.answer}}}" in closing
+
+
+def test_a_slip_is_carried_on_to_the_answer():
+    author = replace(warm_start.CLEAN, slip=1.0)
+    problem = task.Problem("a=2,b=3a+1,c=5b+4", 1, 3)
+    seen = set()
+    for seed in range(60):
+        _, first, second, closing = task.write_document(random.Random(seed), problem, author).split("\n")
+        slipped = int(first.removeprefix("b=3*2+1=07="))
+        assert slipped in {0, 1, 2}  # 3 would be right
+        total = 5 * slipped + 4
+        result = int(second.removeprefix(f"c=5*{slipped}+4={total:02d}="))
+        assert result != total % 4
+        assert f"\\boxed{{{result}}}" in closing
+        seen.add((slipped, result))
+    assert len(seen) == 9  # any wrong remainder, in either line
+
+
+@settings(deadline=None)
+@given(SEEDS, st.sampled_from(LEVELS), st.integers(0, 9))
+def test_nothing_is_known_about_the_answer_without_any_single_addend(seed, level, place):
+    # Every addend at one place, everything else fixed: the answers are the four remainders, once each.
+    problem = task.sample_problem(random.Random(seed), level, WARM_START)
+    equations = problem.expression.split(",")
+    place %= len(equations)
+    answers = set()
+    for addend in task.ADDENDS:
+        changed = equations[place][:-1] + str(addend % task.MODULUS if place == 0 else addend)
+        answers.add(task.value_of(",".join([*equations[:place], changed, *equations[place + 1 :]])))
+    assert answers == set(range(task.MODULUS))
+
+
+def test_addends_and_first_values_are_uniform_modulo_four():
+    assert sorted(addend % task.MODULUS for addend in task.ADDENDS) == list(range(task.MODULUS))
+    counts: Counter[int] = Counter()
+    firsts: Counter[int] = Counter()
+    rng = random.Random(0)
+    for _ in range(2000):
+        first, steps = task.parse(task.sample_problem(rng, 3, WARM_START).expression)
+        firsts[first] += 1
+        counts.update(addend for _, addend in steps)
+    # 14,000 addends, 3,500 a value, sd sqrt(14000 / 4 * 3 / 4) = 51; 500 of each first value, sd 19
+    assert all(abs(counts[addend] - 3500) < 250 for addend in task.ADDENDS)
+    assert all(abs(firsts[value] - 500) < 90 for value in range(task.MODULUS))
+
+
+def test_a_guess_is_short_and_right_one_time_in_four():
+    rng = random.Random(0)
+    right = 0
+    for _ in range(2000):
+        problem = task.sample_problem(rng, rng.choice(LEVELS), WARM_START)
+        document = task.write_document(rng, problem, GUESSER)
+        assert "\n" not in document
+        right += extract_answer("math", document) == str(problem.answer)
+    assert abs(right - 500) < 90  # sd sqrt(2000 / 4 * 3 / 4) = 19
+
+
+@settings(deadline=None)
+@given(SEEDS, st.sampled_from(LEVELS))
+def test_the_two_ways_are_told_apart_by_their_text(seed, level):
+    rng = random.Random(seed)
+    problem = task.sample_problem(rng, level, WARM_START)
+    assert not task.is_careful(task.write_document(rng, problem, GUESSER))
+    worked = task.write_document(rng, problem, replace(warm_start.SLOPPY, careful=1.0))
+    assert task.is_careful(worked)
+    assert not task.is_careful(worked[worked.rindex("\n") :])  # an answer alone
+    assert not task.is_careful(problem.question)
+
+
+@settings(deadline=None)
+@given(SEEDS, st.sampled_from(LEVELS))
+def test_a_document_has_one_answer_that_the_library_reads_and_next_to_nothing_behind_it(seed, level):
+    rng = random.Random(seed)
+    problem = task.sample_problem(rng, level, WARM_START)
+    document = task.write_document(rng, problem, warm_start.SLOPPY)
+    (answer,) = re.findall(r"\\boxed\{(\d)\}", document)
+    assert [extract_answer("math", document, which) for which in ("first", "last")] == [answer, answer]
+    (end,) = completion_ends(get_marker("math"), document.encode())
+    assert document[end:] == "$."
+
+
+def test_a_careful_solution_is_five_to_eight_times_as_long_as_a_guess_and_fits():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    lengths: dict[str, list[int]] = {"guess": [], "careful": []}
+    for level in LEVELS:
+        for seed in range(40):
+            problem, document = clean_document(level, seed)
+            guess = task.write_document(random.Random(seed), problem, GUESSER)
+            for way, text in (("guess", guess), ("careful", document)):
+                ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, problem, text)
+                assert ids[-1] == tokenizer.eos_token_id
+                assert prompt_length + task.MAX_COMPLETION_LENGTH <= warm_start.CORPUS.row_length
+                lengths[way].append(len(ids) - prompt_length)
+    assert 10 <= min(lengths["guess"]) <= max(lengths["guess"]) <= 20
+    assert 70 <= min(lengths["careful"]) <= max(lengths["careful"]) <= 140
+    assert 5 < sum(lengths["careful"]) / sum(lengths["guess"]) < 8
+
+
+def test_levels_come_in_equal_parts_and_without_repetition():
+    problems = task.sample_problems(TRAIN, 2400, seed=1)
+    assert Counter(problem.level for problem in problems) == dict.fromkeys(LEVELS, 480)
+    assert len({problem.expression for problem in problems}) == 2400
+
+
+def test_every_sampled_problem_belongs_to_the_split_it_was_asked_for():
+    for split in (WARM_START, TRAIN, HELD_OUT):
+        assert {task.split_of(p.expression) for p in task.sample_problems(split, 60, seed=1)} == {split}
+
+
+def test_the_easiest_level_cannot_be_enumerated():
+    # Level 1 has 4 * (4 * 4)^5 = 4.2M problems; n draws out of S leave n^2 / 2S repetitions: 2.2 of 14/16 of them.
+    rng = random.Random(0)
+    draws = [task.sample_problem(rng, 1, WARM_START).expression for _ in range(4000)]
+    assert len(draws) - len(set(draws)) < 10
+
+
+@settings(deadline=None)
+@given(SEEDS, st.sampled_from(LEVELS), st.sampled_from([WARM_START, TRAIN, HELD_OUT]))
+def test_a_problem_that_begins_another_is_of_the_same_split(seed, level, split):
+    equations = task.sample_problem(random.Random(seed), level, split).expression.split(",")
+    beginnings = [",".join(equations[: steps + 1]) for steps in task.STEPS.values()]
+    assert {task.split_of(beginning) for beginning in beginnings} == {split}
+
+
+def test_no_problem_stated_in_the_warm_start_corpus_is_of_the_pool_or_held_out():
+    # A document of the corpus states its own problem and no other.
+    rng = random.Random(0)
+    stated = set()
+    for _ in range(3000):
+        problem, document = warm_start.CORPUS.sample_document(rng, clean_share=0.2)
+        assert CHAIN.search(document) is None
+        stated.add(problem.expression)
+    assert len(stated) > 2980
+    assert {task.split_of(expression) for expression in stated} == {WARM_START}
+
+
+def test_checkpoint_files_fit_into_three_megabytes():
+    assert sum(path.stat().st_size for path in warm_start.CHECKPOINT.iterdir()) <= 3 * 2**20
+
+
+def test_tokenizer_has_single_digits_and_fits_the_policy_with_a_row_to_spare():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    model = policy.load_policy(warm_start.CHECKPOINT)
+    assert tokenizer.tokenize("b=7*3+4=25=1") == ["b", "=", "7", "*", "3", "+", "4", "=", "2", "5", "=", "1"]
+    assert model.config.vocab_size == policy.PADDED_VOCABULARY_SIZE > len(tokenizer)
+    assert model.config.eos_token_id == tokenizer.eos_token_id
+    prompt = tokenizer.apply_chat_template(
+        task.Problem("a=2,b=3a+1", 1, 3).messages, add_generation_prompt=True, tokenize=False
+    )
+    question = "Find the last value of $a=2,b=3a+1$ modulo 4."
+    assert prompt == f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_any_text_survives_the_tokenizer():
+    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
+    text = "\\boxed{\u00e9\u4e2d}$  \t\n x"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+@pytest.mark.slow
+def test_the_shipped_policy_has_something_to_learn_and_something_to_learn_from():
+    # Not a benchmark: mostly guesses at the start, and better when it is careful.
+    model, tokenizer = policy.load_policy(warm_start.CHECKPOINT), policy.load_tokenizer(warm_start.CHECKPOINT)
+    report = training.evaluate(warm_start.CORPUS, model, tokenizer)
+    accuracy, length = (float(re.search(rf"{name} ([\d.]+)", report).group(1)) for name in ("accuracy", "length"))
+    # 100 samples: the expected accuracy is 0.3, sd 0.045; the expected length 22, sd 2.4
+    assert 0.15 < accuracy < 0.45
+    assert 15 < length < 32
