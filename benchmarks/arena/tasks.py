@@ -16,6 +16,7 @@ from typing import Any
 from recipes.tiny_math import task as tiny_math
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, Problem
 from recipes.tiny_products import task as tiny_products
+from recipes.tiny_two_ways import task as tiny_two_ways
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 POOLS = Path(__file__).with_name("pools")
@@ -130,5 +131,16 @@ ONE_EPOCH = Task(
     max_completion_length=tiny_math.MAX_COMPLETION_LENGTH,
     elsewhere=SUMS.elsewhere,
 )
-TASKS = {task.name: task for task in (SUMS, PRODUCTS, ONE_EPOCH)}
+TWO_WAYS = Task(
+    name="two_ways",
+    checkpoint=RECIPES / "tiny_two_ways" / "checkpoint",
+    problem=tiny_two_ways.Problem,
+    sample_problems=tiny_two_ways.sample_problems,
+    pool_size=320,
+    pool_seed=3,  # a guess is right one time in four: no prompt is always or never solved
+    marker="math",
+    max_completion_length=tiny_two_ways.MAX_COMPLETION_LENGTH,
+    is_careful=tiny_two_ways.is_careful,
+)
+TASKS = {task.name: task for task in (SUMS, TWO_WAYS, PRODUCTS, ONE_EPOCH)}
 """All tasks by name."""
