@@ -17,7 +17,7 @@ from .quotes import differences, documents, rewritten
 from .records import FOLDER, REPORT, START, Run
 from .report_tables import Findings, findings_of, tables
 from .task_figures import drawn_data, is_drawn_from, task_figure
-from .tuning import choose
+from .tuning import tuned_rate
 
 FIGURES = Path("docs") / "images"
 
@@ -153,7 +153,7 @@ def _rates_not_chosen(runs: Sequence[Run]) -> list[str]:
     rates = {(run.task, run.entrant): run.learning_rate for run in runs if run.stage == REPORT}
     found = []
     for (task, name), rate in rates.items():
-        chosen = choose(runs, task, ENTRANTS[name].tuned_as, PROFILES["full"])
+        chosen = tuned_rate(runs, task, name, PROFILES["full"])
         if chosen is not None and chosen != rate:
             found.append(f"records: {task} {name} ran at {rate_text(rate)}, but tuning chose {rate_text(chosen)}")
     return found

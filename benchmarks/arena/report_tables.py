@@ -12,6 +12,7 @@ from .profiles import PROFILES
 from .quantities import Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
+from .tasks import TASKS
 from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
 
@@ -53,6 +54,7 @@ class Findings:
 
 def findings_of(runs: Sequence[Run]) -> Findings:
     """All figures that these records have."""
+    runs = sorted(runs, key=lambda run: list(TASKS).index(run.task))
     found = contests(runs)
     ranks = ranking(found)
     return Findings(

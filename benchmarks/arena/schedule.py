@@ -2,16 +2,18 @@
 """Which runs are still to be made, in which order, and how long they take."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .entrants import ENTRANTS, REFERENCE
+from .entrants import REFERENCE
 from .profiles import TUNING_SEED, Profile
 from .records import REPORT, START, TUNE, Run
-from .tuning import choose, wanted
+from .tuning import tuned_pairs, tuned_rate, wanted
 
 GUESS = 3.0
 """Seconds of an optimizer step, with its share of start and measurements, before any run has finished."""
+START_STEPS = 30
+"""What measuring a policy before training takes, in such steps."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,9 @@ def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
     if START in plan.stages:
         cells += [cell for task in plan.tasks if (cell := Cell(task, "", START, 0.0, 0, 0)).key not in done]
     if TUNE in plan.stages:
-        tuned = dict.fromkeys(ENTRANTS[name].tuned_as for name in plan.entrants)
         cells += [
             Cell(task, name, TUNE, rate, TUNING_SEED, horizon)
-            for task in plan.tasks
-            for name in tuned
+            for task, name in tuned_pairs(plan.tasks, plan.entrants)
             for rate, horizon in wanted(runs, task, name, plan.profile)
         ]
     if REPORT in plan.stages:
@@ -98,7 +98,7 @@ def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
 
 
 def _report(profile: Profile, runs: Iterable[Run], task: str, name: str, seed: int) -> Cell | None:
-    rate = choose(runs, task, ENTRANTS[name].tuned_as, profile)
+    rate = tuned_rate(runs, task, name, profile)
     if rate is None:
         return None
     if name == REFERENCE:
@@ -119,28 +119,33 @@ def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:
     Returns:
         tuple[int, float]: Runs, and wall-clock hours with so many `jobs` side by side.
     """
-    profile, count = plan.profile, 0
-    seconds = 0.0
-    for task in plan.tasks:
-        if START in plan.stages and not any((run.task, run.stage) == (task, START) for run in runs):
-            count, seconds = count + 1, seconds + _each(runs, task, "", START, profile.horizon)
-        if TUNE in plan.stages:
-            for name in dict.fromkeys(ENTRANTS[name].tuned_as for name in plan.entrants):
-                starting = len(profile.factors)
-                for horizon, keep in profile.rungs:
-                    done = sum(key_of(run)[:3] == (task, name, TUNE) and run.horizon == horizon for run in runs)
-                    left = max(0, starting - done)
-                    count, seconds = count + left, seconds + left * _each(runs, task, name, TUNE, horizon)
-                    starting = keep
-        if REPORT in plan.stages:
+    left = list(_left(plan, runs))
+    seconds = sum(count * _each(runs, *what) for count, *what in left)
+    return sum(count for count, *_ in left), seconds / jobs / 3600
+
+
+def _left(plan: Plan, runs: Sequence[Run]) -> Iterator[tuple[int, str, str, str, int]]:
+    """How many runs are left of each task, entrant, stage and horizon."""
+    profile = plan.profile
+    if START in plan.stages:
+        measured = {run.task for run in runs if run.stage == START}
+        for task in plan.tasks:
+            yield int(task not in measured), task, "", START, 0
+    if TUNE in plan.stages:
+        for task, name in tuned_pairs(plan.tasks, plan.entrants):
+            starting = len(profile.factors)
+            for horizon, keep in profile.rungs:
+                done = sum(key_of(run)[:3] == (task, name, TUNE) and run.horizon == horizon for run in runs)
+                yield max(0, starting - done), task, name, TUNE, horizon
+                starting = keep
+    if REPORT in plan.stages:
+        for task in plan.tasks:
             for name in plan.entrants:
-                done = {run.seed for run in runs if key_of(run)[:3] == (task, name, REPORT)}
-                left = sum(seed not in done for seed in plan.seeds)
-                count, seconds = count + left, seconds + left * _each(runs, task, name, REPORT, profile.horizon)
-    return count, seconds / jobs / 3600
+                seeds = {run.seed for run in runs if key_of(run)[:3] == (task, name, REPORT)}
+                yield sum(seed not in seeds for seed in plan.seeds), task, name, REPORT, profile.horizon
 
 
 def _each(runs: Sequence[Run], task: str, name: str, stage: str, horizon: int) -> float:
-    alike = [run for run in runs if (run.task, run.stage) == (task, stage) and run.horizon in (horizon, 0)]
+    alike = [run for run in runs if (run.task, run.stage, run.horizon) == (task, stage, horizon)]
     own = [run.took for run in alike if run.entrant == name]
-    return statistics.median(own or [run.took for run in alike] or [GUESS * horizon])
+    return statistics.median(own or [run.took for run in alike] or [GUESS * (horizon or START_STEPS)])

@@ -40,6 +40,7 @@ class Task:
         elsewhere (tuple[tuple[int, int], ...]): (count, seed) of the held-out problems that other benchmarks, the
             demo and the tests of the recipes use.
         is_careful (Callable[[str], bool] | None): Whether a completion took the long way, on a task that has two.
+        tuned_on (str): Task whose learning rates it takes; empty: it is tuned itself.
         max_model_length (int): Tokens of prompt and completion for which the engine has room.
     """
 
@@ -53,6 +54,7 @@ class Task:
     max_completion_length: int
     elsewhere: tuple[tuple[int, int], ...] = ()
     is_careful: Callable[[str], bool] | None = None
+    tuned_on: str = ""
     max_model_length: int = 512
 
     @property
@@ -130,6 +132,7 @@ ONE_EPOCH = Task(
     marker="math",
     max_completion_length=tiny_math.MAX_COMPLETION_LENGTH,
     elsewhere=SUMS.elsewhere,
+    tuned_on=SUMS.name,  # the same policy on the same kind of problems
 )
 TWO_WAYS = Task(
     name="two_ways",

@@ -8,9 +8,10 @@ the lower rate is better. The choice looks at nothing else, and the rule was fix
 
 from collections.abc import Iterable, Sequence
 
-from .entrants import BASE_RATE
+from .entrants import BASE_RATE, ENTRANTS
 from .profiles import TUNING_SEED, Profile
 from .records import TUNE, Run
+from .tasks import TASKS
 
 
 def accuracy(run: Run) -> float:
@@ -50,6 +51,18 @@ def choose(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> fl
             return None
         rates = _best(done, keep)
     return rates[0]
+
+
+def tuned_pairs(tasks: Iterable[str], entrants: Iterable[str]) -> list[tuple[str, str]]:
+    """Tasks and entrants that are tuned so that these have their learning rates, each pair once."""
+    entrants = list(entrants)
+    pairs = ((TASKS[task].tuned_on or task, ENTRANTS[name].tuned_as) for task in tasks for name in entrants)
+    return list(dict.fromkeys(pairs))
+
+
+def tuned_rate(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> float | None:
+    """The learning rate of a reported run: what `choose` says of the pair that is tuned for it."""
+    return choose(runs, *tuned_pairs([task], [entrant])[0], profile)
 
 
 def _of_rung(runs: Iterable[Run], task: str, entrant: str, horizon: int, rates: Sequence[float]) -> list[Run]:

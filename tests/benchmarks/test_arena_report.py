@@ -9,7 +9,7 @@ import pytest
 from benchmarks.arena.estimates import Estimate
 from benchmarks.arena.quantities import DIFFERENCE, SHARE, TOKENS, Quantity, rate_text
 from benchmarks.arena.quotes import rewritten
-from benchmarks.arena.records import Run
+from benchmarks.arena.records import COMMITTED, Run, read
 from benchmarks.arena.report import check_documents, write_documents, write_report
 from benchmarks.arena.report_tables import findings_of, tables
 from tests.benchmarks.arena_records import run, start, tuning_run
@@ -209,3 +209,7 @@ def test_a_rate_that_tuning_did_not_choose_is_named(tmp_path: Path):
     runs = [start("sums", 0.4), run("grpo_8", line(0.6))]
     runs += [tuning_run("grpo_8", rate, horizon, value) for (rate, horizon), value in values.items()]
     assert check_documents(runs, tmp_path) == ["records: sums grpo_8 ran at 3e-4, but tuning chose 6e-4"]
+
+
+def test_the_documents_quote_the_committed_records() -> None:
+    assert check_documents(read(COMMITTED), Path(__file__).parents[2]) == []

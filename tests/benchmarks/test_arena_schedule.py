@@ -114,3 +114,14 @@ def test_hours_count_what_is_left_and_guess_by_what_is_most_alike() -> None:
     count, found = hours(replace(plan, stages=(TUNE,), entrants=("pods",)), first, jobs=1)
     assert (count, found) == (6, pytest.approx((4 * (100 + 300) / 2 + 2 * 80 * GUESS) / 3600))
     assert hours(PLAN, all_runs(PLAN), jobs=2) == (0, 0.0)
+
+
+def test_a_task_takes_the_rates_of_the_task_it_is_tuned_on() -> None:
+    plan = replace(PLAN, tasks=("one_epoch",), stages=(TUNE, REPORT))
+    assert {(cell.task, cell.stage) for cell in ready(plan, [])} == {("sums", TUNE)}
+    assert hours(plan, [], 1)[0] == 2 * (4 + 2) + 2 * 2  # rungs of both entrants, two seeds of each
+    both = replace(plan, tasks=("sums", "one_epoch"), stages=(TUNE,))
+    assert keys(ready(both, [])) == keys(ready(replace(both, tasks=("sums",)), []))  # no pair is tuned twice
+    runs = tuned("grpo_8", 1.2e-3)
+    expected = [Cell("one_epoch", "grpo_8", REPORT, 1.2e-3, seed, 80) for seed in (0, 1)]
+    assert [cell for cell in ready(plan, runs) if cell.stage == REPORT] == expected
