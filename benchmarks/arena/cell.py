@@ -78,7 +78,6 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
             if below:
                 resumed = str(place / f"checkpoint-{below[-1]}")
                 before = json.loads((place / "cost.json").read_text())
-        compile_engine()
         # A run that must reach a number of tokens may need many more steps than the reference.
         steps = 20 * cell.horizon if cell.tokens else cell.horizon
         trainer = DUETGRPOTrainer(
@@ -96,17 +95,6 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
         if climbs:
             (place / "cost.json").write_text(json.dumps(watch.cost))
     return watch.measurements, watch.curves
-
-
-def compile_engine() -> None:
-    """Compile the model in vLLM from now on; the samples stay the same, a run takes an eighth less time.
-
-    The trainer does without it on a CPU: compiling takes longer than a short run gains. Here all runs share a cache.
-    """
-    from trl.generation import vllm_generation
-
-    eager = vllm_generation.LLM
-    vllm_generation.LLM = lambda *args, **kwargs: eager(*args, **kwargs | {"enforce_eager": False})
 
 
 def leave_out_idle(method: Any) -> None:
