@@ -24,12 +24,12 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo test test-slow lint bench arena arena-fast notebooks docs build install-check
+.PHONY: help install demo test test-slow chaos lint bench arena arena-fast notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, bench, arena, notebooks), WORKERS (processes that run tests)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, chaos, bench, arena, notebooks), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -87,6 +87,9 @@ test: install ## run the tests, without the slow ones
 
 test-slow: install ## run the slow tests only
 	$(PY) -m pytest -m slow $(PARALLEL) $(ARGS)
+
+chaos: install ## kill training at 200 random moments and inject every fault of docs/operations.md (an hour)
+	$(PY) -m tests.chaos --faults $(ARGS)
 
 lint: install ## check style, format and syntax
 	$(PY) -m ruff check .

@@ -65,9 +65,12 @@ NUM_GENERATIONS = 8
 SHARES = (0.25, 0.5, 1.0)
 """Of it."""
 SIZE = {"per_device_train_batch_size": 16, "max_completion_length": 128, "shuffle_dataset": False}
-GATE = {"grace_window": GRACE_WINDOW, "method_kwargs": {"threshold_interval": 1, "threshold_window": 512}}
-"""Of methods that read them; K1 and K2 move after the first step."""
-OWN = {"arrol": {"method_kwargs": {"head_warmup_steps": 1, "detect_at": 48}}}
+GATE = {"grace_window": GRACE_WINDOW}
+"""Of methods that read it."""
+OWN = {
+    "paper": GATE | {"method_kwargs": {"threshold_interval": 1, "threshold_window": 512}},  # move after the first step
+    "arrol": {"method_kwargs": {"head_warmup_steps": 1, "detect_at": 48}},
+}
 """Of single methods; ARRoL prunes in the second step."""
 PRICED, COUNTED, OPEN = "priced", "counted", "open"
 BUDGETS = {
@@ -114,7 +117,7 @@ def fields(method: str, engine: str, share: float, folder: Path, seed: int) -> d
     own = budget_fields(method, share, NUM_GENERATIONS)
     batch = NUM_PROMPTS * own["num_generations"]
     own["gradient_accumulation_steps"] = batch // SIZE["per_device_train_batch_size"]
-    gate = GATE if "grace_window" in METHODS[method].reads else OWN.get(method, {})
+    gate = OWN.get(method, GATE if "grace_window" in METHODS[method].reads else {})
     run = {"output_dir": str(folder), "max_steps": STEPS, "save_strategy": "steps", "save_steps": 1, "seed": seed}
     quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
     shared = yaml.safe_load(SETTINGS.read_text())

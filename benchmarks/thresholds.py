@@ -5,9 +5,8 @@ A threshold K2 for all prompts stops mostly hard ones. Would one relative to wha
 less? The rollouts of `benchmarks/gradient.py`, generated without a gate, are cut by either. Half of a prompt's
 rollouts are an earlier visit, which sets its threshold; the other half are cut, and the other way round. Every rule
 has a factor, set so that all rules save as many tokens as a K2 of 1.25 times the 0.95 quantile of the answer times;
-they differ in the right answers that they cut off. (Preset duet raises that K2 to where hardly any right answer is
-lost, which would leave nothing to compare.) Rollouts with an answer are taken to be trimmed right behind it. Intervals
-are bootstrapped over prompts, paired.
+they differ in the right answers that they cut off. (`duet` itself takes the K2 behind which waiting does not pay.)
+Rollouts with an answer are taken to be trimmed right behind it. Intervals are bootstrapped over prompts, paired.
 """
 
 import os
@@ -49,6 +48,8 @@ ONE, OWN_ANSWERS, OWN_LENGTH, SHRUNK = (
     "own mean length",
     "own mean answer, shrunk to that of all",
 )
+QUANTILE, SLACK = 0.95, 1.25
+"""Of the answer times of an earlier visit: how much is to be saved."""
 PRIOR_ANSWERS = 8
 """Answers of all prompts that a prompt's own are mixed with where its mean is shrunk."""
 RESAMPLES = 200
@@ -140,7 +141,7 @@ def at_equal_savings(rollouts: Rollouts, shape: np.ndarray, saved: float) -> Cut
 
 
 def after_all_answers(earlier: Rollouts, quantile: float, slack: float) -> float:
-    """K2 as `duet` sets it, had it seen these rollouts, but for the floor that rewarded answers put under it."""
+    """K2 at a multiple of a quantile of the answer times of these rollouts."""
     answers = earlier.answered_at[earlier.answered_at != NEVER]
     return float(np.ceil(slack * weighted_quantile(answers, np.ones(len(answers)), (quantile,))[0] - 1e-9))
 
@@ -225,9 +226,7 @@ def main() -> int:
     figures = {}
     for policy in POLICIES:
         rollouts = rollouts_of(policy, task, size, seed, config)
-        figures[policy] = measure(
-            rollouts, config.options.abort_answer_quantile, config.options.abort_answer_slack, seed
-        )
+        figures[policy] = measure(rollouts, QUANTILE, SLACK, seed)
         show(policy, figures[policy])
     met = all(row["more_lost"] >= 0 for found in figures.values() for name, row in found.items() if name != ONE)
     print(f"\none threshold for all loses no more right answers than any other: {'yes' if met else 'NO'}")

@@ -14,7 +14,7 @@ from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
-from .methods.duet_settings import ABORTS, GATED
+from .methods.duet_settings import GATED
 
 DEFAULTS = {
     "allocate": True,
@@ -36,7 +36,6 @@ FIELD_ACTS = {
     "budget_tokens": Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'"),
     "marker": GATED,
     "grace_window": GATED,
-    "keep_probability": ABORTS,
     "sentinel_token_id": GATED,
     "server_weight_sync": _ON_SERVER,
     "server_weights_dir": Acts(
@@ -168,7 +167,8 @@ class DUETGRPOConfig(GRPOConfig):
         "max_completion_length, at least 8."
     )
     keep_probability: float | None = _chosen(
-        "keep_probability", "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05."
+        "keep_probability",
+        "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05. duet sets it itself.",
     )
     sentinel_token_id: int | None = knob(
         "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary."

@@ -23,14 +23,12 @@ from .exchange import Exchange, Placement
 from .gate.automaton import TokenAutomaton
 from .gate.replay import GateMismatch, GateSpec, Replay, replay
 from .methods.method import Method
-from .rollouts import Job, Judgement, Query, Rollouts
+from .rollouts import NO_GATE, Job, Judgement, Query, Rollouts, by_gate
 from .step_record import Generated, StepRecord
 from .update.advantages import weighted_sum
 
 MAX_ROUNDS = 64
 """A method that still asks after so many rounds never ends."""
-
-_NO_GATE = GateSpec(1, 1, 0, trim=False, abort=False)
 
 
 class Host(Protocol):
@@ -102,6 +100,8 @@ class Loop:
         """Fill in the judgement."""
         started = time.perf_counter()
         step.judgement = _checked(self.method.judge(step.done), step.done, self._name)
+        if not self.method.plain:
+            step.judgement = _without_lost(step.judgement, step.nonfinite)
         step.seconds["overhead"] += time.perf_counter() - started
 
     def observe(self, step: StepRecord) -> None:
@@ -256,15 +256,13 @@ class Loop:
         return found, table[:, 5].astype(bool)
 
     def _replay(self, jobs: list[Job], generated: Generated) -> Replay:
-        """Outcome of each local rollout of a round; rollouts that share a gate are replayed together."""
-        gates: dict[GateSpec | None, list[int]] = {} if jobs else {None: []}
-        for row, job in enumerate(jobs):
-            gates.setdefault(job.gate, []).append(row)
+        """Outcome of each local rollout of a round."""
         keep = np.array([job.keep for job in jobs], dtype=bool)
         prefix_length = np.array([len(job.prefix) for job in jobs], dtype=np.int64)
-        parts = [
-            replay(
-                spec or _NO_GATE,
+
+        def decide(spec: GateSpec | None, rows: list[int]) -> Replay:
+            return replay(
+                spec or NO_GATE,
                 None if spec is None else self.automaton,
                 [generated.completion_ids[row] for row in rows],
                 generated.gate_stopped[rows],
@@ -272,10 +270,8 @@ class Loop:
                 generated.in_thought[rows],
                 prefix_length[rows],
             )
-            for spec, rows in gates.items()
-        ]
-        order = np.argsort([row for rows in gates.values() for row in rows])
-        return Replay(*(np.concatenate([vars(part)[name] for part in parts])[order] for name in vars(parts[0])))
+
+        return by_gate(jobs, decide)
 
     def _add(
         self,
@@ -321,6 +317,11 @@ def _extend(columns: dict[str, list], before: int, added: int, new: dict[str, li
     """Add the columns of a round to those of the rounds before; what a round lacks is None."""
     for name in {*columns, *new}:
         columns[name] = columns.get(name, [None] * before) + new.get(name, [None] * added)
+
+
+def _without_lost(judgement: Judgement, lost: np.ndarray) -> Judgement:
+    """A rollout that nobody could score is no failure: it leaves gradient and divisor, and none stands for it."""
+    return replace(judgement, in_gradient=judgement.in_gradient & ~lost, in_divisor=judgement.in_divisor & ~lost)
 
 
 def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:

@@ -126,6 +126,25 @@ class Job:
     whole: bool = False
 
 
+NO_GATE = GateSpec(poll_threshold=1, abort_threshold=1, grace_window=0, trim=False, abort=False)
+"""What a job without a gate is replayed with."""
+
+
+def by_gate(jobs: Sequence[Job], decide: Callable[[GateSpec | None, list[int]], Replay]) -> Replay:
+    """Outcome of each rollout of some jobs; those that share a gate are decided together.
+
+    Args:
+        jobs (Sequence[Job]): N of them; there may be none.
+        decide (Callable): (gate, numbers of the jobs that share it) -> their outcomes, in this order.
+    """
+    gates: dict[GateSpec | None, list[int]] = {} if jobs else {None: []}
+    for row, job in enumerate(jobs):
+        gates.setdefault(job.gate, []).append(row)
+    parts = [decide(gate, rows) for gate, rows in gates.items()]
+    order = np.argsort([row for rows in gates.values() for row in rows])
+    return Replay(*(np.concatenate([vars(part)[name] for part in parts])[order] for name in vars(parts[0])))
+
+
 @dataclass(frozen=True)
 class Query:
     """A question to the model in training. It costs a forward pass and no generated token.

@@ -57,7 +57,7 @@ class StepRecord:
     done: Rollouts | None = None  # all rollouts so far
     rounds: int = 0  # of rollouts
     judgement: Judgement | None = None
-    nonfinite: np.ndarray | None = None  # no usable reward or log-prob, (N,)
+    nonfinite: np.ndarray | None = None  # no usable reward: lost, (N,)
     asked_tokens: int = 0  # of the questions to the model
     packed_rows: np.ndarray | None = None  # rollout of each row, -1: padding, (W, rows)
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns of reward functions, all N

@@ -10,6 +10,7 @@ admitted loss type is positively homogeneous.
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,15 +44,17 @@ from .seams.generating import Generating
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
 from .seams.progress import show_few_figures
+from .seams.resuming import Resuming, TrainingStopped
 from .seams.source import PromptSource
 from .seams.start import StartNotice
 from .seams.surrogate_check import check_surrogate
 from .seams.watch import RunWatch
+from .seams.whole_checkpoint import resume_point, writing
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating):
+class DUETGRPOTrainer(Publishing, Generating, Resuming):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -142,15 +145,22 @@ class DUETGRPOTrainer(Publishing, Generating):
             interleaved=not self.method.plain,
         )
 
-    def train(self, *args: Any, **kwargs: Any) -> TrainOutput:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
+
+        Args:
+            resume_from_checkpoint (str | bool | None): A checkpoint, or True for the newest whole one of `output_dir`.
 
         Raises:
             KeyboardInterrupt: After SIGINT, once the checkpoint is written.
             SystemExit: After SIGTERM, likewise, with status 143.
+            ValueError: If the checkpoint was not written to its end.
         """
+        found = self.exchange.fail_together(
+            lambda: resume_point(resume_from_checkpoint, self.args.output_dir), ValueError
+        )
         with self._interrupt:
-            output = super().train(*args, **kwargs)
+            output = super().train(self.exchange.first(found), *args, **kwargs)
             stopped_in_time = bool(self._interrupt.agreed)
             # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
             if self._interrupt.agree():
@@ -178,13 +188,15 @@ class DUETGRPOTrainer(Publishing, Generating):
             return super()._generate_and_score_completions(inputs)
         step = self._current = StepRecord(self._prompts_of_step(inputs))
         logged = {name: len(values) for name, values in self._metrics["train"].items()}
-        self.loop.run(step)
-        if step.nonfinite.all():
-            self.stop_with_checkpoint(
-                f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
-                "returned None, NaN or infinity for all of them. Check the reward functions and their data-set columns"
-            )
-        self.loop.judge(step)
+        with self.checkpoint_if_failing:
+            self.loop.run(step)
+            if step.nonfinite.all():
+                self.stop_with_checkpoint(
+                    f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
+                    "returned None, NaN or infinity for all of them. Check the reward functions and their data-set "
+                    "columns"
+                )
+            self.loop.judge(step)
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
@@ -200,10 +212,8 @@ class DUETGRPOTrainer(Publishing, Generating):
         check_text(example["prompt"] for example in examples)
         keys = prompt_keys(examples, self.args.prompt_id_column)
         step = self.loop.num_steps + 1
-        # A step of the last epoch may end at 0.99999 of it.
-        epoch = int((self.state.epoch or 0.0) + 1e-6)
         batch = [Prompt(key, example) for key, example in zip(keys, examples, strict=True)]
-        return Prompts(batch, step, epoch, self._source.of_step(step))
+        return Prompts(batch, step, self.epochs_done, self._source.of_step(step))
 
     # ---- Seams: rows ----------------------------------------------------------------------------------------------
 
@@ -301,7 +311,7 @@ class DUETGRPOTrainer(Publishing, Generating):
         """Let the method learn from the step, and report what it says of it."""
         try:
             train_rows.collect_logps(step, self.exchange)
-        except train_rows.AllNonfinite as error:
+        except train_rows.Nonfinite as error:
             self.stop_with_checkpoint(str(error))
         started = time.perf_counter()
         self.watch.values(step.nonfinite)
@@ -335,10 +345,13 @@ class DUETGRPOTrainer(Publishing, Generating):
         return Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        # Before the parent, which pushes the folder to the Hub.
-        if self.args.should_save:
-            self.save_method_state(self._checkpoint_folder(trial))
-        super()._save_checkpoint(model, trial)
+        folder = self._checkpoint_folder(trial)
+        with writing(folder) if self.args.should_save else nullcontext():
+            if self.args.should_save:  # before the parent, which pushes the folder to the Hub
+                self.save_method_state(folder)
+                self.write_data_sample(folder)
+            super()._save_checkpoint(model, trial)
+        self._saved_step = self.state.global_step
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
@@ -364,5 +377,7 @@ class DUETGRPOTrainer(Publishing, Generating):
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""
-        self._save_checkpoint(self.model, trial=None)
-        raise RuntimeError(f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}.")
+        self.save_unless_saved()
+        raise TrainingStopped(
+            f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}."
+        )

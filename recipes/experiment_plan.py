@@ -3,6 +3,7 @@
 
 import fnmatch
 import itertools
+import json
 import os
 import re
 import shlex
@@ -151,8 +152,17 @@ def last_checkpoint(run: Planned) -> Path | None:
     found = {
         int(match[1]): path for path in run.folder.glob("*") if (match := re.fullmatch(r"checkpoint-(\d+)", path.name))
     }
-    whole = [step for step in sorted(found) if (found[step] / "trainer_state.json").is_file()]
+    whole = [step for step in sorted(found) if _is_written(found[step] / "trainer_state.json")]
     return found[whole[-1]] if whole else None
+
+
+def _is_written(path: Path) -> bool:
+    """Whether a JSON file is there to its end."""
+    try:
+        json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+    return True
 
 
 def changed(run: Planned) -> str | None:

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import yaml
 from tiny_math.cpu import ENVIRONMENT
-from tiny_math.scaled import GRACE_WINDOW, REFITS
+from tiny_math.scaled import GRACE_WINDOW
 
 DUET = {
     "method": "duet",
     "budget_fraction": 0.5,
     "grace_window": GRACE_WINDOW,
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
-    "method_kwargs": {**REFITS, "drop_zero_advantage": False},
+    "method_kwargs": {"drop_zero_advantage": False},
 }
 ARMS = {"grpo": ("GRPO", {"method": "grpo"}), "duet": ("DUET, b = 0.5", DUET)}
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"

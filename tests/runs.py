@@ -61,9 +61,12 @@ def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
     if overrides.get("method", "duet") in ("duet", "paper"):
         abort = overrides.get("abort", True)
         duet |= {} if overrides.get("budget_reading") == "tokens" else {"budget_fraction": 0.9}
-        duet |= {"keep_probability": 0.3} if abort else {}
         if abort or overrides.get("trim", True):
-            duet |= {"grace_window": 8, "threshold_interval": 1, "threshold_window": 64}
+            duet |= {"grace_window": 8}
+        # By lengths rollouts are aborted from the first step on; by price they are once answers are known.
+        if abort and overrides.get("abort_rule") != "price":
+            duet |= {"keep_probability": 0.3, "threshold_interval": 1, "threshold_window": 64}
+            duet |= {} if overrides.get("method") == "paper" else {"abort_rule": "length"}
     return settings(output_dir, **grouped({**duet, **overrides}))
 
 

@@ -45,8 +45,8 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", 0.95, "history", 0.5, True),
-    "paper": ("math_paragraph", 1, "variance", "clip", "mask", 0.0, "group", 0.0, False),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "history", 0.5, True),
+    "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
 
@@ -60,13 +60,13 @@ def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, m
         options.allocation_objective,
         options.stratification,
         options.aborted_rollouts,
-        options.abort_answer_quantile,
+        options.abort_rule,
         options.advantage_baseline,
         options.advantage_cutoff,
         options.drop_zero_advantage,
     )
     assert found == CHOSEN[method]
-    assert (options.reward_decay, options.abort_answer_slack) == (0.7, 1.25)
+    assert (options.reward_decay, options.answer_memory) == (0.7, 50)
 
 
 def test_an_explicit_value_beats_the_methods(tmp_path):
@@ -77,7 +77,7 @@ def test_an_explicit_value_beats_the_methods(tmp_path):
         "allocation_objective": "variance",
         "stratification": "clip",
         "aborted_rollouts": "mask",
-        "abort_answer_quantile": 0.0,
+        "abort_rule": "length",
         "advantage_baseline": "group",
         "advantage_cutoff": 0.0,
     }
@@ -213,9 +213,14 @@ def test_one_rollout_per_prompt_is_let_through_where_some_step_can_have_a_gradie
     assert config(tmp_path, **{**LONE[0], **way_out}).method == "paper"
 
 
-def test_where_k2_is_unused_or_follows_answers_k1_may_lie_anywhere(tmp_path):
-    assert config(tmp_path, poll_quantile=0.9).options.poll_quantile == 0.9
-    assert config(tmp_path, abort=False, poll_cold_fraction=0.9).options.poll_cold_fraction == 0.9
+def test_where_k2_is_unused_k1_may_lie_anywhere(tmp_path):
+    found = config(tmp_path, method="paper", abort=False, poll_quantile=0.9, poll_cold_fraction=0.9).options
+    assert (found.poll_quantile, found.poll_cold_fraction) == (0.9, 0.9)
+
+
+def test_by_price_the_coin_is_no_field(tmp_path):
+    assert config(tmp_path).keep_probability is None
+    assert config(tmp_path, abort_rule="length").keep_probability == 0.05
 
 
 BY_NAME = [
@@ -271,12 +276,11 @@ BY_OPTION = [
     ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
     ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
     ({"reward_decay": float("nan")}, "reward_decay must be in"),
-    ({"abort_answer_quantile": 1.0}, r"abort_answer_quantile must be in \[0, 1\).*; got 1.0"),
-    ({"abort_answer_slack": 0.9}, "abort_answer_slack must be at least 1; got 0.9"),
-    ({"abort_answer_slack": float("inf")}, "abort_answer_slack must be at least 1; got inf"),
+    ({"abort_rule": "quantile"}, r"abort_rule must be one of \['price', 'length'\], got 'quantile'"),
+    ({"answer_memory": 1}, "answer_memory must be an integer of at least 2"),
     ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
     ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
-    ({"poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
+    ({"abort_rule": "length", "poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
     ({"method": "paper", "abort_quantile": 1.2}, r"abort_quantile must be in \(0, 1\]; got 1.2"),
     (
         {"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "history"},

@@ -88,7 +88,7 @@ def test_help_names_every_target() -> None:
     documented = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.M))
     phony = set(re.search(r"^\.PHONY: (.*)$", makefile, flags=re.M).group(1).split())
     assert documented == phony
-    every_day = {"help", "install", "install-check", "demo", "test", "test-slow", "lint", "docs", "build"}
+    every_day = {"help", "install", "install-check", "demo", "test", "test-slow", "chaos", "lint", "docs", "build"}
     assert phony == every_day | {"bench", "arena", "arena-fast", "notebooks"}
 
 

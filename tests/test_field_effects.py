@@ -45,7 +45,7 @@ RIDGE = str(Path(__file__).parent / "allocate" / "surrogate_version_1.json")
 VARIANCE = {"allocation_objective": "variance"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
-BY_LENGTHS = {"abort_answer_quantile": 0.0}
+BY_LENGTH = {"abort_rule": "length"}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
@@ -56,7 +56,8 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("marker", "math", {"abort": False}, NO_GATE),
     ("grace_window", 25, {"trim": False}, NO_GATE),
     ("sentinel_token_id", 5, {}, NO_GATE),
-    ("keep_probability", 0.05, {"trim": False}, {"abort": False}),
+    ("keep_probability", 0.05, {"trim": False, **BY_LENGTH}, {"abort": False, "method": "paper"}),
+    ("keep_probability", 0.05, {"method": "paper"}, {}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
@@ -88,17 +89,17 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("marker_window", 0, {"abort": False}, NO_GATE),
     ("poll_interval", 8, {"trim": False}, NO_GATE),
     ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
-    ("threshold_window", 512, {"abort": False}, NO_GATE),
-    ("threshold_interval", 5, {"trim": False}, NO_GATE),
-    ("threshold_weighting", "none", {}, {"abort": False}),
-    ("poll_quantile", 0.3, {"abort": False}, NO_GATE),
-    ("poll_cold_fraction", 0.3, {"abort": False}, NO_GATE),
-    ("abort_quantile", 0.8, BY_LENGTHS, {}),
+    ("abort_rule", "price", {"abort": False}, NO_GATE),
+    ("answer_memory", 50, {}, {"abort": False}),
+    ("answer_memory", 50, {"method": "paper", "abort_rule": "price"}, {"method": "paper"}),
+    ("threshold_window", 512, {"method": "paper", "abort": False}, {"method": "paper", **NO_GATE}),
+    ("threshold_interval", 5, {"trim": False, **BY_LENGTH}, {}),
+    ("threshold_weighting", "none", BY_LENGTH, {"method": "paper", "abort": False}),
+    ("poll_quantile", 0.3, {"method": "paper", "abort": False}, {}),
+    ("poll_cold_fraction", 0.3, {"method": "paper", "abort": False}, {}),
+    ("abort_quantile", 0.8, BY_LENGTH, {}),
     ("abort_quantile", 0.8, {"method": "paper"}, {"method": "paper", "abort": False}),
-    ("abort_answer_quantile", 0.95, {}, {"abort": False}),
-    ("abort_answer_slack", 1.25, {}, BY_LENGTHS),
-    ("abort_answer_slack", 1.25, {"method": "paper", "abort_answer_quantile": 0.9}, {"method": "paper"}),
-    ("abort_cold_fraction", 0.7, {}, {"abort": False}),
+    ("abort_cold_fraction", 0.7, BY_LENGTH, {"method": "paper", "abort": False}),
     ("aborted_rollouts", "mask", {}, {"abort": False}),
     ("stratification_floor", 0.05, {"stratification": "clip"}, {}),
     ("stratification_floor", 0.05, {"method": "paper"}, {"method": "paper", "stratification": "exact"}),

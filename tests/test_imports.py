@@ -53,7 +53,11 @@ TABLE = {
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
     "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"gate", "rewards"})),
-    "report": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"}, frozenset({"allocate", "gate"})),
+    "simulation": Room(NUMERIC, frozenset({"gate", "methods", "rollouts"})),
+    "report": Room(
+        NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"},
+        frozenset({"allocate", "gate", "methods", "config", "simulation"}),
+    ),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 

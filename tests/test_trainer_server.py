@@ -130,6 +130,14 @@ def test_a_server_of_another_tokenizer_is_found_before_training(on_server, tiny_
         on_server(model=other)
 
 
+def test_a_prompt_longer_than_the_servers_context_stops_with_its_text(server_weights, on_server, tmp_path):
+    long = prompts(8).map(lambda row: {"prompt": row["prompt"] * 60})  # 256 tokens are its context
+    trainer = on_server(data=long, method="grpo", max_steps=1)
+    with pytest.raises(RuntimeError, match=r"(?s)Training stopped: .*400.*context length.*The state before it is in"):
+        trainer.train()
+    assert (tmp_path / "checkpoint-0" / "duet_state.json").exists()
+
+
 # Sending weights
 
 

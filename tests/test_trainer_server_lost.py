@@ -116,6 +116,18 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(m
     assert max(logged(resumed, "sampling/sampling_logp_difference/max")) < 1e-3
 
 
+def test_a_restart_between_two_batches_is_noticed_also_without_a_gate(mortal, tiny_path, tmp_path, caplog):
+    """Requests without a gate cannot say which weights they mean; the base model would answer in the policy's name."""
+    trainer = duet_trainer(tiny_path, tmp_path, method="grpo", learning_rate=1e-1, **options(mortal, max_steps=1))
+    trainer.train()
+    asked = (["Say 1 ", "Say 2 "], 2)
+    trained = trainer.sample(*asked, temperature=0.0, max_tokens=20)
+    mortal.kill()
+    mortal.start()
+    assert trainer.sample(*asked, temperature=0.0, max_tokens=20) == trained
+    assert "was restarted, and has other weights" in caplog.text
+
+
 def launch(server: ServerProcess, tiny_path: Path, tmp_path: Path, **overrides) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(ROOT / "tests" / "distributed_run.py"), str(tiny_path), str(tmp_path)]
@@ -164,6 +176,6 @@ def test_both_processes_stop_together_where_the_server_stays_away(mortal, tiny_p
     assert run.wait(timeout=200) != 0
     log = (tmp_path / "run.log").read_text()
     # Every process says why it stops: none was left in a collective and ended by the launcher.
-    assert log.count("RuntimeError: Training stopped: no healthy vLLM server") == 2
+    assert log.count("TrainingStopped: Training stopped: no healthy vLLM server") == 2
     (checkpoint,) = tmp_path.glob("checkpoint-*")
     assert (checkpoint / "duet_state.json").exists() and (checkpoint / "model.safetensors").exists()

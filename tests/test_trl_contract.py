@@ -4,6 +4,8 @@
 import inspect
 
 import pytest
+import torch
+from transformers import Trainer
 from trl import GRPOTrainer
 from trl.generation import vllm_generation
 from trl.trainer import grpo_trainer, utils
@@ -19,6 +21,8 @@ from trl.trainer import grpo_trainer, utils
         ("_prepare_inputs", ["self", "generation_batch"]),
         ("_compute_loss", ["self", "model", "inputs"]),
         ("_save_checkpoint", ["self", "model", "trial"]),
+        ("_save_rng_state", ["self", "output_dir"]),
+        ("_get_train_sampler", ["self", "dataset"]),
         ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
         ("_set_signature_columns_if_needed", ["self"]),
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
@@ -26,6 +30,25 @@ from trl.trainer import grpo_trainer, utils
 )
 def test_overridden_methods_keep_their_signature(name, parameters):
     assert list(inspect.signature(getattr(GRPOTrainer, name)).parameters) == parameters
+
+
+def test_the_state_of_the_trainer_is_the_last_file_of_a_checkpoint():
+    """Its presence says that a checkpoint is whole; all that deletes an older one comes later."""
+    source = inspect.getsource(Trainer._save_checkpoint)
+    order = ["self.save_model(", "self._save_rng_state(", "self.state.save_to_json(", "rotate_checkpoints("]
+    assert [source.count(part) for part in order] == [1] * 4
+    assert sorted(order, key=source.index) == order
+
+
+def test_each_epoch_is_run_by_one_function():
+    assert "self._run_epoch(" in inspect.getsource(Trainer._inner_training_loop)
+
+
+def test_an_order_of_prompts_is_one_draw_from_one_generator():
+    sampler = utils.RepeatSampler(range(9), 1, seed=3)
+    generator = torch.Generator().manual_seed(3)
+    for _epoch in range(2):
+        assert list(sampler) == torch.randperm(9, generator=generator).tolist()
 
 
 def test_single_turn_generation_takes_ids_first():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .entrants import ENTRANTS
 from .profiles import PROFILES
-from .records import COMMITTED, FOLDER, REPORT, START, TUNE, pack, read
+from .records import COMMITTED, FOLDER, STAGES, pack, read
 from .schedule import Plan, hours
 from .tasks import TASKS
 
@@ -31,7 +31,7 @@ def arguments() -> argparse.Namespace:
     run.add_argument("--tasks", help="separated by commas; by default those of the profile")
     run.add_argument("--entrants", help="separated by commas; by default those of the profile, without the controls")
     run.add_argument("--seeds", help="of reported runs, such as 0-4 or 3,5; by default those of the profile")
-    run.add_argument("--stages", default=f"{START},{TUNE},{REPORT}", help="separated by commas")
+    run.add_argument("--stages", help=f"separated by commas; by default {','.join(STAGES)}")
     run.add_argument("--jobs", type=int, default=2, help="runs side by side")
     run.add_argument("--minutes", type=float, help="start no run after so many")
     run.add_argument("--plan", action="store_true", help="only print what is missing and how long it takes")
@@ -45,15 +45,18 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.command == "run":
         profile = PROFILES[args.profile]
-        names = {"tasks": (args.tasks, profile.tasks, TASKS), "entrants": (args.entrants, profile.entrants, ENTRANTS)}
+        names = {
+            "tasks": (args.tasks, profile.tasks, TASKS),
+            "entrants": (args.entrants, profile.entrants, ENTRANTS),
+            "stages": (args.stages, STAGES, STAGES),
+        }
         chosen = {}
         for name, (text, default, known) in names.items():
             chosen[name] = tuple(text.split(",")) if text else default
             unknown = [one for one in chosen[name] if one not in known]
             if unknown:
                 parser.error(f"unknown {name}: {', '.join(unknown)}. Choose of {', '.join(known)}.")
-        args.stages = tuple(args.stages.split(","))
-        args.plan_ = Plan(profile, **chosen, seeds=_seeds(args.seeds) or profile.seeds, stages=args.stages)
+        args.asked = Plan(profile, **chosen, seeds=_seeds(args.seeds) or profile.seeds)
     return args
 
 
@@ -71,12 +74,13 @@ def main() -> None:
         from .running import run_all
 
         path = FOLDER / f"{args.profile}.jsonl"
-        count, time = hours(args.plan_, read(path), args.jobs)
+        runs = read(path)
+        count, time = hours(args.asked, runs, args.jobs)
         print(
             f"{count} runs to make, about {time:.1f} hours with {args.jobs} side by side; records in {path}",
             flush=True,
         )
-        if not args.plan and run_all(args.plan_, args.profile, path, args.jobs, args.minutes):
+        if not args.plan and run_all(args.asked, runs, args.profile, path, args.jobs, args.minutes):
             sys.exit(1)
         return
     if args.command == "pack":
@@ -85,16 +89,18 @@ def main() -> None:
         print(f"{path}: {len(found)} runs, {path.stat().st_size / 2**20:.2f} MiB")
         return
     from .report import check_documents, write_documents, write_report
+    from .report_tables import findings_of
 
     runs = read(args.records)
     if not runs:
         sys.exit(f"no records in {args.records}. Run `python -m benchmarks.arena run` first.")
     root = Path(__file__).parents[2]
-    write_report(runs, args.markdown)
+    findings = findings_of(runs)
+    write_report(findings, args.markdown)
     if args.write:
-        print("\n".join(f"wrote {name}" for name in write_documents(runs, root)))
+        print("\n".join(f"wrote {name}" for name in write_documents(findings, root)))
     if args.check:
-        differences = check_documents(runs, root)
+        differences = check_documents(findings, root)
         if differences:
             sys.exit("\n".join(differences))
         print("every quoted value is that of the records")

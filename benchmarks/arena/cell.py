@@ -40,18 +40,12 @@ def run(cell: Cell, profile: Profile, folder: Path) -> Run:
 
 def untrained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measurement], dict[str, list]]:
     """The policy that every run of a task starts from."""
-    from transformers import AutoTokenizer
-    from vllm import LLM
-
-    from .measuring import NO_COST, Size, measure
+    from .measuring import Size, measure_start
     from .tasks import TASKS
 
     task = TASKS[cell.task]
-    engine = {"dtype": "float32", "enforce_eager": True, "gpu_memory_utilization": 0.2, "seed": 0}
-    llm = LLM(str(task.checkpoint), max_model_len=task.max_model_length, logprobs_mode="processed_logprobs", **engine)
     size = Size(profile.problems_end, profile.samples_start, greedy=True)
-    tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
-    return [measure(llm, tokenizer, task, task.report_problems(), size, {"step": 0, **NO_COST})], {}
+    return [measure_start(task, task.report_problems(), size)], {}
 
 
 def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measurement], dict[str, list]]:

@@ -22,7 +22,7 @@ PROMPTS_PER_STEP = 16
 FULL = 8
 """Rollouts per prompt at full budget."""
 BASE_RATE = 3e-4
-"""Learning rate of which `tuning.FACTORS` are multiples."""
+"""Learning rate of which those that are tried are multiples (`profiles.Profile.factors`)."""
 ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
 """Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
 
@@ -57,14 +57,21 @@ class Entrant:
 
 # The trim hides from the reward what follows an answer, so whoever trims is paid for ending (docs/recipes.md).
 ENDING = {"ending_reward_weight": 0.1}
+TWICE = {"num_iterations": 2}
+"""Two updates from each batch of rollouts."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
+EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
+"""All of `duet` but its counts."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
     Entrant("grpo_2", "grpo", 0.25),
+    Entrant("grpo_4_twice", "grpo", 0.5, TWICE),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, ENDING),
+    Entrant("duet", "duet", 0.5, {**ENDING, **TWICE}),
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **TWICE, **EVEN}),
+    Entrant("duet_once", "duet", 0.5, ENDING),
     Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
@@ -81,7 +88,7 @@ _ALL = (
 )
 _CONTROLS = (
     Entrant("constant_grpo", "grpo", reward=CONSTANT, tuned_as="grpo_8"),
-    Entrant("constant_duet", "duet", 0.5, reward=CONSTANT, tuned_as="duet"),
+    Entrant("constant_duet", "duet", 0.5, {**ENDING, **TWICE}, reward=CONSTANT, tuned_as="duet"),
     Entrant("coin_grpo", "grpo", reward=COIN, tuned_as="grpo_8"),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in (*_ALL, *_CONTROLS)}
@@ -106,7 +113,9 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
     if "grace_window" in METHODS[entrant.method].reads:
-        shared |= {"grace_window": GRACE_WINDOW, **REFITS}
+        shared |= {"grace_window": GRACE_WINDOW}
+    if entrant.method == "paper":
+        shared |= REFITS
     if "marker" not in METHODS[entrant.method].reads:
         shared.pop("marker")
     own = budget_fields(entrant.method, entrant.budget, FULL)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from duet_trl.report.intervals import T_QUANTILES
+from duet_trl.report.intervals import t_quantile
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Estimate:
         """Both ends of the 95% t-interval."""
         if self.error is None:
             return None
-        degrees = int(self.degrees + 1e-9)  # those of `mean_of` are no integers
-        half = T_QUANTILES[min(degrees, len(T_QUANTILES)) - 1] * self.error
+        half = t_quantile(int(self.degrees + 1e-9)) * self.error  # the degrees of `mean_of` are no integers
         return self.value - half, self.value + half
 
     @property

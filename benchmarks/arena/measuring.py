@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Held-out accuracy while a run trains, what the run had cost by then, and when it ends."""
 
-import resource
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 from vllm import LLM, SamplingParams
 
+from benchmarks.common import open_engine
 from recipes.tiny_math.problems import Problem
 
 from .grading import is_right
@@ -79,12 +79,6 @@ class Timetable:
         return self.on_the_way if self.every and step % self.every == 0 else None
 
 
-def processor_seconds() -> float:
-    """Processor time of this process, user and system."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 def measure(
     llm: LLM, tokenizer: Any, task: Task, problems: Sequence[Problem], size: Size, cost: Mapping[str, Any]
 ) -> Measurement:
@@ -132,6 +126,13 @@ def measure(
     )
 
 
+def measure_start(task: Task, problems: Sequence[Problem], size: Size) -> Measurement:
+    """`measure` for the policy of a task before training, in an engine of its own."""
+    tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
+    llm = open_engine(task.checkpoint, task.max_model_length)
+    return measure(llm, tokenizer, task, problems, size, {"step": 0, **NO_COST})
+
+
 class Watch(TrainerCallback):
     """Measures a run by its timetable, and ends it. Clocks leave the measurements out.
 
@@ -156,6 +157,7 @@ class Watch(TrainerCallback):
         self.measurements: list[Measurement] = []
         self.curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
         self.cost = NO_COST | before
+        self._trained = 0.0
         self._clocks = self._now()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -164,13 +166,15 @@ class Watch(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
         """Note a step. Its weights have moved: measure them where it is time."""
-        if "duet/generated_tokens" not in logs:
+        if "loss" not in logs:
             return  # the summary behind the last step
         clocks = self._now()
         for name, seconds, began in zip(("seconds", "processor_seconds"), clocks, self._clocks, strict=True):
             self.cost[name] += seconds - began
-        for name in ("generated_tokens", "trained_tokens"):
-            self.cost[name] += round(logs[f"duet/{name}"])
+        # A second update from a batch generates nothing, and trains what the first one did.
+        self._trained = logs.get("duet/trained_tokens", self._trained)
+        self.cost["generated_tokens"] += round(logs.get("duet/generated_tokens", 0.0))
+        self.cost["trained_tokens"] += round(self._trained)
         for name, values in self.curves.items():
             value = logs.get(name)
             values.append(None if value is None else float(f"{value:.4g}"))
@@ -188,4 +192,4 @@ class Watch(TrainerCallback):
 
     @staticmethod
     def _now() -> tuple[float, float]:
-        return time.perf_counter(), processor_seconds()
+        return time.perf_counter(), time.process_time()

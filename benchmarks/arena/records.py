@@ -16,6 +16,7 @@ COMMITTED = Path(__file__).parents[1] / "results" / "arena.jsonl.xz"
 FOLDER = Path("outputs/bench/arena")
 START, TUNE, REPORT = "start", "tune", "report"
 """Stages: the policy before training; runs that choose a learning rate, on the tuning split; reported runs."""
+STAGES = (START, TUNE, REPORT)
 
 
 @dataclass(frozen=True)

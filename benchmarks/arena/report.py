@@ -15,21 +15,20 @@ from .profiles import PROFILES
 from .quantities import Quantities, rate_of, rate_text
 from .quotes import differences, documents, rewritten
 from .records import FOLDER, REPORT, START, Run
-from .report_tables import Findings, findings_of, tables
+from .report_tables import Findings, tables
 from .task_figures import drawn_data, is_drawn_from, task_figure
 from .tuning import tuned_rate
 
 FIGURES = Path("docs") / "images"
 
 
-def write_report(runs: list[Run], markdown: bool) -> None:
+def write_report(findings: Findings, markdown: bool) -> None:
     """Print all tables; write outputs/bench/arena.json and a figure for each task.
 
     Args:
-        runs (list[Run]): The records.
+        findings (Findings): Of the records.
         markdown (bool): Print the tables as Markdown.
     """
-    findings = findings_of(runs)
     draw = markdown_table if markdown else text_table
     for name, table in tables(findings).items():
         print(f"\n{table.title} ({name})\n\n{draw(table.headers, table.rows)}")
@@ -37,17 +36,17 @@ def write_report(runs: list[Run], markdown: bool) -> None:
         "\n[...]: 95% t-interval over seeds; [-]: not known. >: not reached, with what was spent. -: not measured,"
         " or never spent."
     )
-    print("\n".join(_gaps(runs, findings)))
+    print("\n".join(_gaps(findings)))
     print(_write_json(findings))
     for task, contest in findings.contests.items():
         print(task_figure(contest, FOLDER / f"{task}.png"))
 
 
-def write_documents(runs: list[Run], folder: Path) -> list[str]:
+def write_documents(findings: Findings, folder: Path) -> list[str]:
     """Write tables and values between their markers in README.md and docs/*.md, and the figures of the tasks.
 
     Args:
-        runs (list[Run]): The records.
+        findings (Findings): Of the records.
         folder (Path): Root of the repository.
 
     Returns:
@@ -56,7 +55,6 @@ def write_documents(runs: list[Run], folder: Path) -> list[str]:
     Raises:
         ValueError: If a document asks for what there is not; nothing is written then.
     """
-    findings = findings_of(runs)
     values = _texts(findings)
     texts = {path: rewritten(path.read_text(), values, str(path.relative_to(folder))) for path in documents(folder)}
     changed = []
@@ -72,7 +70,7 @@ def write_documents(runs: list[Run], folder: Path) -> list[str]:
     return changed
 
 
-def check_documents(runs: list[Run], folder: Path) -> list[str]:
+def check_documents(findings: Findings, folder: Path) -> list[str]:
     """What README.md, docs/*.md and the figures there show, where it is not what the records say.
 
     Runs whose learning rate is not the one that tuning chose are named too.
@@ -80,13 +78,12 @@ def check_documents(runs: list[Run], folder: Path) -> list[str]:
     Of a figure the data are compared that it was drawn from, not its pixels.
 
     Args:
-        runs (list[Run]): The records.
+        findings (Findings): Of the records.
         folder (Path): Root of the repository.
 
     Returns:
         list[str]: Differences, with file, line, quoted and computed value.
     """
-    findings = findings_of(runs)
     values = _texts(findings)
     found = []
     for path in documents(folder):
@@ -98,7 +95,7 @@ def check_documents(runs: list[Run], folder: Path) -> list[str]:
         path = _figure_path(folder, task)
         if path.exists() and not is_drawn_from(path, drawn_data(contest)):
             found.append(f"{path.relative_to(folder)}: drawn from other records. Run report --write.")
-    return found + _rates_not_chosen(runs)
+    return found + _rates_not_chosen(findings.runs)
 
 
 def _figure_path(folder: Path, task: str) -> Path:
@@ -134,9 +131,9 @@ def _counts(contest: Contest, name: str) -> dict[str, str]:
     return {"seeds": str(len(runs)), "learning_rate": rate_of(runs)}
 
 
-def _gaps(runs: Sequence[Run], findings: Findings) -> list[str]:
+def _gaps(findings: Findings) -> list[str]:
     """What was not run: tasks without their start or their reference, and entrants."""
-    tasks = dict.fromkeys(run.task for run in runs if run.stage in (START, REPORT))
+    tasks = dict.fromkeys(run.task for run in findings.runs if run.stage in (START, REPORT))
     lines = [
         f"not reported: {task}, whose start or whose {REFERENCE} has no run yet"
         for task in tasks

@@ -3,7 +3,6 @@
 
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from recipes.tiny_math.cpu import ENVIRONMENT
 from .cell import run as run_here
 from .entrants import REFERENCE
 from .profiles import PROFILES
-from .records import Run, append, read
+from .records import Run, append
 from .schedule import Cell, Plan, hours, ready
 
 
@@ -23,11 +22,14 @@ class FailedRun(RuntimeError):
     """A run ended with an error."""
 
 
-def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | None = None) -> list[Cell]:
+def run_all(
+    plan: Plan, runs: list[Run], profile: str, path: Path, jobs: int, minutes: float | None = None
+) -> list[Cell]:
     """Make every run of a plan that is not on record; each finished one is written at once.
 
     Args:
         plan (Plan): What is asked for.
+        runs (list[Run]): Finished ones; those that follow are added.
         profile (str): Its profile's name.
         path (Path): The records.
         jobs (int): Runs side by side.
@@ -38,7 +40,7 @@ def run_all(plan: Plan, profile: str, path: Path, jobs: int, minutes: float | No
     """
     # The processes of the runs inherit it; torch and vLLM read it when they are imported.
     os.environ.update(ENVIRONMENT | os.environ)
-    began, runs = time.monotonic(), read(path)
+    began = time.monotonic()
     running: dict[Future, Cell] = {}
     failed: list[Cell] = []
     folder = path.parent / "checkpoints" / profile
@@ -81,7 +83,7 @@ def run_cell(cell: Cell, profile: str, folder: Path) -> Run:
     """
     with tempfile.TemporaryDirectory() as scratch:
         output, log = Path(scratch, "run.json"), Path(scratch, "log.txt")
-        process = _CONTEXT.Process(target=_child, args=(cell, profile, folder, output, log, _free_port()))
+        process = _CONTEXT.Process(target=_child, args=(cell, profile, folder, output, log))
         process.start()
         process.join()
         if process.exitcode != 0:
@@ -89,11 +91,10 @@ def run_cell(cell: Cell, profile: str, folder: Path) -> Run:
         return Run.from_json(output.read_text())
 
 
-def _child(cell: Cell, profile: str, folder: Path, output: Path, log: Path, port: int) -> None:
+def _child(cell: Cell, profile: str, folder: Path, output: Path, log: Path) -> None:
     with log.open("w") as written:
         os.dup2(written.fileno(), sys.stdout.fileno())
         os.dup2(written.fileno(), sys.stderr.fileno())
-    os.environ["MASTER_PORT"] = str(port)
     output.write_text(run_here(cell, PROFILES[profile], folder).to_json())
 
 
@@ -110,17 +111,3 @@ _CONTEXT.set_forkserver_preload(
         "datasets",
     ]
 )
-
-
-_given: set[int] = set()
-
-
-def _free_port() -> int:
-    """A port that no other run of this arena was given: two that start together would find the same."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        if port not in _given:
-            _given.add(port)
-            return port

@@ -2,12 +2,12 @@
 """Which runs are still to be made, in which order, and how long they take."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .entrants import REFERENCE
 from .profiles import TUNING_SEED, Profile
-from .records import REPORT, START, TUNE, Run
+from .records import REPORT, STAGES, START, TUNE, Run
 from .tuning import tuned_pairs, tuned_rate, wanted
 
 GUESS = 3.0
@@ -55,14 +55,14 @@ class Plan:
         profile (Profile): Sizes.
         tasks, entrants (tuple[str, ...]): Names.
         seeds (tuple[int, ...]): Of the reported runs.
-        stages (tuple[str, ...]): Of `START`, `TUNE` and `REPORT`.
+        stages (tuple[str, ...]): Of `STAGES`.
     """
 
     profile: Profile
     tasks: tuple[str, ...]
     entrants: tuple[str, ...]
     seeds: tuple[int, ...]
-    stages: tuple[str, ...] = (START, TUNE, REPORT)
+    stages: tuple[str, ...] = STAGES
 
 
 def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
@@ -87,27 +87,23 @@ def ready(plan: Plan, runs: Sequence[Run]) -> list[Cell]:
             for rate, horizon in wanted(runs, task, name, plan.profile)
         ]
     if REPORT in plan.stages:
-        cells += [
-            cell
-            for seed in plan.seeds
-            for task in plan.tasks
-            for name in plan.entrants
-            if (cell := _report(plan.profile, runs, task, name, seed)) is not None and cell.key not in done
-        ]
+        cells += [cell for cell in _reports(plan, runs) if cell.key not in done]
     return cells
 
 
-def _report(profile: Profile, runs: Iterable[Run], task: str, name: str, seed: int) -> Cell | None:
-    rate = tuned_rate(runs, task, name, profile)
-    if rate is None:
-        return None
-    if name == REFERENCE:
-        return Cell(task, name, REPORT, rate, seed, profile.horizon)
-    key = (task, REFERENCE, REPORT, seed)
-    spent = [
-        run.measurements[-1].generated_tokens for run in runs if (run.task, run.entrant, run.stage, run.seed) == key
-    ]
-    return Cell(task, name, REPORT, rate, seed, profile.horizon, round(profile.share * spent[0])) if spent else None
+def _reports(plan: Plan, runs: Sequence[Run]) -> Iterator[Cell]:
+    profile = plan.profile
+    rates = {(task, name): tuned_rate(runs, task, name, profile) for task in plan.tasks for name in plan.entrants}
+    spent = {
+        (run.task, run.seed): run.measurements[-1].generated_tokens
+        for run in runs
+        if (run.entrant, run.stage) == (REFERENCE, REPORT)
+    }
+    for seed in plan.seeds:
+        for (task, name), rate in rates.items():
+            if rate is not None and (name == REFERENCE or (task, seed) in spent):
+                tokens = 0 if name == REFERENCE else round(profile.share * spent[task, seed])
+                yield Cell(task, name, REPORT, rate, seed, profile.horizon, tokens)
 
 
 def hours(plan: Plan, runs: Sequence[Run], jobs: int) -> tuple[int, float]:

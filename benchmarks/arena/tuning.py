@@ -32,25 +32,13 @@ def wanted(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> li
     Returns:
         list[tuple[float, int]]: Learning rate and optimizer steps. Empty: the choice is made.
     """
-    rates = [factor * BASE_RATE for factor in profile.factors]
-    for horizon, keep in profile.rungs:
-        done = _of_rung(runs, task, entrant, horizon, rates)
-        missing = [rate for rate in rates if rate not in {run.learning_rate for run in done}]
-        if missing:
-            return [(rate, horizon) for rate in missing]
-        rates = _best(done, keep)
-    return []
+    return _climb(runs, task, entrant, profile)[1]
 
 
 def choose(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> float | None:
     """The learning rate of an entrant on a task; None as long as runs are wanted."""
-    rates = [factor * BASE_RATE for factor in profile.factors]
-    for horizon, keep in profile.rungs:
-        done = _of_rung(runs, task, entrant, horizon, rates)
-        if len(done) < len(rates):
-            return None
-        rates = _best(done, keep)
-    return rates[0]
+    rates, missing = _climb(runs, task, entrant, profile)
+    return None if missing else rates[0]
 
 
 def tuned_pairs(tasks: Iterable[str], entrants: Iterable[str]) -> list[tuple[str, str]]:
@@ -63,6 +51,20 @@ def tuned_pairs(tasks: Iterable[str], entrants: Iterable[str]) -> list[tuple[str
 def tuned_rate(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> float | None:
     """The learning rate of a reported run: what `choose` says of the pair that is tuned for it."""
     return choose(runs, *tuned_pairs([task], [entrant])[0], profile)
+
+
+def _climb(
+    runs: Iterable[Run], task: str, entrant: str, profile: Profile
+) -> tuple[list[float], list[tuple[float, int]]]:
+    """Learning rates that are left at the first rung that is not finished, or behind the last, and what it lacks."""
+    rates = [factor * BASE_RATE for factor in profile.factors]
+    for horizon, keep in profile.rungs:
+        done = _of_rung(runs, task, entrant, horizon, rates)
+        missing = [rate for rate in rates if rate not in {run.learning_rate for run in done}]
+        if missing:
+            return rates, [(rate, horizon) for rate in missing]
+        rates = _best(done, keep)
+    return rates, []
 
 
 def _of_rung(runs: Iterable[Run], task: str, entrant: str, horizon: int, rates: Sequence[float]) -> list[Run]:

@@ -18,8 +18,8 @@ from benchmarks.gradient_parts.recording import Recording
 from benchmarks.gradient_parts.settings import DUET, GRPO, TRIM, UNIFORM, configuration
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import UniformAllocator
-from duet_trl.allocate.mixed import PRIOR
 from duet_trl.allocate.neyman import Allocation, neyman_allocation
+from duet_trl.allocate.openness import PRIOR, openness
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
@@ -53,7 +53,7 @@ class Estimator:
         method = build_method(self.config)
         if self.spread:
             method.allocator = SpreadAllocator.like(method.allocator)
-        if thresholds is not None:
+        if thresholds is not None and method.gated:
             method.gate.load_state_dict(thresholds)
         return method
 
@@ -80,7 +80,7 @@ class SpreadAllocator(UniformAllocator):
         a, b = PRIOR + history.count * share, PRIOR + history.count * (1.0 - share)
         self.cold = history.count == 0.0
         return neyman_allocation(
-            np.sqrt(a * b / ((a + b) * (a + b + 1.0))),
+            np.sqrt(openness(a, b)),
             cost,
             self.budget.tokens(cost),
             **self.bounds,
@@ -191,7 +191,8 @@ def simulate(
         method = estimator.method(thresholds)
         if estimator.remembers:
             visit(method, recording, draw.order[:, -HISTORY:])
-            method.gate.load_state_dict(thresholds)  # a late answer raised K2; what is recorded is one gate
+            if method.gated:
+                method.gate.load_state_dict(thresholds)  # what is recorded is one gate
         done, rows = take_step(method, recording, draw, number + 1)
         judgement = method.judge(done)
         weights = loss_weights(judgement, done)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.arena.tasks import TASKS, Task
+from benchmarks.common import open_engine
 from recipes.tiny_math.problems import HELD_OUT, Problem
 
 START, TRAINED = "start", "trained"
@@ -144,18 +145,11 @@ def train(task_name: str, size: Size, path: Path) -> None:
 def generate(task_name: str, path: Path, size: Size, seed: int, sentinel: int) -> dict[str, list[dict[str, Any]]]:
     """Sample at temperature 1 up to the task's limit; JSON types."""
     from transformers import AutoTokenizer
-    from vllm import LLM, SamplingParams
+    from vllm import SamplingParams
 
     task = TASKS[task_name]
     tokenizer = AutoTokenizer.from_pretrained(path)
-    llm = LLM(
-        str(path),
-        dtype="float32",
-        max_model_len=task.max_model_length,
-        seed=seed,
-        enforce_eager=True,
-        gpu_memory_utilization=0.2,
-    )
+    llm = open_engine(path, task.max_model_length, seed)
 
     def rollouts(problems: Sequence[Problem], count: int) -> list[dict[str, Any]]:
         prompts = [

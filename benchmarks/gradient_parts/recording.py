@@ -15,7 +15,7 @@ from benchmarks.step_replay import Rollout, cut
 from duet_trl.engines.slots import nearly_certain
 from duet_trl.gate.marker_gate import MarkerGate
 from duet_trl.gate.parameters import GateSetup
-from duet_trl.gate.replay import GateSpec, Outcome, Replay, replay, split_sentinel
+from duet_trl.gate.replay import GateSpec, Replay, replay, split_sentinel
 from duet_trl.rollouts import Job, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages
 
@@ -134,11 +134,7 @@ def settle_thresholds(
         order = rng.permutation(len(rollouts))  # the window holds only the last of them
         keep = gate.coins(refit, [str(number) for number in order])
         found = _chosen(keep, *gate_replays(gate.spec(), setup, [rollouts[number] for number in order]))
-        left = found.outcome != Outcome.ABORTED
-        propensity = gate.propensity(found.outcome)
-        gate.observe(
-            found.length[left], propensity[left], found.answered_at[left], right[order][left], refit * interval
-        )
+        gate.observe(found, right[order], refit * interval, float("nan"))
     return gate.state_dict()
 
 

@@ -36,7 +36,8 @@ def configuration(parts: Mapping[str, Any], num_rollouts: int, seed: int, fields
     budget["num_generations"] = FULL if gated else num_rollouts
     chosen = yaml.safe_load(SETTINGS.read_text()) | {"drop_zero_advantage": True} | dict(parts) | budget | dict(fields)
     if gated:
-        chosen = {"grace_window": GRACE_WINDOW, **REFITS} | chosen
+        # One gate for all rows, whose thresholds are settled beforehand.
+        chosen = {"grace_window": GRACE_WINDOW, **REFITS, "abort_rule": "length"} | chosen
     else:
         chosen.pop("marker")
     rollouts = PROMPTS_PER_STEP * budget["num_generations"]

@@ -2,6 +2,7 @@
 """Phase 1 of DUET: who gets how many rollouts (paper, section 3.1).
 
 `neyman` solves Theorem 1, `surrogate` and `statistics` estimate what it needs from past steps, `budget` says what B
-is, and `allocators` puts them together behind the interface every allocation rule shares. `openness` and `subset` are
-the rules of two other methods, which `report estimate` replays too.
+is, and `allocators` puts them together behind the interface every allocation rule shares. `openness` says what a
+rollout is worth and what a token costs. It and `subset` also have the rules of two other methods, which `report
+estimate` replays too.
 """

@@ -13,6 +13,7 @@ import numpy as np
 
 from .budget import Budget
 from .neyman import Allocation, bisection_allocation, neyman_allocation, uniform_allocation
+from .openness import openness, posterior, price_of_more
 from .state import check_state
 from .static_surrogate import StaticSurrogate
 from .statistics import PromptStatistics, PromptView
@@ -37,6 +38,8 @@ class UniformAllocator:
     Attributes:
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool; none where nothing is
             estimated.
+        price (float): What one more rollout of each prompt of the last plan would earn per token
+            (`openness.price_of_more`); nan before the first.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class UniformAllocator:
         self.price_aborted = price_aborted
         self.bounds = {"num_min": num_min, "num_max": num_max, "max_rollouts": max_rollouts}
         self.cold = np.zeros(0, dtype=bool)
+        self.price = float("nan")
         self._metrics: dict[str, float] = {}
 
     @property
@@ -67,7 +71,9 @@ class UniformAllocator:
         """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
         self.budget.advance(epoch)
         self.cold = np.zeros(len(keys), dtype=bool)
-        allocation = self._uniform(self._cost(keys))
+        cost = self._cost(keys)
+        allocation = self._uniform(cost)
+        self._set_price(self._posterior(keys), allocation, cost)
         self._metrics = plan_metrics(allocation)
         return allocation
 
@@ -104,6 +110,12 @@ class UniformAllocator:
 
     def _cost(self, keys: Sequence[str]) -> np.ndarray:
         return self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
+
+    def _posterior(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        return posterior(self.statistics.reward_history(keys), self.statistics.reward_range)
+
+    def _set_price(self, of: tuple[np.ndarray, np.ndarray], allocation: Allocation, cost: np.ndarray) -> None:
+        self.price = price_of_more(openness(*of), allocation.num_rollouts, cost)
 
     def _uniform(self, cost: np.ndarray) -> Allocation:
         tokens = self.budget.tokens(cost)
@@ -151,6 +163,7 @@ class NeymanAllocator(UniformAllocator):
         else:
             allocation = self._solve(sigma, cost, lowest)
             self._dual = allocation.dual
+        self._set_price(self._posterior(keys), allocation, cost)
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
         self._metrics = plan_metrics(allocation) | {

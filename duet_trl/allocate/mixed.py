@@ -14,9 +14,7 @@ from numpy.typing import ArrayLike
 from .allocators import UniformAllocator, plan_metrics
 from .greedy import greedy_counts
 from .neyman import BUDGET_ROUNDING, Allocation, bounds, positive_number, positive_vectors
-
-PRIOR = 0.5
-"""Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
+from .openness import posterior
 
 
 def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
@@ -87,14 +85,12 @@ class MixedAllocator(UniformAllocator):
         self.budget.advance(epoch)
         cost = self._cost(keys)
         history = self.statistics.reward_history(keys)
-        share = self.statistics.success_share(history.mean)
-        # One reward so far does not tell what a success is: rollouts that earned it count as none.
-        count = history.count if self.statistics.rewards_differ else np.zeros(len(keys))
-        successes, failures = PRIOR + count * share, PRIOR + count * (1.0 - share)
+        successes, failures = posterior(history, self.statistics.reward_range)
         if self.budget.measuring:
             allocation = self._uniform(cost)
         else:
             allocation = mixed_allocation(successes, failures, cost, self.budget.tokens(cost), **self.bounds)
+        self._set_price((successes, failures), allocation, cost)
         self.cold = history.count == 0.0
         counts = allocation.num_rollouts
         table = mixed_probability(successes, failures, int(counts.max()))

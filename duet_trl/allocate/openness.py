@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1 in two rounds: after some rollouts of every prompt, more of those whose success rate is still open.
+"""What rollouts of a prompt are worth while its success rate is open, and what the next one of a step earns a token.
 
-m rollouts of a prompt are worth x sqrt(m) with x = E p(1 - p) under the Beta posterior of its success rate p. What is
-left of the budget is spent greedily by gain per token.
+m rollouts of a prompt are worth x sqrt(m) with x = E p(1 - p) under the Beta posterior of its success rate p: x is the
+length of a binary prompt's gradient, and the square root keeps a prompt from taking everything.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .greedy import greedy_counts
-from .mixed import PRIOR
-from .statistics import PromptStatistics
+from .statistics import PromptStatistics, RewardHistory
+
+PRIOR = 0.5
+"""Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
 
 
 def open_counts(
@@ -44,7 +46,10 @@ def open_counts(
         as they were.
     """
     spent = float(tokens.sum())
-    worth = np.sqrt(np.arange(num_max + 1))[:, None] * _openness(statistics, keys, group, rewards)  # (num_max + 1, M)
+    known = [*(statistics.reward_range or ()), *rewards[~np.isnan(rewards)]]
+    seen = statistics.reward_history(keys).after(rewards, group)
+    value = openness(*posterior(seen, (min(known), max(known)) if known else None))
+    worth = np.sqrt(np.arange(num_max + 1))[:, None] * value  # (num_max + 1, M)
     cost = statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(group), 1.0))
     first = np.bincount(group, minlength=len(keys))
     budget = rollouts_per_prompt * float(cost.sum())
@@ -54,13 +59,30 @@ def open_counts(
     return counts, budget, spent + float(cost @ (counts - first))
 
 
-def _openness(statistics: PromptStatistics, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray) -> np.ndarray:
-    """E p(1 - p) of each prompt's success rate after round 1, shape (M,)."""
-    known = [*(statistics.reward_range or ()), *rewards[~np.isnan(rewards)]]
-    low, high = (min(known), max(known)) if known else (0.0, 0.0)
-    seen = statistics.reward_history(keys).after(rewards, group)
-    # One reward so far does not tell what a success is: rollouts that earned it count as none.
-    count = seen.count if low < high else np.zeros(len(seen.count))
-    share = np.where(count > 0, np.clip((seen.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
-    a, b = PRIOR + count * share, PRIOR + count * (1.0 - share)
-    return a * b / ((a + b) * (a + b + 1.0))
+def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Both parameters of the Beta posterior of each prompt's success rate, shape (M,) each.
+
+    A reward counts as the share of a success that it is between the lowest and the highest reward of the run
+    (`reward_range`; None or equal: one reward so far does not tell what a success is, and none counts).
+    """
+    low, high = reward_range or (0.0, 0.0)
+    count = history.count if low < high else np.zeros(len(history.count))
+    share = np.where(count > 0, np.clip((history.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
+    return PRIOR + count * share, PRIOR + count * (1.0 - share)
+
+
+def openness(successes: np.ndarray, failures: np.ndarray) -> np.ndarray:
+    """x = E p(1 - p) of each prompt's success rate under its posterior, shape (M,), at most 1/4."""
+    total = successes + failures
+    return successes * failures / (total * (total + 1.0))
+
+
+def price_of_more(worth: np.ndarray, counts: np.ndarray, cost: np.ndarray) -> float:
+    """What one more rollout of each prompt of a step would add to sum x sqrt(n), per token.
+
+    Args:
+        worth (np.ndarray): x of each prompt, shape (M,).
+        counts (np.ndarray): n, shape (M,).
+        cost (np.ndarray): Expected tokens of a rollout, shape (M,), > 0.
+    """
+    return float((worth * (np.sqrt(counts + 1.0) - np.sqrt(counts))).sum() / cost.sum())

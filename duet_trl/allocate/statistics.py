@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .prompt_table import PromptTable
 from .state import check_state
 
 _COLUMNS = (
@@ -76,25 +77,22 @@ class RewardHistory:
 
 
 class PromptStatistics:
-    """Running means per prompt, keyed by a stable string, for pools of a million prompts and more."""
+    """Running means per prompt, keyed by a stable string, for pools of ten million prompts.
+
+    A figure of the pool is one of all prompts up to 65,536, and of an even sample of more (`PromptTable.pool`).
+    """
 
     def __init__(self, reward_decay: float = 0.7) -> None:
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
-        self._rows: dict[str, int] = {}
-        self._table = np.zeros((len(_COLUMNS), 0))
+        self._table = PromptTable("prompt statistics", _COLUMNS)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._table)
 
     def lookup(self, keys: Sequence[str]) -> PromptView:
         """What is known about ``keys`` (M,)."""
-        rows = self._known_rows(keys)
-        if not self._rows:
-            table = np.zeros((len(_COLUMNS), len(keys)))
-        else:
-            table = self._table[:, rows] * (rows >= 0)
-        column = dict(zip(_COLUMNS, table, strict=True))
+        column = self._table.read(keys)
         return PromptView(
             keys=keys,
             sigma=_mean(column["sigma_sum"], column["sigma_count"]),
@@ -106,7 +104,7 @@ class PromptStatistics:
 
     def pool_sigma(self, min_observations: int = 1) -> np.ndarray:
         """Running means of sigma over all prompts with at least ``min_observations``, shape (P,)."""
-        total, count = self._column("sigma_sum"), self._column("sigma_count")
+        total, count = self._table.pool("sigma_sum", "sigma_count")
         known = count >= max(min_observations, 1)
         return total[known] / count[known]
 
@@ -121,20 +119,20 @@ class PromptStatistics:
         known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
         cold = np.isnan(known)
         if cold.any():
-            count = self._column(f"{name}_count")
+            total, count = self._table.pool(f"{name}_sum", f"{name}_count")
             seen = count > 0.0
-            mean = float((self._column(f"{name}_sum")[seen] / count[seen]).mean()) if seen.any() else default
+            mean = float((total[seen] / count[seen]).mean()) if seen.any() else default
             known = np.where(cold, mean, known)
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
         """Update the means (lines 43-44) by Eq. 3, shape (M,): nan counts as waiting, a zero is an observation."""
         seen = ~np.isnan(sigma_obs)
-        rows = self._rows_of(keys)
-        np.add.at(self._column("sigma_sum"), rows[seen], sigma_obs[seen])
-        np.add.at(self._column("sigma_count"), rows[seen], 1.0)
-        np.add.at(self._column("visits_waiting"), rows, 1.0)
-        self._column("visits_waiting")[rows[seen]] = 0.0
+        with self._table.editing(keys) as (column, place):
+            np.add.at(column["sigma_sum"], place[seen], sigma_obs[seen])
+            np.add.at(column["sigma_count"], place[seen], 1.0)
+            np.add.at(column["visits_waiting"], place, 1.0)
+            column["visits_waiting"][place[seen]] = 0.0
 
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
@@ -143,13 +141,16 @@ class PromptStatistics:
 
         Prompt of each rollout in 0..M-1, its policy and generated tokens, and whether it was not aborted, shape (N,).
         """
-        num_prompts, rows = len(keys), self._rows_of(keys)
-        num_kept = np.bincount(group[kept], minlength=num_prompts).astype(np.float64)
-        length_sum = np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts)
-        np.add.at(self._column("length_sum"), rows, length_sum)
-        np.add.at(self._column("length_count"), rows, num_kept)
-        np.add.at(self._column("cost_sum"), rows, np.bincount(group, weights=tokens, minlength=num_prompts))
-        np.add.at(self._column("cost_count"), rows, np.bincount(group, minlength=num_prompts).astype(np.float64))
+        num_prompts = len(keys)
+        added = {
+            "length_sum": np.bincount(group, weights=np.where(kept, lengths, 0), minlength=num_prompts),
+            "length_count": np.bincount(group[kept], minlength=num_prompts),
+            "cost_sum": np.bincount(group, weights=tokens, minlength=num_prompts),
+            "cost_count": np.bincount(group, minlength=num_prompts),
+        }
+        with self._table.editing(keys) as (column, place):
+            for name, values in added.items():
+                np.add.at(column[name], place, values.astype(np.float64))
 
     def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
         """Add the rewards of a step to the history of its prompts, whose older rewards lose weight.
@@ -161,27 +162,25 @@ class PromptStatistics:
             return
         low, high = self.reward_range or (np.inf, -np.inf)
         self.reward_range = [min(low, float(values.min())), max(high, float(values.max()))]
-        rows = self._rows_of(keys)
         sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
-        visited = np.unique(rows[sums[0] > 0])
-        for name, added in zip(_REWARDS, sums, strict=True):
-            self._column(name)[visited] *= self.reward_decay
-            np.add.at(self._column(name), rows, added)
+        with self._table.editing(keys) as (column, place):
+            visited = np.unique(place[sums[0] > 0])
+            for name, added in zip(_REWARDS, sums, strict=True):
+                column[name][visited] *= self.reward_decay
+                np.add.at(column[name], place, added)
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
         """History of the rewards of ``keys`` (M,), discounted for the visit that is about to come."""
-        count, total, squares = (self._column(name) for name in _REWARDS)
+        count, *sums = self._table.pool(*_REWARDS)
         seen = count > 0.0
-        pool = (float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in (total, squares))
-        pool_mean, pool_square = pool
-        rows = self._known_rows(keys)
-        known = np.zeros(len(keys), dtype=bool)
-        known[rows >= 0] = seen[rows[rows >= 0]]
-        mean, square, weight = np.full(len(keys), pool_mean), np.full(len(keys), pool_square), np.zeros(len(keys))
-        at = rows[known]
-        mean[known], square[known] = total[at] / count[at], squares[at] / count[at]
-        weight[known] = self.reward_decay * count[at]
-        return RewardHistory(weight, mean, square, pool_mean, pool_square)
+        pool = [float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in sums]
+        column = self._table.read(keys)
+        count, known = column["reward_count"], column["reward_count"] > 0.0
+        mean, square = (
+            np.divide(column[name], count, out=np.full(len(keys), of_pool), where=known)
+            for name, of_pool in zip(_REWARDS[1:], pool, strict=True)
+        )
+        return RewardHistory(np.where(known, self.reward_decay * count, 0.0), mean, square, *pool)
 
     @property
     def rewards_differ(self) -> bool:
@@ -196,41 +195,14 @@ class PromptStatistics:
         return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
 
     def state_dict(self) -> dict:
-        """Keys, the range of rewards, and one row of the table for each kind of sum, shape (C, P)."""
-        return {
-            "keys": list(self._rows),
-            "reward_range": self.reward_range,
-            "sums": self._table[:, : len(self._rows)].copy(),
-        }
+        """The range of rewards, and the table of sums."""
+        return {"reward_range": self.reward_range, "table": self._table.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`."""
-        check_state("prompt statistics", state, dict.fromkeys(("keys", "reward_range", "sums")))
-        rows = {key: row for row, key in enumerate(state["keys"])}
-        if len(rows) != len(state["keys"]) or np.shape(state["sums"]) != (len(_COLUMNS), len(rows)):
-            raise ValueError("The prompt statistics state is damaged: a table of another shape or repeated prompts.")
-        self._rows = rows
+        """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
+        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "table")))
+        self._table.load_state_dict(state["table"])
         self.reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
-        self._table = np.array(state["sums"], dtype=np.float64)
-
-    def _column(self, name: str) -> np.ndarray:
-        """Writable view of one column over the prompts seen so far."""
-        return self._table[_COLUMNS.index(name), : len(self._rows)]
-
-    def _known_rows(self, keys: Sequence[str]) -> np.ndarray:
-        """Row of each key, shape (M,); -1 for unknown ones."""
-        return np.fromiter((self._rows.get(key, -1) for key in keys), dtype=np.int64, count=len(keys))
-
-    def _rows_of(self, keys: Sequence[str]) -> np.ndarray:
-        """Row of each key, shape (M,); unknown keys get a new one."""
-        rows = np.fromiter((self._rows.setdefault(key, len(self._rows)) for key in keys), np.int64, len(keys))
-        capacity = self._table.shape[1]
-        if len(self._rows) > capacity:
-            # Doubling keeps the cost of a pool that grows step by step linear.
-            grown = np.zeros((len(_COLUMNS), max(2 * capacity, len(self._rows))))
-            grown[:, :capacity] = self._table
-            self._table = grown
-        return rows
 
 
 def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ fingerprint and its weights: an engine that differs answers with a forced stop b
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -32,6 +33,9 @@ _MOST_REQUESTS = 256
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
+_SLOW_SECONDS = 600.0
+"""Longer than any of the requests of a batch takes, as a rule."""
+
 _FINISHED = ("stop", "length", "repetition")
 """What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
@@ -41,6 +45,11 @@ _START = (
 )
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+class _NoSuchPath(ServerError):
+    """The server answered with status 404."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +128,9 @@ class GateServer:
                 first = rows[0]
                 own = sampling if limits[first] is None else {**sampling, "max_tokens": limits[first]}
                 body = _body(model, [list(prompts[row]) for row in rows], own, parameters[first], eos_ids)
-                answer = await _call(session, "POST", f"{self.base_url}/v1/completions", body)
-                for row, choice in zip(rows, sorted(answer["choices"], key=lambda c: c["index"]), strict=True):
+                url = f"{self.base_url}/v1/completions"
+                answer = await _call(session, "POST", url, body)
+                for row, choice in zip(rows, _in_order(answer, len(rows), url), strict=True):
                     done[row] = _choice(choice)
 
             await self._guarded(session, [send(rows) for rows in _batches(zip(parameters, limits, strict=True))])
@@ -192,6 +202,28 @@ class GateServer:
         """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
         self._run(self._reset_prefix_cache)
 
+    def name_weights(self, name: str) -> bool:
+        """Name the weights that were just sent; a server that is restarted forgets it. False: it keeps no names."""
+
+        async def send(session: aiohttp.ClientSession) -> bool:
+            try:
+                await _call(session, "POST", f"{self.base_url}/update_weight_version", {"new_version": name})
+            except _NoSuchPath:  # a vLLM older than these names
+                return False
+            return True
+
+        return self._run(send)
+
+    def check_weights(self, name: str) -> None:
+        """Make sure that the server has the weights that were sent under a name; ServerLost if it was restarted."""
+
+        async def ask(session: aiohttp.ClientSession) -> None:
+            found = await _call(session, "GET", f"{self.base_url}/weight_info")
+            if found["weight_version"] != name:
+                raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
+
+        self._run(ask)
+
     async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:
         # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
         # start that request anew.
@@ -212,7 +244,17 @@ class GateServer:
         try:
             pending = {*tasks}
             while pending:
-                done, _ = await asyncio.wait({*pending, heart}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    {*pending, heart}, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    logger.warning(
+                        "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
+                        "healthy. If its own log shows no progress, restart it: the batch is generated again.",
+                        self.base_url,
+                        len(pending),
+                        _SLOW_SECONDS,
+                    )
                 for task in done:
                     task.result()
                 pending -= done
@@ -273,6 +315,21 @@ def _body(
     return {**body, "stop_token_ids": sorted(stops)}
 
 
+def _in_order(answer: Any, count: int, url: str) -> list[Mapping[str, Any]]:
+    """The choices of an answer in the order of their prompts."""
+    choices = answer.get("choices") if isinstance(answer, dict) else None
+    if not isinstance(choices, list):
+        raise ServerError(f"POST {url} was not answered by a vLLM server but with {str(answer)[:200]!r}.")
+    found = {choice.get("index"): choice for choice in choices}
+    if len(choices) != count or found.keys() != set(range(count)):
+        raise ServerError(
+            f"POST {url} was asked to complete {count} prompts and answered with {len(choices)} choices, numbered "
+            f"{sorted(found, key=str)[:20]}. Serve with a version of vLLM that setup.cfg names, without a proxy that "
+            "changes answers."
+        )
+    return [found[index] for index in range(count)]
+
+
 def _choice(choice: Mapping[str, Any]) -> Choice:
     reason = choice["finish_reason"]
     if reason == "abort":
@@ -283,8 +340,13 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
             f"{', '.join(_FINISHED)} and abort: serve with a version of vLLM that setup.cfg names, and leave out of "
             "generation_kwargs what ends rollouts in this way."
         )
-    logprobs = choice["logprobs"]["token_logprobs"]
-    return Choice(choice["token_ids"], logprobs, reason, choice["stop_reason"])
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if ids is None or logprobs is None or len(ids) != len(logprobs):
+        raise ServerError(
+            f"the server returned a rollout of {len(ids or ())} token ids with {len(logprobs or ())} log-probs. Both "
+            "were asked for, one of each for every token: serve with a version of vLLM that setup.cfg names."
+        )
+    return Choice(ids, logprobs, reason, choice["stop_reason"])
 
 
 async def _call(
@@ -312,7 +374,7 @@ async def _call(
     if response.status in (401, 403):
         raise ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
     if response.status == 404 and method == "POST" and "/v1/" not in url:
-        raise ServerError(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
+        raise _NoSuchPath(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
     if response.status >= 500:
         raise failure(said)
     raise ServerError(said)

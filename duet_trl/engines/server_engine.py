@@ -2,6 +2,7 @@
 """An engine that is a vLLM server: a request per rollout, weights that are proven, a server that may be restarted."""
 
 import logging
+import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
@@ -45,6 +46,7 @@ class ServerEngine(TurnEngine):
         self._connection, self._sampling, self._send = connection, sampling, send
         self._exchange, self._process, self._timeout = exchange, process, timeout
         self._rows: list[tuple[dict | None, int | None]] | None = None
+        self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
         self._together(self._probe)
 
     def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
@@ -55,7 +57,19 @@ class ServerEngine(TurnEngine):
 
     def sync_weights(self) -> None:
         """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away."""
-        self._retried(lambda: self._shared(self._send), "while weights were sent to it")
+
+        def attempt() -> Any:
+            return self._shared(self._send) or self._on_main(self._name)
+
+        self._retried(attempt, "while weights were sent to it")
+
+    def _name(self) -> None:
+        """Name the weights that the server has now, for requests that cannot say which ones they mean."""
+        self._sent += 1
+        name = f"{self._run}-{self._sent}"
+        self._named = name if self._connection.gate.name_weights(name) else ""
+        if not self._named and self._sent == 1:
+            logger.warning("The vLLM server keeps no names of weights: a restart between two batches goes unnoticed.")
 
     def complete(
         self, prompts: list[list[int]], images: Any, num_generations: int, profiler: Any = None
@@ -82,10 +96,12 @@ class ServerEngine(TurnEngine):
         gates = [gate and {**gate, "duet_weights": self._connection.weights} for gate in gates]
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
         stopped = [gate and row.token_ids == [gate["duet_sentinel"]] for gate, row in zip(gates, found, strict=True)]
-        # A stop before the first token is a refusal, or that of a prefix. Requests without a gate name no weights:
-        # whoever has them now had them then.
+        # A stop before the first token is a refusal, or that of a prefix. Requests without a gate name no weights, nor
+        # do any where they went another way than through a folder: whoever has them now had them then.
         if any(stopped) or None in gates:
             self._probe()
+        if self._named and (None in gates or not self._connection.weights):
+            self._connection.gate.check_weights(self._named)
         return found
 
     def _probe(self) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .coins import keep_coins
-from .replay import GateSpec, propensity
+from .priced import PricedThresholds
+from .replay import GateSpec, Replay, propensity
 from .thresholds import LengthThresholds
 
 
@@ -17,15 +18,17 @@ class MarkerGate:
     """Marker-gated abort with epsilon-keep and tail trim (section 3.2, Eq. 5, Algorithm 1, phase 2).
 
     Args:
-        thresholds (LengthThresholds): Online K1 and K2.
-        keep_probability (float): eps_abort.
+        thresholds (LengthThresholds | PricedThresholds): Online K1, K2 and coin.
         seed (int): Key of the coins.
         **options (Any): The other attributes of `GateSpec`.
+
+    Attributes:
+        keep_probability (float): eps of the last coins that were thrown.
     """
 
-    def __init__(self, thresholds: LengthThresholds, *, keep_probability: float, seed: int, **options: Any) -> None:
+    def __init__(self, thresholds: LengthThresholds | PricedThresholds, *, seed: int, **options: Any) -> None:
         self.thresholds = thresholds
-        self.keep_probability, self.seed = keep_probability, seed
+        self.keep_probability, self.seed = thresholds.keep_probability, seed
         self._options = options
 
     def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
@@ -33,6 +36,7 @@ class MarkerGate:
 
         `keys` are the prompts of the rollouts; one that occurs again gets other coins.
         """
+        self.keep_probability = self.thresholds.keep_probability
         return keep_coins(self.seed, step, keys, _occurrence(keys), self.keep_probability)
 
     def spec(self, active: bool = True) -> GateSpec:
@@ -44,20 +48,16 @@ class MarkerGate:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
         return propensity(outcome, self.keep_probability)
 
-    def observe(
-        self, lengths: np.ndarray, kept_propensity: np.ndarray, answered_at: np.ndarray, rewards: np.ndarray, step: int
-    ) -> None:
-        """Add the K kept rollouts of a step to the window and refit K1 and K2 when due (Algorithm 1, phase 4).
+    def observe(self, replay: Replay, rewards: np.ndarray, step: int, price: float) -> None:
+        """Learn from the rollouts of a step what K1, K2 and the coin of the next one are (Algorithm 1, phase 4).
 
         Args:
-            lengths (np.ndarray): Policy tokens of each, shape (K,).
-            kept_propensity (np.ndarray): Their propensity, shape (K,).
-            answered_at (np.ndarray): Their answer times (`Replay.answered_at`), shape (K,), tokens; -1 for none.
-            rewards (np.ndarray): Their summed rewards, shape (K,), finite.
+            replay (Replay): Their outcomes, N rollouts.
+            rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
             step (int): Generation step, from 1.
+            price (float): What one more rollout earns per token; nan: not known.
         """
-        self.thresholds.observe(lengths, kept_propensity, answered_at, rewards)
-        self.thresholds.step(step)
+        self.thresholds.observe(replay, self.propensity(replay.outcome), rewards, step, price)
 
     def state_dict(self) -> dict:
         """JSON state."""

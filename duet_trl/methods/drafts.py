@@ -82,8 +82,8 @@ def pack(drafts: Mapping[str, list[Draft]]) -> dict[str, Any]:
 def unpack(state: Mapping[str, Any]) -> dict[str, list[Draft]]:
     """Undo `pack`."""
     ends = np.cumsum(state["columns"][:, 0])
-    flat = iter(
-        Draft(state["ids"][end - length : end], state["logps"][end - length : end], bool(ended), int(answered_at))
+    flat = iter(  # of copies: a view would hold all tokens until the last prompt is visited again
+        Draft(*(state[name][end - length : end].copy() for name in ("ids", "logps")), bool(ended), int(answered_at))
         for end, (length, ended, answered_at) in zip(ends, state["columns"], strict=True)
     )
     return {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}

@@ -83,15 +83,8 @@ class Duet(Method):
         """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
         self._metrics = self._step_metrics(done, judgement, sum_logps)
         keys, group, length, scored = done.prompts.keys, done.prompt, done.replay.length, done.scored
-        survived = scored & ~done.aborted
-        self.allocator.observe_lengths(keys, group, length, length, survived)
-        self.gate.observe(
-            length[survived],
-            judgement.propensity[survived],
-            done.replay.answered_at[survived],
-            done.rewards[survived],
-            done.prompts.step,
-        )
+        self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
+        self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
         self.allocator.observe_rewards(keys, group, done.rewards, scored)
         # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
@@ -132,6 +125,8 @@ class Duet(Method):
         return {
             "poll_threshold": float(self.gate.thresholds.poll_threshold),
             "abort_threshold": float(self.gate.thresholds.abort_threshold),
+            "keep_probability": self.gate.keep_probability,
+            "price": self.allocator.price,
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
             "cold_prompts": float(self.allocator.cold.sum()),
             "cold_gradient_share": float(mass[self.allocator.cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),

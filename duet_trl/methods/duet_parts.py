@@ -10,6 +10,7 @@ from ..allocate.static_surrogate import StaticSurrogate, SurrogateFile
 from ..allocate.statistics import PromptStatistics
 from ..allocate.surrogate import Surrogate
 from ..gate.marker_gate import MarkerGate
+from ..gate.priced import PricedThresholds
 from ..gate.thresholds import LengthThresholds
 from .duet import Duet
 from .duet_settings import DuetOptions
@@ -61,26 +62,36 @@ def _surrogate(options: DuetOptions) -> Surrogate | StaticSurrogate:
 
 def _gate(config: Any, run: Setting) -> MarkerGate:
     options = config.options
-    thresholds = LengthThresholds(
-        max_length=run.max_completion_length,
-        window=options.threshold_window,
-        refit_every=options.threshold_interval,
-        # Where K2 is unused or follows the answers, nothing keeps K1's share below K2's.
-        quantiles=(options.poll_quantile, max(options.poll_quantile, options.abort_quantile)),
-        cold=(options.poll_cold_fraction, max(options.poll_cold_fraction, options.abort_cold_fraction)),
-        weighted=options.threshold_weighting == "propensity",
-        min_samples=min(32, options.threshold_window),
-        answer_quantile=options.abort_answer_quantile,
-        answer_slack=options.abort_answer_slack,
-    )
     return MarkerGate(
-        thresholds=thresholds,
+        thresholds=_priced(config, run) if options.abort_rule == "price" else _by_length(config, run),
         trim=config.trim,
         abort=config.abort,
         grace_window=config.grace_window,
         poll_interval=options.poll_interval,
         entropy_threshold=options.entropy_threshold,
         window=options.marker_window or None,
-        keep_probability=config.keep_probability,
         seed=run.seed,
+    )
+
+
+def _priced(config: Any, run: Setting) -> PricedThresholds:
+    return PricedThresholds(
+        run.max_completion_length,
+        config.grace_window,
+        width=config.options.poll_interval,
+        memory=config.options.answer_memory,
+    )
+
+
+def _by_length(config: Any, run: Setting) -> LengthThresholds:
+    options = config.options
+    return LengthThresholds(
+        run.max_completion_length,
+        keep_probability=config.keep_probability,
+        window=options.threshold_window,
+        refit_every=options.threshold_interval,
+        quantiles=(options.poll_quantile, options.abort_quantile),
+        cold=(options.poll_cold_fraction, options.abort_cold_fraction),
+        weighted=options.threshold_weighting == "propensity",
+        min_samples=min(32, options.threshold_window),
     )

@@ -118,12 +118,21 @@ class DuetOptions(Options):
         symbol='"low-entropy token"',
         rule=(lambda x: 0 <= x < math.inf, "at least 0 nats; 0 switches it off; got {}"),
     )
+    abort_rule: str = option(
+        "Where K1, K2 and the coin come from: 'price' (polled from the start; a rollout without an answer goes on "
+        "while that pays for its tokens) or 'length' (quantiles of lengths, and keep_probability).",
+        duet="price",
+        paper="length",
+        rule=one_of("price", "length"),
+    )
+    answer_memory: int = option(
+        "Steps over which answer times are remembered, with exponential weights.",
+        50,
+        unit="steps",
+        rule=at_least(2),
+    )
     threshold_window: int = option(
-        "Kept rollouts whose lengths K1 and K2 are refitted to; answer times come from four times as many.",
-        1024,
-        unit="rollouts",
-        symbol="W",
-        rule=at_least(1),
+        "Kept rollouts whose lengths K1 and K2 are refitted to.", 1024, unit="rollouts", symbol="W", rule=at_least(1)
     )
     threshold_interval: int = option(
         "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1)
@@ -136,20 +145,6 @@ class DuetOptions(Options):
     )
     poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE)
     abort_quantile: float = option("Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE)
-    abort_answer_quantile: float = option(
-        "K2 follows this quantile of the answer times, or the 0.995 quantile of rewarded ones if that is later. 0: a "
-        "quantile of lengths.",
-        unit="[0, 1)",
-        duet=0.95,
-        paper=0.0,
-        rule=(lambda x: 0 <= x < 1, "in [0, 1); 0 takes a quantile of lengths; got {}"),
-    )
-    abort_answer_slack: float = option(
-        "Factor on both quantiles of answer times.",
-        1.25,
-        unit=">= 1",
-        rule=(lambda x: 1 <= x < math.inf, "at least 1; got {}"),
-    )
     poll_cold_fraction: float = option(
         "K1 before the first refit, share of max_completion_length.",
         0.3,
@@ -219,15 +214,12 @@ _ONLINE = Acts(
     "surrogate='online', allocate=True and allocation_objective='variance'",
 )
 _SURROGATE = tuple(f"surrogate_{one}" for one in ("warmup", "floor_quantile", "unseen", "shrinkage", "reprobe"))
-_GATE = (
-    "marker_window",
-    "poll_interval",
-    "threshold_window",
-    "threshold_interval",
-    "poll_quantile",
-    "poll_cold_fraction",
+_BY_LENGTH = Acts(
+    lambda v: GATED.when(v) and v.abort_rule == "length", "trim=True or abort=True, and abort_rule='length'"
 )
-_ABORT = ("price_aborted", "threshold_weighting", "abort_answer_quantile", "abort_cold_fraction", "aborted_rollouts")
+_ABORTS_BY_LENGTH = Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'")
+_THRESHOLDS = ("threshold_window", "threshold_interval", "poll_quantile", "poll_cold_fraction")
+_ABORT_THRESHOLD = ("threshold_weighting", "abort_quantile", "abort_cold_fraction")
 ACTS = {
     "num_rollouts_min": Acts(
         lambda v: v.allocate or v.budget_reading != "rollouts", "allocate=True or a budget_reading in tokens"
@@ -238,12 +230,7 @@ ACTS = {
         "advantage_baseline='history', or allocate=True and allocation_objective='mixed'",
     ),
     "entropy_threshold": Acts(lambda v: v.trim, "trim=True"),
-    "abort_quantile": Acts(
-        lambda v: v.abort and v.abort_answer_quantile == 0, "abort=True and abort_answer_quantile=0"
-    ),
-    "abort_answer_slack": Acts(
-        lambda v: v.abort and v.abort_answer_quantile > 0, "abort=True and abort_answer_quantile above 0"
-    ),
+    "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
     "surrogate_file": Acts(
@@ -256,8 +243,10 @@ ACTS = {
     ),
     **dict.fromkeys(("allocation_solver", "surrogate"), _BY_VARIANCE),
     **dict.fromkeys(_SURROGATE, _ONLINE),
-    **dict.fromkeys(_GATE, GATED),
-    **dict.fromkeys(_ABORT, ABORTS),
+    **dict.fromkeys(("marker_window", "poll_interval", "abort_rule"), GATED),
+    **dict.fromkeys(("price_aborted", "aborted_rollouts"), ABORTS),
+    **dict.fromkeys(_THRESHOLDS, _BY_LENGTH),
+    **dict.fromkeys(("keep_probability", *_ABORT_THRESHOLD), _ABORTS_BY_LENGTH),
 }
 """When a field or option of `duet` and `paper` acts; those not named here always do."""
 
@@ -278,6 +267,8 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1
+    if options.abort_rule == "price":
+        config.keep_probability = None  # the coin follows what is known of late answers
     if options.drop_zero_advantage is None:
         options = replace(options, drop_zero_advantage=zero_advantage_is_inert(config))
     return options

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ..allocate.prompt_table import PromptTable
 from ..field_types import option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
@@ -81,7 +82,7 @@ class Greso(Method):
         self.identity = {"method": "greso", "easy_reward": options.easy_reward, "hard_reward": options.hard_reward}
         self.easy_probability = self.hard_probability = START
         self._reward_range: list[float] | None = None
-        self._streaks: dict[str, int] = {}  # z_easy or -z_hard of prompts where one is not 0
+        self._streaks = PromptTable("greso streaks", ("streak",))  # z_easy, or -z_hard, of prompts that were visited
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """Groups of prompts that are not skipped, until M of them have rewards that differ or should have."""
@@ -111,11 +112,10 @@ class Greso(Method):
             run = [*(self._reward_range or ()), done.rewards[scored].min(), done.rewards[scored].max()]
             self._reward_range = [float(min(run)), float(max(run))]
         kinds = {int(q): self._kind(done.rewards[scored & (done.prompt == q)]) for q in visited}
-        for prompt, kind in kinds.items():
-            key = prompts[prompt].key
-            streak = self._streaks.pop(key, 0)
-            if kind:
-                self._streaks[key] = streak + kind if streak * kind > 0 else kind
+        with self._streaks.editing([prompts[prompt].key for prompt in kinds]) as (column, place):
+            streak = column["streak"]
+            for at, kind in zip(place, kinds.values(), strict=True):
+                streak[at] = streak[at] + kind if streak[at] * kind > 0 else kind
         easy, hard = (sum(kind == wanted for kind in kinds.values()) for wanted in (EASY, HARD))
         if prompts.epoch > 0:
             target = self.options.target_zero_variance
@@ -134,8 +134,7 @@ class Greso(Method):
     def state_dict(self) -> dict[str, Any]:
         """Visits in a row by key, the two probabilities and the run's reward range."""
         return {
-            "keys": list(self._streaks),
-            "streaks": np.array(list(self._streaks.values()), dtype=np.int64),
+            "streaks": self._streaks.state_dict(),
             "p_easy": self.easy_probability,
             "p_hard": self.hard_probability,
             "reward_range": self._reward_range,
@@ -144,25 +143,26 @@ class Greso(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
         super().load_state_dict(state)
-        streaks = dict(zip(state["keys"], map(int, state["streaks"]), strict=False))
-        if not len(streaks) == len(state["keys"]) == len(state["streaks"]):
-            raise ValueError("The greso state is damaged: streaks and prompts do not match. Take another checkpoint.")
-        self._streaks = streaks
+        self._streaks.load_state_dict(state["streaks"])
         self.easy_probability, self.hard_probability = float(state["p_easy"]), float(state["p_hard"])
         self._reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
 
     def _taken(self, prompts: Prompts, candidates: Iterable[int], wanted: int) -> list[int]:
         """Candidates that are not skipped, refilled up to `wanted` prompts or to the end of the data set."""
-        taken = [prompt for prompt in candidates if not self._skipped(prompts, prompt)]
+        taken = self._not_skipped(prompts, candidates)
         while len(taken) < wanted:
             added, _ = draw(prompts, wanted - len(taken))
             if not added:
                 break
-            taken += [prompt for prompt in added if not self._skipped(prompts, prompt)]
+            taken += self._not_skipped(prompts, added)
         return taken
 
-    def _skipped(self, prompts: Prompts, prompt: int) -> bool:
-        streak = self._streaks.get(prompts[prompt].key, 0)
+    def _not_skipped(self, prompts: Prompts, candidates: Iterable[int]) -> list[int]:
+        candidates = list(candidates)
+        streaks = self._streaks.read([prompts[prompt].key for prompt in candidates])["streak"].tolist()
+        return [q for q, streak in zip(candidates, streaks, strict=True) if not self._skipped(prompts, q, streak)]
+
+    def _skipped(self, prompts: Prompts, prompt: int, streak: float) -> bool:
         taken = (self.easy_probability if streak > 0 else self.hard_probability) ** abs(streak)
         coin = np.random.default_rng([self.setting.seed, prompts.step, _COIN, prompt]).random()
         return bool(coin >= max(taken, LEAST))

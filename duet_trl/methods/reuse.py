@@ -32,7 +32,7 @@ DUET's budget counts all tokens of a rollout, so what is reused is saved on top.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -87,6 +87,7 @@ class Reuse(Method):
         self.lenience = options.lenience
         self.identity = {**inner.identity, "method": name}
         self._drafts: dict[str, list[Draft]] = {}
+        self._remembered = 0  # tokens of all drafts
         self._planned: list[_Planned] = []
         self._tokens: list[tuple[list[int], list[float] | None]] | None = None  # of this step's rollouts, once fetched
 
@@ -123,13 +124,14 @@ class Reuse(Method):
                 np.asarray(ids, np.int32), known, bool(done.terminated[row]), int(done.replay.answered_at[row])
             )
             visit.setdefault(done.prompts[done.prompt[row]].key, []).append(draft)
+        self._remembered += _tokens(visit.values()) - _tokens(self._drafts.get(key, []) for key in visit)
         self._drafts |= visit
         offered = sum(p.length for p in self._planned)
         self._metrics = {
             "draft_tokens": float(offered),
             "accept_rate": sum(len(job.prefix) for job in done.jobs if job.continues is None) / max(offered, 1),
             "whole_rollouts": float(sum(job.whole for job in done.jobs)),
-            "remembered_tokens": float(sum(len(draft.ids) for drafts in self._drafts.values() for draft in drafts)),
+            "remembered_tokens": float(self._remembered),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -141,6 +143,7 @@ class Reuse(Method):
         check_state(f"method {self.identity['method']}", state, {"inner": None, "drafts": None})
         self.inner.load_state_dict(state["inner"])
         self._drafts = unpack(state["drafts"])
+        self._remembered = _tokens(self._drafts.values())
 
     def metrics(self) -> dict[str, float]:
         """Those of the inner method, and what became of the drafts."""
@@ -183,3 +186,7 @@ class Reuse(Method):
 
     def _limit(self, job: Job) -> int:
         return self.setting.max_completion_length if job.max_tokens is None else job.max_tokens
+
+
+def _tokens(drafts: Iterable[Sequence[Draft]]) -> int:
+    return sum(len(draft.ids) for of_prompt in drafts for draft in of_prompt)

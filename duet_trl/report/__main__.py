@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m duet_trl.report estimate <files>`: what would DUET save on a run that stock TRL GRPO did?
 
-`tables <runs>` and `figures <runs>` make the paper's tables and figures from a folder of runs. No command needs a
-model, a GPU or a network. Exit status: 0 done, 1 unreadable input, 2 wrong usage.
+`tables <runs>` and `figures <runs>` make the paper's tables and figures from a folder of runs. `simulate` predicts
+tokens and seconds of a step of every method. No command needs a model, a GPU or a network. Exit status: 0 done, 1
+unreadable input, 2 wrong usage.
 """
 
 import argparse
@@ -17,9 +18,11 @@ import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
 from .estimate import (
+    Logged,
     MarkerEstimate,
     Settings,
     gated_tokens,
+    logged_price,
     measure_groups,
     measure_lengths,
     measure_marker,
@@ -31,6 +34,7 @@ from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
 from .paper_tables import FORMATS, write_tables
 from .runs import CHECKPOINTS, UnreadableRuns
+from .simulate import add_command, simulate
 from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
 
 FEW_COMPLETIONS = 32
@@ -51,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, by default that of this process; the exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.command == "simulate":
+        return simulate(options)
     if options.command != "estimate":
         return _report_on_runs(options)
     if options.poll_quantile > options.abort_quantile:
@@ -86,13 +92,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--thought_delimiters", nargs="*", metavar="TEXT", help=help_text)
     for name, kind, meaning in (
         ("poll_interval", _in("[1, inf)", int), "tokens between two marker checks"),
-        ("keep_probability", _in("(0, 1]"), "eps of the coin at the abort gate"),
-        ("poll_quantile", _in("[0, 1]"), "length quantile of K1"),
-        ("abort_answer_quantile", _in("[0, 1)"), "K2: quantile of answer times; 0: lengths"),
-        ("abort_answer_slack", _in("[1, inf)"), "K2: factor on that quantile"),
-        ("abort_quantile", _in("[0, 1]"), "K2 if abort_answer_quantile is 0: length quantile"),
+        ("keep_probability", _in("(0, 1]"), "eps of the coin at the abort gate; None: as training would set it"),
+        ("poll_quantile", _in("[0, 1]"), "length quantile of K1 with --abort_rule length"),
+        ("abort_quantile", _in("[0, 1]"), "length quantile of K2 with --abort_rule length"),
     ):
         add(f"--{name}", type=kind, metavar="X", help=f"{meaning} (default: %(default)s)")
+    help_text = "K2 and the coin from what answers earn per token, or from quantiles of lengths (default: %(default)s)"
+    add("--abort_rule", choices=("price", "length"), help=help_text)
     help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
     add("--grace_window", type=_in("[0, inf)", int), metavar="X", help=help_text)
     add("--no_trim", dest="trim", action="store_false", help="let answered rollouts run to their end")
@@ -101,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--budgets", type=_in("(0, 1]"), nargs="+", metavar="B", help=help_text)
     _add_sources(estimate)
     _add_reports_on_runs(commands)
+    add_command(commands)
     return parser
 
 
@@ -179,10 +186,11 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     reward = total_reward(completions, columns, options.reward_weights)
     try:
         thoughts = find_thoughts(completions, options.thought_delimiters)
-        given = (tokens, thoughts, lengths, settings, reward)
-        markers = [measure_marker(name, completions, *given) for name in settings.markers]
+        price = logged_price(completions, tokens.lengths, reward)
+        logged = Logged(tokens, thoughts, lengths, settings, reward, price)
+        markers = [measure_marker(name, completions, logged) for name in settings.markers]
         usual = max(markers, key=lambda marker: marker.shown)
-        gated = gated_tokens(usual.marker, *given) if usual.shown else None
+        gated = gated_tokens(usual.marker, logged) if usual.shown else None
     except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
     projections = project(lengths, markers, len(completions.texts), settings)

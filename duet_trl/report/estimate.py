@@ -6,20 +6,22 @@ beyond the abort gate, how rewards spread within the groups. Projected, by arith
 rollouts at the mean length that the gate leaves. Nothing is trained or sampled, so nothing is said about accuracy.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..allocate.openness import openness, posterior, price_of_more
+from ..allocate.statistics import RewardHistory
 from ..gate.markers import MARKERS
-from ..gate.replay import NEVER, GateSpec, Outcome, replay
-from ..gate.thresholds import after_the_answers, rewarded, scaled_grace_window, weighted_quantile
+from ..gate.priced import PricedThresholds
+from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay
+from ..gate.thresholds import scaled_grace_window, weighted_quantile
 from .logged_completions import Completions, UnreadableRun
 from .tokens import LoggedThoughts, Tokens
 
-COLD_ABORT = 0.7
-"""K2 before anything is known, as a share of the length limit (`abort_cold_fraction`)."""
+PAPER_KEEP = 0.05
+"""eps_abort of the paper, where K2 is a quantile of lengths."""
 
 STD_QUANTILES = (0.1, 0.5, 0.9)
 """Quantiles over groups that are reported."""
@@ -34,15 +36,12 @@ class Settings:
 
     markers: tuple[str, ...] = tuple(MARKERS)  # names for `get_marker`
     budgets: tuple[float, ...] = (1.0, 0.5, 0.25)  # b, each in (0, 1]
-    poll_quantile: float = 0.3  # length quantile of K1
-    abort_quantile: float = 0.8  # length quantile of K2 by the paper's rule
-    # K2 is `abort_answer_slack` times this quantile of the times of a marker's answers, or the 0.995 quantile of the
-    # rewarded ones if that is later; 0: the length quantile
-    abort_answer_quantile: float = 0.95
-    abort_answer_slack: float = 1.25  # >= 1
+    abort_rule: str = "price"  # "length": K1, K2 and the coin by the paper's rule
+    poll_quantile: float = 0.3  # length quantile of K1, with "length"; with "price" K1 is 1
+    abort_quantile: float = 0.8  # length quantile of K2, with "length"
     grace_window: int | None = None  # G, tokens; None: in the paper's proportion to the longest completion
     poll_interval: int = 8  # tokens between two polls
-    keep_probability: float = 0.05  # eps_abort, in (0, 1]
+    keep_probability: float | None = None  # eps_abort, in (0, 1]; None: as the trainer would set it
     trim: bool = True  # stop answered rollouts at tau + G
     abort: bool = True  # stop marker-less rollouts at K2 + G unless the coin keeps them
     # share of a step's seconds that generation takes, in [0, 1]. The default is an assumption: neither the paper nor
@@ -206,26 +205,39 @@ def above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray
     return np.where(np.isnan(advantage), by_reward, advantage > _NOISE)
 
 
-def measure_marker(
-    name: str,
-    completions: Completions,
-    tokens: Tokens,
-    thoughts: LoggedThoughts,
-    lengths: Lengths,
-    settings: Settings,
-    reward: np.ndarray,
-) -> MarkerEstimate:
+@dataclass(frozen=True)
+class Logged:
+    """What the gate is replayed on: N completions and what is known of them.
+
+    Attributes:
+        tokens (Tokens): Of each.
+        thoughts (LoggedThoughts): In each.
+        lengths (Lengths): Measured ones.
+        settings (Settings): With a grace window (`Settings.with_limit`).
+        reward (np.ndarray): Of each, shape (N,), nan where unknown.
+        price (float): Of a token (`logged_price`).
+    """
+
+    tokens: Tokens
+    thoughts: LoggedThoughts
+    lengths: Lengths
+    settings: Settings
+    reward: np.ndarray
+    price: float
+
+
+def measure_marker(name: str, completions: Completions, logged: Logged) -> MarkerEstimate:
     """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
 
-    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing. `settings` hold the
-    grace window (`Settings.with_limit`); `reward` is that of each completion, shape (N,), nan where unknown.
+    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing.
     """
+    tokens, thoughts, lengths = logged.tokens, logged.thoughts, logged.lengths
     length, total = tokens.lengths, lengths.total
-    spec, answer_at, tail, stop = _under_gate(name, tokens, thoughts, lengths, settings, reward)
+    spec, keep, answer_at, tail, stop = _under_gate(name, logged)
     tail_tokens = int((length[tail] - spec.abort_at).sum())
-    trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - settings.keep_probability) * tail_tokens
+    trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - keep) * tail_tokens
     shown = answer_at < NEVER
-    above = above_group_mean(completions, reward)[tail]
+    above = above_group_mean(completions, logged.reward)[tail]
     return MarkerEstimate(
         marker=name,
         abort_threshold=spec.abort_threshold,
@@ -244,12 +256,10 @@ def measure_marker(
     )
 
 
-def gated_tokens(
-    name: str, tokens: Tokens, thoughts: LoggedThoughts, lengths: Lengths, settings: Settings, reward: np.ndarray
-) -> GatedTokens:
-    """Tokens of each completion under the gate of one marker; arguments as `measure_marker`."""
-    spec, _, tail, stop = _under_gate(name, tokens, thoughts, lengths, settings, reward)
-    aborted = (1.0 - settings.keep_probability) * tail
+def gated_tokens(name: str, logged: Logged) -> GatedTokens:
+    """Tokens of each completion under the gate of one marker."""
+    spec, keep, _, tail, stop = _under_gate(name, logged)
+    aborted = (1.0 - keep) * tail
     return GatedTokens(stop - aborted * (stop - spec.abort_at), stop - aborted * stop)
 
 
@@ -269,49 +279,67 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
     return [projection(marker, mean, budget) for marker, mean in means for budget in settings.budgets]
 
 
-def _under_gate(
-    name: str, tokens: Tokens, thoughts: LoggedThoughts, lengths: Lengths, settings: Settings, reward: np.ndarray
-) -> tuple[GateSpec, np.ndarray, np.ndarray, np.ndarray]:
-    """Gate and answer times, whether only the coin saves each from being aborted, and its tokens where that keeps it.
+def logged_price(completions: Completions, lengths: np.ndarray, reward: np.ndarray) -> float:
+    """What one more rollout of each logged prompt would have earned per token; nan where no reward is known.
+
+    Args:
+        completions (Completions): N of them, in groups.
+        lengths (np.ndarray): Their tokens, shape (N,).
+        reward (np.ndarray): Their rewards, shape (N,), nan where unknown.
+    """
+    known = ~np.isnan(reward)
+    if not known.any():
+        return float("nan")
+    group, size = completions.group, int(completions.group.max()) + 1
+    count = np.bincount(group[known], minlength=size).astype(np.float64)
+    mean = np.bincount(group[known], weights=reward[known], minlength=size) / np.maximum(count, 1.0)
+    seen = RewardHistory(count, mean, mean**2, float("nan"), float("nan"))
+    worth = openness(*posterior(seen, (float(reward[known].min()), float(reward[known].max()))))
+    return price_of_more(worth, count, np.maximum(np.bincount(group, weights=lengths) / np.bincount(group), 1.0))
+
+
+def _under_gate(name: str, logged: Logged) -> tuple[GateSpec, float, np.ndarray, np.ndarray, np.ndarray]:
+    """Gate and coin, answer times, whether only the coin saves each from being aborted, and its tokens where it does.
 
     Shape (N,) each.
     """
+    tokens, thoughts = logged.tokens, logged.thoughts
     length, marker = tokens.lengths, thoughts.marker(name)
     answer_at = tokens.answered_at(marker, thoughts.opened)
-    spec = _gate(answer_at, reward, lengths, settings)
+    spec, keep = _gate(answer_at, logged)
     nobody = np.zeros(len(length), dtype=bool)
     found = replay(replace(spec, trim=False), tokens.automaton(marker), tokens.ids, nobody, ~nobody, thoughts.opened)
     answered, tail = found.outcome == Outcome.ANSWERED, found.outcome == Outcome.KEPT
     stop = np.where(answered & spec.trim, np.minimum(length, found.marker_at + spec.grace_window), length)
-    return spec, answer_at, tail, stop
+    return spec, keep, answer_at, tail, stop
 
 
-def _gate(answer_at: np.ndarray, reward: np.ndarray, lengths: Lengths, settings: Settings) -> GateSpec:
-    """The gate as the trainer would set it after these completions, with one K2 for all of them.
+def _gate(answer_at: np.ndarray, logged: Logged) -> tuple[GateSpec, float]:
+    """The gate and the coin as the trainer would set them after these completions, one for all of them.
 
-    An answer time is the first poll that sees the answer, also where the completion ends before it; a completion
-    without a reward counts as rewarded. Without any answer K2 is what the trainer begins with, a share of the limit.
+    An answer time is the first poll that sees the answer, also where the completion ends before it. Without rewards
+    there is no price, and nothing is aborted.
     """
+    lengths, settings = logged.lengths, logged.settings
     spec = GateSpec(
         poll_threshold=lengths.poll_threshold,
-        abort_threshold=lengths.longest,
+        abort_threshold=lengths.abort_threshold,
         grace_window=settings.grace_window,
         poll_interval=settings.poll_interval,
         trim=settings.trim,
-        abort=False,
+        abort=settings.abort,
     )
-    abort = lengths.abort_threshold
-    if settings.abort_answer_quantile:
-        shown, known = answer_at < NEVER, ~np.isnan(reward)
-        if shown.any():
-            paid, ones = ~known, np.ones(len(reward))
-            paid[known] = rewarded(reward[known], ones[known])
-            rule = settings.abort_answer_quantile, settings.abort_answer_slack
-            abort = after_the_answers(spec.seen_at(answer_at[shown]), ones[shown], paid[shown], *rule)
-        else:
-            abort = math.floor(COLD_ABORT * lengths.longest + 1e-9)
-        abort = min(max(abort, lengths.poll_threshold), lengths.longest)
-    return replace(spec, abort_threshold=abort, abort=settings.abort)
+    keep = settings.keep_probability
+    if settings.abort_rule == "length":
+        return spec, PAPER_KEEP if keep is None else keep
+    spec = replace(spec, poll_threshold=PricedThresholds.poll_threshold)
+    seen_at = np.where(answer_at < NEVER, replace(spec, abort=False).seen_at(answer_at), -1)
+    unit = PricedThresholds(lengths.longest, settings.grace_window, width=settings.poll_interval)
+    size = len(answer_at)
+    outcome, unseen, untrimmed = np.full(size, Outcome.NATURAL), np.full(size, -1), np.zeros(size, dtype=bool)
+    whole = Replay(outcome, unseen, untrimmed, logged.tokens.lengths, seen_at)
+    unit.observe(whole, np.ones(size), logged.reward, 1, logged.price)
+    return replace(spec, abort_threshold=unit.abort_threshold), unit.keep_probability if keep is None else keep
 
 
 def _flat(rows: np.ndarray, reward: np.ndarray, advantage: np.ndarray) -> bool:

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..gate.thresholds import REWARDED_QUANTILE
 from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
 from .estimate_rivals import ASSUMPTIONS, Interval, Rivals
 from .logged_completions import Completions, counted
@@ -67,20 +66,24 @@ def _measured(estimate: Estimate) -> str:
         "tokens": f"{about}{lengths.total:,}, {estimate.token_source}",
         "length": f"mean {lengths.mean:.1f} tokens; first batch {lengths.first_batch:.1f}, "
         f"last batch {lengths.last_batch:.1f}",
-        "thresholds": f"K1 = {lengths.poll_threshold} (quantile {estimate.settings.poll_quantile:g} of the lengths), "
-        "K2 per marker, abort gate at K2 + G",
+        "thresholds": f"{_poll(estimate)}, K2 per marker, abort gate at K2 + G",
         **_group_rows(groups, estimate.reward_columns),
         "seconds": _seconds_text(estimate),
     }
     return "\n".join(f"  {name:<14} {text}" for name, text in rows.items())
 
 
+def _poll(estimate: Estimate) -> str:
+    if estimate.settings.abort_rule == "price":
+        return "K1 = 1 (polled from the start)"
+    return f"K1 = {estimate.lengths.poll_threshold} (quantile {estimate.settings.poll_quantile:g} of the lengths)"
+
+
 def _rule(settings: Settings) -> str:
-    if not settings.abort_answer_quantile:
+    if settings.abort_rule == "length":
         return f"quantile {settings.abort_quantile:g} of the lengths"
     return (
-        f"{settings.abort_answer_slack:g} x quantile {settings.abort_answer_quantile:g} of the marker's answer "
-        f"times, or quantile {REWARDED_QUANTILE:g} of the rewarded ones if that is later; an answer time is the "
+        "where going on without an answer earns less per token than another rollout would; an answer time is the "
         "first poll that would see the answer, also behind the end"
     )
 
@@ -205,10 +208,11 @@ def _assumptions(estimate: Estimate) -> list[str]:
     settings = estimate.settings
     share = f"{100 * settings.generation_share:g}"
     trim, abort = ("on" if on else "off" for on in (settings.trim, settings.abort))
+    keep = "as in training" if settings.keep_probability is None else f"{settings.keep_probability:g}"
     return [
         "Tokens at budget b = b x logged completions x mean length under the gate (eps "
-        f"{settings.keep_probability:g}, poll every {settings.poll_interval}, trim {trim}, abort {abort}). "
-        "K1 and K2 are those of all logged completions; in training they follow the lengths and the answers.",
+        f"{keep}, poll every {settings.poll_interval}, trim {trim}, abort {abort}). "
+        "K1 and K2 are those of all logged completions; in training they follow the rollouts.",
         "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
         "rollouts before tau + G; a policy trained with the gate writes other lengths.",
         f"Time: generation is taken as proportional to tokens and as {share}% of a step (--generation_share). The "

@@ -10,6 +10,9 @@ from datasets import Dataset, IterableDataset
 
 from ..config import DUETGRPOConfig
 
+_SAMPLED_ROWS = 64
+"""Spread over the data: a row added, removed or moved before one of them shows."""
+
 
 def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> None:
     """Refuse images and missing columns before a model is loaded."""
@@ -55,6 +58,14 @@ def check_text(prompts: Iterable[Any]) -> None:
                 raise ValueError(
                     f"A prompt holds a message with {sorted(foreign)}; DUET trains on text. Use GRPOTrainer for it."
                 )
+
+
+def data_sample(dataset: Any, column: str | None) -> dict[str, Any] | None:
+    """What tells one data set from another: how many rows, and the keys of some; None for a stream."""
+    if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
+        return None
+    rows = sorted({number * (len(dataset) - 1) // _SAMPLED_ROWS for number in range(_SAMPLED_ROWS + 1)})
+    return {"rows": len(dataset), "keys": prompt_keys(list(dataset.select(rows)), column)}
 
 
 def prompt_keys(examples: list[dict], column: str | None) -> list[str]:

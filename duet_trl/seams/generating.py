@@ -22,6 +22,7 @@ from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
 from .ending import forget_unscored_endings
 from .train_rows import ReplayBatch
+from .watch import noticed_if_slow
 
 
 class Generating(GRPOTrainer):
@@ -138,9 +139,10 @@ class Generating(GRPOTrainer):
         inputs = [dict(step.prompts[job.prompt].example) for job in jobs]
         self._generated = generated
         try:
-            return self._calculate_rewards(
-                inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
-            )
+            with noticed_if_slow(self.reward_func_names, step.prompts.step):
+                return self._calculate_rewards(
+                    inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
+                )
         finally:
             self._generated = None
 

@@ -89,14 +89,17 @@ def log_all_rollouts(
 def audit_columns(step: StepRecord) -> dict[str, list]:
     """One column per decision, each of length N, for the audit log."""
     group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
+
+    def outcome(row: int) -> str:
+        if superseded[row]:
+            return "superseded"
+        return "lost" if step.nonfinite[row] else Outcome(step.replay.outcome[row]).name.lower()
+
     return {
         "prompt": [keys[q] for q in group],
         "round": step.done.round.tolist(),
         "num_rollouts": step.num_rollouts[group].tolist(),
-        "outcome": [
-            "superseded" if gone else Outcome(value).name.lower()
-            for gone, value in zip(superseded, step.replay.outcome, strict=True)
-        ],
+        "outcome": [outcome(row) for row in range(len(group))],
         "trimmed": step.replay.trimmed.tolist(),
         "marker_at": step.replay.marker_at.tolist(),
         "length": step.replay.length.tolist(),

@@ -37,9 +37,9 @@ class StartNotice(TrainerCallback):
         if not (state.is_world_process_zero and config.duet_active):
             return
         if config.gated:
-            spec = self.gate.spec()
-            _say(gate_line(spec, config.max_completion_length))
-            for warning in gate_warnings(spec, config.max_completion_length):
+            given = self.gate.spec(), config.max_completion_length, config.options.abort_rule == "price"
+            _say(gate_line(*given))
+            for warning in gate_warnings(*given):
                 logger.warning(warning)
         per_generation = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
         num_steps = math.ceil(state.max_steps / per_generation)
@@ -57,17 +57,20 @@ def _say(line: str) -> None:
         tqdm.write(line)
 
 
-def gate_line(spec: GateSpec, limit: int) -> str:
-    """From which token trim and abort can act."""
+def gate_line(spec: GateSpec, limit: int, by_price: bool) -> str:
+    """From which token trim and abort can act; by price nothing is aborted before answers are known."""
     trim = f"trim from token {spec.trim_at} on" if spec.trim else "trim off"
     abort = f"abort at K2 + G = {spec.abort_threshold} + {spec.grace_window} = {spec.abort_at}"
+    if by_price and spec.abort_at >= limit:
+        abort = "abort once it is known when rewarded answers come"
     return (
         f"Gate at the start, for rollouts of at most {limit} tokens: first poll at {spec.first_poll} (K1 = "
-        f"{spec.poll_threshold}), {trim}, {abort if spec.abort else 'abort off'}. K1 and K2 will follow the rollouts."
+        f"{spec.poll_threshold}), {trim}, {abort if spec.abort else 'abort off'}. "
+        f"{'K2' if by_price else 'K1 and K2'} will follow the rollouts."
     )
 
 
-def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
+def gate_warnings(spec: GateSpec, limit: int, by_price: bool) -> list[str]:
     """What of the gate stops no rollout, or so late that not even a poll interval is saved; see `gate_line`."""
     scaled, found = scaled_grace_window(limit), []
     remedy = f"Set grace_window={scaled}" if spec.grace_window > scaled else "Raise max_completion_length"
@@ -76,10 +79,11 @@ def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
             f"trim=True saves nothing: it acts from token {spec.trim_at} of {limit} on (first poll "
             f"{spec.first_poll}, G = {spec.grace_window}). {remedy}, or set trim=False."
         )
-    if spec.abort and limit - spec.abort_at < spec.poll_interval:
+    threshold = 1 if by_price else spec.abort_threshold  # by price it may come down to the first token
+    if spec.abort and limit - threshold - spec.grace_window < spec.poll_interval:
         found.append(
-            f"abort=True saves nothing: it acts at token K2 + G = {spec.abort_threshold} + {spec.grace_window} = "
-            f"{spec.abort_at} of {limit}. {remedy}, or set abort=False."
+            f"abort=True saves nothing: it acts at token K2 + G = {threshold} + {spec.grace_window} = "
+            f"{threshold + spec.grace_window} of {limit}. {remedy}, or set abort=False."
         )
     return found
 

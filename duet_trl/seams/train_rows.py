@@ -167,28 +167,30 @@ def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:
     return np.sort(numbers)
 
 
-class AllNonfinite(RuntimeError):
-    """No rollout of a step has a finite log-probability under the policy."""
+class Nonfinite(RuntimeError):
+    """A rollout that is trained has no finite log-probability under the policy."""
 
 
 def collect_logps(step: StepRecord, exchange: Exchange) -> None:
-    """Fill `step.sum_logps` with what was captured on all processes, and mark broken rollouts in `step.nonfinite`.
+    """Fill `step.sum_logps` with what was captured on all processes.
 
     With a separate pass for old log-probabilities that is before the first update, else within it: always before the
-    optimizer moves. Only rollouts that a pass has seen can be found broken: one that TRL masks as truncated has no
-    log-probability, counts with its length and reward, and stays out of sigma.
+    optimizer moves. A rollout that TRL masks as truncated has no log-probability, counts with its length and reward,
+    and stays out of sigma.
+
+    Raises:
+        Nonfinite: If a log-probability is NaN or infinite. The gradient is then NaN, and so would be every weight.
     """
     captured = exchange.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
     step.captured = []
     seen = fill_sum_logps(step, captured)
     broken = seen[~np.isfinite(step.sum_logps[seen])]
-    if len(seen) and len(broken) == len(seen):
-        raise AllNonfinite(
-            f"no rollout of generation step {step.prompts.step} has a finite log-probability under the policy. Lower "
-            "the learning rate, or check the model's weights"
+    if len(broken):
+        raise Nonfinite(
+            f"{len(broken)} of {len(seen)} rollouts of generation step {step.prompts.step} have no finite "
+            "log-probability under the policy, and one is enough to make every weight NaN. Lower the learning rate, "
+            "or check the model's weights"
         )
-    step.nonfinite[broken] = True
-    step.sum_logps[broken] = np.inf
 
 
 _COMPLETION_COLUMNS = (

@@ -2,12 +2,35 @@
 """Warnings, once each, about what spoils a run without stopping it."""
 
 import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
 from ..gate.replay import Outcome
 
 logger = logging.getLogger(__name__)
+
+SLOW_SECONDS = 600.0
+"""Longer than rewards of a step take; a function that waits for something else may wait for ever."""
+
+
+@contextmanager
+def noticed_if_slow(functions: list[str], step: int) -> Iterator[None]:
+    """While active, reward functions that take longer than `SLOW_SECONDS` are named, once."""
+    text = (
+        "The reward functions %s have worked on the rollouts of generation step %d for %g s. If one of them waits for "
+        "something that does not come, the run waits with it: give it a time limit of its own, and let it return None "
+        "for what it could not score. SIGINT ends the run once it returns, a second one at once."
+    )
+    timer = threading.Timer(SLOW_SECONDS, logger.warning, (text, ", ".join(functions), step, SLOW_SECONDS))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class RunWatch:
@@ -58,12 +81,12 @@ class RunWatch:
             )
 
     def values(self, nonfinite: np.ndarray) -> None:
-        """Rollouts without a finite reward or log-probability, shape (N,), bool."""
+        """Rollouts without a finite reward, shape (N,), bool."""
         if nonfinite.any() and not self._values_warned:
             self._values_warned = True
             logger.warning(
-                "%d of %d rollouts have no finite reward or log-probability. They stay out of the statistics, now and "
-                "later; the metric duet/nonfinite_rollouts counts them. Check the reward functions.",
+                "%d of %d rollouts have no finite reward: they are lost. They stay out of gradient and statistics, "
+                "now and later; the metric duet/nonfinite_rollouts counts them. Check the reward functions.",
                 int(nonfinite.sum()),
                 len(nonfinite),
             )

@@ -5,4 +5,4 @@ from typing import Any
 
 GRACE_WINDOW = 16  # tokens; paper: 150 of 3,072
 REFITS: dict[str, Any] = {"threshold_interval": 5, "threshold_window": 512}
-"""How often K1 and K2 are refitted, and to how many rollouts; for `method_kwargs`."""
+"""How often K1 and K2 of `paper` are refitted, and to how many rollouts; for `method_kwargs`."""

@@ -111,7 +111,7 @@ def test_tuning_start_and_controls_by_hand():
 
 def test_the_report_of_partial_records(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_report(records(), markdown=False)
+    write_report(findings_of(records()), markdown=False)
     text = capsys.readouterr().out
     assert "not reported: products, whose start or whose grpo_8 has no run yet" in text
     missing = next(row for row in text.splitlines() if row.startswith("no runs yet: sums: "))
@@ -142,7 +142,10 @@ The end.
 def test_documents_are_written_and_then_agree(tmp_path: Path):
     path = page(tmp_path, DOCUMENT)
     readme = page(tmp_path, "Nothing is quoted.\n", "README.md")
-    assert set(write_documents(records(), tmp_path)) == {"docs/performance.md", "docs/images/arena_sums.png"}
+    assert set(write_documents(findings_of(records()), tmp_path)) == {
+        "docs/performance.md",
+        "docs/images/arena_sums.png",
+    }
     text = path.read_text()
     assert "with <!-- arena: value sums duet generated_tokens_share -->50%<!-- end --> of the tokens" in text
     assert "**<!-- arena: value sums duet accuracy_50 -->0.600<!-- end -->**." in text
@@ -150,15 +153,15 @@ def test_documents_are_written_and_then_agree(tmp_path: Path):
     assert table.startswith("\n\n| entrant | 1.5e-4, 32 steps |") and table.endswith("| 3e-4 |\n\n")
     assert text.startswith("# A page\n<!-- a") and text.endswith("<!-- end -->\n\nThe end.\n")
     assert readme.read_text() == "Nothing is quoted.\n"
-    assert check_documents(records(), tmp_path) == []
-    assert write_documents(records(), tmp_path) == []
+    assert check_documents(findings_of(records()), tmp_path) == []
+    assert write_documents(findings_of(records()), tmp_path) == []
 
 
 def test_a_document_that_differs_is_named_with_line_quoted_and_computed(tmp_path: Path):
     path = page(tmp_path, DOCUMENT)
-    write_documents(records(), tmp_path)
+    write_documents(findings_of(records()), tmp_path)
     path.write_text(path.read_text().replace("-->0.600<", "-->0.601<").replace("| 0.525 |", "| 0.535 |"))
-    value, row = check_documents(records(), tmp_path)
+    value, row = check_documents(findings_of(records()), tmp_path)
     assert value == "docs/performance.md:5: value sums duet accuracy_50: quoted '0.601', computed '0.600'"
     assert row.startswith("docs/performance.md:11: tuning sums: quoted '| duet |")
     assert "| 0.535 |" in row.partition("computed")[0] and "| 0.525 |" in row.partition("computed")[2]
@@ -166,8 +169,8 @@ def test_a_document_that_differs_is_named_with_line_quoted_and_computed(tmp_path
 
 def test_other_records_are_a_difference_of_numbers_and_of_figures(tmp_path: Path):
     page(tmp_path, DOCUMENT)
-    write_documents(records(), tmp_path)
-    found = check_documents(records(duet=0.61), tmp_path)
+    write_documents(findings_of(records()), tmp_path)
+    found = check_documents(findings_of(records(duet=0.61)), tmp_path)
     assert [one.partition(": ")[0] for one in found] == [
         "docs/performance.md:4", "docs/performance.md:5", "docs/images/arena_sums.png",
     ]  # fmt: skip
@@ -193,9 +196,9 @@ def test_other_records_are_a_difference_of_numbers_and_of_figures(tmp_path: Path
 def test_a_block_that_cannot_be_written_is_an_error(tmp_path: Path, text: str, message: str):
     path = page(tmp_path, text, "docs/page.md")
     with pytest.raises(ValueError, match=message):
-        write_documents(records(), tmp_path)
+        write_documents(findings_of(records()), tmp_path)
     assert path.read_text() == text
-    (found,) = check_documents(records(), tmp_path)
+    (found,) = check_documents(findings_of(records()), tmp_path)
     assert message in found
 
 
@@ -208,8 +211,8 @@ def test_a_rate_that_tuning_did_not_choose_is_named(tmp_path: Path):
     values = {(1.5e-4, 32): 0.3, (3e-4, 32): 0.4, (6e-4, 32): 0.5, (1.2e-3, 32): 0.2, (3e-4, 80): 0.4, (6e-4, 80): 0.5}
     runs = [start("sums", 0.4), run("grpo_8", line(0.6))]
     runs += [tuning_run("grpo_8", rate, horizon, value) for (rate, horizon), value in values.items()]
-    assert check_documents(runs, tmp_path) == ["records: sums grpo_8 ran at 3e-4, but tuning chose 6e-4"]
+    assert check_documents(findings_of(runs), tmp_path) == ["records: sums grpo_8 ran at 3e-4, but tuning chose 6e-4"]
 
 
 def test_the_documents_quote_the_committed_records() -> None:
-    assert check_documents(read(COMMITTED), Path(__file__).parents[2]) == []
+    assert check_documents(findings_of(read(COMMITTED)), Path(__file__).parents[2]) == []

@@ -14,6 +14,7 @@ from benchmarks.arena.records import REPORT, START, TUNE, Run, read
 from benchmarks.arena.tuning import choose
 
 ROOT = Path(__file__).parents[2]
+NAMES = ("grpo_8", "grpo_2", "grpo_4_twice")
 WAY, WHOLE = Size(200, 2, greedy=False), Size(400, 4, greedy=True)
 
 
@@ -34,7 +35,7 @@ def test_a_timetable_measures_the_whole_at_marks_and_at_the_end(every, marks, en
 
 def arena(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.arena", "run", "--profile", "smoke", "--jobs", "1"]
-    command += ["--tasks", "sums", "--entrants", "grpo_8,grpo_2", "--seeds", "0"]
+    command += ["--tasks", "sums", "--entrants", ",".join(NAMES), "--seeds", "0"]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=500)
 
@@ -54,9 +55,9 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     runs, smoke = read(path), PROFILES["smoke"]
     assert sorted((r.entrant, r.stage, r.horizon, r.seed) for r in runs) == sorted(
         [("", START, 0, 0)]
-        + [(name, TUNE, 2, TUNING_SEED) for name in ("grpo_8", "grpo_2") for _ in smoke.factors]
-        + [(name, TUNE, 4, TUNING_SEED) for name in ("grpo_8", "grpo_2")]
-        + [(name, REPORT, 4, 0) for name in ("grpo_8", "grpo_2")]
+        + [(name, TUNE, 2, TUNING_SEED) for name in NAMES for _ in smoke.factors]
+        + [(name, TUNE, 4, TUNING_SEED) for name in NAMES]
+        + [(name, REPORT, 4, 0) for name in NAMES]
     )
     (before,) = one(runs, "", START, 0).measurements
     assert (before.step, before.generated_tokens, len(before.last)) == (0, 0, smoke.problems_end)
@@ -87,6 +88,12 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     assert end.generated_tokens - grpo_2.curves["duet/generated_tokens"][-1] < target
     assert 4 in [m.step for m in grpo_2.measurements]
     assert earlier.step < end.step
+
+    rate = choose(runs, "sums", "grpo_4_twice", smoke)
+    twice = [m for horizon in (2, 4) for m in one(runs, "grpo_4_twice", TUNE, horizon, rate).measurements]
+    assert [m.step for m in twice] == [1, 2, 3, 4]
+    assert twice[0].generated_tokens == twice[1].generated_tokens < twice[2].generated_tokens
+    assert twice[1].trained_tokens == 2 * twice[0].trained_tokens > 0
 
     written = path.read_bytes()
     again = arena(tmp_path)

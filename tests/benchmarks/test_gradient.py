@@ -211,20 +211,19 @@ def test_the_accuracy_gradient_is_the_mean_over_rollouts_and_problems(tiny):
 # ---- Simulated steps ------------------------------------------------------------------------------------------------
 
 
-def thresholds_of(name: str, setup: GateSetup) -> dict:
-    return ROWS[name].method(None).gate.state_dict() | THRESHOLDS
+def thresholds() -> dict:
+    return ROWS[FAILURE].method(None).gate.state_dict() | THRESHOLDS
 
 
 def run(name: str, recording: Recording, setup: GateSetup, draws: list[Draw]) -> Steps:
-    return simulate(ROWS[name], recording, thresholds_of(name, setup), draws)
+    return simulate(ROWS[name], recording, thresholds(), draws)
 
 
 @pytest.fixture(scope="module")
 def recording(tiny, setup, pool, tmp_path_factory) -> Recording:
     """Real gates and gradients, and random rewards, of which the tiny policy earns too few."""
     rollouts = [Rollout(ids, np.zeros(len(ids), dtype=bool)) for entry in pool for ids in entry.ids]
-    thresholds = thresholds_of(GRPO[8], setup)
-    specs = {row.method(thresholds).gate.spec() for row in ROWS.values()}
+    specs = {row.method(thresholds()).gate.spec() for row in ROWS.values()}
     replays = {spec: gate_replays(spec, setup, rollouts) for spec in specs}
     assert len(replays) == 3
     arguments = {"pool": pool, "held_out": pool[:2]}, replays, "math", np.arange(0, 20_000, 97), 2
@@ -249,7 +248,7 @@ def look_up(recording: Recording, spec: GateSpec, keep: np.ndarray) -> tuple[Rep
 
 
 def test_a_row_holds_the_gradient_of_what_its_gate_left(tiny, setup, pool, recording):
-    aborting = ROWS[FAILURE].method(thresholds_of(FAILURE, setup)).gate
+    aborting = ROWS[FAILURE].method(thresholds()).gate
     rollouts = np.arange(NUM_PROMPTS * NUM_ROLLOUTS)
     keep = aborting.coins(1, [str(i) for i in rollouts])
     found, rows = look_up(recording, aborting.spec(), keep)
@@ -270,7 +269,7 @@ def test_what_the_gate_left_is_graded(tiny, setup, tmp_path):
     tokenizer = tiny_tokenizer()
     early, late = (tokenizer(text)["input_ids"] for text in ("\\boxed{4}" + " is" * 60, " is" * 60 + "\\boxed{4}"))
     crafted = [PromptRollouts(tokenizer(text)["input_ids"], 4, [early, late]) for text in ("Say 4 ", "Four? ")]
-    spec = ROWS[FAILURE].method(thresholds_of(FAILURE, setup)).gate.spec()
+    spec = ROWS[FAILURE].method(thresholds()).gate.spec()
     whole = [Rollout(ids, np.zeros(len(ids), dtype=bool)) for entry in crafted for ids in entry.ids]
     replays = {spec: gate_replays(spec, setup, whole)}
     found = {"pool": crafted, "held_out": crafted}
@@ -296,7 +295,7 @@ def test_grpo_weighs_rollouts_by_their_advantage_over_all_tokens(setup, pool, re
     draws = draw_steps(3, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=2)
     steps = run(GRPO[4], recording, setup, draws)
     weights = steps.weights.to_dense().numpy()
-    table = recording.tables[ROWS[GRPO[4]].method(thresholds_of(GRPO[4], setup)).gate.spec()]
+    table = recording.tables[ROWS[GRPO[4]].method(thresholds()).gate.spec()]
     for number, draw in enumerate(draws):
         expected, tokens, mixed = np.zeros(weights.shape[1]), 0, 0
         for q in draw.prompts:
@@ -316,7 +315,7 @@ def test_a_masked_rollout_has_no_weight_and_a_kept_one_also_theirs(setup, pool, 
     steps = run(name, recording, setup, draws)
     weights, seen = steps.weights.to_dense().numpy(), []
     for number, draw in enumerate(draws):
-        method = ROWS[name].method(thresholds_of(name, setup))
+        method = ROWS[name].method(thresholds())
         done, rows = take_step(method, recording, draw, number + 1)
         found, numbers = done.replay, (draw.prompts[:, None] * NUM_ROLLOUTS + draw.order[draw.prompts, :4]).ravel()
         coins = np.array([job.keep for job in done.jobs], dtype=np.int64)

@@ -52,7 +52,12 @@ GATE = {
     "budget_fraction": 0.5,
     "grace_window": 8,
     "keep_probability": 0.3,
-    "method_kwargs": {"threshold_interval": 1, "threshold_window": 64, "entropy_threshold": ENTROPY},
+    "method_kwargs": {
+        "abort_rule": "length",
+        "threshold_interval": 1,
+        "threshold_window": 64,
+        "entropy_threshold": ENTROPY,
+    },
 }
 
 

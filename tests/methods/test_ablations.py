@@ -65,7 +65,8 @@ def test_gate_only(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.1, 0.2, 1.0])
 def test_sweep_of_epsilon(tmp_path: Path, method: str, epsilon: float) -> None:
     """The share of coins that keep, over 3,000: four standard errors."""
-    found, _ = planned(tmp_path, method, keep_probability=epsilon)
+    rule = {} if method == "paper" else {"abort_rule": "length"}
+    found, _ = planned(tmp_path, method, keep_probability=epsilon, **rule)
     kept = np.mean([found.gate.coins(step, list(KEYS) * 10) for step in range(100)])
     assert abs(kept - epsilon) <= 4 * np.sqrt(epsilon * (1 - epsilon) / 3000)
     assert found.gate.propensity(np.array([Outcome.KEPT])) == epsilon

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.gate.replay import GateSpec, Outcome, Replay
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, Prompt, Prompts, Rollouts
@@ -20,6 +20,7 @@ from tests.states import plain
 
 KEYS = [f"prompt {i}" for i in range(24)]
 NAN = float("nan")
+BY_LENGTH = {"abort_rule": "length"}
 
 
 def duet(tmp_path, **overrides) -> Duet:
@@ -29,14 +30,11 @@ def duet(tmp_path, **overrides) -> Duet:
         "gradient_accumulation_steps": 4,
         "num_generations": 8,
         "max_completion_length": 200,
-        "threshold_interval": 2,
         "report_to": "none",
         "use_cpu": True,
         "bf16": False,
         "seed": 3,
     }
-    if not (overrides.get("trim", True) or overrides.get("abort", True)):
-        del settings["threshold_interval"]
     config = DUETGRPOConfig(**grouped({**settings, **overrides}))
     return build_method(config)
 
@@ -138,7 +136,12 @@ def test_a_reference_budget_is_measured_on_rollouts_that_no_gate_stops(tmp_path)
 def test_weights_are_those_of_equation_6(tmp_path):
     # n = (1, 3): mean 2, s_pre = (0.5, 1). p = 1 natural, 0.05 kept, aborted masked.
     unit = duet(
-        tmp_path, keep_probability=0.05, stratification="clip", aborted_rollouts="mask", advantage_baseline="group"
+        tmp_path,
+        **BY_LENGTH,
+        keep_probability=0.05,
+        stratification="clip",
+        aborted_rollouts="mask",
+        advantage_baseline="group",
     )
     of = prompts(KEYS[:2])
     unit.jobs(of, None)
@@ -161,7 +164,7 @@ def test_trained_failures_weigh_as_if_the_gate_had_no_coin(tmp_path):
 
 
 def test_aborted_rollouts_stay_out_of_the_length_window(tmp_path):
-    unit, of = duet(tmp_path, threshold_interval=1, threshold_window=32), prompts(KEYS[:8])
+    unit, of = duet(tmp_path, **BY_LENGTH, threshold_interval=1, threshold_window=32), prompts(KEYS[:8])
     jobs = unit.jobs(of, None)
     outcome = np.where(np.arange(len(jobs)) < 4, Outcome.ABORTED, Outcome.NATURAL)
     length = np.where(outcome == Outcome.ABORTED, 190, 50)
@@ -182,31 +185,45 @@ def test_rewards_of_aborted_rollouts_are_remembered_and_missing_ones_are_not(tmp
     np.testing.assert_allclose(history.mean, 2 / 3)
 
 
-@pytest.mark.parametrize(("quantile", "expected"), [(0.95, 100), (0.0, 90)])
-def test_k2_follows_the_answers_of_rollouts_that_were_not_aborted(tmp_path, quantile, expected):
-    # 32 rollouts a step. Answers at 80 in three of four: 1.25 * 80 = 100, where the lengths say 90.
-    unit = duet(tmp_path, threshold_interval=2, threshold_window=64, abort_answer_quantile=quantile)
-    outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
-    for step in (1, 2):
-        of = prompts(KEYS[:8], step)
-        jobs = unit.jobs(of, None)
-        found = done(of, jobs, outcome, [90] * 32, np.ones(32), np.where(outcome == Outcome.ABORTED, -1, 80))
-        unit.observe(found, unit.judge(found), np.zeros(32))
-    assert unit.jobs(prompts(KEYS[:8], 3), None)[0].gate.abort_threshold == expected
-
-
-@pytest.mark.parametrize(("reward", "expected"), [(1.0, 188), (0.0, 140)])
-def test_a_late_answer_that_the_coin_kept_raises_k2_at_once_if_it_was_rewarded(tmp_path, reward, expected):
-    # K2 begins at 0.7 * 200 = 140. The kept rollout answered after 150 tokens: 1.25 * 150 = 187.5. No refit is due.
-    unit, of = duet(tmp_path, threshold_interval=1000), prompts(KEYS[:8])
+def gated(unit: Duet, rewards: np.ndarray, step: int = 1) -> None:
+    """A step in which 24 rollouts answer at 80 of 90 tokens, and 8 run to the limit of 200 for nothing."""
+    of = prompts(KEYS[:8], step)
     jobs = unit.jobs(of, None)
-    outcome = np.tile([Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ANSWERED, Outcome.ABORTED], 8)
-    outcome[3] = Outcome.KEPT
-    answered_at = np.select([outcome == Outcome.KEPT, outcome == Outcome.ABORTED], [150, -1], 80)
-    rewards = np.where(outcome == Outcome.KEPT, reward, np.tile([1.0, 1.0, 0.0, 0.0], 8))
-    found = done(of, jobs, outcome, [160] * 32, rewards, answered_at)
+    late = np.tile([False, False, False, True], 8)
+    length, answered_at = np.where(late, 200, 90), np.where(late, -1, 80)
+    found = done(of, jobs, np.full(32, Outcome.NATURAL), length, np.where(late, 0.0, rewards), answered_at)
     unit.observe(found, unit.judge(found), np.zeros(32))
-    assert unit.jobs(prompts(KEYS[:8], 2), None)[0].gate.abort_threshold == expected
+
+
+def gate_of(unit: Duet, step: int) -> GateSpec:
+    return unit.jobs(prompts(KEYS[:8], step), None)[0].gate
+
+
+def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_path):
+    rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
+    by_price, by_length = duet(tmp_path), duet(tmp_path, **BY_LENGTH, threshold_interval=2, abort_quantile=0.7)
+    for unit in (by_price, by_length):
+        gated(unit, rewards)
+    assert gate_of(by_price, 2).abort_at == 200  # 8 rollouts that earned nothing do not yet outweigh the prior
+    for unit in (by_price, by_length):
+        gated(unit, rewards, 2)
+    assert gate_of(by_price, 3).abort_at == 80
+    assert (gate_of(by_length, 3).poll_threshold, gate_of(by_length, 3).abort_threshold) == (90, 90)
+    assert gate_of(by_price, 3).poll_threshold == 1
+
+
+def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
+    unit = duet(tmp_path, aborted_rollouts="mask")
+    for step in range(1, 9):
+        gated(unit, np.tile([1.0, 0.0, 1.0, 0.0], 8), step)
+    of = prompts(KEYS[:8], 9)
+    jobs = unit.jobs(of, None)
+    coin = unit.gate.keep_probability
+    assert coin < 0.5
+    gated_ones = done(of, jobs, np.full(32, Outcome.KEPT), [100] * 32, np.zeros(32))
+    judgement = unit.judge(gated_ones)
+    np.testing.assert_allclose(judgement.propensity, coin)
+    np.testing.assert_allclose(judgement.weight, 1.0 / coin)
 
 
 def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
@@ -265,7 +282,7 @@ def test_over_the_group_no_history_matters(tmp_path, options):
 
 
 def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
-    unit = duet(tmp_path, keep_probability=0.5, aborted_rollouts="mask", advantage_baseline="group")
+    unit = duet(tmp_path, **BY_LENGTH, keep_probability=0.5, aborted_rollouts="mask", advantage_baseline="group")
     of = prompts(["a", "b"])
     unit.jobs(of, None)
     unit.allocator.cold = np.array([True, False])

@@ -119,3 +119,24 @@ def test_random_worlds(
         restored = METHODS[name](run)
         restored.load_state_dict(state)
     assert json.dumps(method.identity)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_prompt_that_stands_several_times_in_a_batch(name: str) -> None:
+    """Rows of data may be equal: `run_step` checks what holds for every judgement, and a resume changes nothing."""
+    run = setting(5, 4, 60, seed=3)
+    method, restored = METHODS[name](run), METHODS[name](run)
+    keys, pool = ["p0", "p0", "p1", "p0", "p1"], [f"p{number}" for number in range(8)]
+    for step in range(1, 5):
+
+        def reward(key: str, number: int, step: int = step) -> float:
+            return float((number * 7 + step + int(key[1:])) % 3 == 0)
+
+        (done, judgement), (again, judged) = (
+            run_step(each, make_prompts(keys, pool, step), reward) for each in (method, restored)
+        )
+        assert done.jobs == again.jobs and (judgement.advantages == judged.advantages).all()
+        assert np.bincount(done.prompt, minlength=5)[:5].sum() > 0
+        state = stored(method.state_dict())
+        restored = METHODS[name](run)
+        restored.load_state_dict(state)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRESO: what is skipped and how often, the refill, the filter with its adaptive batches, the two probabilities."""
 
-import numpy as np
 import pytest
 
+from duet_trl.allocate.prompt_table import PromptTable
 from duet_trl.methods.greso import Greso, GresoOptions
 
 from .simulator import counts, make_prompts, plan, run_step, setting, table
@@ -15,9 +15,18 @@ MANY = [f"p{number}" for number in range(4000)]
 def trained(streaks: dict[str, int], easy: float = 0.5, hard: float = 0.5, **options) -> Greso:
     """A method that remembers streaks: positive for visits in a row that were easy, negative for hard ones."""
     method = Greso(setting(num_prompts=len(MANY), num_generations=2), GresoOptions(**options))
-    state = {"keys": list(streaks), "streaks": np.array(list(streaks.values()), dtype=np.int64)}
-    method.load_state_dict({**state, "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]})
+    state = {"streaks": remembered(streaks), "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]}
+    method.load_state_dict(state)
     return method
+
+
+def remembered(streaks: dict[str, int]) -> dict:
+    """State of the table of streaks."""
+    table = PromptTable("greso streaks", ("streak",))
+    if streaks:
+        with table.editing(list(streaks)) as (column, place):
+            column["streak"][place] = list(streaks.values())
+    return table.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -72,34 +81,37 @@ def visit(method: Greso, epoch: int = 0, step: int = 1, **rewards) -> None:
     run_step(method, make_prompts(list(rewards), step=step, epoch=epoch), table(**rewards))
 
 
-def streaks(method: Greso) -> dict[str, int]:
-    state = method.state_dict()
-    return dict(zip(state["keys"], state["streaks"].tolist(), strict=True))
+def streaks(method: Greso, keys: str) -> list[int]:
+    """What its state remembers about some prompts."""
+    table = PromptTable("greso streaks", ("streak",))
+    table.load_state_dict(method.state_dict()["streaks"])
+    return table.read(keys.split())["streak"].tolist()
 
 
 def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
     method = Greso(setting(), GresoOptions(max_batches=1))
     method.easy_probability = method.hard_probability = 1.0  # none is skipped
     visit(method, easy=(1,), hard=(0,), inside=(0.5,), mixed=(0, 1), silent=(NAN,))
-    assert streaks(method) == {"easy": 1, "hard": -1}
+    kinds = "easy hard inside mixed silent"
+    assert streaks(method, kinds) == [1, -1, 0, 0, 0]
     visit(method, easy=(1,), hard=(0,), inside=(1,), mixed=(0,))
-    assert streaks(method) == {"easy": 2, "hard": -2, "inside": 1, "mixed": -1}
+    assert streaks(method, kinds) == [2, -2, 1, -1, 0]
     visit(method, easy=(0,), hard=(0, 1), inside=(NAN,))
-    assert streaks(method) == {"easy": -1, "mixed": -1}
+    assert streaks(method, kinds) == [-1, 0, 0, -1, 0]
 
 
 def test_one_reward_so_far_is_neither_top_nor_bottom() -> None:
     method = Greso(setting(), GresoOptions(max_batches=1))
     visit(method, a=(0,), b=(0,))
-    assert streaks(method) == {}
+    assert streaks(method, "a b") == [0, 0]
     visit(method, a=(0,), c=(1, 0))
-    assert streaks(method) == {"a": -1}
+    assert streaks(method, "a b c") == [-1, 0, 0]
 
 
 def test_explicit_thresholds_hold_for_the_mean() -> None:
     method = Greso(setting(), GresoOptions(easy_reward=0.75, hard_reward=0.25, max_batches=1))
     visit(method, easy=(1, 1, 1, 0), hard=(0, 0, 0, 1), between=(0, 1))
-    assert streaks(method) == {"easy": 1, "hard": -1}
+    assert streaks(method, "easy hard between") == [1, -1, 0]
 
 
 def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> None:
@@ -112,7 +124,7 @@ def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> N
     assert (method.easy_probability, method.hard_probability) == pytest.approx((0.49, 0.51))
     assert method.metrics()["p_easy"] == pytest.approx(0.49) and method.metrics()["easy_prompts"] == 1.0
     for _ in range(60):
-        method.load_state_dict({**method.state_dict(), "keys": [], "streaks": np.zeros(0)})  # none is skipped
+        method.load_state_dict({**method.state_dict(), "streaks": remembered({})})  # none is skipped
         visit(method, epoch=1, **{**rewards, "a": (1,)})
     assert (method.easy_probability, method.hard_probability) == pytest.approx((0.05, 0.95))
 
@@ -180,11 +192,9 @@ def test_a_foreign_or_damaged_state_is_refused() -> None:
     method = Greso(setting(), GresoOptions())
     with pytest.raises(ValueError, match="greso state has keys"):
         method.load_state_dict({"statistics": {}})
-    state = {**method.state_dict(), "keys": ["a", "a"], "streaks": np.array([1, 2])}
-    with pytest.raises(ValueError, match="greso state is damaged"):
-        method.load_state_dict(state)
-    with pytest.raises(ValueError, match="greso state is damaged"):
-        method.load_state_dict({**state, "keys": ["a"]})
+    state = method.state_dict()
+    with pytest.raises(ValueError, match="greso streaks state is damaged"):
+        method.load_state_dict({**state, "streaks": {**state["streaks"], "columns": ["length"]}})
 
 
 @pytest.mark.parametrize(

@@ -148,8 +148,7 @@ def test_an_unchanged_policy_generates_nothing_twice(tiny_path, tmp_path):
 GATED = {
     "budget_fraction": 0.9,
     "grace_window": 8,
-    "keep_probability": 0.3,
-    "method_kwargs": {"lenience": 0.0, "threshold_interval": 1, "threshold_window": 64},
+    "method_kwargs": {"lenience": 0.0, "answer_memory": 5},
 }
 
 

@@ -107,7 +107,7 @@ def test_a_grid_that_cannot_be_meant_is_refused(tmp_path, content, message):
 def test_options_of_the_gate_block_and_of_a_cell_add_up():
     own, block = read_cell("smoke/k_warmup_2")["method_kwargs"], read_cell("smoke/k_warmup_2")["gate"]["method_kwargs"]
     config = parse("math_qwen3", ["--cell", "smoke/k_warmup_2", "--dry_run"])[1]
-    assert own == {"surrogate_warmup": 2} and config.method_kwargs == block | own
+    assert own["surrogate_warmup"] == 2 and block == {"poll_interval": 4} and config.method_kwargs == block | own
 
 
 # ---- Commands -------------------------------------------------------------------------------------------------------
@@ -283,6 +283,8 @@ if "blocks" in name and "--resume_from_checkpoint" not in sys.argv:
     (folder / "checkpoint-2").mkdir()
     (folder / "checkpoint-2" / "trainer_state.json").write_text("{}")
     (folder / "checkpoint-10").mkdir()  # was being written
+    (folder / "checkpoint-11").mkdir()
+    (folder / "checkpoint-11" / "trainer_state.json").write_text('{"epoch": 1.')  # the same, later
     (work / "ready").open("w").write(str(os.getpid()))
     (work / "go").open().read()
 record = json.loads((work / "record.json").read_text())

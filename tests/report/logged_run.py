@@ -21,7 +21,7 @@ EIGHT = [  # prompt, completion, reward; one character is one token
 ]
 EIGHT_FLAGS = (
     "--chars_per_token 1 --grace_window 10 --poll_interval 4 --keep_probability 0.1 --abort_quantile 0.5"
-    " --abort_answer_quantile 0"
+    " --abort_rule length"
 ).split()
 PIECES = st.sampled_from(["a", "bc", BOX, r"\boxed{", "}", "\n\n", "<answer>4</answer>", "é", "```\n", "x = 1"])
 TEXTS = st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=6).filter(any)

@@ -21,6 +21,8 @@ from duet_trl.report.__main__ import main
 from duet_trl.report.logged_completions import (
     Completions,
     completion_text,
+    find_files,
+    read_completions,
 )
 from duet_trl.report.tokens import cut_texts, find_thoughts
 from tests.report.logged_run import BOX, EIGHT, EIGHT_FLAGS, TEXTS, by_marker, figures, projected, run, write
@@ -54,43 +56,45 @@ def test_small_table_by_hand(tmp_path, capsys):
 def test_the_gate_is_by_default_that_of_the_trainer(tmp_path):
     config = DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True)
     assumed, options = estimate.Settings(), config.options
-    quantiles = ("poll_quantile", "abort_quantile", "abort_answer_quantile", "abort_answer_slack")
-    for name in (*quantiles, "poll_interval"):
+    for name in ("abort_rule", "poll_quantile", "abort_quantile", "poll_interval"):
         assert getattr(assumed, name) == getattr(options, name)
     for name in ("keep_probability", "trim", "abort"):
         assert getattr(assumed, name) == getattr(config, name)
     assert assumed.with_limit(config.max_completion_length).grace_window == config.grace_window
-    assert options.abort_cold_fraction == estimate.COLD_ABORT
+    assert (
+        DUETGRPOConfig(output_dir=str(tmp_path), use_cpu=True, method="paper").keep_probability == estimate.PAPER_KEEP
+    )
 
 
-@pytest.mark.parametrize(
-    ("flags", "abort_threshold", "tail_tokens"),
-    [
-        # K1 = 30. Polls would see the answers of rows 0 and 1 at 32, that of row 4 at 100: the 0.5-quantile is 32, and
-        # of the rewarded ones there is only row 0.
-        (["--abort_answer_slack", "1.5"], 48, 2 + 42 + 42),  # gate at 58: rows 7 (60 tokens), 3 and 4 (100) are beyond
-        (["--abort_answer_slack", "1"], 32, 18 + 58 + 58),
-        (["--abort_answer_slack", "9"], 100, 0),  # no later than the longest
-        (["--abort_answer_quantile", "0.95", "--abort_answer_slack", "1"], 100, 0),
-        (["--poll_quantile", "0.7", "--abort_quantile", "0.7", "--abort_answer_slack", "1"], 80, 10 + 10),  # K1
-    ],
-)
-def test_the_abort_threshold_lies_behind_the_answers(tmp_path, capsys, flags, abort_threshold, tail_tokens):
+LATE = [  # 60 answer at 20, every second one rightly; 40 run to 100
+    *[("p", "x" * 11 + BOX, float(number % 2)) for number in range(60)],
+    *[("p", "x" * 100, 0.0)] * 40,
+]
+PRICED = "--chars_per_token 1 --grace_window 8 --poll_interval 4".split()
+
+
+@pytest.mark.parametrize(("answered", "reward", "gate_at"), [(False, 0.0, 20), (True, 0.0, 20), (True, 1.0, 100)])
+def test_the_abort_threshold_lies_behind_the_answers_that_pay(tmp_path, capsys, answered, reward, gate_at):
+    # Without a right answer among the 40 there is nothing to wait for behind the poll at 20. If all of them are right,
+    # 80 tokens for each: 0.0125 a token, and one more rollout of p earns 0.25 x (10.05 - 10) = 0.012 for 52 tokens.
+    late = ("p", "x" * 91 + BOX if answered else "x" * 100, reward)
+    write(tmp_path / "run", 1, [*LATE[:60], *[late] * 40])
+    marker = by_marker(figures(capsys, tmp_path, tmp_path / "run", *PRICED))
+    assert marker["abort_threshold"] + 8 == gate_at
+    # 40 of 100 would go on: the coin keeps 16 of them.
+    assert marker["tail"] == pytest.approx(0.4 if gate_at == 20 else 0.0)
+    assert marker["abort_saves"] == pytest.approx(0.6 * marker["tail_tokens"])
+
+
+def test_one_more_rollout_earns_by_the_posterior_of_its_prompt(tmp_path, capsys):
+    # Two ones of four: Beta(2.5, 2.5), x = 6.25 / (5 x 6); four zeros: Beta(0.5, 4.5), x = 2.25 / 30. Mean lengths
+    # are 60 and 52.5; a fifth rollout adds sqrt(5) - 2.
     write(tmp_path / "run", 1, EIGHT)
-    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.5, *flags)
-    marker = by_marker(result)
-    assert marker["abort_threshold"] == abort_threshold
-    assert marker["tail_tokens"] == pytest.approx(tail_tokens / 450)
-
-
-@pytest.mark.parametrize(("reward", "abort_threshold"), [(1.0, 100), (0.0, 32)])
-def test_a_late_answer_holds_the_abort_threshold_up_only_if_it_was_rewarded(tmp_path, capsys, reward, abort_threshold):
-    # Row 4 answers at 100, as in the table above; no other answer comes after the poll at 32.
-    rows = [(*row[:2], reward if number == 4 else row[2]) for number, row in enumerate(EIGHT)]
-    write(tmp_path / "run", 1, rows)
-    flags = ["--abort_answer_quantile", 0.5, "--abort_answer_slack", 1]
-    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, *flags)
-    assert by_marker(result)["abort_threshold"] == abort_threshold
+    completions = read_completions(find_files([tmp_path / "run"]))
+    lengths, reward = (np.array([of(row) for row in EIGHT]) for of in (lambda row: len(row[1]), lambda row: row[2]))
+    expected = (6.25 + 2.25) / 30 * (math.sqrt(5) - 2) / (60 + 52.5)
+    assert estimate.logged_price(completions, lengths, reward) == pytest.approx(expected)
+    assert math.isnan(estimate.logged_price(completions, lengths, np.full(8, np.nan)))
 
 
 def table_row(out, table, marker):
@@ -100,37 +104,38 @@ def table_row(out, table, marker):
 
 
 def test_a_marker_that_hardly_any_completion_shows_is_marked_in_its_row(tmp_path, capsys):
-    # One of 125 shows <answer>: 0.8%, early, so that its K2 of 1.25 x 104 = 130 would abort half of the others.
+    # One of 125 shows <answer>: 0.8%. The others are rewarded without it, so its K2 waits for their ends.
     rows = [("p", "x" * 91 + BOX, 1.0)] * 62 + [("p", "x" * 991 + BOX, 1.0)] * 62
     write(tmp_path / "run", 1, [*rows, ("p", "<answer>4</answer>" + "y" * 300, 0.0)])
     found = figures(capsys, tmp_path, tmp_path / "run", "--chars_per_token", 1)
-    assert by_marker(found, "qa")["abort_saves"] > 0.7 > by_marker(found, "math")["abort_saves"] == 0.0
+    assert by_marker(found, "qa")["abort_saves"] == by_marker(found, "math")["abort_saves"] == 0.0
     out = run(capsys, tmp_path / "run", "--chars_per_token", 1)[1]
     for table in ("MEASURED per marker", "PROJECTED"):
-        assert table_row(out, table, "qa").endswith("rare: wrong marker?")
+        assert "rare: wrong marker?" in table_row(out, table, "qa")
         assert "wrong" not in table_row(out, table, "math")
     assert table_row(out, "MEASURED per marker", "code").endswith("not shown: wrong marker?")
 
 
 def test_a_gate_that_cannot_act_is_said_in_the_row_instead_of_a_saving_of_zero(tmp_path, capsys):
-    # Of at most 256 tokens; answers at 109. K1 = 109, first poll 112; K2 = 1.25 x 112 = 140.
+    # Of at most 256 tokens; answers at 109, so that K1 = K2 = 109 and the first poll comes at 112.
     write(tmp_path / "run", 1, [("p", "x" * 100 + BOX, 1.0)] * 9 + [("p", "x" * 256, 0.0)])
-    absolute = run(capsys, tmp_path / "run", "--chars_per_token", 1, "--grace_window", 150)[1]
+    flags = [tmp_path / "run", "--chars_per_token", 1, "--abort_rule", "length"]
+    absolute = run(capsys, *flags, "--grace_window", 150)[1]
     row = table_row(absolute, "MEASURED per marker", "math")
     assert row.endswith("trim cannot act; abort cannot act")
     marker, k2, shown, after, trim, tail, tail_tokens, abort, *_ = row.split()
-    assert (k2, trim, abort) == ("140", "-", "-")
-    # In proportion G is 12: the gate comes at 152 and saves 0.95 of the last 104 tokens of the long one.
-    scaled = figures(capsys, tmp_path, tmp_path / "run", "--chars_per_token", 1)
+    assert (k2, trim, abort) == ("109", "-", "-")
+    # In proportion G is 12: the gate comes at 121 and saves 0.95 of the last 135 tokens of the long one.
+    scaled = figures(capsys, tmp_path, *flags)
     assert scaled["settings"]["grace_window"] == 12
-    assert by_marker(scaled)["abort_saves"] == pytest.approx(0.95 * 104 / (9 * 109 + 256))
-    assert "cannot act;" not in run(capsys, tmp_path / "run", "--chars_per_token", 1)[1]
+    assert by_marker(scaled)["abort_saves"] == pytest.approx(0.95 * 135 / (9 * 109 + 256))
+    assert "cannot act;" not in run(capsys, *flags)[1]
 
 
-def test_without_answers_the_abort_threshold_is_the_one_training_begins_with(tmp_path, capsys):
-    write(tmp_path / "run", 1, EIGHT)
-    result = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS, "--abort_answer_quantile", 0.95)
-    assert by_marker(result, "code")["abort_threshold"] == 70
+def test_without_rewards_there_is_no_price_and_nothing_is_aborted(tmp_path, capsys):
+    write(tmp_path / "run", 1, [(*row[:2], np.nan) for row in LATE])
+    marker = by_marker(figures(capsys, tmp_path, tmp_path / "run", *PRICED))
+    assert (marker["abort_threshold"] + 8, marker["tail"]) == (100, 0.0)
 
 
 def test_rewards_by_hand(tmp_path, capsys):
@@ -196,12 +201,12 @@ def test_a_custom_marker_is_measured_beside_the_others(tmp_path, capsys):
 
 
 def test_an_answer_that_the_cut_replaces_is_counted(tmp_path, capsys):
-    # K1 = 109, so the first poll at or after it comes at 112; G = 8 cuts the second box off.
+    # The answer at 100 is polled at 104; G = 8 cuts the second box off.
     revised = "x" * 91 + BOX + "y" * 30 + r"\boxed{2}" + "z" * 61
     write(tmp_path / "run", 1, [("p", revised, 1.0), ("p", "x" * 91 + BOX + "y" * 9, 0.0)])
-    flags = "--chars_per_token 1 --grace_window 8 --poll_quantile 0.3 --abort_quantile 0.5".split()
+    flags = "--chars_per_token 1 --grace_window 8".split()
     marker = by_marker(figures(capsys, tmp_path, tmp_path / "run", *flags))
-    assert marker["trim_saves"] == pytest.approx((200 - 120) / 309)
+    assert marker["trim_saves"] == pytest.approx((200 - 112) / 309)
     assert marker["answer_changes"] == 1.0
 
 
@@ -215,8 +220,7 @@ def test_an_answer_that_the_cut_replaces_is_counted(tmp_path, capsys):
         ["--poll_interval", "0"],
         ["--chars_per_token", "0"],
         ["--poll_quantile", "0.9"],
-        ["--abort_answer_quantile", "1"],
-        ["--abort_answer_slack", "0.9"],
+        ["--abort_rule", "quantile"],
         ["--marker", "regex:("],
         ["--marker", "maths"],
         ["--generation_share", "nan"],
@@ -269,18 +273,15 @@ def stopped_by_algorithm_1(text, marker, spec, keep):
     texts=TEXTS,
     marker=st.sampled_from(sorted(MARKERS)),
     quantiles=st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
-    answer_quantile=st.sampled_from([0.0, 0.5, 0.95]),
     grace_window=st.integers(0, 12),
     poll_interval=st.integers(1, 5),
     eps=st.floats(0.01, 1.0),
 )
-def test_mean_under_the_gate_is_that_of_algorithm_1(
-    texts, marker, quantiles, answer_quantile, grace_window, poll_interval, eps
-):
+def test_mean_under_the_gate_is_that_of_algorithm_1(texts, marker, quantiles, grace_window, poll_interval, eps):
     assumed = estimate.Settings(
         poll_quantile=quantiles[0],
         abort_quantile=quantiles[1],
-        abort_answer_quantile=answer_quantile,
+        abort_rule="length",
         grace_window=grace_window,
         poll_interval=poll_interval,
         keep_probability=eps,
@@ -289,9 +290,10 @@ def test_mean_under_the_gate_is_that_of_algorithm_1(
     tokens = cut_texts(texts, 1.0)
     lengths = estimate.measure_lengths(completions, tokens, assumed)
     thoughts, unknown = find_thoughts(completions, None), np.full(len(texts), np.nan)
-    found = estimate.measure_marker(marker, completions, tokens, thoughts, lengths, assumed, unknown)
-    if not answer_quantile:
-        assert found.abort_threshold == lengths.abort_threshold
+    found = estimate.measure_marker(
+        marker, completions, estimate.Logged(tokens, thoughts, lengths, assumed, unknown, math.nan)
+    )
+    assert found.abort_threshold == lengths.abort_threshold
     spec = (lengths.poll_threshold, found.abort_threshold, grace_window, poll_interval)
     kept = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=True) for text in texts]
     dropped = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=False) for text in texts]
@@ -307,7 +309,8 @@ def test_projected_tokens_grow_with_the_budget_and_never_exceed_the_run(texts, g
     lengths = estimate.measure_lengths(completions, tokens, assumed)
     unknown = np.full(len(texts), np.nan)
     none = find_thoughts(completions, [])
-    markers = [estimate.measure_marker(m, completions, tokens, none, lengths, assumed, unknown) for m in MARKERS]
+    logged = estimate.Logged(tokens, none, lengths, assumed, unknown, 1e-3)
+    markers = [estimate.measure_marker(m, completions, logged) for m in MARKERS]
     for marker in markers:
         assert 0 <= marker.trim_saves <= marker.tokens_after_answer + 1e-12 <= 1
         assert 0 <= marker.abort_saves <= marker.tail_tokens <= 1

@@ -308,7 +308,7 @@ def test_text_and_json_have_a_row_for_every_method_and_one_line_for_each_assumpt
 def test_the_rows_of_duet_are_those_of_the_projection_at_its_most_frequent_marker(tmp_path, capsys):
     steps = [[(prompt, text + "y" * 60, reward) for prompt, text, reward in rows] for rows in many()]
     folder = write_run(tmp_path / "run", steps)
-    result = figures(capsys, tmp_path, folder, "--chars_per_token", 1, "--grace_window", 8, "--poll_quantile", 0)
+    result = figures(capsys, tmp_path, folder, "--chars_per_token", 1, "--grace_window", 8)
     for budget in (1.0, 0.5, 0.25):
         row = rival(result, "duet", budget)
         assert row["remark"] == "marker math"
@@ -318,12 +318,13 @@ def test_the_rows_of_duet_are_those_of_the_projection_at_its_most_frequent_marke
 
 
 def test_aborted_completions_of_duet_are_generated_and_not_trained(tmp_path, capsys):
-    # Answers at 29, K2 = 1.25 x 32 = 40; two of eight run on without one: aborted at 40 + 10 but for eps = 0.1.
+    # Quantiles of 29 x 6, 200 x 2: K1 = K2 = 29. The two without an answer are aborted at 29 + 10 but for eps = 0.1.
     rows = [("p", "x" * 20 + BOX, 1.0)] * 6 + [("p", "x" * 200, 0.0)] * 2
     flags = "--chars_per_token 1 --grace_window 10 --keep_probability 0.1 --budgets 1".split()
+    flags += "--abort_rule length --abort_quantile 0.7".split()
     result = figures(capsys, tmp_path, write_run(tmp_path / "run", [rows]), *flags)
     row = rival(result, "duet", 1.0)
-    assert row["generated"]["value"] == pytest.approx(6 * 29 + 2 * (0.9 * 50 + 0.1 * 200))
+    assert row["generated"]["value"] == pytest.approx(6 * 29 + 2 * (0.9 * 39 + 0.1 * 200))
     assert row["trained"]["value"] == pytest.approx(6 * 29 + 2 * 0.1 * 200)
 
 

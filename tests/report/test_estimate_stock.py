@@ -152,7 +152,7 @@ def test_every_figure_of_a_stock_run_is_that_of_a_simulation(stock_run, tiny_pat
     tokenizer = load_tokenizer(str(tiny_path))
     flags = ["--tokenizer", tiny_path, "--grace_window", GRACE_WINDOW, "--poll_interval", POLL_INTERVAL]
     flags += ["--keep_probability", KEEP_PROBABILITY, "--reward_weights", *WEIGHTS.values()]
-    flags += ["--abort_answer_quantile", 0]
+    flags += ["--abort_rule", "length"]
     result = estimate(tmp_path, output_dir, *flags)
     rows = rows_of(output_dir)
     rollouts = [tokenizer.encode(text, add_special_tokens=False).ids for _, _, text, _ in rows]

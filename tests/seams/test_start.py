@@ -31,13 +31,24 @@ def spec(**changes) -> GateSpec:
 
 def test_the_line_names_the_tokens_from_which_trim_and_abort_act():
     # 160 is the first multiple of 8 from 153 on; a rollout answered there may run 25 tokens further.
-    assert gate_line(spec(), 512) == (
+    assert gate_line(spec(), 512, False) == (
         "Gate at the start, for rollouts of at most 512 tokens: first poll at 160 (K1 = 153), trim from token 185 on, "
         "abort at K2 + G = 358 + 25 = 383. K1 and K2 will follow the rollouts."
     )
-    assert "trim from token 160 on" in gate_line(spec(entropy_threshold=0.1), 512)
-    off = gate_line(spec(trim=False, abort=False), 512)
+    assert "trim from token 160 on" in gate_line(spec(entropy_threshold=0.1), 512, False)
+    off = gate_line(spec(trim=False, abort=False), 512, False)
     assert "trim off, abort off" in off
+
+
+def test_by_price_the_line_says_that_abort_waits_for_answers():
+    cold = spec(poll_threshold=1, abort_threshold=512 - 25)
+    assert gate_line(cold, 512, True).endswith(
+        "trim from token 33 on, abort once it is known when rewarded answers come. K2 will follow the rollouts."
+    )
+    assert "abort at K2 + G = 300 + 25 = 325." in gate_line(spec(poll_threshold=1, abort_threshold=300), 512, True)
+    assert gate_warnings(cold, 512, True) == []
+    (never,) = gate_warnings(spec(poll_threshold=1, abort_threshold=1, grace_window=504, trim=False), 512, True)
+    assert never.startswith("abort=True saves nothing: it acts at token K2 + G = 1 + 504 = 505 of 512. Set grace_")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +69,7 @@ def test_the_line_names_the_tokens_from_which_trim_and_abort_act():
     ],
 )
 def test_a_part_that_can_save_less_than_a_poll_interval_is_a_warning_with_the_remedy(changes, limit, said):
-    found = gate_warnings(spec(**changes), limit)
+    found = gate_warnings(spec(**changes), limit, False)
     assert len(found) == len(said)
     for text, pattern in zip(found, said, strict=True):
         assert re.search(pattern, text), text
