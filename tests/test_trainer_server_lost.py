@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from transformers import TrainerCallback
 from tests.runs import duet_trainer, logged
 from tests.server_process import GATE, GUARD, ROOT, ServerProcess
 from tests.tiny import tiny_tokenizer
+from tests.wire import Wire
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -40,34 +40,32 @@ def mortal(process: ServerProcess, monkeypatch) -> ServerProcess:
     return process
 
 
-def options(server: ServerProcess, **overrides) -> dict:
+@pytest.fixture
+def wire(mortal: ServerProcess) -> Iterator[Wire]:
+    with Wire(mortal) as wire:
+        yield wire
+
+
+def options(server: ServerProcess | Wire, **overrides) -> dict:
     return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": server.url, **LONG, **overrides}
 
 
 class Failure(TrainerCallback):
-    """Kills the server while it generates for a step after `after`, then does what comes `then`.
+    """Kills the server in the middle of the batch of the step after `after`, then does what comes `then`."""
 
-    A generation that ends between two readings of the server's metrics is missed; the next one is hit.
-    """
-
-    def __init__(self, server: ServerProcess, after: int, then: Callable[[], None]) -> None:
-        self.server, self.after, self.then = server, after, then
-        self.thread = threading.Thread(target=self._strike)
+    def __init__(self, wire: Wire, after: int, then: Callable[[], None] = lambda: None) -> None:
+        self.wire, self.after, self.then = wire, after, then
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == self.after:
-            self.thread.start()
-
-    def _strike(self) -> None:
-        while self.server.metric("vllm:num_requests_running") == 0:
-            pass
-        self.server.kill()
-        self.then()
+            self.wire.strike(1, self.then)
 
 
-def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(mortal, tiny_path, tmp_path, caplog):
-    failure = Failure(mortal, 2, mortal.launch)
-    run = options(mortal, audit_log=True, prompt_id_column="name", learning_rate=1e-2, callbacks=[failure])
+def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(
+    mortal, wire, tiny_path, tmp_path, caplog
+):
+    failure = Failure(wire, 2, mortal.launch)
+    run = options(wire, audit_log=True, prompt_id_column="name", learning_rate=1e-2, callbacks=[failure])
     trainer = duet_trainer(tiny_path, tmp_path, **run)
     plans, judge = [], trainer.loop.judge
 
@@ -77,7 +75,7 @@ def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(m
 
     trainer.loop.judge = recorded
     trainer.train()
-    failure.thread.join()
+    assert wire.struck.is_set()
     assert "The vLLM server was lost: " in caplog.text and "Waiting up to 240 s" in caplog.text
 
     assert trainer.state.global_step == NUM_STEPS == len(plans)
@@ -96,14 +94,12 @@ def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(m
         assert counted == total
 
 
-def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(mortal, tiny_path, tmp_path):
-    failure = Failure(mortal, 1, lambda: None)
-    run = options(mortal, vllm_server_timeout=2, save_strategy="no")
-    trainer = duet_trainer(tiny_path, tmp_path, callbacks=[failure], **run)
-    text = f"(?s)Training stopped: no healthy vLLM server at {mortal.url} after 2 s.*state before it is in (.*)\\.$"
+def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(mortal, wire, tiny_path, tmp_path):
+    run = options(wire, vllm_server_timeout=2, save_strategy="no")
+    trainer = duet_trainer(tiny_path, tmp_path, callbacks=[Failure(wire, 1)], **run)
+    text = f"(?s)Training stopped: no healthy vLLM server at {wire.url} after 2 s.*state before it is in (.*)\\.$"
     with pytest.raises(RuntimeError, match=text) as stopped:
         trainer.train()
-    failure.thread.join()
     done = trainer.state.global_step
     checkpoint = tmp_path / f"checkpoint-{done}"
     assert 1 <= done < NUM_STEPS and re.match(text, str(stopped.value)).group(1) == str(checkpoint)
@@ -128,34 +124,28 @@ def test_a_restart_between_two_batches_is_noticed_also_without_a_gate(mortal, ti
     assert "was restarted, and has other weights" in caplog.text
 
 
-def launch(server: ServerProcess, tiny_path: Path, tmp_path: Path, **overrides) -> subprocess.Popen:
+def launch(wire: Wire, tiny_path: Path, tmp_path: Path, **overrides) -> subprocess.Popen:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     command += [str(ROOT / "tests" / "distributed_run.py"), str(tiny_path), str(tmp_path)]
     environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     log = (tmp_path / "run.log").open("w")
-    command.append(json.dumps(options(server, **overrides)))
+    command.append(json.dumps(options(wire, **overrides)))
     return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
-def kill_in_the_middle(server: ServerProcess, run: subprocess.Popen) -> None:
-    """Kill the server once a step has been generated and while another one is."""
-    # The server may have served another run before, and the first request of this one is the probe.
-    enough = server.metric("vllm:request_success") + 40
-    while server.metric("vllm:request_success") < enough or server.metric("vllm:num_requests_running") == 0:
-        assert run.poll() is None
-    server.kill()
+# The rollouts of a step are four requests or more, so that the server dies in the second step or the third.
+ANSWERS = 10
 
 
 @pytest.mark.distributed
 @pytest.mark.parametrize("restarted", [False, True])
-def test_both_processes_hold_the_same_state_also_after_a_restart(mortal, tiny_path, tmp_path, restarted):
+def test_both_processes_hold_the_same_state_also_after_a_restart(mortal, wire, tiny_path, tmp_path, restarted):
     saving = {"save_strategy": "steps", "save_steps": NUM_STEPS}
     # 0.85 of 8 prompts x 4 rollouts pays for 27 in the first step, when all are expected to cost the same.
-    run = launch(mortal, tiny_path, tmp_path, learning_rate=1e-2, budget_fraction=0.85, **saving)
     if restarted:
-        kill_in_the_middle(mortal, run)
-        mortal.launch()
+        wire.strike(ANSWERS, mortal.launch)
+    run = launch(wire, tiny_path, tmp_path, learning_rate=1e-2, budget_fraction=0.85, **saving)
     assert run.wait(timeout=400) == 0, (tmp_path / "run.log").read_text()[-4000:]
     assert ("The vLLM server was lost" in (tmp_path / "run.log").read_text()) == restarted
     first, second = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
@@ -170,9 +160,9 @@ def test_both_processes_hold_the_same_state_also_after_a_restart(mortal, tiny_pa
 
 
 @pytest.mark.distributed
-def test_both_processes_stop_together_where_the_server_stays_away(mortal, tiny_path, tmp_path):
-    run = launch(mortal, tiny_path, tmp_path, vllm_server_timeout=2)
-    kill_in_the_middle(mortal, run)
+def test_both_processes_stop_together_where_the_server_stays_away(mortal, wire, tiny_path, tmp_path):
+    wire.strike(ANSWERS)
+    run = launch(wire, tiny_path, tmp_path, vllm_server_timeout=2)
     assert run.wait(timeout=200) != 0
     log = (tmp_path / "run.log").read_text()
     # Every process says why it stops: none was left in a collective and ended by the launcher.
