@@ -26,7 +26,7 @@ def checkpoints(folder: Path, cell: Cell) -> Path:
 def run(cell: Cell, profile: Profile, folder: Path) -> Run:
     """Measure a policy before training, or train an entrant on a task and measure it.
 
-    A run of a rung keeps a checkpoint in `folder`, and goes on from that of the rung before.
+    A run of a rung keeps a checkpoint in `folder`, and goes on from that of the rung before if it is there.
     """
     began = time.perf_counter()
     from duet_trl.report.environment import hardware, versions
@@ -69,8 +69,9 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
             place = checkpoints(folder, cell)
             fields |= {"save_strategy": "steps", "save_steps": cell.horizon}
             below = [horizon for horizon, _ in profile.rungs if horizon < cell.horizon]
-            if below:
-                resumed = str(place / f"checkpoint-{below[-1]}")
+            # Records travel, checkpoints do not: where they are missing, the run starts anew.
+            if below and (checkpoint := place / f"checkpoint-{below[-1]}").is_dir():
+                resumed = str(checkpoint)
                 before = json.loads((place / "cost.json").read_text())
         # A run that must reach a number of tokens may need many more steps than the reference.
         steps = 20 * cell.horizon if cell.tokens else cell.horizon
