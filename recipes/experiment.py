@@ -8,8 +8,8 @@ the others; its log stays and the exit status is 1. Several runners may share a 
 one has. Arguments behind `--` go to every run. The first Ctrl-C or SIGTERM lets the running steps end with a
 checkpoint, the second stops at once.
 
-    python -m duet_trl.report tables outputs/experiments/<grid>
-    python -m duet_trl.report figures outputs/experiments/<grid>
+    duet-trl tables outputs/experiments/<grid>
+    duet-trl figures outputs/experiments/<grid>
 """
 
 import argparse

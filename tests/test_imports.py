@@ -58,6 +58,8 @@ TABLE = {
         NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"},
         frozenset({"allocate", "gate", "methods", "config", "simulation"}),
     ),
+    "check": Room(None, None),
+    "__main__": Room(frozenset(), frozenset({"report", "check"})),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m duet_trl.report simulate`: tokens and seconds of a step by method and number of GPUs, without a model."""
+"""`duet-trl simulate`: tokens and seconds of a step by method and number of GPUs, without a model."""
 
 import argparse
 import json
@@ -54,10 +54,11 @@ MACHINE = {
 
 
 def add_command(commands: Any) -> None:
-    """Add the command to those of the report."""
+    """Add the command."""
     command = commands.add_parser(
         "simulate", help="tokens and seconds of a step without a model", description=DESCRIPTION
     )
+    command.set_defaults(run=simulate)
     add = command.add_argument
     add("--methods", nargs="+", metavar="NAME", help="(default: all)")
     add("--gpus", nargs="+", type=int, default=list(GPUS), metavar="N", help="(default: %(default)s)")

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 from hypothesis import strategies as st
 
-from duet_trl.report.__main__ import main
+from duet_trl.__main__ import main
 
 BOX = r"\boxed{1}"  # 9 characters
 EIGHT = [  # prompt, completion, reward; one character is one token

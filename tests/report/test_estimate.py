@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl import DUETGRPOConfig
+from duet_trl.__main__ import main
 from duet_trl.gate.markers import MARKERS, extract_answer, first_marker_end, get_marker
 from duet_trl.gate.thoughts import Delimiters, recognise
 from duet_trl.report import estimate
-from duet_trl.report.__main__ import main
 from duet_trl.report.logged_completions import (
     Completions,
     completion_text,
@@ -456,7 +456,7 @@ def stock_run(request, tiny_path, tmp_path_factory):
 
 def test_completions_of_a_stock_run_from_the_command_line(stock_run, tmp_path):
     output_dir, steps, history = stock_run
-    command = [sys.executable, "-m", "duet_trl.report", "estimate", str(output_dir)]
+    command = [sys.executable, "-m", "duet_trl", "estimate", str(output_dir)]
     command += ["--grace_window", "8", "--json", str(tmp_path / "out.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")
@@ -490,7 +490,7 @@ def test_tokenizer_of_a_stock_run_counts_its_tokens(stock_run, capsys, tmp_path)
 
 def test_the_command_line_loads_no_training_library():
     code = (
-        "import sys, duet_trl.report.__main__\n"
+        "import sys, duet_trl.__main__\n"
         "print(sorted({'torch', 'trl', 'transformers', 'vllm', 'datasets'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)

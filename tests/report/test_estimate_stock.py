@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from duet_trl.__main__ import main
 from duet_trl.gate.vocabulary import vocabulary_bytes
-from duet_trl.report.__main__ import main
 from duet_trl.report.tokens import load_tokenizer
 from tests.runs import prompts, settings
 

@@ -9,7 +9,7 @@ import pytest
 from stored_runs import HARDWARE, SWITCHES, log_of, record, store
 from test_layout import check_latex
 
-from duet_trl.report.__main__ import main
+from duet_trl.__main__ import main
 from duet_trl.report.paper_tables import write_tables
 from duet_trl.report.runs import UnreadableRuns
 

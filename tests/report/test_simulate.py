@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from duet_trl.report.__main__ import main
+from duet_trl.__main__ import main
 
 SMALL = [
     "--steps",

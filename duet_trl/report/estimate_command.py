@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m duet_trl.report estimate <files>`: what would DUET save on a run that stock TRL GRPO did?
-
-`tables <runs>` and `figures <runs>` make the paper's tables and figures from a folder of runs. `simulate` predicts
-tokens and seconds of a step of every method. No command needs a model, a GPU or a network. Exit status: 0 done, 1
-unreadable input, 2 wrong usage.
-"""
+"""`duet-trl estimate <files>`: what would DUET save on a run that stock TRL GRPO did?"""
 
 import argparse
 import json
@@ -32,9 +27,6 @@ from .estimate import (
 from .estimate_rivals import project_rivals
 from .estimate_text import RARE, Estimate, as_json, report_text
 from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
-from .paper_tables import FORMATS, write_tables
-from .runs import CHECKPOINTS, UnreadableRuns
-from .simulate import add_command, simulate
 from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
 
 FEW_COMPLETIONS = 32
@@ -51,36 +43,12 @@ sampling, skipping, down-sampling and a pilot would have generated and trained. 
 Accuracy is not predicted."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, by default that of this process; the exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.command == "simulate":
-        return simulate(options)
-    if options.command != "estimate":
-        return _report_on_runs(options)
-    if options.poll_quantile > options.abort_quantile:
-        parser.error(f"--poll_quantile {options.poll_quantile} is above --abort_quantile {options.abort_quantile}.")
-    try:
-        estimate = _estimate(options)
-        sys.stdout.write(report_text(estimate) + "\n")
-        if options.json is not None:
-            options.json.write_text(json.dumps(as_json(estimate), indent=2) + "\n", encoding="utf-8")
-            sys.stdout.write(f"\nwritten: {options.json}\n")
-    except (UnreadableRun, OSError) as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 1
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    """The command line; an option that is a field of `Settings` has its name and its default."""
-    parser = argparse.ArgumentParser(prog="python -m duet_trl.report", description="Reports about runs.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+def add_command(commands: Any) -> None:
+    """Add the command; an option that is a field of `Settings` has its name and its default."""
     estimate = commands.add_parser(
         "estimate", help="what would DUET save on a run that stock TRL GRPO did?", description=DESCRIPTION
     )
-    estimate.set_defaults(**vars(Settings()))
+    estimate.set_defaults(run=estimate_run, error=estimate.error, **vars(Settings()))
     add = estimate.add_argument
     add("paths", nargs="+", type=Path, metavar="PATH", help="output_dir of the run, its folder of files, or files")
     add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
@@ -106,49 +74,22 @@ def _parser() -> argparse.ArgumentParser:
     help_text = "shares of the full number of rollouts, in (0, 1] (default: %(default)s)"
     add("--budgets", type=_in("(0, 1]"), nargs="+", metavar="B", help=help_text)
     _add_sources(estimate)
-    _add_reports_on_runs(commands)
-    add_command(commands)
-    return parser
 
 
-def _add_reports_on_runs(commands: Any) -> None:
-    """The commands that read a folder of runs."""
-    tables = commands.add_parser("tables", help="the paper's tables from a folder of runs")
-    figures = commands.add_parser("figures", help="the paper's figures from a folder of runs")
-    for command, default in ((tables, "tables"), (figures, "figures")):
-        command.add_argument("runs", type=Path, help="folder with run.json files, at any depth")
-        help_text = f"where to write (default: <runs>/{default})"
-        command.add_argument("--output_dir", type=Path, metavar="DIR", help=help_text)
-    help_text = f"what to write, separated by commas (default: {','.join(FORMATS)})"
-    tables.add_argument("--formats", type=_formats, default=list(FORMATS), metavar="NAMES", help=help_text)
-    help_text = "final: the last measurement (default); best: of each suite the best, as the paper does, which selects"
-    tables.add_argument("--checkpoint", choices=CHECKPOINTS, default="final", help=f"{help_text} on the test set")
-    help_text = "method that speed-ups and differences are against (default: %(default)s)"
-    tables.add_argument("--reference", default="grpo", metavar="METHOD", help=help_text)
-
-
-def _report_on_runs(options: argparse.Namespace) -> int:
-    folder = options.output_dir or options.runs / options.command
+def estimate_run(options: argparse.Namespace) -> int:
+    """Run the command; the exit status."""
+    if options.poll_quantile > options.abort_quantile:
+        options.error(f"--poll_quantile {options.poll_quantile} is above --abort_quantile {options.abort_quantile}.")
     try:
-        if options.command == "tables":
-            lines = [write_tables(options.runs, folder, options.formats, options.checkpoint, options.reference)]
-        else:
-            from .paper_figures import write_figures  # needs matplotlib, which only figures do
-
-            paths, notes = write_figures(options.runs, folder)
-            lines = [*map(str, paths), "", *notes]
-    except (UnreadableRuns, OSError) as error:
+        estimate = _estimate(options)
+        sys.stdout.write(report_text(estimate) + "\n")
+        if options.json is not None:
+            options.json.write_text(json.dumps(as_json(estimate), indent=2) + "\n", encoding="utf-8")
+            sys.stdout.write(f"\nwritten: {options.json}\n")
+    except (UnreadableRun, OSError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    sys.stdout.write("\n".join([*lines, f"written to {folder}"]) + "\n")
     return 0
-
-
-def _formats(text: str) -> list[str]:
-    names = text.split(",")
-    if unknown := set(names) - FORMATS.keys():
-        raise argparse.ArgumentTypeError(f"{sorted(unknown)} are none of {list(FORMATS)}")
-    return names
 
 
 def _add_sources(estimate: argparse.ArgumentParser) -> None:
@@ -320,7 +261,3 @@ def _in(interval: str, kind: type = float) -> Callable[[str], float]:
 
     read.__name__ = kind.__name__
     return read
-
-
-if __name__ == "__main__":
-    sys.exit(main())
