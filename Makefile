@@ -91,9 +91,10 @@ test-slow: install ## run the slow tests only
 chaos: install ## kill training at 200 random moments and inject every fault of docs/operations.md (an hour)
 	$(PY) -m tests.chaos --faults $(ARGS)
 
-lint: install ## check style, format and syntax
+lint: install ## check style, format, syntax, and the types of the public API
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 	$(PY) -m compileall -q $(wildcard $(SOURCES))
 
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
