@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python benchmarks/one_price.py: the figure of docs/algorithm.md#one-price.
+
+Left: what the next rollout of a prompt earns per token, in prices. Middle: what a cut at K earns less its tokens, in
+two mixtures of `late_answers.py` with 10% late answers, right nine times of ten or never: as the gate knows it after
+150 steps of aborting, and as it is. Right: where the gate cuts, step by step.
+"""
+
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.common import argument_parser, write_result  # noqa: E402
+from benchmarks.late_answers import CAP, EACH, EXACT, GRACE, PROMPTS, Mixture, price_at  # noqa: E402
+from duet_trl.allocate.openness import openness  # noqa: E402
+from duet_trl.gate.marker_gate import MarkerGate  # noqa: E402
+from duet_trl.gate.priced import PricedThresholds  # noqa: E402
+from duet_trl.gate.replay import Outcome  # noqa: E402
+from duet_trl.report.environment import hardware, versions  # noqa: E402
+from duet_trl.report.figure_style import BLUE, GREEN, GREY, ORANGE, PAGE, PINK, RED, sheet  # noqa: E402
+from duet_trl.report.tables import text_table  # noqa: E402
+from duet_trl.simulation.acting import through  # noqa: E402
+
+DRAWN, SHOWN = ROOT / "outputs" / "bench" / "one_price", ROOT / "docs" / "images" / "one_price.png"
+STEPS, LENGTH = 150, 500.0
+PAYING = Mixture(share=0.1, late_right=0.9, silent=0.03, course="steady")
+WORTHLESS = replace(PAYING, late_right=0.0)
+PROMPTS_SHOWN = (
+    ("4 of 8 right", (4.5, 4.5), GREEN, "-"),
+    ("never seen", (0.5, 0.5), PINK, "--"),
+    ("8 of 8 right", (8.5, 0.5), GREY, "-."),
+)
+"""Name, posterior of the success rate, and look."""
+MIXTURES = (("late answers pay", PAYING, BLUE, "-"), ("they do not", WORTHLESS, ORANGE, "--"))
+
+
+def closed_loop(mixture: Mixture, seed: int) -> tuple[PricedThresholds, list[int]]:
+    """Thresholds after `STEPS` steps of aborting, and K2 + G by step."""
+    rng = np.random.default_rng(seed)
+    thresholds = PricedThresholds(CAP, GRACE)
+    gate = MarkerGate(thresholds, trim=False, abort=True, grace_window=GRACE, seed=seed)
+    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
+    limits = []
+    for step in range(1, STEPS + 1):
+        drawn = mixture.draw(step / STEPS, len(keys), rng)
+        found = through(gate.spec(), gate.coins(step, keys), drawn, np.zeros(len(keys), dtype=np.int64))
+        limits.append(min(gate.spec().abort_at, CAP))
+        paid = drawn.right & (found.outcome != Outcome.ABORTED)
+        gate.observe(found, paid.astype(float), step, price_at(LENGTH))
+    return thresholds, limits
+
+
+def truth(mixture: Mixture, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """K, F(K) and E min(T, K) from a large sample that nothing cuts."""
+    drawn = mixture.draw(1.0, EXACT, np.random.default_rng(seed))
+    cuts = np.arange(0, CAP + 1, 8)
+    end = np.minimum(drawn.completed_at, drawn.natural)
+    earned = (drawn.completed_at[drawn.right][:, None] <= cuts).sum(0) / EXACT
+    return cuts, earned, np.array([np.minimum(end, cut).mean() for cut in cuts])
+
+
+def main() -> None:
+    """Draw the figure and write its numbers."""
+    arguments = argument_parser(__doc__.splitlines()[0]).parse_args()
+    price, ends = price_at(LENGTH), {}
+    with sheet(DRAWN, (PAGE, 2.4), columns=3, legend_columns=6) as (more, wait, course):
+        rollouts = np.arange(1, 17)
+        for name, posterior, color, line in PROMPTS_SHOWN:
+            worth = float(openness(*np.array(posterior)))
+            gain = worth * (np.sqrt(rollouts) - np.sqrt(rollouts - 1)) / LENGTH
+            more.plot(rollouts, gain / price, color=color, linestyle=line, label=name)
+        more.axhline(1.0, color=RED, linewidth=1.0)
+        more.set(title="one more rollout", xlabel="n", ylabel="earns per token, in prices", ylim=(0, 4))
+        for name, mixture, color, line in MIXTURES:
+            cuts, earned, tokens = truth(mixture, arguments.seed)
+            thresholds, limits = closed_loop(mixture, arguments.seed)
+            exact = earned - price * tokens
+            _, known, spent = thresholds.times.curves()
+            bounds = np.minimum(np.arange(len(known)) * thresholds.times.width, CAP)
+            wait.plot(cuts, exact, color=GREY, linewidth=2.5, alpha=0.4)
+            wait.plot(bounds, known - price * spent, color=color, linestyle=line, label=name)
+            wait.plot(cuts[exact.argmax()], exact.max(), "o", color=RED)
+            course.plot(limits, color=color, linestyle=line)
+            ends[name] = {"exact cut": int(cuts[exact.argmax()]), "K2 + G": limits[-1]}
+        wait.set(title="going on", xlabel="cut at K, tokens", ylabel="F(K) - price x E min(T, K)")
+        course.set(title="where the gate cuts", xlabel="step", ylabel="K2 + G, tokens", ylim=(0, 1.05 * CAP))
+    payload = {
+        "price": price,
+        "steps": STEPS,
+        "mixtures": ends,
+        "seed": arguments.seed,
+        "hardware": hardware(),
+        "versions": versions("duet-trl", "numpy", "matplotlib"),
+    }
+    rows = [[name, found["exact cut"], found["K2 + G"]] for name, found in ends.items()]
+    print(text_table(["late answers", "exact cut", f"K2 + G after {STEPS} steps"], rows))
+    shutil.copy(DRAWN.with_suffix(".png"), SHOWN)
+    print(f"written to {write_result('one_price', payload)} and {SHOWN}")
+
+
+if __name__ == "__main__":
+    main()
