@@ -69,15 +69,24 @@ def check(name: str, folder: Path, wheel: Path, pins: list[str], torch: str, tor
     print(f"==> {name} versions work ({time.perf_counter() - begin:.0f} s)", flush=True)
 
 
+def check_description(folder: Path, files: list[Path]) -> None:
+    """Whether a package index would take the files and show the README."""
+    venv.create(folder / "index", with_pip=False)
+    python = folder / "index" / "bin" / "python"
+    pip("install", "twine", python=python)
+    subprocess.run([str(python), "-I", "-m", "twine", "check", "--strict", *map(str, files)], check=True)
+
+
 def main() -> None:
     """Check both environments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wheel", type=Path)
+    parser.add_argument("wheel", type=Path, help="the sdist lies beside it")
     parser.add_argument("--torch", default="torch", help="requirement of PyTorch")
     parser.add_argument("--torch_index", default="", help="package index of PyTorch's CPU builds")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="install_check_") as name:
         folder = Path(name)
+        check_description(folder, [args.wheel.resolve(), *args.wheel.resolve().parent.glob("*.tar.gz")])
         for script in ("install_run.py", "tiny.py"):
             shutil.copy(ROOT / "tests" / script, folder)
         check("newest", folder, args.wheel.resolve(), [], args.torch, args.torch_index)

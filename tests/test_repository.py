@@ -65,7 +65,7 @@ def test_no_two_files_have_one_name() -> None:
 
 
 def text_files() -> list[Path]:
-    folders = (*CODE_FOLDERS, "docs", "requirements", ".ci")
+    folders = (*CODE_FOLDERS, "docs", "requirements", ".ci", ".github")
     files = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     files += list(ROOT.iterdir())
     named = {"Makefile", "LICENSE", ".gitignore", "run"}
