@@ -43,6 +43,7 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
+from .seams.leaving import warn_of_gloo
 from .seams.progress import show_few_figures
 from .seams.resuming import Resuming, TrainingStopped
 from .seams.source import PromptSource
@@ -169,6 +170,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
                 self.accelerator.wait_for_everyone()
                 if self.accelerator.is_main_process:
                     leave_checkpoint(self._checkpoint_folder(None), self.state.global_step, self.state.max_steps)
+            warn_of_gloo(self.accelerator)
             return output
 
     # ---- Seams: generation --------------------------------------------------------------------------------------

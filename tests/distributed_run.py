@@ -3,12 +3,12 @@
 
 import hashlib
 import json
-import os
 import sys
 from pathlib import Path
 
 import torch
 
+from benchmarks.common import leave
 from duet_trl.engines.engine import Completion
 from tests.runs import duet_trainer, prompts
 from tests.states import plain
@@ -71,17 +71,6 @@ def main() -> None:
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         leave()
-
-
-def leave() -> None:
-    """End a process of a group without taking the group apart.
-
-    torch waits for gloo's thread when the model is freed at the end, with the interpreter's lock that the same thread
-    may need to free the tensors of its last collective: now and then a process hangs there.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":

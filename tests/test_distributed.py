@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two real processes over gloo: equal state on both, and the plans of a single process."""
+"""Real processes over gloo: equal state on both, the plans of a single one, weights in shards, a resumed run."""
 
 import json
 import os
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.processes import fsdp_environment
 from duet_trl.methods import METHODS
 
 ROOT = Path(__file__).parents[1]
@@ -72,3 +73,42 @@ def test_every_method_trains_alike_on_both_processes(tiny_path, tmp_path):
         assert one["moved"] > 1e-5, method
         assert len(one["trained_tokens"]) == 2 and min(one["trained_tokens"]) > 0, method
         assert (one["reused_tokens"] > 0) == (method in ("spec_rl", "duet_reuse")), method
+
+
+def resume(folder: Path, parts: str, sharded: bool) -> list[dict]:
+    """What both processes of distributed_resume.py report; one of them has said how they may end."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
+    command += [str(ROOT / "tests" / "distributed_resume.py"), parts, str(folder), json.dumps(options)]
+    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment |= fsdp_environment() if sharded else {}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stderr.count("a process over gloo may hang") == 1
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.parametrize("sharded", [False, True], ids=["ddp", "fsdp2"])
+def test_a_run_of_several_processes_resumes_where_it_was(tmp_path, sharded):
+    for report in resume(tmp_path, "resumes", sharded):
+        found = report["resumes"]
+        assert found["steps"] == [3, 4]
+        assert found["weights_were_loaded"] > 1e-3 and found["moved"] > found["weights_were_loaded"]
+        assert found["same_state"]
+        assert found["difference"] < 1e-6  # weights and Adam's moments were restored
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
+    first, second = (report["generates"] for report in resume(tmp_path, "generates", sharded=True))
+    for found in (first, second):
+        assert found["sharding"]["type"] == "FSDP"
+        assert found["sharding"]["sharded"] == found["sharding"]["parameters"] > 0
+    assert first["samples"] == second["samples"] == first["greedy"]  # of the saved model, which was never sharded
+    assert first["saved"] == 0.0
+    assert first["state"] == second["state"]
+    # One process has sampled its last token long before the other.
+    assert (first["longest"][-1], second["longest"][-1]) == (12, 7)

@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+from duet_trl.seams.resuming import _restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
 from tests.runs import duet_trainer, logged
 
@@ -40,6 +42,14 @@ def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path
     # The first plan after the checkpoint depends on nothing but the restored state, the data order and the seed.
     assert logged(resumed, "duet/budget_tokens")[3] == logged(first, "duet/budget_tokens")[3]
     assert logged(resumed, "duet/num_rollouts/std")[3] == logged(first, "duet/num_rollouts/std")[3]
+
+
+def test_what_several_cpu_processes_load_their_optimizer_to_is_known(tmp_path):
+    torch.save({"moment": torch.arange(3.0)}, tmp_path / "optimizer.pt")
+    _restore_to_numbered_cpu()
+    place = torch.device("cpu:0")  # of accelerate's process 0; torch alone refuses it
+    found = torch.load(tmp_path / "optimizer.pt", map_location=place, weights_only=True)["moment"]
+    assert found.device.type == "cpu" and found.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_resuming_without_the_methods_state_is_an_error(tiny_path, tmp_path):

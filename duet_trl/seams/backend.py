@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 from trl import GRPOTrainer
 
 from ..config import DUETGRPOConfig
@@ -199,6 +200,11 @@ def _named_weights(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
 
     walk = VLLMGeneration.__new__(VLLMGeneration)  # no vLLM: the walk reads these three only
     walk.model, walk.accelerator, walk._dist = trainer.model, trainer.accelerator, trainer._dist
+    for module in trainer.model.modules():
+        if isinstance(
+            module, FSDPModule
+        ):  # a forward pass without a backward one leaves some whole, which TRL reads as shards
+            module.reshard()
     return walk._iter_named_params()
 
 

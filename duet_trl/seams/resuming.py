@@ -4,6 +4,7 @@
 import json
 import logging
 from contextlib import AbstractContextManager, ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Resuming(GRPOTrainer):
         return self._sampler
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.args.device.type == "cpu":
+            _restore_to_numbered_cpu()
         super()._load_optimizer_and_scheduler(checkpoint)
         # TRL's sampler draws the order of each epoch from one generator, which starts anew in each process and hears
         # of no epoch. Behind the first epoch a resumed run would see prompts again that it has just seen, and others
@@ -115,3 +118,14 @@ class Resuming(GRPOTrainer):
         super()._save_rng_state(output_dir)
         # The file that is written next says that the checkpoint is whole: with the parts of every process.
         self.accelerator.wait_for_everyone()
+
+
+@cache
+def _restore_to_numbered_cpu() -> None:
+    """Teach `torch.load` the place "cpu:0": the device of each of several CPU processes, to which transformers loads.
+
+    torch knows "cpu" alone; a number is that of the process on its machine.
+    """
+    torch.serialization.register_package(
+        100, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+    )

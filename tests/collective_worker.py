@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process of a group that runs generation steps of any shape one after another; for test_collectives.py."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+
+from duet_trl.exchange import Exchange
+from duet_trl.gate.replay import GateMismatch
+from duet_trl.loop import Loop
+from duet_trl.methods.method import Method
+from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
+from duet_trl.seams import train_rows
+from duet_trl.step_record import Generated, StepRecord
+
+END = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generation step.
+
+    Attributes:
+        counts (list[list[int]]): Rollouts of each prompt in each round.
+        queries (list[int]): Questions to the model before each round.
+        aborted (list[bool]): Whether a rollout leaves the gradient, by its number; shorter: the others stay.
+        chunks (int): Micro-batches of a process.
+        windows (int): Optimizer steps that share them.
+        interleaved (bool): Whether rollouts are dealt one by one.
+        mismatch (int | None): Process whose engine runs another gate.
+    """
+
+    counts: list[list[int]]
+    queries: list[int]
+    aborted: list[bool]
+    chunks: int
+    windows: int
+    interleaved: bool
+    mismatch: int | None
+
+
+class Scripted(Method):
+    """Asks for what the case says."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.asked: set[int] = set()
+
+    def jobs(self, of: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
+        """The next round, its questions first."""
+        number = 0 if done is None or not len(done) else int(done.round.max()) + 1
+        if number == len(self.case.counts):
+            return []
+        if self.case.queries[number] and number not in self.asked:
+            self.asked.add(number)
+            return [Query(0, (1 + query,)) for query in range(self.case.queries[number])]
+        return [Job(prompt) for prompt, count in enumerate(self.case.counts[number]) for _ in range(count)]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Aborted rollouts leave the gradient."""
+        kept = np.ones(len(done), dtype=bool)
+        kept[: len(self.case.aborted)] = ~np.array(self.case.aborted, dtype=bool)[: len(done)]
+        return replace(Judgement.of(done.rewards), in_gradient=kept, in_divisor=kept)
+
+
+class Host:
+    """Generates and scores with the collectives of TRL: each needs as many rows on every process."""
+
+    reward_weights = torch.ones(1)
+
+    def __init__(self, case: Case, exchange: Exchange) -> None:
+        self.case, self.exchange = case, exchange
+
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
+        """A rollout of prompt p holds 1 + p as often as its length says, and an end."""
+        ids = [[1 + job.prompt] * (1 + job.prompt % 3) + [END] for job in jobs]
+        ids += ids[-1:] * padding
+        self.exchange.accelerator.gather(torch.tensor([len(one) for one in ids]))
+        stopped = np.zeros(len(jobs), dtype=bool)
+        if self.case.mismatch is not None and self.exchange.process_index == self.case.mismatch:
+            stopped[0] = True
+        thoughts, ended = np.zeros(len(ids), dtype=bool), np.ones(len(ids), dtype=bool)
+        return Generated([[9]] * len(ids), ids, ["text"] * len(ids), None, stopped, thoughts, ended)
+
+    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+        """The reward is the prompt."""
+        return self.exchange.accelerator.gather(torch.tensor([[float(job.prompt)] for job in jobs]))
+
+    def share_logs(self, rows: np.ndarray) -> dict[str, list]:
+        """No columns."""
+        return {}
+
+    def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
+        """Each question's token, answered where the placement of the trainer puts it."""
+        process, processes = self.exchange.process_index, self.exchange.num_processes
+        own = np.arange(process, len(queries), processes)
+        return self.exchange.in_order(own, [np.array([float(queries[row].ids[0])]) for row in own])
+
+
+def run(case: Case, exchange: Exchange) -> dict[str, Any]:
+    """One step up to the log-probabilities; what this process knows of it."""
+    host, method = Host(case, exchange), Scripted(case)
+    loop = Loop(method, host, exchange, None, 10_000, 100, 1_000, {END}, case.interleaved)
+    step = StepRecord(Prompts([Prompt(str(p), {"prompt": str(p)}) for p in range(len(case.counts[0]))], 1, 0, None))
+    loop.run(step)
+    loop.judge(step)
+    args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
+    train_rows.place(step, args, exchange.num_processes, keep_order=False)
+    train_rows.count_tokens(step, mask_truncated=False)
+    process = exchange.process_index
+    inputs, batch = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
+    rows = step.packed_rows[process]
+    lengths = [len(ids) if row >= 0 else 0 for row, ids in zip(rows, batch.generated[1], strict=True)]
+    step.captured = [
+        torch.tensor([[row, -length, length] for row, length in zip(rows, lengths, strict=True)], dtype=torch.float64)
+    ]
+    train_rows.collect_logps(step, exchange)
+    return {
+        "prompts": step.done.prompt.tolist(),
+        "rewards": step.done.rewards.tolist(),
+        "answers": [float(answer[0]) for answer in step.done.answers],
+        "rows": rows.tolist(),
+        "ids": batch.generated[1],
+        "kept": step.num_kept_tokens,
+        "sum_logps": np.nan_to_num(step.sum_logps).tolist(),
+    }
+
+
+def work(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+    """Answer cases from a pipe until it ends."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))  # the watchdog is the parent's
+    exchange = Exchange(Accelerator(cpu=True))
+    assert exchange.num_processes == world_size
+    pipe.send("ready")
+    while True:
+        case = pipe.recv()
+        try:
+            pipe.send(run(case, exchange))
+        except GateMismatch as error:
+            pipe.send(str(error))

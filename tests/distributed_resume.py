@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One process that generates, saves and resumes, its weights replicated or sharded; started by test_distributed.py."""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from benchmarks.common import leave
+from benchmarks.process_parts.run import allow_fsdp_on_cpu, build, sharding
+from duet_trl.seams.backend import _named_weights
+from tests.states import plain
+
+STEPS, SAVED = 4, 2
+
+
+def whole(trainer) -> dict[str, torch.Tensor]:
+    """All weights by name, gathered."""
+    return {name: weight.detach().clone() for name, weight in _named_weights(trainer)}
+
+
+def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """The largest difference of two sets of weights."""
+    assert one.keys() == other.keys()
+    return max((one[name] - other[name]).abs().max().item() for name in one)
+
+
+def generates(folder: Path, options: dict) -> dict:
+    """Training on rollouts that the policy itself samples, which end at other lengths on each process."""
+    trainer = build("duet", folder, scripted=False, max_steps=2, **options)
+    ids: list[list[list[int]]] = []
+    turn = trainer.engine._turn
+
+    def recorded(prompts):
+        found = turn(prompts)
+        ids.append(found[0])
+        return found
+
+    trainer.engine._turn = recorded
+    trainer.train()
+    texts = ["1 + 1 = ", "1 + 2 = ", "1 + 3 = "]  # the second, alone on a process, has the shortest answer
+    samples = trainer.sample(texts, temperature=0.0, max_tokens=12)
+    weights = whole(trainer)
+    trainer.save_model(str(folder / "saved"))
+    trainer.accelerator.wait_for_everyone()
+    saved, greedy = None, []
+    if trainer.accelerator.is_main_process:  # FSDP_CPU_RAM_EFFICIENT_LOADING: the others would load no weights
+        saved = AutoModelForCausalLM.from_pretrained(folder / "saved", dtype=torch.float32)
+        for text in texts:
+            prompt = torch.tensor([trainer._tokenizer(text).input_ids])
+            ends = {"max_new_tokens": 12, "eos_token_id": trainer.eos_token_ids}
+            greedy.append([saved.generate(prompt, do_sample=False, **ends)[0, prompt.size(1) :].tolist()])
+    return {
+        "longest": [max(len(row) for row in batch) for batch in ids],
+        "samples": samples,
+        "greedy": greedy,
+        "saved": None if saved is None else furthest(weights, dict(saved.named_parameters())),
+        "sharding": sharding(trainer.model, trainer.accelerator),
+        "state": plain(trainer.loop.state_dict()),
+    }
+
+
+def resumes(folder: Path, options: dict) -> dict:
+    """A run, and another that resumes from its checkpoint."""
+    options = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": STEPS, "save_steps": SAVED, **options}
+    options |= {"save_strategy": "steps"}
+    trainer = build("duet", folder, **options)
+    trainer.train()
+    uninterrupted, state = whole(trainer), plain(trainer.loop.state_dict())
+    resumed = build("duet", folder, **options)
+    resumed.engine.round = SAVED  # one round a step
+    steps = []
+    run = resumed.loop.run
+
+    def recorded(step):
+        if not steps:
+            steps.append(furthest(whole(resumed), start))
+        steps.append(step.prompts.step)
+        run(step)
+
+    start = load_file(Path(__file__).parents[1] / "recipes" / "tiny_math" / "checkpoint" / "model.safetensors")
+    resumed.loop.run = recorded
+    resumed.train(resume_from_checkpoint=str(folder / f"checkpoint-{SAVED}"))
+    return {
+        "steps": steps[1:],
+        "weights_were_loaded": steps[0],
+        "difference": furthest(whole(resumed), uninterrupted),
+        "same_state": plain(resumed.loop.state_dict()) == state,
+        "moved": furthest(uninterrupted, start),
+    }
+
+
+def main() -> None:
+    folder, options, parts = Path(sys.argv[2]), json.loads(sys.argv[3]), {"generates": generates, "resumes": resumes}
+    allow_fsdp_on_cpu()
+    found = {name: parts[name](folder / name, options) for name in sys.argv[1].split(",")}
+    rank = torch.distributed.get_rank()
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    torch.distributed.barrier()
+    leave()
+
+
+if __name__ == "__main__":
+    main()
