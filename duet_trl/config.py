@@ -46,7 +46,7 @@ FIELD_ACTS = {
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
 
-_RULES = {
+FIELD_RULES = {
     "max_completion_length": at_least(1),
     "num_rollouts_min": at_least(1),
     "num_rollouts_max": at_least(1),
@@ -60,6 +60,7 @@ _RULES = {
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
+"""What the value of a field must be; the options of a method carry their own rules."""
 
 
 def _chosen(name: str, help_text: str) -> Any:
@@ -82,9 +83,8 @@ def _options_help() -> str:
         own = [one.name for one in fields(entry.options) if one.name not in inherited]
         takers.setdefault((*shared, *own), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
-    return (
-        f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)} See docs/notation.md."
-    )
+    meaning = f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
+    return f"{meaning} See docs/configuration.md."
 
 
 def _larger_steps() -> str:
@@ -113,7 +113,7 @@ class DUETGRPOConfig(GRPOConfig):
         allocate, trim, abort (`bool`, *optional*):
             Switch a part of DUET off alone. All off at `budget_fraction=1` is GRPO.
 
-        > Parameters of the other groups are described by their `help` and in `docs/notation.md`.
+        > Parameters of the other groups are described by their `help` and in `docs/configuration.md`.
 
     Attributes:
         options: The resolved `method_kwargs`, a frozen dataclass of the method.
@@ -211,7 +211,7 @@ class DUETGRPOConfig(GRPOConfig):
         super().__post_init__()
         if self.max_completion_length is None:
             raise ValueError("max_completion_length must be an integer of at least 1, got None.")
-        check_rules(self.__dict__, _RULES)
+        check_rules(self.__dict__, FIELD_RULES)
         self._resolve()
         self._check_relations()
         METHODS[self.method].check(self, self.options)

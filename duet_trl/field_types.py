@@ -2,7 +2,7 @@
 """Fields of a configuration: how they are declared, what types they hold, and when they act.
 
 The fields of `DUETGRPOConfig` and the `method_kwargs` of each method are declared and checked by the same functions,
-and docs/notation.md is written from the same declarations (tests/notation.py).
+and docs/configuration.md is written from the same declarations (docs/site/reference.py).
 """
 
 import difflib
@@ -31,7 +31,7 @@ class Acts:
 
 
 def knob(help_text: str, default: Any = None) -> Any:
-    """A field of the configuration; its help stands in `--help` and in docs/notation.md."""
+    """A field of the configuration; its help stands in `--help` and in docs/configuration.md."""
     return field(default=default, metadata={"help": help_text})
 
 

@@ -142,11 +142,11 @@ def table_rows(page: Path, heading: str) -> set[str]:
     return {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
 
 
-def test_notation_md_has_the_tables_of_fields_that_are_declared() -> None:
-    from tests.notation import written
+def test_configuration_md_has_the_tables_of_fields_that_are_declared() -> None:
+    from docs.site.reference import written
 
-    page = (DOCS / "notation.md").read_text()
-    assert page == written(page), "run python -m tests.notation and commit docs/notation.md"
+    page = (DOCS / "configuration.md").read_text()
+    assert page == written(page), "run python docs/site/reference.py and commit docs/configuration.md"
 
 
 def method_table() -> dict[str, list[object]]:
@@ -231,29 +231,20 @@ def test_messages_in_operations_md_are_the_ones_that_are_raised() -> None:
     assert {piece for piece in pieces if piece not in source} == set()
 
 
-def execute_blocks(page: Path) -> int:
-    """Run the Python blocks of a page one after the other, as one script; how many there were."""
-    text, names = page.read_text(), {"__name__": "__main__"}
-    blocks = list(re.finditer(r"^```python\n(.*?)^```", text, flags=re.M | re.S))
-    for block in blocks:
-        lines_before = text[: block.start(1)].count("\n")
-        exec(compile("\n" * lines_before + block[1], str(page), "exec"), names)
-    return len(blocks)
+def test_answers_are_short_name_their_thread_and_fields_that_exist() -> None:
+    from duet_trl import DUETGRPOConfig
+    from duet_trl.methods import METHODS
 
-
-@pytest.mark.parametrize("name", ["own_task.md", "from_grpo.md", "extending.md"])
-def test_python_blocks_run_as_one_script(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "recipes").symlink_to(ROOT / "recipes")
-    monkeypatch.chdir(tmp_path)
-    assert execute_blocks(DOCS / name) >= 4
-
-
-def test_a_block_that_fails_is_found_at_its_line(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n```python\nx = 1\n```\ntext\n```python\n\nassert x == 2\n```\n")
-    with pytest.raises(AssertionError) as error:
-        execute_blocks(page)
-    assert error.traceback[-1].lineno + 1 == 8
+    sections = (DOCS / "faq.md").read_text().split("\n## ")[1:]
+    assert len(sections) >= 7
+    for section in sections:
+        title, asked, answer = re.fullmatch(r"(.*)\n\n((?:.+\n)+)\n((?:.+\n)+)\n?", section).groups()
+        assert re.search(r"\]\(https://github\.com/[\w-]+/[\w.-]+/(issues|pull)/\d+\)", asked), title
+        assert answer.count("\n") <= 5, title
+        for name, value in re.findall(r"`(\w+)=([^`]+)`", answer):
+            if name == "method":
+                assert ast.literal_eval(value) in METHODS
+            assert name in {one.name for one in fields(DUETGRPOConfig)}, name
 
 
 def core_modules() -> list[str]:

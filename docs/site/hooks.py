@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What mkdocs does with a page before it is HTML (mkdocs.yml names this file).
+
+The home page takes the first screen of README.md, the configuration reference its tables from the declarations, a
+flowchart becomes a drawing, and a link to a file that is no page of the site becomes its text and path.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from drawing import drawing
+from reference import BEGIN, END, written
+
+DOCS = Path(__file__).resolve().parent.parent
+FIRST_SCREEN = re.compile(r"<!-- first screen -->\n(.*?)<!-- end of the first screen -->", flags=re.S)
+PICTURE, ARENA = "images/method.svg", "images/arena_sums.png"
+"""The picture of the home page, and the one that takes its place as soon as the arena has written it."""
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """The Markdown of a page as the site needs it."""
+    name = page.file.src_uri
+    if name == "index.md":
+        markdown = home(markdown, (DOCS.parent / "README.md").read_text(), (DOCS / ARENA).exists())
+    if name == "configuration.md":
+        markdown = written(markdown).replace(BEGIN, '<div class="reference" markdown>').replace(END, "</div>")
+    markdown = re.sub(r"^```mermaid\n(.*?)^```", lambda block: drawn(block[1]), markdown, flags=re.M | re.S)
+    return outside_code(markdown, lambda text: python_markdown(local_links(text, name)))
+
+
+def home(page: str, readme: str, with_arena: bool) -> str:
+    """The home page with the first screen of the README in the place of the line that names it."""
+    found = FIRST_SCREEN.search(readme)
+    if found is None or page.count("<!-- first screen -->") != 1:
+        raise ValueError("README.md needs `<!-- first screen -->` and its end, docs/index.md the first of them once.")
+    screen = found[1].replace("](docs/", "](")
+    if with_arena:
+        screen = re.sub(
+            rf"!\[[^]]*\]\({re.escape(PICTURE)}\)\n\n?[^\n]*",
+            f"![Accuracy of every method against tokens and seconds, task sums]({ARENA})",
+            screen,
+        )
+    return page.replace("<!-- first screen -->", screen)
+
+
+def drawn(flowchart: str) -> str:
+    """The drawing of a flowchart, in a box that scrolls."""
+    return f'<div class="scroll">{drawing(flowchart)}</div>'
+
+
+def outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    """Markdown with its text changed and its blocks of code left alone."""
+    parts = re.split(r"(^```.*?^```)", markdown, flags=re.M | re.S)
+    return "".join(part if part.startswith("```") else change(part) for part in parts)
+
+
+def python_markdown(text: str) -> str:
+    """GitHub's Markdown as Python's wants it: four spaces for a list inside a list, an empty line before one."""
+    text = re.sub(r"^([^\s*|#-].*)\n(?=[*|-] ?)", r"\1\n\n", text, flags=re.M)
+    return re.sub(r"^ +", lambda spaces: 2 * spaces[0], text, flags=re.M)
+
+
+def local_links(text: str, name: str) -> str:
+    """Links to files that are no part of the site, as their text and, where it says something else, the path."""
+
+    def written_out(link: re.Match) -> str:
+        words, target = link[1], link[2].partition("#")[0]
+        path = posixpath.normpath(posixpath.join("docs", posixpath.dirname(name), target))
+        if not target or re.match(r"[a-z]+:", target) or path.startswith("docs/"):
+            return link[0]
+        return words if path in words else f"{words} (`{path}`)"
+
+    return re.sub(r"(?<!!)\[([^]]*)\]\(([^)\s]+)\)", written_out, text)

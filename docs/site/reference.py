@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/configuration.md, written from the declarations that `--help` shows too.
+
+python docs/site/reference.py       rewrites them; the site writes them anew each time it is built
+"""
+
+import ast
+import re
+from dataclasses import Field, fields
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.config import FIELD_ACTS, FIELD_RULES
+from duet_trl.field_types import Rule, default_of
+from duet_trl.methods import METHOD_FIELDS, METHODS
+from duet_trl.report.tables import markdown_table
+
+PAGE = Path(__file__).resolve().parent.parent / "configuration.md"
+BEGIN, END = "<!-- written by python docs/site/reference.py: begin -->", "<!-- end -->"
+
+_TYPES = {list[str]: "list of str", dict[str, Any]: "dict"}
+
+SOME_METHODS = """\
+`duet`, `paper` and `duet_reuse` read all of them, the others few or none; a method refuses those that it does not
+read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
+default follows from other fields, the meaning says so."""
+DUET_OPTIONS = """\
+The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate
+of Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet`
+are what we recommend, the defaults of `paper` are the paper's."""
+
+
+def tables() -> str:
+    """All tables, with their headings; the longest with what they say."""
+    own = [one for one in fields(DUETGRPOConfig) if one.name in DUETGRPOConfig.__annotations__]
+    parts = [
+        "## Fields of every method",
+        _every_method([one for one in own if one.name not in METHOD_FIELDS]),
+        "## Fields that some methods read",
+        SOME_METHODS,
+        _some_methods([one for one in own if one.name in METHOD_FIELDS]),
+    ]
+    for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
+        takers = [name for name, entry in METHODS.items() if entry.options is kind]
+        parents = [name for name, entry in METHODS.items() if entry.options in kind.__bases__ and name != "paper"]
+        if parents:
+            own, theirs = (" and ".join(f"`{name}`" for name in names) for names in (takers, parents))
+            parts.append(f"{own} takes the options of {theirs}, with the same defaults.")
+        elif fields(kind):
+            heading = f"## `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}"
+            parts += [heading, *([DUET_OPTIONS] if "duet" in takers else []), _options(kind, takers)]
+    return "\n\n".join(parts)
+
+
+def written(page: str) -> str:
+    """The page with its tables as they should be."""
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _every_method(declared: list[Field]) -> str:
+    rows = [
+        [f"`{one.name}`", _help(one), _field_values(one), _code(one.default), _condition(one.name, FIELD_ACTS)]
+        for one in declared
+    ]
+    return markdown_table(["field", "meaning", "values", "default", "only with"], rows)
+
+
+def _some_methods(declared: list[Field]) -> str:
+    rows = []
+    for one in declared:
+        readers = {name: entry for name, entry in METHODS.items() if one.name in entry.reads}
+        condition = _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts)
+        rows.append([f"`{one.name}`", _help(one), _field_values(one), ", ".join(readers), condition])
+    return markdown_table(["field", "meaning", "values", "methods", "only with"], rows)
+
+
+def _options(kind: type, takers: list[str]) -> str:
+    acts = METHODS[takers[0]].acts
+    rows = []
+    for one in fields(kind):
+        values, unit = _values(one.type, one.metadata["rule"]), one.metadata["unit"].partition(", >=")[0]
+        repeated = not unit or unit[0] in "[(>" or unit in values  # the range, or the unit that the rule names too
+        defaults = [_code(default_of(one, name)) for name in takers]
+        rows.append(
+            [
+                f"`{one.name}`",
+                _help(one),
+                values if repeated else f"{values}, {unit}",
+                *defaults,
+                one.metadata["symbol"],
+                _condition(one.name, acts),
+            ]
+        )
+    return markdown_table(["option", "meaning", "values", *takers, "symbol", "only with"], rows)
+
+
+def _help(one: Field) -> str:
+    return one.metadata["help"].replace("<", "&lt;")  # '<pattern>' is no tag
+
+
+def _field_values(one: Field) -> str:
+    # The annotation, not the field's type, which transformers' parser rewrites.
+    return _values(DUETGRPOConfig.__annotations__[one.name], FIELD_RULES.get(one.name))
+
+
+def _values(annotation: Any, rule: Rule | None) -> str:
+    """Types that a field takes, and its range: what its error says before remedy and value."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    types = " or ".join(_TYPES.get(kind) or kind.__name__ for kind in kinds if kind is not type(None))
+    if rule is None:
+        return types
+    allowed = re.split(r"; |, got |\. ", rule[1])[0]
+    if allowed.startswith("one of "):
+        return " or ".join(f'`"{choice}"`' for choice in ast.literal_eval(allowed.removeprefix("one of ")))
+    return f"{types}, {allowed.removeprefix('in ').removeprefix('an integer of ')}"
+
+
+def _condition(name: str, acts: dict[str, Any]) -> str:
+    return f"`{acts[name].condition}`" if name in acts else ""
+
+
+def _code(value: Any) -> str:
+    """A default as it stands in Python; None: it follows, as the meaning says."""
+    return "" if value is None else f'`"{value}"`' if isinstance(value, str) else f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every block of code in README and docs runs, or its commands are ones that their programs accept."""
+
+import argparse
+import configparser
+import importlib
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.code_blocks import PAGES, ROOT, Block, blocks, commands, filled_in, run_python
+from tests.runs import count_fours, settings
+from tests.server_process import ServerProcess
+
+RECIPES = ROOT / "recipes"
+sys.path.insert(0, str(RECIPES))
+
+POLICY = '"recipes/tiny_math/checkpoint"'
+LOCAL_SUITES = {
+    "math500": {"problem": "What is $6\\cdot 7$?", "answer": "42", "solution": "", "subject": "Algebra", "level": 1},
+    "gsm8k": {"question": "What is 6 x 7?", "answer": "#### 42"},
+}
+# A page's blocks are one script. What would be fetched from the Hub, needs a GPU or takes minutes is replaced.
+SCRIPTS: dict[str, dict[str, str]] = {
+    "README.md": {
+        '"Qwen/Qwen3-1.7B-Base"': POLICY,
+        'load_dataset("trl-lib/DeepMath-103K", split="train")': "TRAIN",
+        'use_vllm=True, vllm_mode="colocate"': "use_cpu=True, bf16=False, max_completion_length=16, max_steps=1",
+    },
+    "docs/evaluation.md": {"load_suite(name)": "load_suite(name, LOCAL[name])"},
+    "docs/extending.md": {},
+    "docs/from_grpo.md": {},
+    "docs/operations.md": {"max_steps=15": "max_steps=1", "max_completion_length=320": "max_completion_length=48"},
+    "docs/own_task.md": {},
+}
+LANGUAGES = {"", "bash", "diff", "mermaid", "python", "yaml"}
+"""Of every block; those without one are trees, formulas and what a command printed."""
+
+
+@pytest.fixture
+def clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder that has `recipes/`, as the root of a clone."""
+    (tmp_path / "recipes").symlink_to(RECIPES)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def taken_for_granted(name: str, folder: Path) -> dict[str, object]:
+    """What a page has without saying where from: data of a run, files of suites, a trainer."""
+    from datasets import Dataset
+
+    from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+
+    asked = [{"role": "user", "content": "Compute $3+4-2$."}]
+    data = Dataset.from_list([{"prompt": asked, "solution": "$5$"}] * 32)
+    if name == "README.md":
+        return {"TRAIN": data}
+    if name != "docs/evaluation.md":
+        return {}
+    local = {suite: str(folder / f"{suite}.jsonl") for suite in LOCAL_SUITES}
+    for suite, row in LOCAL_SUITES.items():
+        Path(local[suite]).write_text(json.dumps(row))
+    config = DUETGRPOConfig(**settings(folder / "out"))
+    trainer = DUETGRPOTrainer("recipes/tiny_math/checkpoint", count_fours, args=config, train_dataset=data)
+    return {"LOCAL": local, "config": config, "trainer": trainer}
+
+
+def test_every_page_with_python_is_run() -> None:
+    assert {str(page.relative_to(ROOT)) for page in PAGES if blocks(page, "python")} == SCRIPTS.keys()
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
+    run_python(blocks(ROOT / name, "python"), SCRIPTS[name], **taken_for_granted(name, clone))
+    if name == "docs/operations.md":  # the command that the page runs on what the script left
+        from duet_trl.__main__ import main
+
+        assert main(["estimate", "out"]) == 0
+
+
+def test_a_block_that_fails_is_found_at_its_line(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# Title\n```python\nx = 1\n```\ntext\n```python\n\nassert x == 2\n```\n")
+    with pytest.raises(AssertionError) as error:
+        run_python(blocks(page, "python"))
+    assert error.traceback[-1].lineno + 1 == 8
+
+
+def test_a_replacement_that_no_block_needs_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n")
+    with pytest.raises(AssertionError, match="is to be replaced"):
+        run_python(blocks(page, "python"), {"y = 1": "y = 2"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_has_a_language_that_is_checked(page: Path) -> None:
+    assert {block.language for block in blocks(page)} <= LANGUAGES
+
+
+@pytest.mark.parametrize("block", [one for page in PAGES for one in blocks(page, "diff")], ids=str)
+def test_both_sides_of_a_swap_import(block: Block) -> None:
+    lines = block.text.splitlines()
+    assert {line[0] for line in lines} == {"-", "+"}
+    for line in lines:
+        exec(line[1:], {})
+
+
+@pytest.mark.parametrize("block", [one for page in PAGES for one in blocks(page, "yaml")], ids=str)
+def test_yaml_of_a_grid_is_one(block: Block, tmp_path: Path) -> None:
+    from experiment_plan import plan
+
+    (tmp_path / "own.yaml").write_text(block.text)
+    runs, _ = plan(str(tmp_path / "own.yaml"), tmp_path / "out", "*", [])
+    assert len(runs) > len(yaml.safe_load(block.text)["seeds"])
+
+
+class Parsed(Exception):
+    """The command line was accepted; nothing else is to run."""
+
+
+@pytest.fixture
+def parse_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Sequence[str]], None]:
+    """Runs a script or a package up to where argparse has accepted its arguments; SystemExit where it has not."""
+    parse_args = argparse.ArgumentParser.parse_args
+
+    def stop(*arguments: object, **more: object) -> None:
+        parse_args(*arguments, **more)
+        raise Parsed
+
+    def run(script: str, words: Sequence[str]) -> None:
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        with pytest.raises(Parsed):
+            if script.endswith(".py"):
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+            else:
+                importlib.import_module(f"{script}.__main__").main()
+        monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+
+    return run
+
+
+def make(words: Sequence[str]) -> None:
+    targets = set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text(), flags=re.M))
+    assert {word for word in words if "=" not in word} <= targets
+
+
+def pip(words: Sequence[str]) -> None:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    extras = re.fullmatch(r"\.\[([a-z,]+)\]", words[2])[1].split(",")
+    assert list(words[:2]) == ["install", "-e"] and set(extras) <= set(parser["options.extras_require"])
+
+
+def accelerate(words: Sequence[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    options = launch_command_parser().parse_args(words[1:])
+    assert words[0] == "launch"
+    recipe(options.training_script, options.training_script_args)
+
+
+def recipe(script: str, words: Sequence[str]) -> None:
+    """A recipe with configurations: its own parser, which reads and checks them."""
+    from command_line import parse
+
+    assert (ROOT / script).exists()
+    left = [word for word in words if word != "..."]
+    parse(Path(script).stem, left if "--dry_run" in left else [*left, "--dry_run"])
+
+
+def launch(words: Sequence[str]) -> None:
+    import launch as launcher
+
+    options = launcher.parse(list(words))
+    if options.script:
+        recipe(options.script[0], options.script[1:])
+
+
+def experiment(words: Sequence[str]) -> None:
+    from experiment import arguments
+    from experiment_plan import plan
+
+    split = list(words).index("--") if "--" in words else len(words)
+    options = arguments(words[:split])
+    assert plan(options.grid, options.output_dir, options.only, list(words[split + 1 :]))[0]
+
+
+def torchrun(words: Sequence[str]) -> None:
+    from torch.distributed.run import get_args_parser
+
+    assert get_args_parser().parse_args(words).training_script == "train.py"  # the reader's own
+
+
+def curl(words: Sequence[str]) -> None:
+    """Where it goes and what it sends; `test_curl_gets_the_answers_that_the_page_gives` runs it."""
+    assert any(word.startswith("http://127.0.0.1:8000/") for word in words)
+    assert all(json.loads(words[number + 1]) for number, word in enumerate(words) if word == "-d")
+
+
+def shell(words: Sequence[str]) -> None:
+    """Built-ins of the shell: `bash -n` has read them."""
+
+
+CHECKS = {
+    "accelerate": accelerate,
+    "curl": curl,
+    "export": shell,
+    "kill": shell,
+    "make": make,
+    "pip": pip,
+    "source": shell,
+    "torchrun": torchrun,
+}
+SCRIPT_CHECKS = {"recipes/experiment.py": experiment, "recipes/launch.py": launch}
+SERVERS = ("vllm", "trl")
+"""Programs whose parsers import vLLM: checked by a test of their own."""
+BASH = [one for page in PAGES for one in blocks(page, "bash")]
+
+
+def slow_if_long(block: Block) -> object:
+    """A grid is read cell by cell."""
+    return pytest.param(block, marks=pytest.mark.slow) if "experiment.py --grid table1" in block.text else block
+
+
+@pytest.mark.parametrize("block", [slow_if_long(one) for one in BASH], ids=str)
+def test_commands_of_a_block_are_accepted(
+    block: Block,
+    parse_only: Callable,
+    clone: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    subprocess.run(["bash", "-n"], input=filled_in(block.text), text=True, check=True)
+    monkeypatch.setenv("DUET_SERVER_TOKEN", "a-token-for-these-tests")
+    (clone / "problems.jsonl").write_text("{}")
+    for program, *words in commands(block.text):
+        if program == "python" and words[0] not in SCRIPT_CHECKS:
+            parse_only(words[0], words[1:])
+        elif program == "python":
+            SCRIPT_CHECKS[words[0]](words[1:])
+        elif program == "duet-trl":
+            parse_only("duet_trl", words)
+        elif program not in SERVERS:
+            CHECKS[program](words)
+
+
+def test_a_command_with_a_wrong_flag_is_found(parse_only: Callable, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        parse_only("recipes/evaluate.py", ["--suite_names", "math500"])
+    assert "--suite_names" in capsys.readouterr().err
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("block", [one for one in BASH if "vllm" in one.text and "serve" in one.text], ids=str)
+def test_servers_accept_their_commands(block: Block) -> None:
+    from trl.scripts.vllm_serve import build_command, make_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    served = [words for words in commands(block.text) if words[0] in SERVERS]
+    for program, command, *words in served:
+        if program == "trl":  # it reads its own part and passes the others on
+            assert command == "vllm-serve"
+            _, _, _, command, *words = build_command(*make_parser().parse_args_and_config(words, True))
+        assert command == "serve" and make_arg_parser(FlexibleArgumentParser()).parse_args(words).model_tag
+    assert served
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_curl_gets_the_answers_that_the_page_gives(server: ServerProcess) -> None:
+    (block,) = (one for one in BASH if one.text.startswith("curl"))
+    lines = block.text.replace("\\\n", " ").replace("http://127.0.0.1:8000", server.url).splitlines()
+    for line in lines:
+        expected = re.search(r"# (\d{3})", line)[1]
+        if "-w" not in line:
+            line = line.replace("curl", "curl -o /dev/null -w '%{http_code}'", 1)
+        environment = os.environ | {"DUET_SERVER_TOKEN": server.token}
+        done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=environment, timeout=60)
+        assert done.stdout.strip() == expected, line
+    assert len(lines) == 3

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site builds without a warning, loads nothing from elsewhere, and has what the repository has."""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+sys.path.insert(0, str(DOCS / "site"))  # as mkdocs does for its hooks
+
+from drawing import drawing  # noqa: E402
+from hooks import ARENA, PICTURE, home, local_links, outside_code, python_markdown  # noqa: E402
+
+README = (
+    "# Title\n<!-- first screen -->\nWhat it is.\n\n![Drawing](docs/images/method.svg)\n\n*A drawing.* More.\n\n"
+    "See [there](docs/faq.md).\n<!-- end of the first screen -->\nBelow.\n"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; the build fails at a warning."""
+    pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+    return folder
+
+
+class Loaded(HTMLParser):
+    """Addresses that a browser fetches by itself when it shows a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and found.get("src"):
+            self.addresses.append(found["src"])
+        if tag == "link" and found.get("rel") != "canonical":
+            self.addresses.append(found["href"])
+
+
+def test_every_page_is_in_the_navigation(site: Path) -> None:
+    pages = {path.stem for path in DOCS.glob("*.md")}
+    linked = set(re.findall(r'class="md-nav__link[^>]*href="(\w+)\.html"', (site / "faq.html").read_text()))
+    linked |= set(re.findall(r'href="(\w+)\.html" class="md-nav__link', (site / "faq.html").read_text()))
+    assert pages - {"faq"} <= linked and (site / "faq.html").exists()
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.glob("*.html"))
+    assert len(pages) > 15
+    for page in pages:
+        parser = Loaded()
+        parser.feed(page.read_text())
+        local = [address.partition("#")[0] for address in parser.addresses if not address.startswith("/")]
+        assert len(local) == len(parser.addresses) or page.name == "404.html"
+        assert [address for address in local if not (site / address).exists()] == []
+        assert 'class="mermaid"' not in page.read_text()  # the theme would fetch mermaid for it
+
+
+def test_home_page_is_the_first_screen_of_the_readme(site: Path) -> None:
+    shown = re.sub(r"<[^>]+>", "", (site / "index.html").read_text())
+    for part in ("GRPO under a token budget", "make demo", "-from trl import GRPOConfig, GRPOTrainer"):
+        assert part in shown
+    assert "Documentation" not in shown  # a section further down
+    picture = ARENA if (DOCS / ARENA).exists() else PICTURE
+    assert f'src="{picture}"' in (site / "index.html").read_text()
+
+
+def test_every_room_is_drawn(site: Path) -> None:
+    source = (DOCS / "architecture.md").read_text().split("```mermaid")[1].split("```")[0]
+    page = (site / "architecture.html").read_text()
+    assert page.count("<rect ") == source.count('["') > 10
+    assert page.count('class="head"') == source.count("-->") > 10
+
+
+def test_no_markdown_is_left(site: Path) -> None:
+    for page in site.glob("*.html"):
+        text = re.sub(r"<pre.*?</pre>|<code.*?</code>", "", page.read_text(), flags=re.S)
+        assert re.findall(r"^(?:<p>)?[*-] .*|^.*\*\*\w.*|^.*\| ?---.*|^```.*", text, flags=re.M) == [], page.name
+
+
+def test_nothing_of_the_workshop_is_published(site: Path) -> None:
+    assert [path.name for path in (site / "site").iterdir()] == ["style.css"]
+
+
+def test_home_takes_the_first_screen_and_later_the_arena() -> None:
+    page = "# Home\n\n<!-- first screen -->\n\n## Next\n"
+    plain = home(page, README, with_arena=False)
+    shown = "What it is.\n\n![Drawing](images/method.svg)\n\n*A drawing.* More.\n\nSee [there](faq.md).\n"
+    assert plain == f"# Home\n\n{shown}\n\n## Next\n"
+    arena = home(page, README, with_arena=True)
+    assert f"]({ARENA})" in arena and PICTURE not in arena and "A drawing" not in arena and "faq.md" in arena
+    with pytest.raises(ValueError, match="first screen"):
+        home(page, "# Title\n", with_arena=False)
+
+
+def test_first_screen_of_the_readme_fits_a_screen_and_has_its_parts() -> None:
+    readme = (ROOT / "README.md").read_text()
+    first = readme.partition("<!-- end of the first screen -->")[0]
+    assert first.count("\n") <= 40
+    assert first.count("```bash") == first.count("```diff") == first.count("![") == 1
+    (shell,) = re.findall(r"```bash\n(.*?)```", first, flags=re.S)
+    assert len(shell.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "link, shown",
+    [
+        ("[a test](../tests/test_docs.py)", "a test (`tests/test_docs.py`)"),
+        ("[`tests/tiny.py`](../tests/tiny.py)", "`tests/tiny.py`"),
+        ("[limits](../README.md#limits)", "limits (`README.md`)"),
+        ("[own](own_task.md#1-data)", "[own](own_task.md#1-data)"),
+        ("[below](#arena)", "[below](#arena)"),
+        ("[TRL](https://example.org/trl)", "[TRL](https://example.org/trl)"),
+        ("![picture](images/method.svg)", "![picture](images/method.svg)"),
+    ],
+)
+def test_links_that_leave_the_docs_become_text(link: str, shown: str) -> None:
+    assert local_links(link, "performance.md") == shown
+
+
+def test_lists_get_their_spaces_and_lines_and_code_none() -> None:
+    text = "Text\n* a\n  more\n  * b\n* c\n\n```\n  code\n* d\n```\n"
+    shown = "Text\n\n* a\n    more\n    * b\n* c\n\n```\n  code\n* d\n```\n"
+    assert outside_code(text, python_markdown) == shown
+
+
+def test_arrows_of_a_drawing_point_down() -> None:
+    svg = drawing('flowchart TB\n  c["C<br/>last"]\n  a["A"]\n  b["B"]\n  a --> b\n  b --> c\n  a --> c\n')
+    tops = {name: int(y) for y, name in re.findall(r'y="(\d+)" width.*?<text[^>]*>(\w)<', svg)}
+    assert tops["A"] < tops["B"] < tops["C"]
+    assert svg.count('class="head"') == 3 and "last" in svg
+
+
+@pytest.mark.parametrize(
+    "lines, message",
+    [
+        ('a["A"]\n b["B"]\n a --> b\n b --> a', "circle"),
+        ('a["A"]\n a --> b', r"\['b'\]"),
+        ('a["A"]\n subgraph x', "subgraph x"),
+    ],
+)
+def test_a_flowchart_that_cannot_be_drawn_is_an_error(lines: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        drawing(f"flowchart TB\n {lines}\n")
