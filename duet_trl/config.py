@@ -217,6 +217,10 @@ class DUETGRPOConfig(GRPOConfig):
         METHODS[self.method].check(self, self.options)
         self._check_upstream()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the token: the Trainer pushes a pickle of the configuration with the model, `training_args.bin`."""
+        return self.__dict__ | {"hub_token": None}
+
     def _read_json(self) -> None:
         if not isinstance(self.method_kwargs, str):
             return

@@ -102,8 +102,8 @@ def read_grid(name: str) -> Grid:
         cells[cell] = line
     if not cells:
         raise ValueError(f"{place} has no cells. Give it `cells:` or `methods:`.")
-    if wrong := [cell for cell in cells if "/" in cell]:
-        raise ValueError(f"a cell of {place} is called {wrong[0]!r}: its name may hold no '/'.")
+    if wrong := [cell for cell in cells if "/" in cell or cell in (".", "..")]:  # each is a folder of the grid's
+        raise ValueError(f"a cell of {place} is called {wrong[0]!r}: its name may hold no '/' and be neither . nor ..")
     seeds = [] if seeds is None else seeds
     if not isinstance(seeds, list) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ValueError(f"seeds of {place} must be a list of integers from 0, got {seeds!r}.")

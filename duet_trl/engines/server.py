@@ -9,6 +9,7 @@ fingerprint and its weights: an engine that differs answers with a forced stop b
 import asyncio
 import json
 import logging
+import resource
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ _PROMPTS_PER_REQUEST = 8
 engines of a data-parallel server."""
 
 _MOST_REQUESTS = 256
-"""Every request holds a connection, a file that the operating system counts; larger batches get larger requests."""
+"""Larger batches get larger requests, as far as rollouts share their parameters."""
 
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
@@ -104,7 +105,10 @@ class GateServer:
         eos_ids: Sequence[int],
         limits: Sequence[int | None] | None = None,
     ) -> list[Choice]:
-        """One completion of each prompt, in their order, all of them running at the same time.
+        """One completion of each prompt, in their order, running at the same time.
+
+        Those whose parameters and limits no other shares are a request each. More requests than half of the files
+        that this process may open (`ulimit -n`) wait for each other.
 
         Args:
             prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
@@ -123,13 +127,17 @@ class GateServer:
         async def complete(session: aiohttp.ClientSession) -> list[Choice]:
             model = self._model or await self._served_model(session)
             done: list[Choice | None] = [None] * len(prompts)
+            # Every request holds a connection, which is a file; the rest of the process needs some, too.
+            room = asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
             async def send(rows: list[int]) -> None:
                 first = rows[0]
                 own = sampling if limits[first] is None else {**sampling, "max_tokens": limits[first]}
-                body = _body(model, [list(prompts[row]) for row in rows], own, parameters[first], eos_ids)
                 url = f"{self.base_url}/v1/completions"
-                answer = await _call(session, "POST", url, body)
+                async with room:
+                    body = _body(model, [list(prompts[row]) for row in rows], own, parameters[first], eos_ids)
+                    # The heartbeat notices a server that is away; with 4,096 connections to make 30 s may be too few.
+                    answer = await _call(session, "POST", url, body, connect_seconds=None)
                 for row, choice in zip(rows, _in_order(answer, len(rows), url), strict=True):
                     done[row] = _choice(choice)
 
@@ -280,8 +288,8 @@ class GateServer:
         """Run asynchronous work to its end, also from a notebook whose thread has a loop of its own."""
 
         async def with_session() -> T:
-            connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None, sock_connect=30.0)
-            async with aiohttp.ClientSession(connector=connector, timeout=timeout, headers=self.headers) as session:
+            connector = aiohttp.TCPConnector(limit=0, force_close=True)  # vLLM closes one that idles for 5 s
+            async with aiohttp.ClientSession(connector=connector, headers=self.headers) as session:
                 return await work(session)
 
         future = asyncio.run_coroutine_threadsafe(with_session(), self._loop)
@@ -356,10 +364,11 @@ async def _call(
     body: Mapping[str, Any] | None = None,
     *,
     seconds: float | None = None,
+    connect_seconds: float | None = 30.0,
     failure: type[ServerError] = ServerLost,
 ) -> Any:
     """One request; its JSON, or None where the answer is empty. `failure` is what status 5xx raises."""
-    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=30.0)
+    timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=connect_seconds)
     try:
         async with session.request(method, url, json=body, timeout=timeout) as response:
             text = await response.text()

@@ -208,8 +208,8 @@ def sample_lines(measurement: Measurement, problems: Dataset) -> Iterator[dict[s
 
 
 def sanitized(model: str) -> str:
-    """A model's name as the harness makes a folder of it."""
-    return re.sub(r'["<>:/|\\?*\[\]]+', "__", model)
+    """A model's name as the harness makes a folder of it; "", "." and ".." are no names of a folder below."""
+    return re.sub(r'["<>:/|\\?*\[\]]+|^\.{0,2}$', "__", model)
 
 
 def _figures(measurement: Measurement) -> dict[tuple[str, str], Score]:
