@@ -41,6 +41,7 @@ from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
+from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
 from .seams.leaving import warn_of_gloo
@@ -131,6 +132,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))
+        self.histograms = Histograms(self.callback_handler)
+        self.add_callback(self.histograms)
         show_few_figures(self)
 
     def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:
@@ -204,6 +207,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
         self.watch.outcomes(step.replay.outcome[step.counted])
         self.watch.advantages(step.judgement.advantages)
+        self.histograms.observe(step, self.max_completion_length)
         self._report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         return self._train_rows(step)
 

@@ -3,6 +3,7 @@
 
 import ast
 import json
+import lzma
 import math
 import re
 import subprocess
@@ -12,16 +13,27 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import papermill
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from duet_trl.evaluation.prompts import BOXED_SUFFIX
 from notebooks import execute
+from tests.report.logged_run import EIGHT
+from tests.report.logged_run import write as write_log
+from tests.report.paper_runs import paper_run, write_paper_runs
 from tests.test_imports import private_imports
 
 ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOKS = ("01_allocation_and_gate", "02_duet_tiny_cpu", "03_duet_colab_t4")
+NOTEBOOKS = (
+    "01_allocation_and_gate",
+    "02_duet_tiny_cpu",
+    "03_duet_colab_t4",
+    "04_estimate_your_logs",
+    "05_tables_from_runs",
+)
 MAX_CELLS = 20
 LIBRARIES = {*"duet_trl trl datasets transformers peft torch numpy pandas matplotlib IPython".split()}
 PUBLIC_ALL_THE_SAME = {"_", "__file__", "__version__", "__stdout__"}
@@ -93,7 +105,7 @@ def private_or_foreign(source):
         else:
             modules = [node.module] if isinstance(node, ast.ImportFrom) else []
         tops = {module.split(".")[0] for module in modules} - LIBRARIES - set(sys.stdlib_module_names)
-        found += sorted(tops - {"recipes"})
+        found += sorted(tops - {"recipes", "benchmarks"})
     return found
 
 
@@ -137,7 +149,8 @@ def test_with_the_package_the_installation_starts_no_program(name):
     watch = (
         "import sys\nsys.addaudithook(lambda event, args: event == 'subprocess.Popen' and sys.exit(f'started {args}'))"
     )
-    body = f"{watch}\nrepository, engine, precision = '', 'vllm', 'fp32'\n{code_of(name)['install']}"
+    code = code_of(name)
+    body = f"{watch}\n{code['parameters']}\nengine, precision = 'vllm', 'fp32'\n{code['install']}"
     done = subprocess.run([sys.executable, "-c", body], capture_output=True, text=True, cwd="/", timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout
@@ -165,6 +178,16 @@ def test_the_t4_notebook_is_planned_for_half_an_hour_to_an_hour_and_sixteen_giga
     )
 
 
+def test_the_t4_notebook_pins_what_the_cpu_set_pins():
+    names = {"engine": "transformers"}
+    (statement,) = (
+        node for node in ast.parse(code_of("03_duet_colab_t4")["install"]).body if "pins = " in ast.unparse(node)
+    )
+    exec(ast.unparse(statement), names)
+    assert {pin.partition("==")[0] for pin in names["pins"]} >= {"trl", "transformers", "peft", "math-verify"}
+    assert set(names["pins"]) <= set((ROOT / "requirements" / "cpu.txt").read_text().splitlines())
+
+
 def test_the_t4_notebook_asks_for_the_answer_as_the_paper_does_and_pushes_nothing_by_itself():
     names = {}
     exec(code_of("03_duet_colab_t4")["parameters"], names)
@@ -178,8 +201,8 @@ def test_notebooks_are_named_by_what_they_begin_with():
     assert execute.select(["notebooks/02_duet_tiny_cpu.ipynb"]) == (NOTEBOOKS[1],)
     with pytest.raises(ValueError, match="'0' stands for .*Choose from"):
         execute.select(["0"])
-    with pytest.raises(ValueError, match="'04' stands for no notebook"):
-        execute.select(["04"])
+    with pytest.raises(ValueError, match="'06' stands for no notebook"):
+        execute.select(["06"])
 
 
 def test_parameters_are_json_or_text():
@@ -191,8 +214,8 @@ def test_parameters_are_json_or_text():
 
 
 def test_unknown_names_are_refused_before_anything_runs(tmp_path, capsys):
-    with pytest.raises(ValueError, match="no notebook '05'"):
-        execute.execute("05", tmp_path)
+    with pytest.raises(ValueError, match="no notebook '06'"):
+        execute.execute("06", tmp_path)
     with pytest.raises(ValueError, match="no parameter stepz. It has repository, engine"):
         execute.execute("02_duet_tiny_cpu", tmp_path, {"stepz": 3})
     with pytest.raises(SystemExit) as exit_:
@@ -279,6 +302,38 @@ def test_01_shows_integers_near_the_optimum_and_within_the_budget(by_hand, fract
     optimum = cheapest_variance(sigma, (length / unit).astype(int), budget)
     # Eight prompts leave up to one rollout of the budget: less than a percent of the variance here.
     assert optimum * (1 - 1e-12) <= (sigma**2 / counts).sum() <= optimum * 1.01
+
+
+def test_01_prices_another_rollout_as_the_posterior_says(by_hand):
+    given = by_hand["price"]
+    worth = []
+    for right, wrong in zip(given["right"], given["wrong"], strict=True):
+        # E p(1 - p) = E p - (E p)^2 - Var p of Beta(right + 1/2, wrong + 1/2)
+        total = right + wrong + 1
+        mean = (right + 0.5) / total
+        worth.append(mean - mean**2 - mean * (1 - mean) / (total + 1))
+    counts, lengths = given["counts"], given["lengths"]
+    price = sum(x * (math.sqrt(n + 1) - math.sqrt(n)) for x, n in zip(worth, counts, strict=True)) / sum(lengths)
+    assert given["by_hand"] == pytest.approx(price, rel=1e-12)
+    assert given["package"] == pytest.approx(price, rel=1e-12)
+    assert min(counts) == 2 and np.dot(counts, lengths) <= 4 * sum(lengths)
+    # What is left of the budget pays for no further rollout.
+    assert 4 * sum(lengths) - np.dot(counts, lengths) < min(lengths)
+
+
+def test_01_cuts_where_the_late_answer_stops_to_pay(by_hand):
+    times = by_hand["answer_times"]
+    # Two rollouts are aborted at 96. Their mass goes in equal parts to those that were followed beyond: 160 and 192.
+    mass = {24: 1 / 8, 32: 1 / 8, 40: 1 / 8, 48: 1 / 8, 160: 1 / 8 + 1 / 8, 192: 1 / 8 + 1 / 8}
+    earned = 0.0
+    for end, _, going, by_walking in times["walked"]:
+        earned += mass[end] * (end != 192)  # that one ended without an answer
+        left = sum(share for at, share in mass.items() if at > end)
+        assert (going, by_walking) == pytest.approx((left, earned))
+        assert (times["S"][end // 8], times["F"][end // 8]) == pytest.approx((left, earned))
+    # Between 48 and 160 half of the rollouts go on, for 0.25 rewards: 0.25 / (112 x 0.5) = 0.0045 a token.
+    assert {price: cut for price, cut in times["cuts"] if price > 0.005} == {0.008: 48}
+    assert {cut for price, cut in times["cuts"] if price < 0.004} == {160}
 
 
 def gate_by_text(pieces, coin, k1=16, k2=44, grace=12, interval=4):
@@ -382,3 +437,69 @@ def test_03_saves_before_a_push_that_cannot_succeed(tmp_path):
     few = {"steps": 1, "samples_per_problem": 1, "push_to": "someone/duet"}
     with pytest.raises(papermill.PapermillExecutionError, match="the model is saved in duet_qwen3_gsm8k but was not"):
         execute.execute("03_duet_colab_t4", tmp_path, few, timeout=500)
+
+
+def test_04_estimates_the_bundled_log(tmp_path):
+    values = record(execute.execute("04_estimate_your_logs", tmp_path))
+    files = sorted((execute.HERE / "data" / "grpo_log" / "completions").glob("*.parquet"))
+    rows = pd.concat([pd.read_parquet(path) for path in files])
+    assert values["completions"] == len(rows) == 960
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "recipes" / "tiny_math" / "checkpoint")
+    texts = [text if isinstance(text, str) else text[0]["content"] for text in rows.completion]
+    assert values["tokens"] == sum(len(tokenizer(text, add_special_tokens=False).input_ids) for text in texts)
+    groups = rows.assign(prompt=rows.prompt.astype(str)).groupby(["step", "prompt"]).first_box_reward
+    useless = (groups.max() == groups.min()).mean()
+    assert values["zero_variance"] == pytest.approx(useless)
+    share = {(method, budget): tokens for method, budget, tokens in values["methods"]}
+    assert share["grpo", None] == share["pods", None] == 1.0
+    # Batches until all groups differ: one over the share of those that do, rounded up by about half a batch.
+    assert 1 / (1 - useless) < share["dapo", None] < 1 / (1 - useless) + 1
+    assert share["duet", 0.5] == pytest.approx(share["duet", 1.0] / 2) and share["duet", 1.0] < 0.9
+
+
+def test_04_reads_a_log_of_ones_own(tmp_path):
+    write_log(tmp_path / "mine" / "completions", 1, EIGHT)
+    values = record(execute.execute("04_estimate_your_logs", tmp_path, {"log": str(tmp_path / "mine")}))
+    assert (values["log"], values["completions"]) == (str(tmp_path / "mine"), 8)
+    assert values["zero_variance"] == 0.5  # of the two prompts one has rewards of 0 only
+
+
+def committed_accuracy(entrant, rate, horizon):
+    """Of a run on the tuning split of sums, from the lines of the records."""
+    with lzma.open(ROOT / "benchmarks" / "results" / "arena.jsonl.xz", "rt") as lines:
+        runs = [json.loads(line) for line in lines]
+    (run,) = (
+        run
+        for run in runs
+        if (run["stage"], run["task"], run["entrant"], run["horizon"]) == ("tune", "sums", entrant, horizon)
+        and run["learning_rate"] == pytest.approx(rate)
+    )
+    right = [count / one["samples"] for one in run["measurements"] for count in one["last"]]
+    return sum(right) / len(right)
+
+
+def test_05_computes_both_tables_from_records(tmp_path):
+    runs = write_paper_runs(
+        tmp_path / "runs", methods=("grpo", "duet"), budgets=(0.5,), seeds=(0, 1), steps=10, surrogates=False
+    )
+    given = {"runs": str(runs), "paper_table": "table6", "arena_table": "tuning sums"}
+    values = record(execute.execute("05_tables_from_runs", tmp_path, given))
+    first = next(row for row in values["arena_rows"] if row[0] == "grpo_8")
+    assert first[1] == f"{committed_accuracy('grpo_8', 1.5e-4, 32):.3f}"
+    assert values["by_hand"] == pytest.approx(values["package"])
+    (table,) = values["paper"]
+    for method in ("grpo", "duet"):
+        last = [paper_run(method, 0.5, seed, 10).log[-1]["held_out/math500/mean@4"] for seed in (0, 1)]
+        (row,) = (line for line in table.splitlines() if line.startswith(f"| +{method.upper()} "))
+        assert f"{100 * sum(last) / 2:.1f}" in row.split("|")[3]
+
+
+@pytest.mark.slow
+def test_05_makes_the_runs_itself(tmp_path):
+    values = record(
+        execute.execute("05_tables_from_runs", tmp_path, {"cells": ["grpo_50", "abort_only"]}, timeout=900)
+    )
+    cells = [[cell, seed] for cell in ("abort_only", "grpo_50") for seed in (1, 2)]
+    assert sorted(values["runs"]) == cells
+    (table,) = values["paper"]
+    assert "**Table 2.**" in table and values["arena_table"] == values["arena_table"].strip() != ""

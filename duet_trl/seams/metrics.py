@@ -11,9 +11,14 @@ from ..update.importance import effective_sample_size
 HISTOGRAM = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
 
 
+def length_limits(step: StepRecord, max_tokens: int) -> np.ndarray:
+    """Length limit of each rollout, tokens, shape (N,): its job's own, or that of the run."""
+    return np.array([max_tokens if job.max_tokens is None else job.max_tokens for job in step.jobs])
+
+
 def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
     """Metrics of one step without their `duet/` prefix."""
-    limits = np.array([max_tokens if job.max_tokens is None else job.max_tokens for job in step.jobs])
+    limits = length_limits(step, max_tokens)
     return {
         **_tokens(step, num_generations),
         **_counts(step.num_rollouts),

@@ -38,18 +38,18 @@ class StartNotice(TrainerCallback):
             return
         if config.gated:
             given = self.gate.spec(), config.max_completion_length, config.options.abort_rule == "price"
-            _say(gate_line(*given))
+            say(gate_line(*given))
             for warning in gate_warnings(*given):
                 logger.warning(warning)
         per_generation = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
         num_steps = math.ceil(state.max_steps / per_generation)
         num_rows = len(rows) if isinstance(rows, Sized) else None
-        _say(batch_line(config, num_rows, num_steps))
+        say(batch_line(config, num_rows, num_steps))
         for warning in batch_warnings(config, num_rows, num_steps):
             logger.warning(warning)
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     """To the log if it takes lines of this level, else to the console, as the progress of the run."""
     if logger.isEnabledFor(logging.INFO):
         logger.info(line)
