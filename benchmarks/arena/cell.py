@@ -67,14 +67,14 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
         climbs = cell.stage == TUNE and len(profile.rungs) > 1
         if climbs:
             place = checkpoints(folder, cell)
-            fields |= {"save_strategy": "steps", "save_steps": cell.horizon}
+            fields |= {"save_strategy": "steps", "save_steps": cell.horizon * entrant.updates}
             below = [horizon for horizon, _ in profile.rungs if horizon < cell.horizon]
             # Records travel, checkpoints do not: where they are missing, the run starts anew.
-            if below and (checkpoint := place / f"checkpoint-{below[-1]}").is_dir():
+            if below and (checkpoint := place / f"checkpoint-{below[-1] * entrant.updates}").is_dir():
                 resumed = str(checkpoint)
                 before = json.loads((place / "cost.json").read_text())
         # A run that must reach a number of tokens may need many more steps than the reference.
-        steps = 20 * cell.horizon if cell.tokens else cell.horizon
+        steps = cell.horizon * entrant.updates * (20 if cell.tokens else 1)
         trainer = DUETGRPOTrainer(
             model=str(task.checkpoint),
             reward_funcs=ArenaReward(entrant.reward, task.marker, cell.seed),
@@ -83,7 +83,7 @@ def trained(cell: Cell, profile: Profile, folder: Path) -> tuple[list[Measuremen
         )
         if entrant.lean:
             leave_out_idle(trainer.method)
-        watch = Watch(trainer, task, *_measured(cell, profile, task), before)
+        watch = Watch(trainer, task, *_measured(cell, profile, task, entrant.updates), before)
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(watch)
         trainer.train(resume_from_checkpoint=resumed)
@@ -103,14 +103,19 @@ def leave_out_idle(method: Any) -> None:
     method.judge = lean
 
 
-def _measured(cell: Cell, profile: Profile, task: Any) -> tuple[Any, Any]:
-    """The split of a cell, and its timetable."""
+def _measured(cell: Cell, profile: Profile, task: Any, updates: int) -> tuple[Any, Any]:
+    """The split of a cell, and its timetable. An entrant with several updates has the batches of the others.
+
+    Only the measurement at equal optimizer steps is made at the same step.
+    """
     from .measuring import Size, Timetable
 
+    steps = cell.horizon * updates
     if cell.stage == TUNE:
         size = Size(profile.tuning_problems, profile.samples_end, greedy=False)
-        marks = (cell.horizon - profile.settling, cell.horizon)
-        return task.tuning_problems(), Timetable(size, size, 0, marks, cell.horizon)
+        marks = (steps - profile.settling * updates, steps)
+        return task.tuning_problems(), Timetable(size, size, 0, marks, steps)
     way = Size(profile.problems, profile.samples, greedy=False)
     whole = Size(profile.problems_end, profile.samples_end, greedy=True)
-    return task.report_problems(), Timetable(way, whole, profile.every, (cell.horizon,), cell.horizon, cell.tokens)
+    every = profile.every * updates
+    return task.report_problems(), Timetable(way, whole, every, (cell.horizon,), steps, cell.tokens)

@@ -50,6 +50,11 @@ class Entrant:
     tuned_as: str = ""
     lean: bool = True
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that it makes of a batch of rollouts."""
+        return self.settings.get("num_iterations", 1)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
         object.__setattr__(self, "tuned_as", self.tuned_as or self.name)

@@ -15,13 +15,14 @@ class Profile:
 
     Attributes:
         factors (tuple[float, ...]): Learning rates that are tried, multiples of `entrants.BASE_RATE`.
-        rungs (tuple[tuple[int, int], ...]): Of successive halving: optimizer steps, and how many of the rates that
+        rungs (tuple[tuple[int, int], ...]): Of successive halving: batches of rollouts, and how many of the rates that
             began a rung end it. The last one leaves one.
-        tuning_problems (int): Of the tuning split, measured at the end of a rung and `settling` steps before it.
-        settling (int): Steps.
-        horizon (int): Optimizer steps of the reference, and the minimum of every other run.
+        tuning_problems (int): Of the tuning split, measured at the end of a rung and `settling` batches before it.
+        settling (int): Batches.
+        horizon (int): Batches of the reference, and the minimum of every other run; most entrants make one optimizer
+            step of a batch.
         share (float): Of the reference's tokens that every other run generates at least.
-        every (int): Steps between two measurements on the way.
+        every (int): Batches between two measurements on the way.
         problems (int): Of the report split, measured on the way; the first of those at the end.
         samples (int): Samples of each on the way.
         problems_end (int): Problems at the horizon and at the end.

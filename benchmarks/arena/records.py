@@ -64,7 +64,7 @@ class Run:
         stage (str): `START`, `TUNE` or `REPORT`.
         learning_rate (float): Constant.
         seed (int): Of the order of the prompts and of sampling.
-        horizon (int): Optimizer steps of a run of `TUNE`; the minimum of one of `REPORT`.
+        horizon (int): Batches of rollouts of a run of `TUNE`; the minimum of one of `REPORT`.
         measurements (list[Measurement]): In the order of their steps. The first is not at step 0: `START` has that.
         curves (dict[str, list[float | None]]): Metrics of every step.
         took (float): Wall-clock seconds of the process, start and measurements included.

@@ -118,7 +118,7 @@ def _tuning(runs: Sequence[Run], task: str) -> Table:
         }
         rate = reported.get(name) or choose(runs, task, name, PROFILES["full"])
         rows.append([name, *(found.get(column, "-") for column in columns), "-" if rate is None else rate_text(rate)])
-    headers = ["entrant", *(f"{rate_text(rate)}, {horizon} steps" for horizon, rate in columns), "chosen"]
+    headers = ["entrant", *(f"{rate_text(rate)}, {horizon} batches" for horizon, rate in columns), "chosen"]
     return Table(f"{task}: accuracy on the tuning split by learning rate", headers, rows)
 
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which learning rate an entrant gets on a task: successive halving on the tuning split, with a seed of its own.
 
-All rates run to the first rung; the best of them go on, from their checkpoints, to the next. A rate's figure is the
-accuracy by the last answer over all its measurements of a rung (at its end and a few steps before). Of equal figures
-the lower rate is better. The choice looks at nothing else, and the rule was fixed before the first run.
+All rates run to the first rung; the best of them go on, from their checkpoints, to the next. A rung is a number of
+batches of rollouts: who updates twice from each is tuned over as many tokens as the others. A rate's figure is the
+accuracy by the last answer over all its measurements of a rung (at its end and a few batches before). Of equal figures
+the lower rate is better. The choice looks at nothing else.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,7 +31,7 @@ def wanted(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> li
         profile (Profile): Rates and rungs.
 
     Returns:
-        list[tuple[float, int]]: Learning rate and optimizer steps. Empty: the choice is made.
+        list[tuple[float, int]]: Learning rate and batches of rollouts. Empty: the choice is made.
     """
     return _climb(runs, task, entrant, profile)[1]
 

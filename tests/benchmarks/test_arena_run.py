@@ -90,10 +90,14 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     assert earlier.step < end.step
 
     rate = choose(runs, "sums", "grpo_4_twice", smoke)
-    twice = [m for horizon in (2, 4) for m in one(runs, "grpo_4_twice", TUNE, horizon, rate).measurements]
-    assert [m.step for m in twice] == [1, 2, 3, 4]
-    assert twice[0].generated_tokens == twice[1].generated_tokens < twice[2].generated_tokens
-    assert twice[1].trained_tokens == 2 * twice[0].trained_tokens > 0
+    twice = [one(runs, "grpo_4_twice", TUNE, horizon, rate) for horizon in (2, 4)]
+    assert [[m.step for m in run.measurements] for run in twice] == [[2, 4], [6, 8]]  # as many batches as the others
+    first, curves = twice[0].measurements[0], twice[0].curves
+    assert first.generated_tokens == pytest.approx(curves["duet/generated_tokens"][0], rel=1e-3)
+    assert first.trained_tokens == pytest.approx(2 * curves["duet/trained_tokens"][0], rel=1e-3)
+    assert first.trained_tokens > 0
+    reported = one(runs, "grpo_4_twice", REPORT, 4, rate).measurements
+    assert reported[0].step == 4 and reported[-1].step >= 8
 
     written = path.read_bytes()
     again = arena(tmp_path)
