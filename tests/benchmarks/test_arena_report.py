@@ -92,7 +92,7 @@ def test_overview_and_ranking_show_every_task():
 def test_tuning_start_and_controls_by_hand():
     runs = records()
     assert rows(runs, "tuning sums") == {
-        "entrant": ["1.5e-4, 32 steps", "3e-4, 32 steps", "6e-4, 32 steps", "3e-4, 80 steps", "chosen"],
+        "entrant": ["1.5e-4, 32 batches", "3e-4, 32 batches", "6e-4, 32 batches", "3e-4, 80 batches", "chosen"],
         "duet": ["0.400", "0.500", "0.450", "0.525", "3e-4"],
     }
     before = dict(zip(rows(runs, "start")["task"], rows(runs, "start")["sums"], strict=True))
@@ -150,7 +150,7 @@ def test_documents_are_written_and_then_agree(tmp_path: Path):
     assert "with <!-- arena: value sums duet generated_tokens_share -->50%<!-- end --> of the tokens" in text
     assert "**<!-- arena: value sums duet accuracy_50 -->0.600<!-- end -->**." in text
     table = text.partition("<!-- arena: tuning sums -->")[2].partition("<!-- end -->")[0]
-    assert table.startswith("\n\n| entrant | 1.5e-4, 32 steps |") and table.endswith("| 3e-4 |\n\n")
+    assert table.startswith("\n\n| entrant | 1.5e-4, 32 batches |") and table.endswith("| 3e-4 |\n\n")
     assert text.startswith("# A page\n<!-- a") and text.endswith("<!-- end -->\n\nThe end.\n")
     assert readme.read_text() == "Nothing is quoted.\n"
     assert check_documents(findings_of(records()), tmp_path) == []
