@@ -18,6 +18,7 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 import importlib.util  # noqa: E402
+import sys  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING  # noqa: E402
@@ -78,3 +79,15 @@ def server_weights(server: "ServerProcess", tiny_path: Path) -> Iterator["Weight
     folder = WeightFolder(server.weights)
     yield folder
     server.client.reload_weights(str(folder.write(load_file(tiny_path / "model.safetensors").items())))
+
+
+@pytest.fixture
+def code_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """transformers keeps code that comes with models in a folder of the test, and forgets it afterwards."""
+    from transformers import dynamic_module_utils
+
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        del sys.modules[name]

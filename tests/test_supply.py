@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import dynamic_module_utils
 
 from tests.test_repository import ROOT, relative
 
@@ -129,9 +128,8 @@ def test_no_configuration_and_no_notebook_does(path: Path) -> None:
 
 
 @pytest.fixture
-def model_with_code(tiny_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+def model_with_code(tiny_path: Path, tmp_path: Path, code_of_models: None) -> tuple[Path, Path]:
     """A model and a tokenizer that need code of their own, and the file that this code would write."""
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, ran = shutil.copytree(tiny_path, tmp_path / "model"), tmp_path / "ran"
     code = f"from pathlib import Path\nPath({str(ran)!r}).touch()\n"
     (folder / "own.py").write_text(

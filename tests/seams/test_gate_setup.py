@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from transformers import AutoTokenizer, GenerationConfig, dynamic_module_utils
+from transformers import AutoTokenizer, GenerationConfig
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.seams.backend import choose_backend
@@ -35,8 +35,8 @@ def test_an_eos_that_the_model_declares_outside_its_vocabulary_is_refused(tiny_p
         prepare_gate(str(folder), AutoTokenizer.from_pretrained(tiny_path), config(tmp_path))
 
 
-def test_code_of_a_model_is_trusted_as_in_trl(tiny_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+@pytest.mark.usefixtures("code_of_models")
+def test_code_of_a_model_is_trusted_as_in_trl(tiny_path, tmp_path):
     folder = shutil.copytree(tiny_path, tmp_path / "model")
     (folder / "configuration_own.py").write_text(
         "from transformers import Qwen3Config\n\nclass OwnConfig(Qwen3Config):\n    model_type = 'own'\n"
