@@ -34,8 +34,9 @@ GENERATIONS = 32
 # Every outcome of the gate within 64 tokens, from the first step on.
 GATE = {
     "grace_window": 8,
-    "keep_probability": 0.3,
+    "keep_probability": 0.5,
     "abort_rule": "length",
+    "abort_quantile": 0.35,
     "threshold_interval": 1,
     "threshold_window": 64,
     "budget_fraction": 0.9,

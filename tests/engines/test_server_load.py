@@ -180,7 +180,8 @@ def test_4096_rollouts_at_once_and_nothing_for_strangers(server, tiny_gate, tmp_
     seconds = time.monotonic() - begun
     ((status, text),) = answers
     assert status == 401 and json.loads(text).keys() == {"error"} and server.token not in text
-    assert most > NUM_ROWS / 2
+    # A fast server answers the first of 4,096 requests while the last are written.
+    assert most > (NUM_ROWS / 8 if gated else NUM_ROWS / 2)
     assert_own(tiny_gate, load, rollouts, gated=gated)
     assert server.metric("vllm:request_success") == before + NUM_ROWS  # none twice, and none for strangers
     # What it costs is connections, and what came back: an id and a log-prob a token, and its JSON on the way.
