@@ -91,27 +91,26 @@ def requirements() -> Iterator[Finding]:
     """What this package needs, against what is installed; one line for all that fits."""
     from packaging.requirements import Requirement
 
+    from .report.environment import versions
+
     try:
         asked = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
         yield Finding(FAILED, "duet-trl is imported and not installed", "pip install -e . in its folder")
         return
-    fitting = []
+    fitting, installed = [], versions(*(one.name for one in asked))
     for one in asked:
         extra = _extra(one)
         if extra is not None and extra not in EXTRAS:
             continue
         install = f"pip install '{one.name}{one.specifier}'"
-        try:
-            found = importlib.metadata.version(one.name)
-        except importlib.metadata.PackageNotFoundError:
-            what = f"{one.name} is not installed"
-            if extra is None:
-                yield Finding(FAILED, what, install)
-            else:
-                yield Finding(NOTE, f"{what}: {EXTRAS[extra]}", f"pip install '{DISTRIBUTION}[{extra}]'")
-            continue
-        if one.specifier.contains(found, prereleases=True):
+        found = installed.get(one.name)
+        if found is None and extra is None:
+            yield Finding(FAILED, f"{one.name} is not installed", install)
+        elif found is None:
+            remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
+            yield Finding(NOTE, f"{one.name} is not installed: {EXTRAS[extra]}", remedy)
+        elif one.specifier.contains(found, prereleases=True):
             fitting.append(f"{one.name} {found}")
         else:
             yield Finding(FAILED, f"{one.name} {found} is outside {one.specifier}", install)
@@ -152,21 +151,15 @@ def sandbox() -> Finding:
 
 def trainings() -> Iterator[Finding]:
     """Two steps on each engine that is installed, side by side."""
+    from .report.environment import versions
+
     with tempfile.TemporaryDirectory(prefix="duet_check_") as name:
         folder = Path(name)
         _make_policy(folder / "policy")
-        engines = ["transformers"] + ["vllm"] * _is_installed("vllm")
+        engines = ["transformers", "vllm"] if "vllm" in versions("vllm") else ["transformers"]
         runs = [(engine, *_start(engine, folder)) for engine in engines]
         for engine, process, log, began in runs:
             yield _ended(engine, process, log, began)
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _start(engine: str, folder: Path) -> tuple[subprocess.Popen, Path, float]:
