@@ -12,6 +12,7 @@ from typing import Any
 
 from duet_trl.methods.duet_settings import DuetOptions
 
+ROOT = Path(__file__).parents[1]
 RESULTS = Path("outputs/bench")
 OPTIONS = frozenset(option.name for option in fields(DuetOptions))
 
@@ -52,6 +53,21 @@ def write_result(name: str, payload: dict[str, Any]) -> Path:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(payload, indent=2) + "\n")
     return path
+
+
+def python_command(processes: int) -> list[str]:
+    """The interpreter, or torchrun before so many processes of it.
+
+    `accelerate launch --cpu --num_processes 2` silently starts one process.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    return [sys.executable, *torchrun * (processes > 1)]
+
+
+def process_environment() -> dict[str, str]:
+    """Environment of processes that train on CPUs, one thread each, and import this checkout."""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def leave() -> None:

@@ -16,7 +16,7 @@ Rules: that of `duet`; the paper's, a quantile of lengths; and one that keeps cl
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -134,26 +134,46 @@ class Found:
     keep: float
 
 
-def run(rule: str, mixture: Mixture, cuts: dict[int, int], seed: int) -> Found:
-    """The gate in a closed loop for `STEPS` steps; `cuts` has the exact cut of each step that counts."""
+def closed_loop(
+    thresholds: Any, mixture: Mixture, steps: int, seed: int, length: float | None = None
+) -> Iterator[tuple[int, MarkerGate, Drawn, Replay]]:
+    """Steps of a gate that is judged by what it let through.
+
+    Args:
+        thresholds (Any): The rule for K2.
+        mixture (Mixture): What the rollouts would do without a gate.
+        steps (int): How many.
+        seed (int): Of rollouts and coins.
+        length (float | None): Tokens of a rollout, by which the price goes; None: their running mean.
+
+    Yields:
+        tuple: The step, from 1, the gate that it ran through, its rollouts without a gate, and what became of them.
+    """
     rng = np.random.default_rng(seed)
-    gate = MarkerGate(RULES[rule](), trim=False, abort=True, grace_window=GRACE, seed=seed)
+    gate = MarkerGate(thresholds, trim=False, abort=True, grace_window=GRACE, seed=seed)
     keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
-    sums, limits, coins, length = np.zeros(6), [], [], 400.0
-    for step in range(1, STEPS + 1):
-        drawn = mixture.draw(step / STEPS, PROMPTS * EACH, rng)
+    mean = 400.0
+    for step in range(1, steps + 1):
+        drawn = mixture.draw(step / steps, len(keys), rng)
         found = through(gate.spec(), gate.coins(step, keys), drawn, np.zeros(len(keys), dtype=np.int64))
-        aborted = found.outcome == Outcome.ABORTED
+        yield step, gate, drawn, found
+        paid = drawn.right & (found.outcome != Outcome.ABORTED)
+        gate.observe(found, paid.astype(float), step, price_at(mean if length is None else length))
+        mean += (found.length.mean() - mean) / 10.0
+
+
+def run(rule: str, mixture: Mixture, cuts: dict[int, int], seed: int) -> Found:
+    """A rule for `STEPS` steps; `cuts` has the exact cut of each step that counts."""
+    sums, limits, coins = np.zeros(6), [], []
+    for step, gate, drawn, found in closed_loop(RULES[rule](), mixture, STEPS, seed):
         if step in cuts:
-            late, cut = drawn.right & drawn.late, cuts[step]
+            aborted, late, cut = found.outcome == Outcome.ABORTED, drawn.right & drawn.late, cuts[step]
             exact = np.where(drawn.completed_at > cut, np.maximum(drawn.natural - cut, 0), 0)
             saved = drawn.natural - found.length
             counted = (drawn.right & aborted, drawn.right, late & aborted, late, saved, exact)
             sums += [float(each.sum()) for each in counted]
             limits.append(gate.spec().abort_at)
             coins.append(gate.keep_probability)
-        gate.observe(found, (drawn.right & ~aborted).astype(float), step, price_at(length))
-        length += (found.length.mean() - length) / 10.0
     lost, late_lost, saved = (float(part / max(whole, 1.0)) for part, whole in sums.reshape(3, 2))
     return Found(lost, late_lost, saved, float(np.median(limits)), float(np.mean(coins)))
 

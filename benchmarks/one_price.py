@@ -17,15 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import argument_parser, write_result  # noqa: E402
-from benchmarks.late_answers import CAP, EACH, EXACT, GRACE, PROMPTS, Mixture, price_at  # noqa: E402
+from benchmarks.late_answers import CAP, EXACT, GRACE, Mixture, closed_loop, price_at  # noqa: E402
 from duet_trl.allocate.openness import openness  # noqa: E402
-from duet_trl.gate.marker_gate import MarkerGate  # noqa: E402
 from duet_trl.gate.priced import PricedThresholds  # noqa: E402
-from duet_trl.gate.replay import Outcome  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.figure_style import BLUE, GREEN, GREY, ORANGE, PAGE, PINK, RED, sheet  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.simulation.acting import through  # noqa: E402
 
 DRAWN, SHOWN = ROOT / "outputs" / "bench" / "one_price", ROOT / "docs" / "images" / "one_price.png"
 STEPS, LENGTH = 150, 500.0
@@ -38,22 +35,6 @@ PROMPTS_SHOWN = (
 )
 """Name, posterior of the success rate, and look."""
 MIXTURES = (("late answers pay", PAYING, BLUE, "-"), ("they do not", WORTHLESS, ORANGE, "--"))
-
-
-def closed_loop(mixture: Mixture, seed: int) -> tuple[PricedThresholds, list[int]]:
-    """Thresholds after `STEPS` steps of aborting, and K2 + G by step."""
-    rng = np.random.default_rng(seed)
-    thresholds = PricedThresholds(CAP, GRACE)
-    gate = MarkerGate(thresholds, trim=False, abort=True, grace_window=GRACE, seed=seed)
-    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
-    limits = []
-    for step in range(1, STEPS + 1):
-        drawn = mixture.draw(step / STEPS, len(keys), rng)
-        found = through(gate.spec(), gate.coins(step, keys), drawn, np.zeros(len(keys), dtype=np.int64))
-        limits.append(min(gate.spec().abort_at, CAP))
-        paid = drawn.right & (found.outcome != Outcome.ABORTED)
-        gate.observe(found, paid.astype(float), step, price_at(LENGTH))
-    return thresholds, limits
 
 
 def truth(mixture: Mixture, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -79,7 +60,9 @@ def main() -> None:
         more.set(title="one more rollout", xlabel="n", ylabel="earns per token, in prices", ylim=(0, 4))
         for name, mixture, color, line in MIXTURES:
             cuts, earned, tokens = truth(mixture, arguments.seed)
-            thresholds, limits = closed_loop(mixture, arguments.seed)
+            thresholds = PricedThresholds(CAP, GRACE)
+            steps = closed_loop(thresholds, mixture, STEPS, arguments.seed, LENGTH)
+            limits = [min(gate.spec().abort_at, CAP) for _, gate, _, _ in steps]
             exact = earned - price * tokens
             _, known, spent = thresholds.times.curves()
             bounds = np.minimum(np.arange(len(known)) * thresholds.times.width, CAP)

@@ -9,7 +9,6 @@ and outcomes must be equal, weights within 1e-5. FSDP2 must have been on: every 
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -26,7 +25,7 @@ from accelerate.commands.launch import _validate_launch_command, launch_command_
 from accelerate.utils.launch import prepare_multi_gpu_env  # noqa: E402
 from safetensors.numpy import load_file  # noqa: E402
 
-from benchmarks.common import argument_parser, write_result  # noqa: E402
+from benchmarks.common import argument_parser, process_environment, python_command, write_result  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
@@ -63,14 +62,11 @@ def launch(methods: Sequence[str], processes: int, sharded: bool, folder: Path, 
     """Train each method on so many processes; what each process reports of it, weights included."""
     for method in methods:
         (folder / method).mkdir(parents=True)
-    # `accelerate launch --cpu --num_processes 2` silently starts one process.
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     script = str(Path(__file__).parent / "process_parts" / "run.py")
     options = {"per_device_train_batch_size": ROWS, "gradient_accumulation_steps": 4 // processes, **options}
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, *torchrun * (processes > 1), script, ",".join(methods), str(folder), json.dumps(options)],
-        env=environment | (fsdp_environment() if sharded else {}),
+        [*python_command(processes), script, ",".join(methods), str(folder), json.dumps(options)],
+        env=process_environment() | (fsdp_environment() if sharded else {}),
         capture_output=True,
         text=True,
         timeout=LONGEST,

@@ -2,26 +2,22 @@
 """Real processes over gloo: equal state on both, the plans of a single one, weights in shards, a resumed run."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import process_environment, python_command
 from benchmarks.processes import fsdp_environment
 from duet_trl.methods import METHODS
 
-ROOT = Path(__file__).parents[1]
+TESTS = Path(__file__).parent
 
 
 def launch(processes: int, model: Path, output_dir: Path, script: str = "distributed_run.py", **overrides) -> list:
     """Run a script of this folder and return what each process reports."""
-    # `accelerate launch --cpu --num_processes 2` silently starts one process.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    command += [str(ROOT / "tests" / script), str(model), str(output_dir), json.dumps(overrides)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    command = [*python_command(processes), str(TESTS / script), str(model), str(output_dir), json.dumps(overrides)]
+    done = subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((output_dir / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
@@ -77,11 +73,9 @@ def test_every_method_trains_alike_on_both_processes(tiny_path, tmp_path):
 
 def resume(folder: Path, parts: str, sharded: bool) -> list[dict]:
     """What both processes of distributed_resume.py report; one of them has said how they may end."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    command += [str(ROOT / "tests" / "distributed_resume.py"), parts, str(folder), json.dumps(options)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    environment |= fsdp_environment() if sharded else {}
+    command = [*python_command(2), str(TESTS / "distributed_resume.py"), parts, str(folder), json.dumps(options)]
+    environment = process_environment() | (fsdp_environment() if sharded else {})
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("a process over gloo may hang") == 1

@@ -2,15 +2,14 @@
 """Checkpoints: the method resumes where it was, and never starts cold in silence."""
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 
 import pytest
 import torch
 
+from benchmarks.common import process_environment, python_command
 from duet_trl.seams.resuming import _restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
 from tests.runs import duet_trainer, logged
@@ -90,14 +89,14 @@ def test_resuming_with_another_marker_is_an_error(tiny_path, tmp_path):
         resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
-def interrupted(model, folder, number, at, *launcher):
+def interrupted(model, folder, number, at, processes=1):
     """A script whose training is signalled, run to its end."""
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "tests.interrupted_run", str(model), str(folder), str(int(number)), at],
+        [*python_command(processes), "-m", "tests.interrupted_run", str(model), str(folder), str(int(number)), at],
         capture_output=True,
         text=True,
         timeout=300,
-        env=os.environ | {"ACCELERATE_USE_CPU": "true"},
+        env=process_environment(),
     )
     assert not (folder / "saved").exists(), done.stderr[-3000:]  # the line behind train() did not run
     return done
@@ -120,8 +119,7 @@ def test_an_interrupted_script_ends_as_interrupted_with_a_checkpoint(tiny_path, 
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_an_interrupt_of_one_process_ends_all_with_a_whole_checkpoint(tiny_path, tmp_path):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
-    done = interrupted(tiny_path, tmp_path, signal.SIGTERM, "1", *torchrun)
+    done = interrupted(tiny_path, tmp_path, signal.SIGTERM, "1", processes=2)
     assert done.returncode == 1  # torchrun's own, for processes that failed
     assert done.stderr.count("Interrupted after step 2 of 4.") == 1
     # gloo may abort a process at its very end, where the other one is gone already.

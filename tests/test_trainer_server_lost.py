@@ -2,10 +2,8 @@
 """Training on a vLLM server that is killed in the middle of a step."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import TrainerCallback
 
+from benchmarks.common import process_environment, python_command
 from tests.runs import duet_trainer, logged
-from tests.server_process import GATE, GUARD, ROOT, ServerProcess
+from tests.server_process import GATE, GUARD, ServerProcess
 from tests.tiny import tiny_tokenizer
 from tests.wire import Wire
 
@@ -125,13 +124,10 @@ def test_a_restart_between_two_batches_is_noticed_also_without_a_gate(mortal, ti
 
 
 def launch(wire: Wire, tiny_path: Path, tmp_path: Path, **overrides) -> subprocess.Popen:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += [str(ROOT / "tests" / "distributed_run.py"), str(tiny_path), str(tmp_path)]
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    script = Path(__file__).with_name("distributed_run.py")
+    command = [*python_command(2), str(script), str(tiny_path), str(tmp_path), json.dumps(options(wire, **overrides))]
     log = (tmp_path / "run.log").open("w")
-    command.append(json.dumps(options(wire, **overrides)))
-    return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(command, env=process_environment(), stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
 # The rollouts of a step are four requests or more, so that the server dies in the second step or the third.

@@ -2,17 +2,13 @@
 """Several processes agree on every verdict and decision, and one of them writes."""
 
 import json
-import os
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from benchmarks.common import process_environment, python_command
 from duet_trl.evaluation.measure import on_first
 from tests.evaluation.policy import write_jsonl
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_process_that_is_alone_does_everything_itself():
@@ -25,10 +21,8 @@ def test_a_process_that_is_alone_does_everything_itself():
 @pytest.mark.slow
 def test_process_zero_grades_writes_and_decides_for_all(tmp_path):
     data = write_jsonl(tmp_path / "m.jsonl", [{"problem": f"p{number}", "answer": "42"} for number in range(3)])
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command += ["-m", "tests.evaluation.collective_run", data, str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    command = [*python_command(2), "-m", "tests.evaluation.collective_run", data, str(tmp_path)]
+    done = subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     zero, one = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert zero["told"] == one["told"] == "from 0"
