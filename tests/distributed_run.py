@@ -3,14 +3,17 @@
 
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.common import leave
 from duet_trl.engines.engine import Completion
-from tests.runs import duet_trainer, prompts
+from tests.runs import count_fours, duet_trainer, prompts
 from tests.states import plain
 
 
@@ -34,15 +37,31 @@ def scripted(trainer) -> None:
     trainer.engine.generate = generate
 
 
+def fails_in_step(step: int) -> Callable:
+    """A reward function that process 1 alone cannot compute from this step on."""
+    calls = 0
+
+    def score(completions: list, **kwargs: Any) -> list[float]:
+        nonlocal calls
+        calls += 1
+        if calls >= step and os.environ.get("RANK") == "1":
+            raise OSError("the verifier of process 1 is gone")
+        return count_fours(completions)
+
+    return score
+
+
 def main() -> None:
     model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     deterministic = overrides.pop("deterministic", False)
+    fails, resumes = overrides.pop("fails_in_step", None), overrides.pop("resumes", None)
+    rewards = count_fours if fails is None else fails_in_step(fails)
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 6, **overrides}
     if "eval_strategy" in options:
         options.update(eval_dataset=prompts(8), num_generations_eval=2, per_device_eval_batch_size=8)
     if deterministic:
         options.update(trim=False, abort=False, optim="sgd", learning_rate=0.05)
-    trainer = duet_trainer(model, output_dir, **options)
+    trainer = duet_trainer(model, output_dir, rewards=rewards, **options)
     if deterministic:
         scripted(trainer)
     plans, specs = [], []
@@ -56,7 +75,7 @@ def main() -> None:
 
     trainer.loop.judge = recorded
     start = [p.detach().clone() for p in trainer.model.parameters()]
-    trainer.train()
+    trainer.train(resume_from_checkpoint=resumes)
     end = [p.detach() for p in trainer.model.parameters()]
     report = {
         "state": plain(trainer.loop.state_dict()),

@@ -14,10 +14,15 @@ from duet_trl.methods import METHODS
 TESTS = Path(__file__).parent
 
 
+def run(processes: int, script: str, model: Path, output_dir: Path, **overrides) -> subprocess.CompletedProcess:
+    """Run a script of this folder."""
+    command = [*python_command(processes), str(TESTS / script), str(model), str(output_dir), json.dumps(overrides)]
+    return subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=500)
+
+
 def launch(processes: int, model: Path, output_dir: Path, script: str = "distributed_run.py", **overrides) -> list:
     """Run a script of this folder and return what each process reports."""
-    command = [*python_command(processes), str(TESTS / script), str(model), str(output_dir), json.dumps(overrides)]
-    done = subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=500)
+    done = run(processes, script, model, output_dir, **overrides)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((output_dir / f"rank{rank}.json").read_text()) for rank in range(processes)]
 
@@ -106,3 +111,17 @@ def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
     assert first["state"] == second["state"]
     # One process has sampled its last token long before the other.
     assert (first["longest"][-1], second["longest"][-1]) == (12, 7)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_an_error_of_one_process_ends_all_of_them_and_the_run_resumes(tiny_path, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    done = run(2, "distributed_run.py", tiny_path, tmp_path, fails_in_step=2, **saving)
+    assert done.returncode == 1
+    assert "OSError: the verifier of process 1 is gone" in done.stderr
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]
+    resumed = launch(2, tiny_path, tmp_path, resumes=True, **saving)
+    assert resumed[0]["state"] == resumed[1]["state"]
+    assert [len(report["plans"]) for report in resumed] == [1, 1]
+    assert (tmp_path / "checkpoint-2").is_dir()
