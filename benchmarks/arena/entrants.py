@@ -64,9 +64,11 @@ class Entrant:
 ENDING = {"ending_reward_weight": 0.1}
 TWICE = {"num_iterations": 2}
 """Two updates from each batch of rollouts."""
+ONCE_MORE = {"lenience": 0.0, "max_reuses": 1}
+"""What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
-"""All of `duet` but its counts."""
+"""All of `duet_reuse` but its counts."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
@@ -75,9 +77,10 @@ _ALL = (
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     Entrant("duet", "duet", 0.5, {**ENDING, **TWICE}),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **TWICE, **EVEN}),
     Entrant("duet_once", "duet", 0.5, ENDING),
-    Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
+    Entrant("duet_reuse", "duet_reuse", 0.5, {**ENDING, **TWICE}),
+    Entrant("duet_uniform", "duet_reuse", 0.5, {**ENDING, **TWICE, **EVEN}),
+    Entrant("grpo_4_reuse", "spec_rl", 0.5, {**TWICE, "method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),

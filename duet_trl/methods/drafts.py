@@ -20,12 +20,14 @@ class Draft:
         logps (np.ndarray): Log-prob of each under the policy that sampled it, shape (T,), float32, nats; nan: unknown.
         ended (bool): The last one is an end token.
         answered_at (int): Poll that saw its answer (`Replay.answered_at`); -1 without one.
+        reuses (int): How often its first token had been reused by then.
     """
 
     ids: np.ndarray
     logps: np.ndarray
     ended: bool
     answered_at: int
+    reuses: int = 0
 
     def first(self, count: int) -> tuple[int, ...]:
         """Its first tokens."""
@@ -75,7 +77,7 @@ def pack(drafts: Mapping[str, list[Draft]]) -> dict[str, Any]:
         "rollouts": {key: len(of_prompt) for key, of_prompt in drafts.items()},
         "ids": np.concatenate([np.zeros(0, np.int32), *(draft.ids for draft in flat)]),
         "logps": np.concatenate([np.zeros(0, np.float32), *(draft.logps for draft in flat)]),
-        "columns": np.array([(len(d.ids), d.ended, d.answered_at) for d in flat], np.int64).reshape(-1, 3),
+        "columns": np.array([(len(d.ids), d.ended, d.answered_at, d.reuses) for d in flat], np.int64).reshape(-1, 4),
     }
 
 
@@ -83,7 +85,7 @@ def unpack(state: Mapping[str, Any]) -> dict[str, list[Draft]]:
     """Undo `pack`."""
     ends = np.cumsum(state["columns"][:, 0])
     flat = iter(  # of copies: a view would hold all tokens until the last prompt is visited again
-        Draft(*(state[name][end - length : end].copy() for name in ("ids", "logps")), bool(ended), int(answered_at))
-        for end, (length, ended, answered_at) in zip(ends, state["columns"], strict=True)
+        Draft(*(state[name][end - length : end].copy() for name in ("ids", "logps")), bool(ended), int(at), int(count))
+        for end, (length, ended, at, count) in zip(ends, state["columns"], strict=True)
     )
     return {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}

@@ -40,7 +40,7 @@ import numpy as np
 import torch
 
 from ..allocate.state import check_state
-from ..field_types import Options, option
+from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .drafts import Draft, accepted, pack, uniforms, unpack, usable
 from .duet_settings import DuetOptions
@@ -49,19 +49,28 @@ from .method import Method, TokenBatch
 
 @dataclass(frozen=True)
 class ReuseOptions(Options):
-    """Options of the acceptance test; the default is that of the authors' training script."""
+    """What is reused; the defaults of `spec_rl` are those of the authors' training script."""
 
     lenience: float = option(
         "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
         0.5,
+        duet=0.0,
         unit="nats, >= 0",
         rule=(lambda x: 0 <= x < float("inf"), "at least 0 and finite, got {}"),
+    )
+    max_reuses: int = option(
+        "Visits in a row at which a rollout may begin with what it was before; at the next one it begins afresh. 0: "
+        "without end.",
+        0,
+        duet=1,
+        unit="visits",
+        rule=at_least(0),
     )
 
 
 @dataclass(frozen=True)
 class DuetReuseOptions(ReuseOptions, DuetOptions):
-    """Those of `duet`, and of the acceptance test."""
+    """Those of `duet`, and what is reused."""
 
 
 class _Planned(NamedTuple):
@@ -76,7 +85,7 @@ class Reuse(Method):
 
     Args:
         inner (Method): Plans, judges and learns; it asks no queries.
-        options (ReuseOptions): Of the acceptance test.
+        options (ReuseOptions): What is reused.
         name (str): Of the method, for `identity`.
     """
 
@@ -85,47 +94,55 @@ class Reuse(Method):
         self.setting = inner.setting
         self.gated = inner.gated
         self.lenience = options.lenience
+        self.max_reuses = options.max_reuses
         self.identity = {**inner.identity, "method": name}
         self._drafts: dict[str, list[Draft]] = {}
         self._remembered = 0  # tokens of all drafts
         self._planned: list[_Planned] = []
-        self._tokens: list[tuple[list[int], list[float] | None]] | None = None  # of this step's rollouts, once fetched
+        self._kept: dict[int, tuple[list[int], list[float] | None]] | None = None  # next visit's drafts, once fetched
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """Questions about the drafts, the planned rollouts behind what is kept, and at last the log-probs of all."""
         if done is None:
-            self._tokens, self._planned = None, self._plan(prompts)
+            self._kept, self._planned = None, self._plan(prompts)
             questions = [Query(p.job.prompt, p.draft.first(p.length)) for p in self._planned if p.draft]
             return questions or [p.job for p in self._planned]
         if not len(done):
             return self._with_prefixes(prompts, done.answers)
-        if self._tokens is not None:
+        if self._kept is not None:
             return []
         if more := self.inner.jobs(prompts, done):
             return more
-        self._tokens = done.tokens(range(len(done)))
+        rows = self._reusable(done)
+        self._kept = dict(zip(rows, done.tokens(rows), strict=True))
         # The engine gave no log-probs; the weights have not moved since.
-        return [Query(int(done.prompt[row]), tuple(self._tokens[row][0])) for row in self._unknown]
+        return [Query(int(done.prompt[row]), tuple(self._kept[row][0])) for row in self._unknown]
 
     def judge(self, done: Rollouts) -> Judgement:
         """That of the inner method."""
         return self.inner.judge(done)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Keep the rollouts as drafts of the next visit."""
+        """Keep rollouts as drafts of the next visit."""
         self.inner.observe(done, judgement, sum_logps)
         unknown = self._unknown
         answers = dict(zip(unknown, done.answers[len(done.answers) - len(unknown) :], strict=True))
-        visit: dict[str, list[Draft]] = {}
-        for row in np.flatnonzero(~done.superseded & (done.replay.length > 0)):
-            ids, logps = self._tokens[row]
+        visit: dict[str, list[Draft]] = {done.prompts[q].key: [] for q in np.unique(done.prompt)}
+        reuses = self._reuses(done)
+        for row, (ids, logps) in self._kept.items():
             known = np.asarray(answers.get(row, logps), dtype=np.float32)
             draft = Draft(
-                np.asarray(ids, np.int32), known, bool(done.terminated[row]), int(done.replay.answered_at[row])
+                np.asarray(ids, np.int32),
+                known,
+                bool(done.terminated[row]),
+                int(done.replay.answered_at[row]),
+                int(reuses[row]),
             )
-            visit.setdefault(done.prompts[done.prompt[row]].key, []).append(draft)
+            visit[done.prompts[done.prompt[row]].key].append(draft)
         self._remembered += _tokens(visit.values()) - _tokens(self._drafts.get(key, []) for key in visit)
         self._drafts |= visit
+        for key in [key for key, of_prompt in visit.items() if not of_prompt]:
+            del self._drafts[key]
         offered = sum(p.length for p in self._planned)
         self._metrics = {
             "draft_tokens": float(offered),
@@ -153,10 +170,27 @@ class Reuse(Method):
         """That of the inner method."""
         return self.inner.token_factor(batch)
 
+    def _reusable(self, done: Rollouts) -> list[int]:
+        """Rollouts with which those of the next visit may begin."""
+        usable = ~done.superseded & (done.replay.length > 0)
+        if self.max_reuses:
+            usable &= self._reuses(done) < self.max_reuses
+        return np.flatnonzero(usable).tolist()
+
+    def _reuses(self, done: Rollouts) -> np.ndarray:
+        """How often the first token of each rollout has been reused, shape (N,), int64."""
+        found = np.zeros(len(done), dtype=np.int64)
+        for row, job in enumerate(done.jobs):
+            if job.continues is not None:
+                found[row] = found[job.continues]
+            elif job.prefix:
+                found[row] = self._planned[row].draft.reuses + 1
+        return found
+
     @property
     def _unknown(self) -> list[int]:
-        """Rollouts of this step whose engine gave no log-probs."""
-        return [row for row, (ids, logps) in enumerate(self._tokens) if ids and logps is None]
+        """Drafts of the next visit whose engine gave no log-probs."""
+        return [row for row, (_, logps) in self._kept.items() if logps is None]
 
     def _plan(self, prompts: Prompts) -> list[_Planned]:
         """The jobs of the inner method's first round with their drafts."""

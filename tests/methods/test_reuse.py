@@ -67,7 +67,7 @@ def test_coins_follow_from_what_names_the_rollout():
 
 
 def test_drafts_survive_being_packed_also_where_there_are_none():
-    drafts = {"a": [draft(3), draft(1, 5, False)], "b": [draft(7)]}
+    drafts = {"a": [draft(3), draft(1, 5, False)], "b": [replace(draft(7), reuses=2)]}
     for given in (drafts, {}):
         found = unpack(pack(given))
         assert found.keys() == given.keys()
@@ -75,8 +75,8 @@ def test_drafts_survive_being_packed_also_where_there_are_none():
             assert [plain(vars(one)) for one in found[key]] == [plain(vars(one)) for one in of_prompt]
 
 
-def spec_rl(**others) -> Reuse:
-    return Reuse(GRPO(setting(2, 4, **others), GRPOOptions()), ReuseOptions(), "spec_rl")
+def spec_rl(max_reuses: int = 0, **others) -> Reuse:
+    return Reuse(GRPO(setting(2, 4, **others), GRPOOptions()), ReuseOptions(max_reuses=max_reuses), "spec_rl")
 
 
 def test_a_visit_asks_about_the_drafts_of_the_last_one_and_no_more():
@@ -98,6 +98,38 @@ def test_a_prompt_that_stands_twice_in_a_batch_uses_no_draft_twice():
     run_step(method, make_prompts("ab"), table())
     asked = method.jobs(make_prompts("aa", step=2), None)
     assert [query.ids[0] for query in asked] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("max_reuses", "begins"), [(0, [0, 8, 8, 8, 8]), (1, [0, 8, 0, 8, 0]), (2, [0, 8, 8, 0, 8])])
+def test_a_rollout_begins_afresh_after_so_many_visits(max_reuses, begins):
+    method = spec_rl(max_reuses)
+    for step, expected in enumerate(begins, start=1):
+        done, _ = run_step(method, make_prompts("ab", step=step), table())
+        assert sum(bool(job.prefix) for job in done.jobs) == expected
+        saved = method.state_dict()
+        method = spec_rl(max_reuses)
+        method.load_state_dict(saved)  # the count is in the state
+
+
+def test_a_rollout_that_may_not_be_reused_is_not_scored_for_it():
+    """Of a visit whose first two rollouts were kept and whose others failed at once, only the others are new."""
+    method = spec_rl(max_reuses=1)
+    first = make_prompts("a")
+    done = rollouts(first, [method.jobs(first, None)], np.zeros(4))
+    assert method.jobs(first, done) == []  # the engine gave log-probs
+    method.observe(done, method.judge(done), np.zeros(4))
+    second = make_prompts("a", step=2)
+    assert len(method.jobs(second, None)) == 4
+    answers = [np.full(10, logp) for logp in (-1.0, -1.0, -99.0, -99.0)]
+    jobs = method.jobs(second, rollouts(second, [], [], answers=answers))
+    assert [len(job.prefix) for job in jobs] == [10, 10, 0, 0]
+    done = replace(
+        rollouts(second, [jobs], np.zeros(4), answers=answers), fetch=lambda rows: [([5], None) for _ in rows]
+    )
+    assert method.jobs(second, done) == [Query(0, (5,))] * 2
+    scored = replace(done, answers=(*done.answers, np.array([-0.5]), np.array([-0.25])))
+    method.observe(scored, method.judge(scored), np.zeros(4))
+    np.testing.assert_allclose(method.state_dict()["drafts"]["logps"], [-0.5, -0.25])
 
 
 def test_an_engine_without_log_probs_has_the_model_score_its_rollouts_once():
