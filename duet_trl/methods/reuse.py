@@ -23,11 +23,14 @@ tests/methods/test_reuse_exact.py an unchanged policy is left exactly as it is; 
 as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they were. Not to draw the rejected token
 again would be 14 to 23% closer, but no engine here forbids a token at one position. docs/fidelity.md#spec_rl has more.
 
+A draft whose tokens keep passing would be trained at every visit, and the policy would hear of nothing new. Behind
+`max_reuses` visits a rollout therefore begins afresh (`duet_reuse`: at every other one). 0 is the authors': without end.
+
 Rollouts of one visit are independent of each other, but not of the last visit's. A memory of rewards counts what was
 reused twice: DUET's posterior is surer than it should be, and its history baseline holds part of a rollout's own
 reward, which shrinks the advantage as the mean of a group does.
 
-Every process and every checkpoint holds the rollouts of each prompt's last visit, 8 bytes a token; none is dropped.
+Every process and every checkpoint holds what may be reused of each prompt's last visit, 8 bytes a token.
 DUET's budget counts all tokens of a rollout, so what is reused is saved on top.
 """
 
