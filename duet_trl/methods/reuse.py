@@ -24,7 +24,7 @@ as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they 
 again would be 14 to 23% closer, but no engine here forbids a token at one position. docs/fidelity.md#spec_rl has more.
 
 A draft whose tokens keep passing would be trained at every visit, and the policy would hear of nothing new. Behind
-`max_reuses` visits a rollout therefore begins afresh (`duet_reuse`: at every other one). 0 is the authors': without end.
+`max_reuses` visits a rollout therefore begins afresh (`duet_reuse`: at every other one). 0, the authors': without end.
 
 Rollouts of one visit are independent of each other, but not of the last visit's. A memory of rewards counts what was
 reused twice: DUET's posterior is surer than it should be, and its history baseline holds part of a rollout's own
