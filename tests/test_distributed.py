@@ -14,10 +14,13 @@ from duet_trl.methods import METHODS
 TESTS = Path(__file__).parent
 
 
-def run(processes: int, script: str, model: Path, output_dir: Path, **overrides) -> subprocess.CompletedProcess:
+def run(
+    processes: int, script: str, subject: Path | str, folder: Path, sharded: bool = False, **options
+) -> subprocess.CompletedProcess:
     """Run a script of this folder."""
-    command = [*python_command(processes), str(TESTS / script), str(model), str(output_dir), json.dumps(overrides)]
-    return subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=500)
+    command = [*python_command(processes), str(TESTS / script), str(subject), str(folder), json.dumps(options)]
+    environment = process_environment() | (fsdp_environment() if sharded else {})
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
 
 
 def launch(processes: int, model: Path, output_dir: Path, script: str = "distributed_run.py", **overrides) -> list:
@@ -79,9 +82,7 @@ def test_every_method_trains_alike_on_both_processes(tiny_path, tmp_path):
 def resume(folder: Path, parts: str, sharded: bool) -> list[dict]:
     """What both processes of distributed_resume.py report; one of them has said how they may end."""
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    command = [*python_command(2), str(TESTS / "distributed_resume.py"), parts, str(folder), json.dumps(options)]
-    environment = process_environment() | (fsdp_environment() if sharded else {})
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    done = run(2, "distributed_resume.py", parts, folder, sharded, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stderr.count("a process over gloo may hang") == 1
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]

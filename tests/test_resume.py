@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmarks.common import process_environment, python_command
-from duet_trl.seams.checkpoint import VERSION
 from duet_trl.seams.resuming import _restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
 from tests.runs import duet_trainer, logged
@@ -64,7 +63,7 @@ def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_pat
     duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     path = tmp_path / "checkpoint-1" / STATE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
-    with pytest.raises(ValueError, match=f"has version 0, this library reads {VERSION}"):
+    with pytest.raises(ValueError, match="has version 0, this library reads 3"):
         duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(path.parent))
 
 

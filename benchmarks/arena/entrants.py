@@ -6,7 +6,7 @@ what its authors use beside it. All run through `DUETGRPOTrainer`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 from benchmarks.common import grouped
+from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields
+from duet_trl.methods.reuse import ReuseOptions
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
@@ -64,7 +66,7 @@ class Entrant:
 ENDING = {"ending_reward_weight": 0.1}
 TWICE = {"num_iterations": 2}
 """Two updates from each batch of rollouts."""
-ONCE_MORE = {"lenience": 0.0, "max_reuses": 1}
+ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}

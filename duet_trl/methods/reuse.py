@@ -102,10 +102,11 @@ class Reuse(Method):
         self._drafts: dict[str, list[Draft]] = {}
         self._remembered = 0  # tokens of all drafts
         self._planned: list[_Planned] = []
-        self._kept: dict[int, tuple[list[int], list[float] | None]] | None = None  # next visit's drafts, once fetched
+        # Rows that may be the next drafts, once fetched: tokens, log-probs, how often they were reused.
+        self._kept: dict[int, tuple[list[int], list[float] | None, int]] | None = None
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
-        """Questions about the drafts, the planned rollouts behind what is kept, and at last the log-probs of all."""
+        """Questions about the drafts, the planned rollouts behind what is kept, at last questions about new drafts."""
         if done is None:
             self._kept, self._planned = None, self._plan(prompts)
             questions = [Query(p.job.prompt, p.draft.first(p.length)) for p in self._planned if p.draft]
@@ -116,8 +117,9 @@ class Reuse(Method):
             return []
         if more := self.inner.jobs(prompts, done):
             return more
-        rows = self._reusable(done)
-        self._kept = dict(zip(rows, done.tokens(rows), strict=True))
+        reuses = self._reusable(done)
+        fetched = zip(reuses.items(), done.tokens(list(reuses)), strict=True)
+        self._kept = {row: (ids, logps, count) for (row, count), (ids, logps) in fetched}
         # The engine gave no log-probs; the weights have not moved since.
         return [Query(int(done.prompt[row]), tuple(self._kept[row][0])) for row in self._unknown]
 
@@ -130,22 +132,19 @@ class Reuse(Method):
         self.inner.observe(done, judgement, sum_logps)
         unknown = self._unknown
         answers = dict(zip(unknown, done.answers[len(done.answers) - len(unknown) :], strict=True))
-        visit: dict[str, list[Draft]] = {done.prompts[q].key: [] for q in np.unique(done.prompt)}
-        reuses = self._reuses(done)
-        for row, (ids, logps) in self._kept.items():
+        visited = {done.prompts[q].key for q in np.unique(done.prompt)}
+        self._remembered -= _tokens(self._drafts.pop(key, []) for key in visited)
+        for row, (ids, logps, count) in self._kept.items():
             known = np.asarray(answers.get(row, logps), dtype=np.float32)
             draft = Draft(
                 np.asarray(ids, np.int32),
                 known,
                 bool(done.terminated[row]),
                 int(done.replay.answered_at[row]),
-                int(reuses[row]),
+                count,
             )
-            visit[done.prompts[done.prompt[row]].key].append(draft)
-        self._remembered += _tokens(visit.values()) - _tokens(self._drafts.get(key, []) for key in visit)
-        self._drafts |= visit
-        for key in [key for key, of_prompt in visit.items() if not of_prompt]:
-            del self._drafts[key]
+            self._drafts.setdefault(done.prompts[done.prompt[row]].key, []).append(draft)
+            self._remembered += len(ids)
         offered = sum(p.length for p in self._planned)
         self._metrics = {
             "draft_tokens": float(offered),
@@ -173,27 +172,21 @@ class Reuse(Method):
         """That of the inner method."""
         return self.inner.token_factor(batch)
 
-    def _reusable(self, done: Rollouts) -> list[int]:
-        """Rollouts with which those of the next visit may begin."""
-        usable = ~done.superseded & (done.replay.length > 0)
-        if self.max_reuses:
-            usable &= self._reuses(done) < self.max_reuses
-        return np.flatnonzero(usable).tolist()
-
-    def _reuses(self, done: Rollouts) -> np.ndarray:
-        """How often the first token of each rollout has been reused, shape (N,), int64."""
-        found = np.zeros(len(done), dtype=np.int64)
+    def _reusable(self, done: Rollouts) -> dict[int, int]:
+        """Rollouts with which those of the next visit may begin, and how often their first token was reused."""
+        reuses: list[int] = []
         for row, job in enumerate(done.jobs):
             if job.continues is not None:
-                found[row] = found[job.continues]
-            elif job.prefix:
-                found[row] = self._planned[row].draft.reuses + 1
-        return found
+                reuses.append(reuses[job.continues])
+            else:
+                reuses.append(self._planned[row].draft.reuses + 1 if job.prefix else 0)
+        rows = np.flatnonzero(~done.superseded & (done.replay.length > 0)).tolist()
+        return {row: reuses[row] for row in rows if not self.max_reuses or reuses[row] < self.max_reuses}
 
     @property
     def _unknown(self) -> list[int]:
         """Drafts of the next visit whose engine gave no log-probs."""
-        return [row for row, (_, logps) in self._kept.items() if logps is None]
+        return [row for row, (_, logps, _) in self._kept.items() if logps is None]
 
     def _plan(self, prompts: Prompts) -> list[_Planned]:
         """The jobs of the inner method's first round with their drafts."""
