@@ -78,7 +78,7 @@ PROFILES = {
         samples_start=2,
         seeds=(0,),
         tasks=("sums",),
-        entrants=(REFERENCE, "grpo_2", "grpo_4_twice"),
+        entrants=(REFERENCE, "grpo_2", "grpo_4_x4"),
     ),
 }
 """The arena, one of about a quarter of an hour, and one that only shows that everything runs."""
