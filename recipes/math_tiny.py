@@ -23,6 +23,8 @@ DUET = {
     "method": "duet",
     "budget_fraction": 0.5,
     "grace_window": GRACE_WINDOW,
+    # The trim hides from the reward what follows an answer, so the policy is paid for ending (docs/recipes.md).
+    "ending_reward_weight": 0.1,
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
     "method_kwargs": {"drop_zero_advantage": False},
 }
@@ -74,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
     from tiny_math.demo_report import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
-    from tiny_math.reward import first_box_reward, is_correct
+    from tiny_math.reward import last_box_reward, is_correct
     from tiny_math.task import sample_problems
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -95,7 +97,7 @@ def train(args: argparse.Namespace) -> None:
     )
     trainer = DUETGRPOTrainer(
         model=str(CHECKPOINT),
-        reward_funcs=first_box_reward,
+        reward_funcs=last_box_reward,
         args=config,
         train_dataset=Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in pool]),
     )

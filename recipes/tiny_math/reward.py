@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The verifier of the tiny task: the first closed `\boxed{}` holds the right integer.
+r"""The verifiers of the tiny task: the last closed `\boxed{}` holds the right integer, or the first.
 
-The first box, because that is where the gate stops a rollout. Plain GRPO then has no reason to stop early either: the
-reward does not see what follows the first answer.
+The last one is how solutions are graded everywhere. A policy that is paid for it learns to end behind its answer. The
+first one does not see what follows an answer, so that plain GRPO has no reason to stop early; benchmarks that compare
+what a step costs take it.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 from duet_trl.gate.markers import extract_boxed
 
 
-def is_correct(text: str, answer: int) -> bool:
-    """Whether the first boxed answer of a completion is this integer."""
-    boxed = extract_boxed(text, which="first")
+def is_correct(text: str, answer: int, which: Literal["first", "last"] = "last") -> bool:
+    """Whether the last boxed answer of a completion, or the first, is this integer."""
+    boxed = extract_boxed(text, which=which)
     return boxed is not None and boxed.strip() == str(answer)
 
 
-def first_box_reward(completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
-    """Reward function in TRL's form: 1 for a right first box, else 0."""
+def last_box_reward(completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
+    """Reward function in TRL's form: 1 for a right last box, else 0."""
     return [float(is_correct(turns[0]["content"], right)) for turns, right in zip(completions, answer, strict=True)]
+
+
+def first_box_reward(completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
+    """The same for the first box."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(is_correct(turns[0]["content"], right, "first")) for turns, right in pairs]

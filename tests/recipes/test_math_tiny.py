@@ -13,7 +13,7 @@ import yaml
 from duet_trl.evaluation import mean_at_k
 from duet_trl.evaluation.callbacks import Evaluation
 from recipes.tiny_math.demo_report import run_record, write_report
-from recipes.tiny_math.reward import first_box_reward, is_correct
+from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_reward
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
 
 ROOT = Path(__file__).parents[2]
@@ -73,22 +73,24 @@ def test_the_report_compares_the_last_measurements_and_draws_four_figures(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("text", "answer", "right"),
+    ("text", "answer", "last", "first"),
     [
-        ("12+3=15\nThe answer is $\\boxed{15}$.", 15, True),
-        ("So we get \\boxed{-4}.", -4, True),
-        ("\\boxed{15} and then \\boxed{16}", 16, False),  # the first box counts
-        ("\\boxed{15} and then \\boxed{16}", 15, True),
-        ("\\boxed{}, I mean \\boxed{7}", 7, True),  # an empty box is no answer
-        ("\\boxed{1", 1, False),
-        ("15", 15, False),
-        ("\\boxed{15.0}", 15, False),
-        ("\\boxed{x}", 0, False),
+        ("12+3=15\nThe answer is $\\boxed{15}$.", 15, True, True),
+        ("So we get \\boxed{-4}.", -4, True, True),
+        ("\\boxed{15} and then \\boxed{16}", 16, True, False),
+        ("\\boxed{15} and then \\boxed{16}", 15, False, True),
+        ("\\boxed{}, I mean \\boxed{7}", 7, True, True),  # an empty box is no answer
+        ("\\boxed{1", 1, False, False),
+        ("15", 15, False, False),
+        ("\\boxed{15.0}", 15, False, False),
+        ("\\boxed{x}", 0, False, False),
     ],
 )
-def test_the_reward_compares_the_first_boxed_integer(text, answer, right):
-    assert is_correct(text, answer) is right
-    assert first_box_reward([[{"role": "assistant", "content": text}]], [answer]) == [float(right)]
+def test_the_rewards_compare_the_last_or_the_first_boxed_integer(text, answer, last, first):
+    completions = [[{"role": "assistant", "content": text}]]
+    assert is_correct(text, answer) is last
+    assert last_box_reward(completions, [answer]) == [float(last)]
+    assert first_box_reward(completions, [answer]) == [float(first)]
 
 
 def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_path):
