@@ -15,7 +15,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "site"))  # as mkdocs does for its hooks
 
 from drawing import drawing  # noqa: E402
-from hooks import ARENA, PICTURE, home, local_links, outside_code, python_markdown  # noqa: E402
+from hooks import home, local_links, outside_code, python_markdown  # noqa: E402
 
 README = (
     "# Title\n<!-- first screen -->\nWhat it is.\n\n![Drawing](docs/images/method.svg)\n\n*A drawing.* More.\n\n"
@@ -75,8 +75,7 @@ def test_home_page_is_the_first_screen_of_the_readme(site: Path) -> None:
     for part in ("GRPO under a token budget", "make demo", "-from trl import GRPOConfig, GRPOTrainer"):
         assert part in shown
     assert "Documentation" not in shown  # a section further down
-    picture = ARENA if (DOCS / ARENA).exists() else PICTURE
-    assert f'src="{picture}"' in (site / "index.html").read_text()
+    assert 'src="images/arena_sums.png"' in (site / "index.html").read_text()
 
 
 def test_every_room_is_drawn(site: Path) -> None:
@@ -96,15 +95,11 @@ def test_nothing_of_the_workshop_is_published(site: Path) -> None:
     assert [path.name for path in (site / "site").iterdir()] == ["style.css"]
 
 
-def test_home_takes_the_first_screen_and_later_the_arena() -> None:
-    page = "# Home\n\n<!-- first screen -->\n\n## Next\n"
-    plain = home(page, README, with_arena=False)
+def test_home_takes_the_first_screen() -> None:
     shown = "What it is.\n\n![Drawing](images/method.svg)\n\n*A drawing.* More.\n\nSee [there](faq.md).\n"
-    assert plain == f"# Home\n\n{shown}\n\n## Next\n"
-    arena = home(page, README, with_arena=True)
-    assert f"]({ARENA})" in arena and PICTURE not in arena and "A drawing" not in arena and "faq.md" in arena
+    assert home("# Home\n\n<!-- first screen -->\n\n## Next\n", README) == f"# Home\n\n{shown}\n\n## Next\n"
     with pytest.raises(ValueError, match="first screen"):
-        home(page, "# Title\n", with_arena=False)
+        home("# Home\n\n<!-- first screen -->\n", "# Title\n")
 
 
 def test_first_screen_of_the_readme_fits_a_screen_and_has_its_parts() -> None:

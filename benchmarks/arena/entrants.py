@@ -6,7 +6,7 @@ what its authors use beside it. All run through `DUETGRPOTrainer`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,7 +14,9 @@ from typing import Any
 import yaml
 
 from benchmarks.common import grouped
+from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields
+from duet_trl.methods.reuse import ReuseOptions
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
@@ -62,8 +64,10 @@ class Entrant:
 
 # The trim hides from the reward what follows an answer, so whoever trims is paid for ending (docs/recipes.md).
 ENDING = {"ending_reward_weight": 0.1}
-FOUR = {"num_iterations": 4}
-"""Updates from each batch of rollouts. `grpo_4_x4` shows what they are worth without DUET, `duet_once` the reverse."""
+TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
+"""Updates from each batch of rollouts."""
+ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
+"""What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
 """All of `duet` but its counts."""
@@ -74,10 +78,11 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, {**ENDING, **FOUR}),
-    Entrant("duet_once", "duet", 0.5, ENDING),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **FOUR, **EVEN}),
-    Entrant("duet_reuse", "duet_reuse", 0.5, {**ENDING, **FOUR}),
+    Entrant("duet", "duet", 0.5, ENDING),
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}),
+    Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
+    Entrant("duet_reuse", "duet_reuse", 0.5, {**ENDING, **TWO}),
+    Entrant("grpo_4_reuse", "spec_rl", 0.5, {**TWO, "method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),
@@ -93,7 +98,7 @@ _ALL = (
 )
 _CONTROLS = (
     Entrant("constant_grpo", "grpo", reward=CONSTANT, tuned_as="grpo_8"),
-    Entrant("constant_duet", "duet", 0.5, {**ENDING, **FOUR}, reward=CONSTANT, tuned_as="duet"),
+    Entrant("constant_duet", "duet", 0.5, ENDING, reward=CONSTANT, tuned_as="duet"),
     Entrant("coin_grpo", "grpo", reward=COIN, tuned_as="grpo_8"),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in (*_ALL, *_CONTROLS)}

@@ -16,34 +16,25 @@ from reference import BEGIN, END, written
 
 DOCS = Path(__file__).resolve().parent.parent
 FIRST_SCREEN = re.compile(r"<!-- first screen -->\n(.*?)<!-- end of the first screen -->", flags=re.S)
-PICTURE, ARENA = "images/method.svg", "images/arena_sums.png"
-"""The picture of the home page, and the one that takes its place as soon as the arena has written it."""
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """The Markdown of a page as the site needs it."""
     name = page.file.src_uri
     if name == "index.md":
-        markdown = home(markdown, (DOCS.parent / "README.md").read_text(), (DOCS / ARENA).exists())
+        markdown = home(markdown, (DOCS.parent / "README.md").read_text())
     if name == "configuration.md":
         markdown = written(markdown).replace(BEGIN, '<div class="reference" markdown>').replace(END, "</div>")
     markdown = re.sub(r"^```mermaid\n(.*?)^```", lambda block: drawn(block[1]), markdown, flags=re.M | re.S)
     return outside_code(markdown, lambda text: python_markdown(local_links(text, name)))
 
 
-def home(page: str, readme: str, with_arena: bool) -> str:
+def home(page: str, readme: str) -> str:
     """The home page with the first screen of the README in the place of the line that names it."""
     found = FIRST_SCREEN.search(readme)
     if found is None or page.count("<!-- first screen -->") != 1:
         raise ValueError("README.md needs `<!-- first screen -->` and its end, docs/index.md the first of them once.")
-    screen = found[1].replace("](docs/", "](")
-    if with_arena:
-        screen = re.sub(
-            rf"!\[[^]]*\]\({re.escape(PICTURE)}\)\n\n?[^\n]*",
-            f"![Accuracy of every method against tokens and seconds, task sums]({ARENA})",
-            screen,
-        )
-    return page.replace("<!-- first screen -->", screen)
+    return page.replace("<!-- first screen -->", found[1].replace("](docs/", "]("))
 
 
 def drawn(flowchart: str) -> str:
