@@ -64,7 +64,7 @@ class Entrant:
 
 # The trim hides from the reward what follows an answer, so whoever trims is paid for ending (docs/recipes.md).
 ENDING = {"ending_reward_weight": 0.1}
-TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
+FOUR = {"num_iterations": 4}
 """Updates from each batch of rollouts."""
 ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
@@ -81,8 +81,8 @@ _ALL = (
     Entrant("duet", "duet", 0.5, ENDING),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
-    Entrant("duet_reuse", "duet_reuse", 0.5, {**ENDING, **TWO}),
-    Entrant("grpo_4_reuse", "spec_rl", 0.5, {**TWO, "method_kwargs": ONCE_MORE}),
+    Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
+    Entrant("grpo_4_reuse", "spec_rl", 0.5, {"method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),
