@@ -76,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
     from tiny_math.demo_report import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
-    from tiny_math.reward import last_box_reward, is_correct
+    from tiny_math.reward import is_correct, last_box_reward
     from tiny_math.task import sample_problems
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer

@@ -83,6 +83,10 @@ def task_figure(contest: Contest, path: Path) -> Path:
         for axes, cost in zip(row, _X_LABELS, strict=True):
             _draw(axes, data, cost, name, looks)
         row[0].set_ylabel(_Y_LABELS[name])
+        drawn = np.concatenate([own[name] for own in data["entrants"].values()])
+        margin = 0.06 * (drawn.max() - drawn.min())
+        # A band over two or three seeds may be wider than everything that was measured; the curves decide.
+        row[0].set_ylim(drawn.min() - margin, drawn.max() + margin)
     for axes, (cost, label) in zip(rows[-1], _X_LABELS.items(), strict=True):
         longest = max(own[cost][-1] for own in data["entrants"].values())
         axes.set(xlabel=label, xlim=(0, 1.03 * longest))
