@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about five minutes
+# python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about seven minutes
 """Plain GRPO, then DUET at half the token budget, on a task that two CPU cores learn in minutes.
 
 Both runs start from the same policy and take the same prompts in the same order, the same number of optimizer steps
