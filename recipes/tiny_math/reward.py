@@ -19,10 +19,16 @@ def is_correct(text: str, answer: int, which: Literal["first", "last"] = "last")
 
 def last_box_reward(completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
     """Reward function in TRL's form: 1 for a right last box, else 0."""
-    return [float(is_correct(turns[0]["content"], right)) for turns, right in zip(completions, answer, strict=True)]
+    return _rewards(completions, answer, "last")
 
 
 def first_box_reward(completions: list[list[dict[str, str]]], answer: list[int], **kwargs: Any) -> list[float]:
     """The same for the first box."""
-    pairs = zip(completions, answer, strict=True)
-    return [float(is_correct(turns[0]["content"], right, "first")) for turns, right in pairs]
+    return _rewards(completions, answer, "first")
+
+
+def _rewards(
+    completions: list[list[dict[str, str]]], answer: list[int], which: Literal["first", "last"]
+) -> list[float]:
+    texts = [turns[0]["content"] for turns in completions]
+    return [float(is_correct(text, right, which)) for text, right in zip(texts, answer, strict=True)]
