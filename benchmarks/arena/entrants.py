@@ -64,7 +64,7 @@ class Entrant:
 
 # The trim hides from the reward what follows an answer, so whoever trims is paid for ending (docs/recipes.md).
 ENDING = {"ending_reward_weight": 0.1}
-FOUR = {"num_iterations": 4}
+TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
 """Updates from each batch of rollouts."""
 ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
@@ -79,7 +79,9 @@ _ALL = (
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     Entrant("duet", "duet", 0.5, ENDING),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}),
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet"),  # one switch, at the same rate
+    Entrant("duet_quarter", "duet", 0.25, ENDING),
+    Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
     Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
     Entrant("grpo_4_reuse", "spec_rl", 0.5, {"method_kwargs": ONCE_MORE}),

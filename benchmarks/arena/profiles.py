@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from .entrants import ENTRANTS, REFERENCE
+from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .tasks import TASKS
 
 TUNING_SEED = 100
@@ -16,7 +16,7 @@ class Profile:
     Attributes:
         factors (tuple[float, ...]): Learning rates that are tried, multiples of `entrants.BASE_RATE`.
         rungs (tuple[tuple[int, int], ...]): Of successive halving: batches of rollouts, and how many of the rates that
-            began a rung end it. The last one leaves one.
+            began a rung end it. The last one leaves one (`tuning.TOLERANCE`).
         tuning_problems (int): Of the tuning split, measured at the end of a rung and `settling` batches before it.
         settling (int): Batches.
         horizon (int): Batches of the reference, and the minimum of every other run; most entrants make one optimizer
@@ -47,7 +47,7 @@ class Profile:
     samples_start: int = 16
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     tasks: tuple[str, ...] = tuple(TASKS)
-    entrants: tuple[str, ...] = tuple(name for name, entrant in ENTRANTS.items() if entrant.tuned_as == name)
+    entrants: tuple[str, ...] = tuple(name for name in ENTRANTS if name not in CONTROLS)
 
 
 PROFILES = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Successive halving by hand: all rates to step 32, the better two to step 80, the better one wins."""
+"""Successive halving by hand: all rates to step 32, the better two to step 80, the better one wins, or the lower."""
 
 import itertools
 from dataclasses import replace
@@ -9,7 +9,7 @@ import pytest
 from benchmarks.arena.entrants import BASE_RATE
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.records import REPORT, Run
-from benchmarks.arena.tuning import accuracy, choose, wanted
+from benchmarks.arena.tuning import TOLERANCE, accuracy, choose, wanted
 from tests.benchmarks.arena_runs import RATES, measured, tuned, tuning_run
 
 FULL = PROFILES["full"]
@@ -60,8 +60,16 @@ def test_of_equal_figures_the_lower_rate_is_better_in_whatever_order_they_finish
     assert choose(done, "sums", "duet", FULL) == choose(done[::-1], "sums", "duet", FULL) == RATES[0]
 
 
+def test_behind_the_last_rung_the_lowest_rate_within_the_tolerance_is_chosen_and_before_it_the_best_go_on() -> None:
+    assert TOLERANCE == 0.02
+    for lower, rate in ((68, 3e-4), (67, 6e-4), (70, 3e-4), (90, 3e-4)):
+        assert choose(FIRST + rung(80, {3e-4: lower, 6e-4: 70}), "sums", "duet", FULL) == rate
+    close = rung(32, dict(zip(RATES, (59, 58, 60, 59), strict=True)))
+    assert wanted(close, "sums", "duet", FULL) == [(1.5e-4, 80), (6e-4, 80)]
+
+
 def test_a_rate_that_was_dropped_does_not_come_back() -> None:
-    done = FIRST + rung(80, {3e-4: 60, 6e-4: 61, 1.2e-3: 99})
+    done = FIRST + rung(80, {3e-4: 60, 6e-4: 63, 1.2e-3: 99})
     assert choose(done, "sums", "duet", FULL) == 6e-4
     assert wanted(FIRST + rung(80, {1.2e-3: 99}), "sums", "duet", FULL) == [(3e-4, 80), (6e-4, 80)]
 
