@@ -135,13 +135,30 @@ class Contest:
         """
         rows = []
         for seed in self.paired(entrant):
-            curve, reference = self.curves[entrant][seed], self.curves[REFERENCE][seed]
-            amount = share * reference.costs[cost][-1]
-            found = accuracy_at(curve, cost, amount)
+            reference = self.curves[REFERENCE][seed]
+            found = self._accuracy(entrant, seed, cost, share)
             if found is None:
                 return None
-            rows.append((found, found - reference.accuracy[-1], found - accuracy_at(reference, cost, amount)))
+            equal = accuracy_at(reference, cost, share * reference.costs[cost][-1])
+            rows.append((found, found - reference.accuracy[-1], found - equal))
         return AtCost(*(over_seeds(column) for column in zip(*rows, strict=True))) if rows else None
+
+    def lead(self, entrant: str, over: str, cost: str, share: float) -> Estimate | None:
+        """Accuracy of an entrant minus that of another one at equal cost, over the seeds of both.
+
+        Args:
+            entrant, over (str): The entrants.
+            cost (str): One of `COSTS`.
+            share (float): Of what the reference of the same seed spent, in (0, 1].
+
+        Returns:
+            Estimate | None: None if they share no seed, or one of them did not spend that much.
+        """
+        seeds = [seed for seed in self.paired(entrant) if seed in self.runs[over]]
+        pairs = [[self._accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in seeds]
+        if not pairs or any(None in pair for pair in pairs):
+            return None
+        return over_seeds([own - other for own, other in pairs])
 
     def at_steps(self, entrant: str) -> dict[str, Estimate]:
         """Figures of `outcome` at equal optimizer steps, over seeds.
@@ -159,6 +176,10 @@ class Contest:
     def paired(self, entrant: str) -> list[int]:
         """Seeds that have a run of the entrant and one of the reference."""
         return [seed for seed in self.runs[entrant] if seed in self.runs[REFERENCE]]
+
+    def _accuracy(self, entrant: str, seed: int, cost: str, share: float) -> float | None:
+        """At a share of what the reference of the seed spent; None if the entrant spent less."""
+        return accuracy_at(self.curves[entrant][seed], cost, share * self.curves[REFERENCE][seed].costs[cost][-1])
 
     def _target(self, without: frozenset[int]) -> float:
         ends = [curve.accuracy[-1] for seed, curve in self.curves[REFERENCE].items() if seed not in without]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from .contest import MARGIN, Contest, contests
 from .curves import COSTS
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
+from .estimates import Estimate
 from .profiles import PROFILES
-from .quantities import Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
+from .quantities import DIFFERENCE, Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
 from .tasks import TASKS
@@ -17,7 +18,8 @@ from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
 
 NO_FIGURE = Quantity(None)
-ANCHORS = (REFERENCE, "grpo_4", "duet")
+OURS = "duet"
+ANCHORS = (REFERENCE, "grpo_4", OURS)
 """Entrants that an excerpt always has."""
 _COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
 
@@ -91,6 +93,7 @@ def tables(findings: Findings) -> dict[str, Table]:
         for ending, cost in (("", "tokens"), ("_processor", "seconds")):
             found[f"{cost} {task}"] = _at_cost(contest, figures, ending, cost)
             found[f"{cost}_differences {task}"] = _differences(contest, figures, ending, cost)
+        found[f"leads {task}"] = _leads(contest)
         found[f"steps {task}"] = _steps(contest, figures)
         found[f"costs {task}"] = _costs(contest, figures)
     return {name: table for name, table in found.items() if table.rows}
@@ -236,6 +239,27 @@ def _differences(contest: Contest, figures: Mapping[str, Quantities], ending: st
         if name != REFERENCE
     ]
     return Table(f"{contest.task}: accuracy minus {REFERENCE}'s, by {cost}, paired by seed", headers, rows)
+
+
+def _leads(contest: Contest) -> Table:
+    costs = ("generated_tokens", "processor_seconds")
+    shares = (0.25, 0.5)
+    headers = [f"{OURS} minus", "seeds"]
+    headers += [f"at {share:.0%} of {REFERENCE}'s {what}" for what in ("tokens", "CPU s") for share in shares]
+    headers += ["resolvable, tokens", "resolvable, CPU s"]
+    rows = []
+    for other in contest.rivals if OURS in contest.rivals else ():
+        if other == OURS:
+            continue
+        found = [Quantity(contest.lead(OURS, other, cost, share), DIFFERENCE) for cost in costs for share in shares]
+        shared = sum(seed in contest.runs[other] for seed in contest.paired(OURS))
+        rows.append([other, str(shared), *(one.full_text for one in found), *map(_resolvable, found[1::2])])
+    return Table(f"{contest.task}: accuracy of {OURS} minus that of the others at equal cost, by seed", headers, rows)
+
+
+def _resolvable(difference: Quantity) -> str:
+    found = None if difference.estimate is None else difference.estimate.resolvable
+    return Quantity(None if found is None else Estimate(found)).text
 
 
 def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:

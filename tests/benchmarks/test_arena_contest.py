@@ -127,6 +127,20 @@ def test_there_is_no_accuracy_where_a_seed_did_not_spend_as_much():
     assert found.at_cost("grpo_8", TOKENS, 1.0).to_end == Estimate(0.0, 0.0, 1)
 
 
+def test_a_lead_is_read_at_the_same_share_of_the_reference_for_both_and_by_seed():
+    grpo = [run("grpo_8", line(0.6), seed, tokens_per_step=per) for seed, per in ((0, 1000), (1, 800), (2, 800))]
+    duet = [run("duet", line(0.6), seed, tokens_per_step=500) for seed in (0, 1, 2)]
+    pods = [run("pods", line(end), seed, tokens_per_step=400) for seed, end in ((0, 0.48), (1, 0.64), (7, 0.9))]
+    found = contest(*grpo, *duet, *pods)
+    # A quarter is 20,000 and 16,000 tokens: 40 and 32 steps of 500, 50 and 40 of 400.
+    leads = [0.5 - (0.4 + 0.08 * 50 / 80), (0.4 + 0.2 * 32 / 80) - (0.4 + 0.24 * 40 / 80)]
+    assert found.lead("duet", "pods", TOKENS, 0.25).value == pytest.approx(sum(leads) / 2)
+    assert found.lead("duet", "pods", TOKENS, 0.25).interval == pytest.approx(t_interval(leads))
+    assert found.lead("pods", "duet", TOKENS, 0.25).value == pytest.approx(-sum(leads) / 2)
+    assert found.lead("duet", "pods", TOKENS, 0.5) is None  # pods spent 32,000 of 40,000 tokens
+    assert contest(grpo[0], duet[0], pods[1]).lead("duet", "pods", TOKENS, 0.25) is None
+
+
 def test_equal_steps_are_those_of_the_horizon_on_all_problems():
     long = run("grpo_4", line(0.6), steps=(10, 80, 96))
     found = contest(run("grpo_8", line(0.64)), long).at_steps("grpo_4")

@@ -78,6 +78,15 @@ def test_intervals_and_resolvable_differences_in_tables():
     assert found["duet"][5] == "-"  # it did not spend as much
 
 
+def test_leads_of_duet_over_each_other_entrant():
+    found = rows(records(seeds=2), "leads sums")
+    assert list(found) == ["duet minus", "grpo_8", "pods"]
+    # At half of grpo_8's tokens duet is at its end, 0.61 and 0.59, and grpo_8 at 0.495 and 0.505.
+    assert found["grpo_8"][0] == "2"
+    assert found["grpo_8"][2].startswith("+0.100 [")
+    assert "leads sums" not in tables(findings_of([one for one in records() if one.entrant != "duet"]))
+
+
 def test_overview_and_ranking_show_every_task():
     runs = [*records(), run("grpo_8", line(0.6), task="products")]
     assert rows(runs, "overview tokens")["entrant"] == ["sums", "products"]
