@@ -5,8 +5,8 @@ All rates run to the first rung; the best of them go on, from their checkpoints,
 batches of rollouts: who updates twice from each is tuned over as many tokens as the others. A rate's figure is the
 accuracy by the last answer over all its measurements of a rung (at its end and a few batches before); of equal figures
 the lower rate is better. Behind the last rung the lowest rate that is within `TOLERANCE` of the best is chosen: 160
-problems tell no more, and what one seed does not show is that a higher rate breaks more often. The choice looks at
-nothing else.
+problems tell no more, and one seed does not show how often the higher rate breaks a run. The choice looks at nothing
+else.
 """
 
 from collections.abc import Iterable, Sequence
