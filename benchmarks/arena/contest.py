@@ -135,12 +135,11 @@ class Contest:
         """
         rows = []
         for seed in self.paired(entrant):
-            reference = self.curves[REFERENCE][seed]
             found = self._accuracy(entrant, seed, cost, share)
             if found is None:
                 return None
-            equal = accuracy_at(reference, cost, share * reference.costs[cost][-1])
-            rows.append((found, found - reference.accuracy[-1], found - equal))
+            end = self.curves[REFERENCE][seed].accuracy[-1]
+            rows.append((found, found - end, found - self._accuracy(REFERENCE, seed, cost, share)))
         return AtCost(*(over_seeds(column) for column in zip(*rows, strict=True))) if rows else None
 
     def lead(self, entrant: str, over: str, cost: str, share: float) -> Estimate | None:

@@ -113,8 +113,7 @@ def of_entrant(contest: Contest, entrant: str) -> Quantities:
             found[f"accuracy_{name}"] = Quantity(None if at is None else at.accuracy)
             found[f"to_end_{name}"] = Quantity(None if at is None else at.to_end, DIFFERENCE)
             found[f"equal_{name}"] = Quantity(None if at is None else at.equal, DIFFERENCE)
-            smallest = None if at is None else at.to_end.resolvable
-            found[f"resolvable_{name}"] = Quantity(None if smallest is None else Estimate(smallest))
+            found[f"resolvable_{name}"] = resolvable(None if at is None else at.to_end)
     return found
 
 
@@ -144,12 +143,17 @@ def of_start(run: Run) -> Quantities:
 
 def of_rank(rank: Rank) -> Quantities:
     """Figures of an entrant over all tasks: `half`, `resolvable_half` and `share`, see `Rank`."""
-    smallest = None if rank.half is None else rank.half.resolvable
     return {
         "half": Quantity(rank.half, DIFFERENCE),
-        "resolvable_half": Quantity(None if smallest is None else Estimate(smallest)),
+        "resolvable_half": resolvable(rank.half),
         "share": Quantity(rank.ratio, SHARE, True, rank.bound),
     }
+
+
+def resolvable(difference: Estimate | None) -> Quantity:
+    """The smallest difference that its seeds resolve (`Estimate.resolvable`)."""
+    smallest = None if difference is None else difference.resolvable
+    return Quantity(None if smallest is None else Estimate(smallest))
 
 
 def rate_text(rate: float) -> str:

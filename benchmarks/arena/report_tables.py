@@ -5,12 +5,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .contest import MARGIN, Contest, contests
+from .contest import MARGIN, SHARES, Contest, contests
 from .curves import COSTS
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
-from .estimates import Estimate
 from .profiles import PROFILES
-from .quantities import DIFFERENCE, Quantities, Quantity, of_entrant, of_rank, of_start, rate_of, rate_text
+from .quantities import (
+    DIFFERENCE,
+    EQUAL_COSTS,
+    Quantities,
+    Quantity,
+    of_entrant,
+    of_rank,
+    of_start,
+    rate_of,
+    rate_text,
+    resolvable,
+)
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
 from .tasks import TASKS
@@ -19,6 +29,7 @@ from .tuning import choose
 
 NO_FIGURE = Quantity(None)
 OURS = "duet"
+"""The entrant whose lead over the others is shown."""
 ANCHORS = (REFERENCE, "grpo_4", OURS)
 """Entrants that an excerpt always has."""
 _COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
@@ -93,7 +104,8 @@ def tables(findings: Findings) -> dict[str, Table]:
         for ending, cost in (("", "tokens"), ("_processor", "seconds")):
             found[f"{cost} {task}"] = _at_cost(contest, figures, ending, cost)
             found[f"{cost}_differences {task}"] = _differences(contest, figures, ending, cost)
-        found[f"leads {task}"] = _leads(contest)
+        if OURS in contest.rivals:
+            found[f"leads {task}"] = _leads(contest)
         found[f"steps {task}"] = _steps(contest, figures)
         found[f"costs {task}"] = _costs(contest, figures)
     return {name: table for name, table in found.items() if table.rows}
@@ -242,24 +254,19 @@ def _differences(contest: Contest, figures: Mapping[str, Quantities], ending: st
 
 
 def _leads(contest: Contest) -> Table:
-    costs = ("generated_tokens", "processor_seconds")
-    shares = (0.25, 0.5)
+    titles = dict(zip(EQUAL_COSTS, ("tokens", "CPU s"), strict=True))
+    shares = SHARES[:2]  # hardly anybody else spends as much as the reference
     headers = [f"{OURS} minus", "seeds"]
-    headers += [f"at {share:.0%} of {REFERENCE}'s {what}" for what in ("tokens", "CPU s") for share in shares]
-    headers += ["resolvable, tokens", "resolvable, CPU s"]
+    headers += [f"at {share:.0%} of {REFERENCE}'s {title}" for title in titles.values() for share in shares]
+    headers += [f"resolvable, {title}" for title in titles.values()]
     rows = []
-    for other in contest.rivals if OURS in contest.rivals else ():
-        if other == OURS:
-            continue
-        found = [Quantity(contest.lead(OURS, other, cost, share), DIFFERENCE) for cost in costs for share in shares]
-        shared = sum(seed in contest.runs[other] for seed in contest.paired(OURS))
-        rows.append([other, str(shared), *(one.full_text for one in found), *map(_resolvable, found[1::2])])
+    for other in contest.rivals:
+        if other != OURS:
+            leads = [contest.lead(OURS, other, cost, share) for cost in titles for share in shares]
+            seeds = sum(seed in contest.runs[other] for seed in contest.paired(OURS))
+            cells = [Quantity(lead, DIFFERENCE).full_text for lead in leads]
+            rows.append([other, str(seeds), *cells, *(resolvable(lead).text for lead in leads[1::2])])
     return Table(f"{contest.task}: accuracy of {OURS} minus that of the others at equal cost, by seed", headers, rows)
-
-
-def _resolvable(difference: Quantity) -> str:
-    found = None if difference.estimate is None else difference.estimate.resolvable
-    return Quantity(None if found is None else Estimate(found)).text
 
 
 def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:

@@ -64,14 +64,13 @@ def _climb(
 ) -> tuple[list[float], list[tuple[float, int]]]:
     """Learning rates that are left at the first rung that is not finished, or behind the last, and what it lacks."""
     rates = [factor * BASE_RATE for factor in profile.factors]
-    last = profile.rungs[-1][0]
     for horizon, keep in profile.rungs:
         done = _of_rung(runs, task, entrant, horizon, rates)
         missing = [rate for rate in rates if rate not in {run.learning_rate for run in done}]
         if missing:
             return rates, [(rate, horizon) for rate in missing]
-        rates = [_lowest_of_the_best(done)] if horizon == last else _best(done, keep)
-    return rates, []
+        rates = _best(done, keep)
+    return [_lowest_of_the_best(done)], []
 
 
 def _of_rung(runs: Iterable[Run], task: str, entrant: str, horizon: int, rates: Sequence[float]) -> list[Run]:
