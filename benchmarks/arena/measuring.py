@@ -16,6 +16,7 @@ from recipes.tiny_math.problems import Problem
 from .grading import is_right
 from .records import Measurement
 from .tasks import Task
+from .yardstick import CURVE, Yardstick
 
 CURVES = (
     "duet/generated_tokens",
@@ -134,7 +135,7 @@ def measure_start(task: Task, problems: Sequence[Problem], size: Size) -> Measur
 
 
 class Watch(TrainerCallback):
-    """Measures a run by its timetable, and ends it. Clocks leave the measurements out.
+    """Measures a run by its timetable, and ends it. Clocks leave the measurements and the yardstick out.
 
     Args:
         trainer (Any): The trainer it is added to, with a colocated engine.
@@ -155,9 +156,10 @@ class Watch(TrainerCallback):
         self.problems = problems
         self.timetable = timetable
         self.measurements: list[Measurement] = []
-        self.curves: dict[str, list[float | None]] = {name: [] for name in CURVES}
+        self.curves: dict[str, list[float | None]] = {name: [] for name in (*CURVES, CURVE)}
         self.cost = NO_COST | before
         self._trained = 0.0
+        self._yardstick = Yardstick()
         self._clocks = self._now()
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -175,9 +177,8 @@ class Watch(TrainerCallback):
         self._trained = logs.get("duet/trained_tokens", self._trained)
         self.cost["generated_tokens"] += round(logs.get("duet/generated_tokens", 0.0))
         self.cost["trained_tokens"] += round(self._trained)
-        for name, values in self.curves.items():
-            value = logs.get(name)
-            values.append(None if value is None else float(f"{value:.4g}"))
+        for name, value in ({name: logs.get(name) for name in CURVES} | {CURVE: self._yardstick()}).items():
+            self.curves[name].append(None if value is None else float(f"{value:.4g}"))
         plan, step = self.timetable, state.global_step
         ends = step >= plan.horizon and self.cost["generated_tokens"] >= plan.tokens
         control.should_training_stop |= ends
