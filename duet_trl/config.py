@@ -302,7 +302,8 @@ class DUETGRPOConfig(GRPOConfig):
     def duet_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
         parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
-        return parts or self.method not in ("duet", "paper", "grpo")
+        chooses = getattr(self.options, "prompt_candidates", 1) > 1
+        return parts or chooses or self.method not in ("duet", "paper", "grpo")
 
     def _check_upstream(self) -> None:
         if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):

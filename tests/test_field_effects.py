@@ -70,6 +70,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
     ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
     ("reward_decay", 0.7, {"allocate": False, "advantage_baseline": "history"}, {"allocate": False}),
+    ("reward_decay", 0.7, {"allocate": False, "prompt_candidates": 2.0}, {"allocate": False}),
     *(
         (name, value, VARIANCE, {})
         for name, value in {

@@ -17,6 +17,7 @@ import numpy as np
 from .curves import COSTS, Curve, accuracy_at, cost_to_reach, curve_of, fitted, mean_curve
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .estimates import Estimate, leave_one_out, over_seeds
+from .pace import SECONDS, is_timed, paced
 from .records import REPORT, START, Measurement, Run
 
 MARGIN = 0.01
@@ -66,6 +67,7 @@ class Contest:
         task (str): Its name.
         start (Run): The policy before training.
         runs (dict[str, dict[int, Run]]): By entrant, in the order of `ENTRANTS`, and seed; the reference is there.
+            Their processor seconds are at the nominal speed.
         problems (int): Problems of the curves: those that all measurements share.
         curves (dict[str, dict[int, Curve]]): As the runs.
     """
@@ -87,6 +89,10 @@ class Contest:
         """Accuracy that is to be reached."""
         return self._target(frozenset())
 
+    def compares(self, cost: str, *entrants: str) -> bool:
+        """Whether a cost of these entrants compares: processor seconds only beside the yardstick (`pace.py`)."""
+        return cost != SECONDS or all(is_timed(run) for name in entrants for run in self.runs[name].values())
+
     def mean_curve(self, entrant: str) -> Curve:
         """Of all seeds of an entrant."""
         return mean_curve(list(self.curves[entrant].values()))
@@ -99,7 +105,7 @@ class Contest:
             cost (str): One of `COSTS`.
 
         Returns:
-            Reached | None: None if the policy before training is at the target already.
+            Reached | None: None if the cost does not compare, or the policy before training is at the target already.
         """
 
         def log_cost(without: frozenset[int]) -> float | None:
@@ -109,6 +115,8 @@ class Contest:
             amount, reference = log_cost(without), self._log_cost(REFERENCE, cost, without)
             return None if amount is None or reference is None else amount - reference
 
+        if not self.compares(cost, entrant, REFERENCE):
+            return None
         if self.curves[REFERENCE][next(iter(self.curves[REFERENCE]))].accuracy[0] >= self.target:
             return None
         own, reference = self.curves[entrant], self.curves[REFERENCE]
@@ -131,8 +139,11 @@ class Contest:
             share (float): In (0, 1].
 
         Returns:
-            AtCost | None: None if a seed did not spend that much, or no seed has a run of the reference.
+            AtCost | None: None if the cost does not compare, a seed did not spend that much, or no seed has a run of
+            the reference.
         """
+        if not self.compares(cost, entrant, REFERENCE):
+            return None
         rows = []
         for seed in self.paired(entrant):
             found = self._accuracy(entrant, seed, cost, share)
@@ -151,8 +162,11 @@ class Contest:
             share (float): Of what the reference of the same seed spent, in (0, 1].
 
         Returns:
-            Estimate | None: None if they share no seed, or one of them did not spend that much.
+            Estimate | None: None if the cost does not compare, they share no seed, or one of them did not spend that
+            much.
         """
+        if not self.compares(cost, entrant, over, REFERENCE):
+            return None
         seeds = [seed for seed in self.paired(entrant) if seed in self.runs[over]]
         pairs = [[self._accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in seeds]
         if not pairs or any(None in pair for pair in pairs):
@@ -165,7 +179,8 @@ class Contest:
         `difference` is that of the accuracies to the reference's, by seed; the reference itself has none.
         """
         found = {seed: outcome(at_horizon(run)) for seed, run in self.runs[entrant].items()}
-        estimates = {name: over_seeds([one[name] for one in found.values()]) for name in next(iter(found.values()))}
+        names = [name for name in next(iter(found.values())) if self.compares(name, entrant)]
+        estimates = {name: over_seeds([one[name] for one in found.values()]) for name in names}
         pairs = [
             found[seed]["accuracy"] - outcome(at_horizon(self.runs[REFERENCE][seed]))["accuracy"]
             for seed in self.paired(entrant)
@@ -213,7 +228,7 @@ def contests(runs: Sequence[Run]) -> dict[str, Contest]:
                 f"{run.task} {run.entrant} seed {run.seed}: a run of the same seed, or of another learning rate than "
                 f"{run.learning_rate:g}, is among the records. Keep one of them."
             )
-        own[run.seed] = run
+        own[run.seed] = paced(run)
     return {
         task: _contest(task, starts[task], {name: dict(sorted(own.items())) for name, own in entrants.items() if own})
         for task, entrants in found.items()

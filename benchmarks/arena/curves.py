@@ -8,12 +8,10 @@ samples (isotonic regression), linear between measurements. Nothing is read beyo
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
 from .records import Run
-from .yardstick import CURVE, NOMINAL
 
 COSTS = ("generated_tokens", "trained_tokens", "processor_seconds", "seconds", "step")
 """What a run spends, by the names that measurements have for it."""
@@ -48,30 +46,12 @@ def curve_of(run: Run, start: Run, problems: int) -> Curve:
     right = np.array([sum(point.last[:problems]) for point in points])
     samples = np.array([problems * point.samples for point in points])
     careful = [point.careful for point in points]
-    costs = {cost: np.array([0, *(vars(point)[cost] for point in run.measurements)], dtype=float) for cost in COSTS}
     return Curve(
         right / samples,
         samples,
-        costs | {"processor_seconds": paced(costs["processor_seconds"], costs["step"], run.curves.get(CURVE))},
+        {cost: np.array([0, *(vars(point)[cost] for point in run.measurements)], dtype=float) for cost in COSTS},
         None if None in careful else np.array(careful),
     )
-
-
-def paced(seconds: np.ndarray, steps: np.ndarray, yardstick: Sequence[float] | None) -> np.ndarray:
-    """Processor seconds as they would be where the yardstick takes `NOMINAL` all the time.
-
-    Args:
-        seconds (np.ndarray): What a run had spent at its measurements, shape (K,), from 0 on.
-        steps (np.ndarray): Of the measurements, shape (K,), from 0 on.
-        yardstick (Sequence[float] | None): What the yardstick took beside each step; None: the seconds stay as they are.
-
-    Returns:
-        np.ndarray: Shape (K,).
-    """
-    if yardstick is None:
-        return seconds
-    speed = [NOMINAL / np.mean(yardstick[a:b]) for a, b in pairwise(steps.astype(int).tolist())]
-    return np.cumsum([0.0, *np.diff(seconds) * speed])
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:

@@ -80,6 +80,7 @@ _ALL = (
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     Entrant("duet", "duet", 0.5, ENDING),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet"),  # one switch, at the same rate
+    Entrant("duet_choice", "duet", 0.5, {**ENDING, "prompt_candidates": 2.5}, tuned_as="duet"),  # likewise
     Entrant("duet_quarter", "duet", 0.25, ENDING),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),

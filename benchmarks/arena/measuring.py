@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoTokenizer, TrainerCallback
 from vllm import LLM, SamplingParams
 
@@ -14,9 +15,9 @@ from benchmarks.common import open_engine
 from recipes.tiny_math.problems import Problem
 
 from .grading import is_right
+from .pace import CURVE
 from .records import Measurement
 from .tasks import Task
-from .yardstick import CURVE, Yardstick
 
 CURVES = (
     "duet/generated_tokens",
@@ -132,6 +133,27 @@ def measure_start(task: Task, problems: Sequence[Problem], size: Size) -> Measur
     tokenizer = AutoTokenizer.from_pretrained(task.checkpoint)
     llm = open_engine(task.checkpoint, task.max_model_length)
     return measure(llm, tokenizer, task, problems, size, {"step": 0, **NO_COST})
+
+
+class Yardstick:
+    """Many small operations on tensors, as in generating with a tiny policy and in training it (`pace.py`).
+
+    It draws no random numbers: a run is the same with and without it.
+    """
+
+    def __init__(self) -> None:
+        self._inputs = torch.linspace(-1, 1, 64 * 128).view(64, 128)
+        self._weights = torch.linspace(-0.1, 0.1, 128 * 128).view(128, 128)
+        self()  # the first time is slower
+
+    @torch.no_grad()
+    def __call__(self) -> float:
+        """Do it once. Returns processor seconds."""
+        began = time.process_time()
+        hidden = self._inputs
+        for _ in range(200):
+            hidden = torch.layer_norm(hidden + torch.softmax(hidden @ self._weights, -1), (128,))
+        return time.process_time() - began
 
 
 class Watch(TrainerCallback):

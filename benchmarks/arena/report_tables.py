@@ -290,6 +290,6 @@ def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
 def _costs(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
     costs = [cost for cost in COSTS if cost != "step"]
     headers = ["entrant", *(_COST_TITLES[cost] for cost in costs)]
-    rows = [[name, *(own[cost].full_text for cost in costs)] for name, own in figures.items()]
+    rows = [[name, *(own.get(cost, NO_FIGURE).full_text for cost in costs)] for name, own in figures.items()]
     horizon = next(iter(contest.runs[REFERENCE].values())).horizon
     return Table(f"{contest.task}: what {horizon} steps cost", headers, rows)

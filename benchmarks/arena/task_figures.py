@@ -23,9 +23,9 @@ from duet_trl.report.intervals import half_width
 from .contest import Contest
 from .curves import isotonic, shared
 from .entrants import REFERENCE
+from .pace import SECONDS
 from .ranking import TOKENS, best_rivals
 
-SECONDS = "processor_seconds"
 APART = {REFERENCE: Look(BLACK, "o", "--", ""), "grpo_4": Look(GREY, "o", "--", ""), "duet": Look(BLUE, "s", "-", "")}
 """Entrants that are always in colour."""
 RIVALS = (Look(RED, "^", "-", ""), Look(GREEN, "D", "-", ""), Look(ORANGE, "v", "-", ""))
@@ -53,7 +53,7 @@ def drawn_data(contest: Contest) -> dict[str, Any]:
             "accuracy": _rounded(curve.accuracy),
             "half": _half_widths(contest, name),
             TOKENS: _rounded(curve.costs[TOKENS]),
-            SECONDS: _rounded(curve.costs[SECONDS]),
+            SECONDS: _rounded(curve.costs[SECONDS]) if contest.compares(SECONDS, name) else None,
             "careful": None if curve.careful is None else _rounded(curve.careful),
         }
     best = best_rivals(contest, tuple(APART), len(RIVALS))
@@ -88,7 +88,7 @@ def task_figure(contest: Contest, path: Path) -> Path:
         # A band over two or three seeds may be wider than everything that was measured; the curves decide.
         row[0].set_ylim(drawn.min() - margin, drawn.max() + margin)
     for axes, (cost, label) in zip(rows[-1], _X_LABELS.items(), strict=True):
-        longest = max(own[cost][-1] for own in data["entrants"].values())
+        longest = max((own[cost][-1] for own in data["entrants"].values() if own[cost]), default=1.0)
         axes.set(xlabel=label, xlim=(0, 1.03 * longest))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in rows[0]:
@@ -114,6 +114,8 @@ def _draw(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: Mappi
     """The curves of a panel: entrants in colour, the others thin and grey."""
     for name, own in data["entrants"].items():
         x, y = own[cost], own[figure]
+        if x is None:
+            continue  # nothing that compares
         if name not in looks:
             axes.plot(x, y, color=_THIN, linewidth=0.9, zorder=1)
             continue
@@ -127,7 +129,8 @@ def _draw(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: Mappi
 
 def _name_ends(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: Mapping[str, Look]) -> None:
     """Names of the grey curves at the right, apart from each other, each with a line to the end of its curve."""
-    ends = [(own[figure][-1], own[cost][-1], name) for name, own in data["entrants"].items() if name not in looks]
+    thin = {name: own for name, own in data["entrants"].items() if name not in looks and own[cost]}
+    ends = [(own[figure][-1], own[cost][-1], name) for name, own in thin.items()]
     if not ends:
         return
     low, high = axes.get_ylim()

@@ -2,7 +2,7 @@
 r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget (Algorithm 1).
 
 1. **Allocate.** Counts n_q, sum n_q L_q <= B, by what is remembered about each prompt: its expected tokens L_q and
-   its rewards (or sigma_q, Theorem 1).
+   its rewards (or sigma_q, Theorem 1). With `prompt_candidates` prompts compete for the visits first (`visits.py`).
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, unless a coin that lands with probability eps keeps it.
 3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; weights
@@ -22,9 +22,10 @@ import numpy as np
 
 from ..allocate.allocators import UniformAllocator
 from ..allocate.state import check_state
+from ..allocate.visits import Visits
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
-from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import history_advantages
 from ..update.importance import rollout_weights, surcharge
 from .duet_settings import DuetOptions
@@ -43,15 +44,18 @@ class Duet(Method):
         self.gated = config.gated
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
+        self.visits = Visits(self.options.reward_decay) if self.options.prompt_candidates > 1 else None
+        self._planned: np.ndarray | slice = slice(None)  # prompts of the step that the allocator planned
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
         if done is not None:
             return []
+        self._planned = planned = self._chosen(prompts)
         keys = prompts.keys
-        allocation = self.allocator.plan(keys, prompts.epoch)
-        group = np.repeat(np.arange(len(prompts)), allocation.num_rollouts)
+        allocation = self.allocator.plan([keys[q] for q in planned], prompts.epoch)
+        group = np.repeat(planned, allocation.num_rollouts)
         # A reference budget is measured on rollouts that no gate stops.
         spec = self.gate.spec(active=not self.allocator.measuring)
         keep = self.gate.coins(prompts.step, [keys[q] for q in group])
@@ -65,9 +69,10 @@ class Duet(Method):
         masked, applied = done.aborted, propensity
         if self._trains_aborted:
             masked, applied = np.zeros_like(masked), np.ones_like(applied)
+        _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
         weight = rollout_weights(
-            np.bincount(done.prompt, minlength=len(done.prompts)),
-            done.prompt,
+            counts,
+            group,
             applied,
             masked,
             stratification=self.options.stratification,
@@ -82,28 +87,50 @@ class Duet(Method):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
         self._metrics = self._step_metrics(done, judgement, sum_logps)
-        keys, group, length, scored = done.prompts.keys, done.prompt, done.replay.length, done.scored
+        visited, group = np.unique(done.prompt, return_inverse=True)
+        keys = [done.prompts[q].key for q in visited]
+        length, scored = done.replay.length, done.scored
         self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
         self.allocator.observe_rewards(keys, group, done.rewards, scored)
+        statistics = self.allocator.statistics
+        if self.visits is not None and statistics.rewards_differ:  # one reward so far does not tell what a success is
+            shares = statistics.success_share(done.rewards[scored])
+            self.visits.observe(keys, group[scored], shares, done.prompts.step)
         # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
         use = judgement.in_divisor & scored & np.isfinite(known)
         self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered about prompts, and the window of K1 and K2."""
-        return {"allocator": self.allocator.state_dict(), "gate": self.gate.state_dict()}
+        """What is remembered about prompts, and the window of K1 and K2; what prompts compete by, if they do."""
+        return {name: part.state_dict() for name, part in self._parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
-        check_state("method duet", state, {"allocator": None, "gate": None})
-        self.allocator.load_state_dict(state["allocator"])
-        self.gate.load_state_dict(state["gate"])
+        check_state("method duet", state, self._parts)
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
 
     def metrics(self) -> dict[str, float]:
         """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
         return self.allocator.metrics() | self._metrics
+
+    @property
+    def _parts(self) -> dict[str, Any]:
+        parts = {"allocator": self.allocator, "gate": self.gate}
+        return parts if self.visits is None else parts | {"visits": self.visits}
+
+    def _chosen(self, prompts: Prompts) -> np.ndarray:
+        """Prompts of the step that are visited, ascending, as many as the sampler drew."""
+        if self.visits is None:
+            return np.arange(len(prompts))
+        more = round((self.options.prompt_candidates - 1) * prompts.num_drawn)
+        try:
+            prompts.more(more)
+        except NoMorePrompts as error:
+            raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
+        return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
 
     @property
     def _trains_aborted(self) -> bool:
@@ -122,15 +149,28 @@ class Duet(Method):
         # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
-        return {
+        cold = np.zeros(len(done.prompts), dtype=bool)
+        cold[self._planned] = self.allocator.cold
+        return self._visit_metrics(done) | {
             "poll_threshold": float(self.gate.thresholds.poll_threshold),
             "abort_threshold": float(self.gate.thresholds.abort_threshold),
             "keep_probability": self.gate.keep_probability,
             "price": self.allocator.price,
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
             "cold_prompts": float(self.allocator.cold.sum()),
-            "cold_gradient_share": float(mass[self.allocator.cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),
+            "cold_gradient_share": float(mass[cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),
             "surcharge": self._surcharge(done, judgement, sum_logps),
+        }
+
+    def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
+        if self.visits is None:
+            return {}
+        visited = np.unique(done.prompt)
+        return {
+            "skipped_prompts": float(len(done.prompts) - len(visited)),
+            "added_prompts": float(np.count_nonzero(visited >= done.prompts.num_drawn)),
+            "visited_prompts": float(len(self.visits)),
+            "pool_success": self.visits.pool_success(done.prompts.step),
         }
 
     def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:

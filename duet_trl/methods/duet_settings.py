@@ -46,6 +46,13 @@ class DuetOptions(Options):
         unit="[0, 1]",
         rule=(lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once; got {}"),
     )
+    prompt_candidates: float = option(
+        "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
+        "most open get rollouts. 1: those that the sampler drew.",
+        1.0,
+        unit="at least 1",
+        rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
+    )
     surrogate: str = option(
         "Where sigma comes from: 'online' (each prompt's visits), 'constant' (counts follow lengths alone), 'ridge' "
         "(predicted before the run by surrogate_file).",
@@ -226,8 +233,12 @@ ACTS = {
     ),
     "allocation_objective": Acts(lambda v: v.allocate, "allocate=True"),
     "reward_decay": Acts(
-        lambda v: (v.allocate and v.allocation_objective == "mixed") or v.advantage_baseline == "history",
-        "advantage_baseline='history', or allocate=True and allocation_objective='mixed'",
+        lambda v: (
+            (v.allocate and v.allocation_objective == "mixed")
+            or v.advantage_baseline == "history"
+            or v.prompt_candidates > 1
+        ),
+        "advantage_baseline='history', prompt_candidates above 1, or allocate=True and allocation_objective='mixed'",
     ),
     "entropy_threshold": Acts(lambda v: v.trim, "trim=True"),
     "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),

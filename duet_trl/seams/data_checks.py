@@ -37,6 +37,24 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
             raise ValueError(f"The data set has no column {name!r}, only {sorted(columns)}.")
     if "prompt" in columns:
         _check_column(dataset)
+    _check_candidates(dataset, args)
+
+
+def _check_candidates(dataset: Dataset | IterableDataset, args: DUETGRPOConfig) -> None:
+    share = getattr(args.options, "prompt_candidates", 1)
+    candidates = round(share * args.num_prompts)
+    if candidates == args.num_prompts:
+        return
+    if not isinstance(dataset, Dataset):
+        raise ValueError(
+            f"prompt_candidates={share:g} draws from the whole data set, which a stream does not allow. Train on a "
+            "Dataset, or set prompt_candidates=1."
+        )
+    if len(dataset) < candidates:
+        raise ValueError(
+            f"prompt_candidates={share:g} needs {candidates} prompts for a step of {args.num_prompts}, and the data "
+            f"set has {len(dataset)}. Lower it, or use more data."
+        )
 
 
 def _check_column(dataset: Dataset | IterableDataset) -> None:

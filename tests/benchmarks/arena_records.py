@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from benchmarks.arena.pace import CURVE, NOMINAL
 from benchmarks.arena.records import REPORT, START, TUNE, Measurement, Run
 
 ENVIRONMENT = {"hardware": {"cores": 2}, "versions": {"python": "3.11"}}
@@ -75,7 +76,8 @@ def run(
         full = step in (horizon, steps[-1])
         size = {"problems": 2 * problems, "samples": 4} if full else {"problems": problems, "samples": 2}
         points.append(measurement(step, accuracy(step), **size, **costs))
-    return Run(task, entrant, REPORT, learning_rate, seed, horizon, points, {}, 60.0, ENVIRONMENT)
+    curves = {CURVE: [NOMINAL] * steps[-1]}
+    return Run(task, entrant, REPORT, learning_rate, seed, horizon, points, curves, 60.0, ENVIRONMENT)
 
 
 def tuning_run(entrant: str, learning_rate: float, horizon: int, accuracy: float, task: str = "sums") -> Run:

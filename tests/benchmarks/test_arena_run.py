@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.arena.measuring import Size, Timetable
+from benchmarks.arena.pace import CURVE
 from benchmarks.arena.profiles import PROFILES, TUNING_SEED
 from benchmarks.arena.records import REPORT, START, TUNE, Run, read
 from benchmarks.arena.tuning import choose
@@ -83,7 +84,8 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     target = smoke.share * grpo_8.measurements[-1].generated_tokens
     assert grpo_2.measurements[-1].generated_tokens >= target - 1
     *_, earlier, end = grpo_2.measurements
-    assert end.step > 4 and end.step == len(grpo_2.curves["duet/generated_tokens"])
+    assert end.step > 4 and end.step == len(grpo_2.curves["duet/generated_tokens"]) == len(grpo_2.curves[CURVE])
+    assert min(grpo_2.curves[CURVE]) > 0
     # It ended with the first step that reached the target.
     assert end.generated_tokens - grpo_2.curves["duet/generated_tokens"][-1] < target
     assert 4 in [m.step for m in grpo_2.measurements]

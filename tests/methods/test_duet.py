@@ -13,10 +13,13 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.gate.replay import GateSpec, Outcome, Replay
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
-from duet_trl.rollouts import Job, Prompt, Prompts, Rollouts
+from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages, weighted_sum
 from duet_trl.update.baseline import history_advantages
 from tests.states import plain
+
+from .simulator import make_prompts
+from .simulator import run_step as simulated_step
 
 KEYS = [f"prompt {i}" for i in range(24)]
 NAN = float("nan")
@@ -297,3 +300,69 @@ def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
     assert metrics["cold_gradient_share"] == 0.0  # its advantage is 0
     assert (metrics["poll_threshold"], metrics["abort_threshold"]) == (60.0, 140.0)  # 0.3 and 0.7 of 200
     assert metrics["surcharge"] > 1.0
+
+
+# ---- Prompts that compete for visits --------------------------------------------------------------------------------
+
+
+def answered(key: str, number: int) -> float:
+    """Prompts whose number is 0 or 1 modulo 4 are solved and hopeless; the others are open."""
+    kind = int(key.rpartition(" ")[2]) % 4
+    return float(number % 2) if kind > 1 else float(kind)
+
+
+def chosen_steps(unit: Duet, steps: int, first: int = 1) -> list[list[str]]:
+    """Keys that get rollouts in each step; the batch is the next 8 of the prompts."""
+    found = []
+    for step in range(first, first + steps):
+        drawn = [KEYS[(8 * step + i) % len(KEYS)] for i in range(8)]
+        of = make_prompts(drawn, [key for key in KEYS if key not in drawn], step=step)
+        record, _ = simulated_step(unit, of, answered)
+        found.append([of[q].key for q in np.unique(record.prompt)])
+        assert len(found[-1]) == 8
+    return found
+
+
+@pytest.mark.parametrize("overrides", [{}, {"allocate": False}, {"allocation_objective": "variance"}])
+def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
+    unit = duet(tmp_path, abort=False, prompt_candidates=2.0, **overrides)
+    steps = chosen_steps(unit, 12)
+    assert steps[0] == [KEYS[(8 + i) % 24] for i in range(8)]  # nothing is known: those that were drawn
+    last = [key for step in steps[6:] for key in step]
+    is_open = np.mean([int(key.rpartition(" ")[2]) % 4 > 1 for key in last])
+    assert is_open > 0.8  # half of the prompts are
+    metrics = unit.metrics()
+    assert metrics["skipped_prompts"] == 8.0
+    assert metrics["added_prompts"] > 0.0
+    assert metrics["visited_prompts"] >= 16.0
+    assert 0.3 < metrics["pool_success"] < 0.7
+    waiting = unit.allocator.statistics.lookup(KEYS)
+    assert (waiting.mean_length[[key not in {k for step in steps for k in step} for key in KEYS]] > 0).sum() == 0
+
+
+def test_one_candidate_for_each_visit_changes_nothing(tmp_path):
+    plain_unit, one = duet(tmp_path), duet(tmp_path, prompt_candidates=1.0)
+    drawn = make_prompts(KEYS[:8], KEYS[8:])
+    assert plain_unit.jobs(drawn, None) == one.jobs(drawn, None)
+    assert len(drawn) == 8 and "pool_success" not in one.metrics()
+
+
+def test_a_restored_method_chooses_the_same_prompts(tmp_path):
+    whole = duet(tmp_path, abort=False, prompt_candidates=2.0)
+    chosen_steps(whole, 5)
+    restored = duet(tmp_path, abort=False, prompt_candidates=2.0)
+    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert chosen_steps(restored, 5, first=6) == chosen_steps(whole, 5, first=6)
+    assert plain(restored.state_dict()) == plain(whole.state_dict())
+
+
+def test_too_few_candidates_name_the_option(tmp_path):
+    unit = duet(tmp_path, prompt_candidates=2.0)
+    with pytest.raises(NoMorePrompts, match="prompt_candidates=2"):
+        unit.jobs(make_prompts(KEYS[:8], KEYS[8:12]), None)
+
+
+def test_choosing_prompts_alone_is_not_plain_grpo(tmp_path):
+    nothing = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+    assert duet(tmp_path, **nothing).plain
+    assert not duet(tmp_path, **nothing, prompt_candidates=2.0).plain

@@ -46,8 +46,20 @@ def test_trls_own_configuration_is_refused(tmp_path):
         (prompts(), {"audit_log": True, "audit_columns": ["target"]}, ValueError, "no column 'target'"),
         (prompts().rename_column("prompt", "question"), {}, ValueError, "no column 'prompt', only .*'question'"),
         ([{"prompt": "a"}], {}, TypeError, "got list. Dataset.from_list makes one"),
+        (
+            prompts(5),
+            {"method_kwargs": {"prompt_candidates": 2.0}},
+            ValueError,
+            "prompt_candidates=2 needs 16 prompts .* has 5. Lower it",
+        ),
+        (
+            prompts().to_iterable_dataset(),
+            {"method_kwargs": {"prompt_candidates": 2.0}},
+            ValueError,
+            "a stream does not allow",
+        ),
     ],
-    ids=["image-column", "prompt-id", "audit-column", "no-prompt", "list"],
+    ids=["image-column", "prompt-id", "audit-column", "no-prompt", "list", "few-candidates", "streamed-candidates"],
 )
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, overrides, error, message):
     with pytest.raises(error, match=message):

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which prompts a step visits: the price of a token holds over the data set, not over the batch of the sampler.
+
+A prompt that is solved or hopeless teaches next to nothing, however many rollouts it gets. So several prompts compete
+for each visit, and those win whose success rate p is most open: x = E p(1 - p), as in `openness`, here under
+
+    Beta(k m + s,  k (1 - m) + n - s)        m: success share of the pool at present, k = `PRIOR_COUNT` rollouts
+                                             n, s: rollouts of the prompt and successes among them, aged
+
+What is known of a prompt ages with its visits, as everywhere, and with the steps between them. So no prompt waits for
+ever: the longer it waits the more it is like one that was never seen. And the prior follows the policy: once that
+solves most of the pool, a prompt that failed long ago is likely to be open, and one that was solved is not.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .openness import openness
+from .prompt_table import PromptTable
+from .state import check_state
+
+AGEING = 0.97
+"""Factor on what is known of a prompt from one step to the next: half of it is gone after 23 steps."""
+PRIOR_COUNT = 1.0
+LEAST_SHARE = 0.02
+"""The prior's m stays in [LEAST_SHARE, 1 - LEAST_SHARE], so that nothing is ever certain."""
+_COLUMNS = ("count", "successes", "step")
+
+
+class Visits:
+    """What decides which prompts are visited, by prompt key.
+
+    Args:
+        decay (float): Factor on what is known of a prompt from one visit to the next, in [0, 1].
+    """
+
+    def __init__(self, decay: float) -> None:
+        self.decay = decay
+        self._table = PromptTable("visits", _COLUMNS)
+
+    def __len__(self) -> int:
+        """Prompts that were visited."""
+        return len(self._table)
+
+    def choose(self, keys: Sequence[str], count: int, step: int) -> np.ndarray:
+        """The most open of some prompts; of those that are level, the first.
+
+        Args:
+            keys (Sequence[str]): The M candidates.
+            count (int): How many are visited, at most M.
+            step (int): Present generation step.
+
+        Returns:
+            np.ndarray: Their indices, ascending, shape (count,), int64.
+        """
+        return np.sort(np.argsort(-self.openness(keys, step), kind="stable")[:count])
+
+    def openness(self, keys: Sequence[str], step: int) -> np.ndarray:
+        """x = E p(1 - p) of each prompt at a step, shape (M,)."""
+        count, successes = _aged(self._table.read(keys), step)
+        share = self.pool_success(step)
+        a, b = PRIOR_COUNT * share + successes, PRIOR_COUNT * (1.0 - share) + count - successes
+        return openness(a, b)
+
+    def pool_success(self, step: int) -> float:
+        """m: success share of the pool, each prompt weighted by what is still known of it; 1/2 before the first."""
+        columns = dict(zip(_COLUMNS, self._table.pool(*_COLUMNS), strict=True))
+        count, successes = _aged(columns, step)
+        known = float(count.sum())
+        return float(np.clip(successes.sum() / known, LEAST_SHARE, 1.0 - LEAST_SHARE)) if known else 0.5
+
+    def observe(self, keys: Sequence[str], group: np.ndarray, successes: np.ndarray, step: int) -> None:
+        """Learn from a step.
+
+        Args:
+            keys (Sequence[str]): Prompts, length M; those without a rollout stay as they are.
+            group (np.ndarray): Prompt of each rollout in 0..M-1, shape (N,).
+            successes (np.ndarray): Of each rollout, the share of a success that its reward is, in [0, 1], shape (N,).
+            step (int): The generation step.
+        """
+        visited, group = np.unique(group, return_inverse=True)
+        if not visited.size:
+            return
+        added = {"count": np.bincount(group).astype(float), "successes": np.bincount(group, weights=successes)}
+        with self._table.editing([keys[q] for q in visited]) as (column, place):
+            aged = _aged(column, step)
+            for own, before in zip(("count", "successes"), aged, strict=True):
+                column[own][:] = self.decay * before
+                np.add.at(column[own], place, added[own])
+            column["step"][:] = step
+
+    def state_dict(self) -> dict:
+        """The table."""
+        return {"table": self._table.state_dict()}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
+        check_state("visits", state, {"table": None})
+        self._table.load_state_dict(state["table"])
+
+
+def _aged(column: dict[str, np.ndarray], step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rollouts and successes of prompts as much as they count at a step, shape (M,) each."""
+    factor = AGEING ** np.maximum(step - column["step"], 0.0)
+    return factor * column["count"], factor * column["successes"]
