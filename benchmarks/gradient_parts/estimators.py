@@ -2,7 +2,8 @@
 """Gradient estimators as configurations of the library, and simulated steps of each over the same rollouts.
 
 A simulated step draws 16 prompts of the pool. Of each prompt's recorded rollouts the last `HISTORY` in a random order
-are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's.
+are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's. A
+method that asks for more prompts draws them from the whole pool.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,8 @@ from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
 
 HISTORY = 4
 """Rollouts of the earlier visit."""
+CANDIDATES = 2.5
+"""Prompts that compete for a visit, in the rows in which they do."""
 GROUP = {"advantage_baseline": "group"}
 HISTORY_BASELINE = {"advantage_baseline": "history", "advantage_cutoff": 0.0}
 CUTOFFS = (0.0, 0.2, 0.4, 0.6)
@@ -60,7 +63,8 @@ class Estimator:
     @property
     def remembers(self) -> bool:
         """Whether an earlier visit makes a difference."""
-        return self.config.allocate or self.config.options.advantage_baseline == "history"
+        options = self.config.options
+        return self.config.allocate or options.advantage_baseline == "history" or options.prompt_candidates > 1
 
 
 class SpreadAllocator(UniformAllocator):
@@ -122,6 +126,10 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
             add(f"gate + counts by {label}, weights {weights}, 4", DUET, 4, spread=objective == SPREAD, **fields)
     for n in counts:
         add(f"duet, {n}", DUET, n)
+    for n in counts:
+        add(f"gate + history baseline + choice, {n}", UNIFORM, n, **HISTORY_BASELINE, prompt_candidates=CANDIDATES)
+    for n in counts:
+        add(f"duet + choice, {n}", DUET, n, prompt_candidates=CANDIDATES)
     for cutoff in CUTOFFS:
         add(f"duet, cutoff {cutoff:g}, 4", DUET, 4, advantage_cutoff=cutoff)
     return found
@@ -137,10 +145,13 @@ class Draw:
     Attributes:
         prompts (np.ndarray): Prompts of the step, shape (M,).
         order (np.ndarray): Random order of the rollouts of every prompt of the pool, shape (Q, n).
+        others (np.ndarray): Prompts of the pool that are not in the step, in the order in which more are drawn, shape
+            (Q - M,).
     """
 
     prompts: np.ndarray
     order: np.ndarray
+    others: np.ndarray
 
 
 def draw_steps(count: int, num_prompts: int, num_rollouts: int, groups: int, seed: int) -> list[Draw]:
@@ -150,14 +161,15 @@ def draw_steps(count: int, num_prompts: int, num_rollouts: int, groups: int, see
     prompts only. Any one step then still has 16 random prompts of the pool, while a bootstrap over groups shows what
     other prompts and other rollouts would have given.
     """
-    rng = np.random.default_rng(seed)
+    rng, more = np.random.default_rng(seed), np.random.default_rng([seed, 1])
     orders = np.tile(np.arange(num_rollouts), (num_prompts, 1))
     dealt = np.array_split(rng.permutation(num_prompts), groups)
-    return [
-        Draw(rng.choice(own, PROMPTS_PER_STEP, replace=False), rng.permuted(orders, axis=1))
-        for own in dealt
-        for _ in range(count // groups)
-    ]
+    found = []
+    for own in np.repeat(np.arange(groups), count // groups):
+        prompts = rng.choice(dealt[own], PROMPTS_PER_STEP, replace=False)
+        others = more.permutation(np.setdiff1d(np.arange(num_prompts), prompts))
+        found.append(Draw(prompts, rng.permuted(orders, axis=1), others))
+    return found
 
 
 @dataclass(frozen=True)
@@ -188,9 +200,9 @@ def simulate(
     """Steps of an estimator, each by a fresh method that remembers the draw's earlier visit."""
     positions, values, figures = [], [], []
     for number, draw in enumerate(draws):
-        method = estimator.method(thresholds)
+        method, a_pass = estimator.method(thresholds), len(recording.keys) // len(draw.prompts)
         if estimator.remembers:
-            visit(method, recording, draw.order[:, -HISTORY:])
+            visit(method, recording, draw.order[:, -HISTORY:], number + 1 - a_pass)
             if method.gated:
                 method.gate.load_state_dict(thresholds)  # what is recorded is one gate
         done, rows = take_step(method, recording, draw, number + 1)
@@ -208,21 +220,24 @@ def simulate(
 
 def take_step(method: Duet, recording: Recording, draw: Draw, step: int) -> tuple[Rollouts, np.ndarray]:
     """What a method asks for in a draw, and the row of each rollout; the coins of different steps differ."""
-    prompts = Prompts([Prompt(recording.keys[q], {}) for q in draw.prompts], step=step, epoch=1)
+    pool = [Prompt(key, {}) for key in recording.keys]
+    batch, others = ([pool[q] for q in own] for own in (draw.prompts, draw.others))
+    prompts = Prompts(batch, step, epoch=1, source=lambda count, taken: others[:count])
     jobs = method.jobs(prompts, None)
     counts = np.bincount([job.prompt for job in jobs], minlength=len(prompts))
-    numbers = [q * recording.num_rollouts + draw.order[q, :n] for q, n in zip(draw.prompts, counts, strict=True)]
+    asked = [*draw.prompts, *draw.others][: len(prompts)]
+    numbers = [q * recording.num_rollouts + draw.order[q, :n] for q, n in zip(asked, counts, strict=True)]
     return recording.look_up(prompts, jobs, method.gate.spec(), np.concatenate(numbers))
 
 
-def visit(method: Duet, recording: Recording, order: np.ndarray) -> None:
-    """Let a method see the whole pool once, with the rollouts `order` (Q, n) of each prompt."""
+def visit(method: Duet, recording: Recording, order: np.ndarray, step: int) -> None:
+    """Let a method see the whole pool at some step, with the rollouts `order` (Q, n) of each prompt."""
     num_prompts, n = order.shape
     group = np.repeat(np.arange(num_prompts), n)
     keep = method.gate.coins(1, [recording.keys[q] for q in group])
     jobs = [Job(int(q), keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
     numbers = (np.arange(num_prompts)[:, None] * recording.num_rollouts + order).ravel()
-    prompts = Prompts([Prompt(key, {}) for key in recording.keys])
+    prompts = Prompts([Prompt(key, {}) for key in recording.keys], step)
     done, rows = recording.look_up(prompts, jobs, method.gate.spec(), numbers)
     judgement = method.judge(done)
     method.allocator.cold = np.ones(num_prompts, dtype=bool)  # the allocator did not plan this visit

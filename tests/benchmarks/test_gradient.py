@@ -22,6 +22,7 @@ from benchmarks.gradient_parts.estimators import (
     loss_weights,
     simulate,
     take_step,
+    visit,
 )
 from benchmarks.gradient_parts.figures import Moments, Resamples, draw_resamples, gain, moments, resampled_gains
 from benchmarks.gradient_parts.policies import PromptRollouts
@@ -287,6 +288,7 @@ def test_steps_of_a_group_share_prompts_with_no_other():
     own = [set(np.concatenate([draw.prompts for draw in draws[start : start + 10]])) for start in range(0, 60, 10)]
     assert sorted(q for group in own for q in group) == list(range(120))  # 10 draws of 16 leave none of 20 out
     assert all(len(set(draw.prompts)) == 16 for draw in draws)
+    assert all(sorted([*draw.prompts, *draw.others]) == list(range(120)) for draw in draws)
     assert len({tuple(draw.order[:, 0]) for draw in draws}) == 60
     assert all((np.sort(draw.order, axis=1) == np.arange(3)).all() for draw in draws)
 
@@ -354,6 +356,19 @@ def test_allocators_spend_the_budget_of_uniform_counts(setup, recording):
     for name, row in ROWS.items():
         if row.config.allocate and name.endswith(", 4"):
             assert run(name, recording, setup, draws).generated.mean() == pytest.approx(uniform, rel=0.12), name
+
+
+def test_prompts_that_compete_for_visits_are_drawn_from_the_whole_pool(recording):
+    row = ROWS["duet + choice, 4"]
+    method = row.method(thresholds())
+    visited = set()
+    for number, draw in enumerate(draw_steps(6, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=7)):
+        visit(method, recording, draw.order[:, -HISTORY:], number)
+        done, _ = take_step(method, recording, draw, number + 1)
+        assert done.prompts.keys == tuple(recording.keys[q] for q in [*draw.prompts, *draw.others])
+        assert len(np.unique(done.prompt)) == 16
+        visited |= {int(q) >= 16 for q in done.prompt}
+    assert visited == {False, True}  # some of those that were drawn, and some of the others
 
 
 def test_spread_goes_where_successes_and_failures_are_most_even():
