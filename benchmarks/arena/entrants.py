@@ -71,6 +71,7 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
 """All of `duet` but its counts."""
+CHOICE = {"prompt_candidates": 2.5}
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
@@ -80,8 +81,9 @@ _ALL = (
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     Entrant("duet", "duet", 0.5, ENDING),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet"),  # one switch, at the same rate
-    Entrant("duet_choice", "duet", 0.5, {**ENDING, "prompt_candidates": 2.5}, tuned_as="duet"),  # likewise
+    Entrant("duet_choice", "duet", 0.5, {**ENDING, **CHOICE}, tuned_as="duet"),  # likewise
     Entrant("duet_quarter", "duet", 0.25, ENDING),
+    Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
     Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
