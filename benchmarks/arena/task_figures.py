@@ -44,7 +44,7 @@ def drawn_data(contest: Contest) -> dict[str, Any]:
 
     Returns:
         dict[str, Any]: `target`, `best` (rivals in colour) and `entrants`: mean curves, with `half`, half of the 95%
-        t-interval over seeds (none: fewer than two).
+        t-interval over seeds (none: fewer than three; that of two is as wide as the figure).
     """
     entrants = {}
     for name in contest.rivals:
@@ -69,6 +69,8 @@ def is_drawn_from(path: Path, data: dict[str, Any]) -> bool:
 def task_figure(contest: Contest, path: Path) -> Path:
     """Draw the figure of a task; one with two ways to answer gets a second row, the share of careful solutions.
 
+    Where no entrant has seconds that compare there is no column of seconds.
+
     Args:
         contest (Contest): The task.
         path (Path): PNG; its folder is made.
@@ -77,28 +79,31 @@ def task_figure(contest: Contest, path: Path) -> Path:
     looks = APART | dict(zip(data["best"], RIVALS, strict=False))
     with_careful = all(own["careful"] is not None for own in data["entrants"].values())
     figures = ("accuracy", "careful") if with_careful else ("accuracy",)
-    figure = Figure(figsize=(10, 0.7 + 3.9 * len(figures)), layout="constrained")
-    rows = figure.subplots(len(figures), 2, squeeze=False, sharex="col", sharey="row")
+    costs = {cost: label for cost, label in _X_LABELS.items() if any(own[cost] for own in data["entrants"].values())}
+    figure = Figure(figsize=(5 * len(costs), 0.7 + 3.9 * len(figures)), layout="constrained")
+    rows = figure.subplots(len(figures), len(costs), squeeze=False, sharex="col", sharey="row")
     for row, name in zip(rows, figures, strict=True):
-        for axes, cost in zip(row, _X_LABELS, strict=True):
+        for axes, cost in zip(row, costs, strict=True):
             _draw(axes, data, cost, name, looks)
         row[0].set_ylabel(_Y_LABELS[name])
         drawn = np.concatenate([own[name] for own in data["entrants"].values()])
         margin = 0.06 * (drawn.max() - drawn.min())
         # A band over two or three seeds may be wider than everything that was measured; the curves decide.
         row[0].set_ylim(drawn.min() - margin, drawn.max() + margin)
-    for axes, (cost, label) in zip(rows[-1], _X_LABELS.items(), strict=True):
-        longest = max((own[cost][-1] for own in data["entrants"].values() if own[cost]), default=1.0)
+    for axes, (cost, label) in zip(rows[-1], costs.items(), strict=True):
+        longest = max(own[cost][-1] for own in data["entrants"].values() if own[cost])
         axes.set(xlabel=label, xlim=(0, 1.03 * longest))
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     for axes in rows[0]:
         axes.axhline(data["target"], color=BLACK, linewidth=0.8, linestyle=":", zorder=1)
-    for axes, cost in zip(rows.ravel(), [*_X_LABELS] * len(figures), strict=True):
+    for axes, cost in zip(rows.ravel(), [*costs] * len(figures), strict=True):
         _name_ends(axes, data, cost, figures[0] if axes in rows[0] else figures[-1], looks)
     handles, names = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", frameon=False, ncols=len(names))
-    banded = ", ".join(name for name in _banded(data) if name in data["entrants"])
-    figure.suptitle(f"{contest.task}: mean over seeds (95% t-interval: {banded}; dotted: target)", fontsize=11)
+    drawn = [name for name in _banded(data) if name in data["entrants"]]
+    banded = [name for name in drawn if None not in data["entrants"][name]["half"]]
+    bands = f"95% t-interval: {', '.join(banded)}; " if banded else ""
+    figure.suptitle(f"{contest.task}: mean over seeds ({bands}dotted: target)", fontsize=11)
     finish(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={_DIGEST: _digest(data)})
@@ -150,7 +155,8 @@ def _half_widths(contest: Contest, name: str) -> list[float | None]:
     """Of the accuracies of the mean curve."""
     curves = list(contest.curves[name].values())
     rows = [curve.accuracy[own] for curve, own in zip(curves, shared(curves), strict=True)]
-    return [None if (half := half_width(values)) is None else round(half, 4) for values in np.transpose(rows)]
+    halves = [half_width(values) if len(values) > 2 else None for values in np.transpose(rows)]
+    return [None if half is None else round(half, 4) for half in halves]
 
 
 def _rounded(values: np.ndarray) -> list[float]:

@@ -34,7 +34,7 @@ def test_every_method_of_the_package_competes() -> None:
     assert next(iter(ENTRANTS)) == REFERENCE
     assert tuple(ENTRANTS)[-len(CONTROLS) :] == CONTROLS
     for name, entrant in ENTRANTS.items():
-        assert (entrant.name, entrant.tuned_as == name) == (name, name not in (*CONTROLS, "duet_uniform"))
+        assert (entrant.name, entrant.tuned_as == name) == (name, name not in (*CONTROLS, "duet_uniform", "duet_choice"))
         assert ENTRANTS[entrant.tuned_as].tuned_as == entrant.tuned_as
 
 

@@ -360,10 +360,11 @@ def test_allocators_spend_the_budget_of_uniform_counts(setup, recording):
 
 def test_prompts_that_compete_for_visits_are_drawn_from_the_whole_pool(recording):
     row = ROWS["duet + choice, 4"]
-    method = row.method(thresholds())
     visited = set()
     for number, draw in enumerate(draw_steps(6, NUM_PROMPTS, NUM_ROLLOUTS, groups=1, seed=7)):
+        method = row.method(thresholds())
         visit(method, recording, draw.order[:, -HISTORY:], number)
+        method.gate.load_state_dict(thresholds())  # what is recorded is one gate
         done, _ = take_step(method, recording, draw, number + 1)
         assert done.prompts.keys == tuple(recording.keys[q] for q in [*draw.prompts, *draw.others])
         assert len(np.unique(done.prompt)) == 16
