@@ -294,6 +294,11 @@ class DUETGRPOConfig(GRPOConfig):
         return self.generation_batch_size // self.num_generations
 
     @property
+    def num_candidates(self) -> int:
+        """Prompts that compete for the M visits of a generation step; M: none but those that the sampler draws."""
+        return round(getattr(self.options, "prompt_candidates", 1) * self.num_prompts)
+
+    @property
     def gated(self) -> bool:
         """Whether any rollout may be stopped by the gate."""
         return self.trim or self.abort
@@ -302,8 +307,7 @@ class DUETGRPOConfig(GRPOConfig):
     def duet_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
         parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
-        chooses = getattr(self.options, "prompt_candidates", 1) > 1
-        return parts or chooses or self.method not in ("duet", "paper", "grpo")
+        return parts or self.num_candidates > self.num_prompts or self.method not in ("duet", "paper", "grpo")
 
     def _check_upstream(self) -> None:
         if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):

@@ -142,8 +142,6 @@ class Contest:
             AtCost | None: None if the cost does not compare, a seed did not spend that much, or no seed has a run of
             the reference.
         """
-        if not self.compares(cost, entrant, REFERENCE):
-            return None
         rows = []
         for seed in self.paired(entrant):
             found = self._accuracy(entrant, seed, cost, share)
@@ -165,8 +163,6 @@ class Contest:
             Estimate | None: None if the cost does not compare, they share no seed, or one of them did not spend that
             much.
         """
-        if not self.compares(cost, entrant, over, REFERENCE):
-            return None
         seeds = [seed for seed in self.paired(entrant) if seed in self.runs[over]]
         pairs = [[self._accuracy(name, seed, cost, share) for name in (entrant, over)] for seed in seeds]
         if not pairs or any(None in pair for pair in pairs):
@@ -192,7 +188,9 @@ class Contest:
         return [seed for seed in self.runs[entrant] if seed in self.runs[REFERENCE]]
 
     def _accuracy(self, entrant: str, seed: int, cost: str, share: float) -> float | None:
-        """At a share of what the reference of the seed spent; None if the entrant spent less."""
+        """At a share of what the reference of the seed spent; None if the cost does not compare, or it spent less."""
+        if not self.compares(cost, entrant, REFERENCE):
+            return None
         return accuracy_at(self.curves[entrant][seed], cost, share * self.curves[REFERENCE][seed].costs[cost][-1])
 
     def _target(self, without: frozenset[int]) -> float:

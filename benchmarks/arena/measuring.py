@@ -199,8 +199,10 @@ class Watch(TrainerCallback):
         self._trained = logs.get("duet/trained_tokens", self._trained)
         self.cost["generated_tokens"] += round(logs.get("duet/generated_tokens", 0.0))
         self.cost["trained_tokens"] += round(self._trained)
-        for name, value in ({name: logs.get(name) for name in CURVES} | {CURVE: self._yardstick()}).items():
-            self.curves[name].append(None if value is None else float(f"{value:.4g}"))
+        found = {**logs, CURVE: self._yardstick()}
+        for name, values in self.curves.items():
+            value = found.get(name)
+            values.append(None if value is None else float(f"{value:.4g}"))
         plan, step = self.timetable, state.global_step
         ends = step >= plan.horizon and self.cost["generated_tokens"] >= plan.tokens
         control.should_training_stop |= ends
@@ -209,8 +211,8 @@ class Watch(TrainerCallback):
             self.trainer.engine.sync_weights()
             cost = {"step": step, **self.cost}
             llm = self.trainer.vllm_generation.llm
-            found = measure(llm, self.trainer.processing_class, self.task, self.problems, size, cost)
-            self.measurements.append(found)
+            tokenizer = self.trainer.processing_class
+            self.measurements.append(measure(llm, tokenizer, self.task, self.problems, size, cost))
         self._clocks = self._now()
 
     @staticmethod

@@ -38,7 +38,7 @@ def paced(run: Run) -> Run:
         return run
     steps = [0, *(point.step for point in run.measurements)]
     spent = np.diff([0.0, *(point.processor_seconds for point in run.measurements)])
-    pace = [np.mean(np.array(run.curves[CURVE][a:b], dtype=float)) for a, b in pairwise(steps)]
+    pace = [np.mean(run.curves[CURVE][a:b]) for a, b in pairwise(steps)]
     seconds = np.cumsum(spent * NOMINAL / np.array(pace)).tolist()
     points = [replace(point, processor_seconds=value) for point, value in zip(run.measurements, seconds, strict=True)]
     return replace(run, measurements=points)

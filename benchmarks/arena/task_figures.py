@@ -100,9 +100,8 @@ def task_figure(contest: Contest, path: Path) -> Path:
         _name_ends(axes, data, cost, figures[0] if axes in rows[0] else figures[-1], looks)
     handles, names = rows[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", frameon=False, ncols=len(names))
-    drawn = [name for name in _banded(data) if name in data["entrants"]]
-    banded = [name for name in drawn if None not in data["entrants"][name]["half"]]
-    bands = f"95% t-interval: {', '.join(banded)}; " if banded else ""
+    banded = ", ".join(_banded(data))
+    bands = f"95% t-interval: {banded}; " if banded else ""
     figure.suptitle(f"{contest.task}: mean over seeds ({bands}dotted: target)", fontsize=11)
     finish(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +110,9 @@ def task_figure(contest: Contest, path: Path) -> Path:
 
 
 def _banded(data: dict[str, Any]) -> list[str]:
-    """Entrants that get a band: more of them would hide each other."""
-    return [REFERENCE, "duet", *data["best"][:1]]
+    """Entrants that get a band, those of them that have one: more would hide each other."""
+    entrants, chosen = data["entrants"], (REFERENCE, "duet", *data["best"][:1])
+    return [name for name in chosen if name in entrants and None not in entrants[name]["half"]]
 
 
 def _draw(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: Mapping[str, Look]) -> None:
@@ -125,7 +125,7 @@ def _draw(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: Mappi
             axes.plot(x, y, color=_THIN, linewidth=0.9, zorder=1)
             continue
         look = looks[name]
-        if figure == "accuracy" and name in _banded(data) and None not in own["half"]:
+        if figure == "accuracy" and name in _banded(data):
             low, high = np.subtract(y, own["half"]), np.add(y, own["half"])
             axes.fill_between(x, low, high, color=look.color, alpha=0.13, linewidth=0, zorder=2)
         style = {"color": look.color, "marker": look.marker, "linestyle": look.line}

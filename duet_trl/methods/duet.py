@@ -29,7 +29,7 @@ from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import history_advantages
 from ..update.importance import rollout_weights, surcharge
 from .duet_settings import DuetOptions
-from .grouping import group_relative
+from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
 
 
@@ -44,18 +44,18 @@ class Duet(Method):
         self.gated = config.gated
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
-        self.visits = Visits(self.options.reward_decay) if self.options.prompt_candidates > 1 else None
-        self._planned: np.ndarray | slice = slice(None)  # prompts of the step that the allocator planned
+        self.num_candidates = config.num_candidates
+        self.visits = Visits(self.options.reward_decay) if self.num_candidates > config.num_prompts else None
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
         if done is not None:
             return []
-        self._planned = planned = self._chosen(prompts)
+        visited = self._chosen(prompts)
         keys = prompts.keys
-        allocation = self.allocator.plan([keys[q] for q in planned], prompts.epoch)
-        group = np.repeat(planned, allocation.num_rollouts)
+        allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
+        group = np.repeat(visited, allocation.num_rollouts)
         # A reference budget is measured on rollouts that no gate stops.
         spec = self.gate.spec(active=not self.allocator.measuring)
         keep = self.gate.coins(prompts.step, [keys[q] for q in group])
@@ -86,8 +86,8 @@ class Duet(Method):
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
-        self._metrics = self._step_metrics(done, judgement, sum_logps)
-        visited, group = np.unique(done.prompt, return_inverse=True)
+        visited, group = np.unique(done.prompt, return_inverse=True)  # what was planned: each has a rollout
+        self._metrics = self._step_metrics(done, judgement, sum_logps, self.allocator.cold[group])
         keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
         self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
@@ -125,9 +125,8 @@ class Duet(Method):
         """Prompts of the step that are visited, ascending, as many as the sampler drew."""
         if self.visits is None:
             return np.arange(len(prompts))
-        more = round((self.options.prompt_candidates - 1) * prompts.num_drawn)
         try:
-            prompts.more(more)
+            prompts.more(self.num_candidates - prompts.num_drawn)
         except NoMorePrompts as error:
             raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
         return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
@@ -144,13 +143,13 @@ class Duet(Method):
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
 
-    def _step_metrics(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> dict[str, float]:
+    def _step_metrics(
+        self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray, cold: np.ndarray
+    ) -> dict[str, float]:
         advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
         # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
-        cold = np.zeros(len(done.prompts), dtype=bool)
-        cold[self._planned] = self.allocator.cold
         return self._visit_metrics(done) | {
             "poll_threshold": float(self.gate.thresholds.poll_threshold),
             "abort_threshold": float(self.gate.thresholds.abort_threshold),
@@ -158,17 +157,14 @@ class Duet(Method):
             "price": self.allocator.price,
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
             "cold_prompts": float(self.allocator.cold.sum()),
-            "cold_gradient_share": float(mass[cold[done.prompt]].sum()) / max(float(mass.sum()), 1e-12),
+            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
             "surcharge": self._surcharge(done, judgement, sum_logps),
         }
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:
             return {}
-        visited = np.unique(done.prompt)
-        return {
-            "skipped_prompts": float(len(done.prompts) - len(visited)),
-            "added_prompts": float(np.count_nonzero(visited >= done.prompts.num_drawn)),
+        return visit_metrics(done) | {
             "visited_prompts": float(len(self.visits)),
             "pool_success": self.visits.pool_success(done.prompts.step),
         }

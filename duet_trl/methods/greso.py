@@ -31,7 +31,7 @@ import numpy as np
 from ..allocate.prompt_table import PromptTable
 from ..field_types import option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative, mixed_prompts, uniform_jobs
+from .grouping import group_relative, mixed_prompts, uniform_jobs, visit_metrics
 from .method import Method, Setting
 from .resampling import ResamplingOptions, check_groups, draw, first_mixed, resampling_metrics
 
@@ -123,8 +123,7 @@ class Greso(Method):
             self.hard_probability = _moved(self.hard_probability, hard / len(visited), target * HARD_SHARE)
         self._metrics = {
             **resampling_metrics(done, mixed_prompts(done)),
-            "skipped_prompts": float(len(prompts) - len(visited)),
-            "added_prompts": float(np.count_nonzero(visited >= prompts.num_drawn)),
+            **visit_metrics(done),
             "easy_prompts": float(easy),
             "hard_prompts": float(hard),
             "p_easy": self.easy_probability,

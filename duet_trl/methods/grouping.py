@@ -73,3 +73,12 @@ def mixed_prompts(done: Rollouts) -> np.ndarray:
     np.minimum.at(low, done.prompt[scored], done.rewards[scored])
     np.maximum.at(high, done.prompt[scored], done.rewards[scored])
     return low < high
+
+
+def visit_metrics(done: Rollouts) -> dict[str, float]:
+    """Prompts of a step that got no rollout, and those that did and were not drawn by the sampler."""
+    visited = np.unique(done.prompt)
+    return {
+        "skipped_prompts": float(len(done.prompts) - len(visited)),
+        "added_prompts": float(np.count_nonzero(visited >= done.prompts.num_drawn)),
+    }

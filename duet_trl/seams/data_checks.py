@@ -41,19 +41,18 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
 
 
 def _check_candidates(dataset: Dataset | IterableDataset, args: DUETGRPOConfig) -> None:
-    share = getattr(args.options, "prompt_candidates", 1)
-    candidates = round(share * args.num_prompts)
-    if candidates == args.num_prompts:
+    if args.num_candidates == args.num_prompts:
         return
+    share = args.options.prompt_candidates
     if not isinstance(dataset, Dataset):
         raise ValueError(
             f"prompt_candidates={share:g} draws from the whole data set, which a stream does not allow. Train on a "
             "Dataset, or set prompt_candidates=1."
         )
-    if len(dataset) < candidates:
+    if len(dataset) < args.num_candidates:
         raise ValueError(
-            f"prompt_candidates={share:g} needs {candidates} prompts for a step of {args.num_prompts}, and the data "
-            f"set has {len(dataset)}. Lower it, or use more data."
+            f"prompt_candidates={share:g} needs {args.num_candidates} prompts for a step of {args.num_prompts}, and "
+            f"the data set has {len(dataset)}. Lower it, or use more data."
         )
 
 
