@@ -25,7 +25,7 @@ from benchmarks.arena.tasks import TASKS  # noqa: E402
 from benchmarks.common import argument_parser, write_result  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.update.baseline import PRIOR_ROLLOUTS  # noqa: E402
+from duet_trl.update.baseline import Weights  # noqa: E402
 from recipes.tiny_math.problems import LEVELS, Problem  # noqa: E402
 
 ROLLOUTS = (2, 4, 8)
@@ -69,7 +69,7 @@ class Spread:
         pool, features = self.least(rollouts, self.pool), self.least(rollouts, self.features)
         return {
             "group": self.variance(rollouts, self.pool, 0.0),
-            "duet": self.variance(rollouts, self.pool, PRIOR_ROLLOUTS),
+            "duet": self.variance(rollouts, self.pool, Weights().pool),
             "pool": pool,
             "features": features,
             "saved": 1 - features / pool,

@@ -72,6 +72,7 @@ UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "g
 EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
 """All of `duet` but its counts."""
 CHOICE = {"prompt_candidates": 2.5}
+MEASURED = {"advantage_baseline": "measured"}
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
@@ -82,6 +83,7 @@ _ALL = (
     Entrant("duet", "duet", 0.5, ENDING),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet"),  # one switch, at the same rate
     Entrant("duet_choice", "duet", 0.5, {**ENDING, **CHOICE}, tuned_as="duet"),  # likewise
+    Entrant("duet_measured", "duet", 0.5, {**ENDING, **MEASURED}, tuned_as="duet"),  # likewise
     Entrant("duet_quarter", "duet", 0.25, ENDING),
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),

@@ -2,7 +2,7 @@
 """Phase 4 of Algorithm 1, lines 41-47: what past steps say about each prompt, as running means under its key."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,8 +20,11 @@ _COLUMNS = (
     "reward_count",
     "reward_sum",
     "reward_squares",
+    "reward_levels",
 )
 _REWARDS = ("reward_count", "reward_sum", "reward_squares")
+LEVEL_MEMORY = 0.7
+"""Weight of all earlier steps in the level of the pool, against that of the latest one: it is three steps old."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,10 @@ class RewardHistory:
         mean_square (np.ndarray): Their mean squared reward, shape (M,), likewise.
         pool_mean (float): Mean over the prompts seen so far, each counting once; nan before the first.
         pool_mean_square (float): Mean squared reward, likewise.
+        level (float): Mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first.
+        level_square (float): Mean squared reward, likewise.
+        drift (np.ndarray | float): How far the level has risen since the rewards of each prompt, shape (M,); 0 for a
+            prompt not seen yet.
     """
 
     count: np.ndarray
@@ -62,6 +69,17 @@ class RewardHistory:
     mean_square: np.ndarray
     pool_mean: float
     pool_mean_square: float
+    level: float = np.nan
+    level_square: float = np.nan
+    drift: np.ndarray | float = 0.0
+
+    def at_present(self) -> "RewardHistory":
+        """The history as it would be today: means moved by the drift, their variances kept; the level as the pool."""
+        mean = np.where(self.count > 0.0, self.mean + self.drift, self.level)
+        square = np.where(self.count > 0.0, self.mean_square - self.mean**2 + mean**2, self.level_square)
+        return replace(
+            self, mean=mean, mean_square=square, pool_mean=self.level, pool_mean_square=self.level_square, drift=0.0
+        )
 
     def after(self, rewards: np.ndarray, group: np.ndarray) -> "RewardHistory":
         """The history with more rewards in it, at full weight; the pool stays as it was."""
@@ -73,7 +91,8 @@ class RewardHistory:
             np.divide(np.where(before, self.count * mean, 0.0) + total, count, out=mean.copy(), where=count > 0.0)
             for mean, total in ((self.mean, first), (self.mean_square, second))
         )
-        return RewardHistory(count, *means, self.pool_mean, self.pool_mean_square)
+        mean, square = means
+        return replace(self, count=count, mean=mean, mean_square=square)
 
 
 class PromptStatistics:
@@ -85,6 +104,7 @@ class PromptStatistics:
     def __init__(self, reward_decay: float = 0.7) -> None:
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
+        self._level: list[float] | None = None  # mean reward and mean squared reward of the latest steps
         self._table = PromptTable("prompt statistics", _COLUMNS)
 
     def __len__(self) -> int:
@@ -163,9 +183,13 @@ class PromptStatistics:
         low, high = self.reward_range or (np.inf, -np.inf)
         self.reward_range = [min(low, float(values.min())), max(high, float(values.max()))]
         sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
+        rewarded = sums[0] > 0
+        latest = [float((column[rewarded] / sums[0][rewarded]).mean()) for column in sums[1:]]
+        both = zip(self._level or latest, latest, strict=True)
+        self._level = [LEVEL_MEMORY * old + (1.0 - LEVEL_MEMORY) * new for old, new in both]
         with self._table.editing(keys) as (column, place):
-            visited = np.unique(place[sums[0] > 0])
-            for name, added in zip(_REWARDS, sums, strict=True):
+            visited = np.unique(place[rewarded])
+            for name, added in zip((*_REWARDS, "reward_levels"), (*sums, sums[0] * self._level[0]), strict=True):
                 column[name][visited] *= self.reward_decay
                 np.add.at(column[name], place, added)
 
@@ -180,7 +204,9 @@ class PromptStatistics:
             np.divide(column[name], count, out=np.full(len(keys), of_pool), where=known)
             for name, of_pool in zip(_REWARDS[1:], pool, strict=True)
         )
-        return RewardHistory(np.where(known, self.reward_decay * count, 0.0), mean, square, *pool)
+        level = self._level or [np.nan, np.nan]
+        drift = np.where(known, level[0] - _mean(column["reward_levels"], count), 0.0)
+        return RewardHistory(np.where(known, self.reward_decay * count, 0.0), mean, square, *pool, *level, drift)
 
     @property
     def rewards_differ(self) -> bool:
@@ -195,14 +221,16 @@ class PromptStatistics:
         return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
 
     def state_dict(self) -> dict:
-        """The range of rewards, and the table of sums."""
-        return {"reward_range": self.reward_range, "table": self._table.state_dict()}
+        """The range and the level of rewards, and the table of sums."""
+        return {"reward_range": self.reward_range, "level": self._level, "table": self._table.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "table")))
+        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "level", "table")))
         self._table.load_state_dict(state["table"])
-        self.reward_range = None if state["reward_range"] is None else [float(x) for x in state["reward_range"]]
+        self.reward_range, self._level = (
+            None if state[name] is None else [float(x) for x in state[name]] for name in ("reward_range", "level")
+        )
 
 
 def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:

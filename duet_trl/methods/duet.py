@@ -22,11 +22,12 @@ import numpy as np
 
 from ..allocate.allocators import UniformAllocator
 from ..allocate.state import check_state
+from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import history_advantages
+from ..update.baseline import MeasuredWeights, Weights, history_advantages
 from ..update.importance import rollout_weights, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
@@ -46,6 +47,7 @@ class Duet(Method):
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self.num_candidates = config.num_candidates
         self.visits = Visits(self.options.reward_decay) if self.num_candidates > config.num_prompts else None
+        self.weights = MeasuredWeights() if self.options.advantage_baseline == "measured" else None
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
@@ -92,6 +94,8 @@ class Duet(Method):
         length, scored = done.replay.length, done.scored
         self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
+        if self.weights is not None:
+            self.weights.observe(done.rewards, done.prompt, self._history(done))
         self.allocator.observe_rewards(keys, group, done.rewards, scored)
         statistics = self.allocator.statistics
         if self.visits is not None and statistics.rewards_differ:  # one reward so far does not tell what a success is
@@ -118,8 +122,8 @@ class Duet(Method):
 
     @property
     def _parts(self) -> dict[str, Any]:
-        parts = {"allocator": self.allocator, "gate": self.gate}
-        return parts if self.visits is None else parts | {"visits": self.visits}
+        parts = {"allocator": self.allocator, "gate": self.gate, "visits": self.visits, "weights": self.weights}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _chosen(self, prompts: Prompts) -> np.ndarray:
         """Prompts of the step that are visited, ascending, as many as the sampler drew."""
@@ -138,10 +142,15 @@ class Duet(Method):
     def _advantages(self, done: Rollouts) -> np.ndarray:
         if self.options.advantage_baseline == "group":
             return group_relative(done, self.setting)
-        history = self.allocator.statistics.reward_history(done.prompts.keys)
-        advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards)
+        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
+        advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards, weights)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
+
+    def _history(self, done: Rollouts) -> RewardHistory:
+        """What the baseline knows of the prompts of a step before it."""
+        history = self.allocator.statistics.reward_history(done.prompts.keys)
+        return history if self.weights is None else history.at_present()
 
     def _step_metrics(
         self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray, cold: np.ndarray
@@ -150,16 +159,26 @@ class Duet(Method):
         # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
-        return self._visit_metrics(done) | {
-            "poll_threshold": float(self.gate.thresholds.poll_threshold),
-            "abort_threshold": float(self.gate.thresholds.abort_threshold),
-            "keep_probability": self.gate.keep_probability,
-            "price": self.allocator.price,
-            "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
-            "cold_prompts": float(self.allocator.cold.sum()),
-            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
-            "surcharge": self._surcharge(done, judgement, sum_logps),
-        }
+        return (
+            self._visit_metrics(done)
+            | self._baseline_metrics()
+            | {
+                "poll_threshold": float(self.gate.thresholds.poll_threshold),
+                "abort_threshold": float(self.gate.thresholds.abort_threshold),
+                "keep_probability": self.gate.keep_probability,
+                "price": self.allocator.price,
+                "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
+                "cold_prompts": float(self.allocator.cold.sum()),
+                "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
+                "surcharge": self._surcharge(done, judgement, sum_logps),
+            }
+        )
+
+    def _baseline_metrics(self) -> dict[str, float]:
+        if self.weights is None:
+            return {}
+        pool, history = self.weights.best
+        return {"baseline_pool": pool, "baseline_history": history}
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:

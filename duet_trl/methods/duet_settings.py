@@ -193,9 +193,10 @@ class DuetOptions(Options):
     )
     advantage_baseline: str | None = option(
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
+        "'measured': the same, moved with the pool, in the weights that predicted rewards best so far. "
         "Default of duet: 'history' where allocate=True and rewards are summed, else 'group'.",
         paper="group",
-        rule=one_of("group", "history"),
+        rule=one_of("group", "history", "measured"),
     )
     advantage_cutoff: float | None = option(
         "Rollouts with a smaller |advantage| get no forward pass. Default of duet: 0.5 over a history with "
@@ -235,10 +236,11 @@ ACTS = {
     "reward_decay": Acts(
         lambda v: (
             (v.allocate and v.allocation_objective == "mixed")
-            or v.advantage_baseline == "history"
+            or v.advantage_baseline != "group"
             or v.prompt_candidates > 1
         ),
-        "advantage_baseline='history', prompt_candidates above 1, or allocate=True and allocation_objective='mixed'",
+        "advantage_baseline other than 'group', prompt_candidates above 1, or allocate=True and "
+        "allocation_objective='mixed'",
     ),
     "entropy_threshold": Acts(lambda v: v.trim, "trim=True"),
     "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
@@ -274,7 +276,7 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the
         # objective "variance" needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
         fits = config.scale_rewards != "none" and options.allocation_objective == "mixed"
-        options = replace(options, advantage_cutoff=0.5 if options.advantage_baseline == "history" and fits else 0.0)
+        options = replace(options, advantage_cutoff=0.5 if options.advantage_baseline != "group" and fits else 0.0)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1
@@ -295,7 +297,7 @@ def check_relations(config: Any, options: DuetOptions) -> None:
                 f"0 < {low} < {high} <= 1 must hold, got {shares[0]} and {shares[1]}: a rollout is polled before it "
                 "can be aborted."
             )
-    if options.advantage_baseline == "history" and config.multi_objective_aggregation != "sum_then_normalize":
+    if options.advantage_baseline != "group" and config.multi_objective_aggregation != "sum_then_normalize":
         raise ValueError(
             f"multi_objective_aggregation={config.multi_objective_aggregation!r} has no summed reward to remember. "
             "Set advantage_baseline='group', or multi_objective_aggregation='sum_then_normalize'."

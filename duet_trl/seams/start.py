@@ -125,7 +125,7 @@ def batch_warnings(config: DUETGRPOConfig, num_rows: int | None, num_steps: int)
             "or set allocate=False."
         )
     lone = max(2 * per_step - math.floor(mean * per_step * (1 + 1e-12)), 0) if mean < 2 else 0
-    if lone and config.options.advantage_baseline == "history":
+    if lone and config.options.advantage_baseline != "group":
         found.append(
             f"{lone} or more of {per_step} prompts have a single rollout: without a gradient in step 1, and compared "
             "with the mean of other prompts until they come round again. Raise num_generations or budget_fraction."
