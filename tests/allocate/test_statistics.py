@@ -177,6 +177,36 @@ def test_before_the_first_reward_nothing_is_known():
     assert np.isnan([*history.mean, *history.mean_square, history.pool_mean, history.pool_mean_square]).all()
 
 
+def test_the_level_of_the_pool_follows_the_latest_steps():
+    statistics = PromptStatistics()
+    earn(statistics, ["a", "b"], [(0, 0.0), (0, 2.0), (1, 4.0)])  # means 1 and 4, squares 2 and 16
+    history = statistics.reward_history(["a"])
+    assert (history.level, history.level_square) == (2.5, 9.0)
+    earn(statistics, ["c"], [(0, 0.5)])
+    history = statistics.reward_history(["a"])
+    assert history.level == pytest.approx(0.7 * 2.5 + 0.3 * 0.5)
+    assert history.level_square == pytest.approx(0.7 * 9.0 + 0.3 * 0.25)
+    assert np.isnan(PromptStatistics().reward_history(["a"]).level)
+
+
+def test_a_history_of_the_present_has_moved_with_the_pool():
+    statistics = PromptStatistics(reward_decay=0.5)
+    earn(statistics, ["a"], [(0, 0.0), (0, 1.0)])  # level 0.5
+    earn(statistics, ["b"], [(0, 1.5), (0, 1.5)])  # level 0.8
+    history = statistics.reward_history(["a", "b", "new"])
+    np.testing.assert_allclose(history.drift, [0.3, 0.0, 0.0], atol=1e-12)
+    now = history.at_present()
+    np.testing.assert_allclose(now.mean, [0.8, 1.5, 0.8])
+    # The variance of "a" stays 1/4; "b" has none; what is not known has the mean square of the level.
+    np.testing.assert_allclose(now.mean_square, [0.25 + 0.64, 2.25, 0.7 * 0.5 + 0.3 * 2.25])
+    assert (now.pool_mean, now.pool_mean_square) == (history.level, history.level_square)
+    np.testing.assert_array_equal(now.count, history.count)
+    # A second visit of "a": half of 2 rollouts at level 0.5, one at 0.7 * 0.8 + 0.3 * 2.
+    earn(statistics, ["a"], [(0, 2.0)])
+    level = 0.7 * 0.8 + 0.3 * 2.0
+    assert statistics.reward_history(["a"]).drift[0] == pytest.approx(level - (0.5 + level) / 2)
+
+
 def test_rewards_join_a_history_at_full_weight_and_leave_the_pool():
     statistics = PromptStatistics(reward_decay=0.5)
     earn(statistics, ["a", "b"], [(0, 0.0), (0, 2.0), (1, 4.0)])
@@ -186,7 +216,8 @@ def test_rewards_join_a_history_at_full_weight_and_leave_the_pool():
     assert later.count.tolist() == [3.0, 1.0, 0.5]
     assert later.mean.tolist() == pytest.approx([(1 + 8) / 3, 0.25, 4.0])
     assert later.mean_square.tolist() == pytest.approx([(2 + 34) / 3, 0.0625, 16.0])
-    assert (later.pool_mean, later.pool_mean_square) == (history.pool_mean, history.pool_mean_square)
+    for of_pool in ("pool_mean", "pool_mean_square", "level", "level_square"):
+        assert getattr(later, of_pool) == getattr(history, of_pool)
     unseen = PromptStatistics().reward_history(["a", "b"]).after(np.array([2.0]), np.array([1]))
     assert unseen.count.tolist() == [0.0, 1.0] and np.isnan(unseen.mean[0]) and unseen.mean[1] == 2.0
 

@@ -15,7 +15,7 @@ from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages, weighted_sum
-from duet_trl.update.baseline import history_advantages
+from duet_trl.update.baseline import WEIGHTS, Weights, history_advantages
 from tests.states import plain
 
 from .simulator import make_prompts
@@ -274,6 +274,32 @@ def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts
         # "a" has the pool's mean of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5 and one of the pool.
         np.testing.assert_allclose(found, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
     assert plain(unit.state_dict()) == before  # the history is read and not written
+
+
+def test_measured_weights_come_from_the_steps_before(tmp_path):
+    unit = remembering(tmp_path, advantage_baseline="measured", scale_rewards="none")
+    assert (unit.metrics().get("baseline_pool"), unit.weights.best) == (None, Weights())
+    judgement = unit.judge(two_prompts())
+    # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
+    np.testing.assert_allclose(judgement.advantages, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
+    unit.observe(two_prompts(), judgement, np.zeros(4))
+    # Of the weights one has the least error on "a" alone at 1.5 and on "b" with 2 and 0.
+    seen = remembering(tmp_path).allocator.statistics.reward_history(["a", "b"]).at_present()
+    errors = [np.square(history_advantages(SUMMED, GROUP, seen, "none", weights)).sum() for weights in WEIGHTS]
+    assert unit.weights.best == WEIGHTS[int(np.argmin(errors))] != Weights()
+    later = unit.judge(two_prompts()).advantages
+    now = unit.allocator.statistics.reward_history(["a", "b"]).at_present()
+    assert not np.array_equal(now.drift, unit.allocator.statistics.reward_history(["a", "b"]).drift)
+    np.testing.assert_allclose(later, history_advantages(SUMMED, GROUP, now, "none", unit.weights.best), rtol=1e-6)
+
+
+def test_a_restored_method_has_the_measured_weights(tmp_path):
+    whole = remembering(tmp_path, advantage_baseline="measured")
+    whole.observe(two_prompts(), whole.judge(two_prompts()), np.zeros(4))
+    restored = duet(tmp_path, trim=False, abort=False, advantage_baseline="measured")
+    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert restored.weights.best == whole.weights.best != Weights()
+    assert "weights" not in remembering(tmp_path).state_dict()
 
 
 @pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duet_trl.allocate.statistics import PromptStatistics, RewardHistory
 from duet_trl.update.advantages import EPSILON
-from duet_trl.update.baseline import history_advantages
+from duet_trl.update.baseline import ERROR_MEMORY, WEIGHTS, MeasuredWeights, Weights, history_advantages
 
 NAN = float("nan")
 SCALES = ("group", "batch", "none")
@@ -103,21 +103,24 @@ def test_a_step_without_any_reward_has_no_advantages(scale):
     st.lists(st.tuples(st.floats(0, 9), st.floats(-3, 3), st.floats(0, 4)), min_size=3, max_size=3),
     st.tuples(st.floats(-3, 3), st.floats(0, 4)),
     st.sampled_from(SCALES),
+    st.sampled_from(WEIGHTS),
 )
-def test_any_step_matches_a_loop_over_rollouts(rollouts, prompts, pool, scale):
+def test_any_step_matches_a_loop_over_rollouts(rollouts, prompts, pool, scale, weights):
     group, rewards = [g for g, _ in rollouts], [r for _, r in rollouts]
     # (count, mean, mean square): the square of the mean and a variance.
     prompts = [(count, mean, mean**2 + variance) for count, mean, variance in prompts]
     pool = (pool[0], pool[0] ** 2 + pool[1])
-    found = advantages(rewards, history(*prompts, pool=pool), scale, group)
+    found = history_advantages(np.array(rewards), np.array(group), history(*prompts, pool=pool), scale, weights)
     for i, (q, reward) in enumerate(rollouts):
         count, mean, square = prompts[q]
+        count *= weights.history
         others = [r for j, (g, r) in enumerate(rollouts) if g == q and j != i]
-        expected = reward - (count * mean + pool[0] + sum(others)) / (count + 1 + len(others))
+        known = count + weights.pool
+        expected = reward - (count * mean + weights.pool * pool[0] + sum(others)) / (known + len(others))
         if scale == "group":
-            weights = np.array([count, 1.0] + [1.0] * (len(others) + 1))
-            mean_all = weights @ np.array([mean, pool[0], reward, *others]) / weights.sum()
-            square_all = weights @ np.array([square, pool[1], reward**2, *(r**2 for r in others)]) / weights.sum()
+            of = np.array([count, weights.pool] + [1.0] * (len(others) + 1))
+            mean_all = of @ np.array([mean, pool[0], reward, *others]) / of.sum()
+            square_all = of @ np.array([square, pool[1], reward**2, *(r**2 for r in others)]) / of.sum()
             expected /= math.sqrt(max(square_all - mean_all**2, 0.0)) + EPSILON
         elif scale == "batch" and len(rollouts) > 1:
             expected /= np.std(rewards, ddof=1) + EPSILON
@@ -143,6 +146,81 @@ def test_rewards_on_another_scale_give_the_same_advantages(seed, factor, shift, 
     np.testing.assert_allclose(
         history_advantages(factor * rewards + shift, group, there, scale), here, rtol=4e-3, atol=1e-9
     )
+
+
+# ---- Weights that are measured ----------------------------------------------------------------------------------
+
+
+def squared_error(rewards: np.ndarray, group: np.ndarray, seen: RewardHistory, weights: Weights) -> float:
+    return float((history_advantages(rewards, group, seen, "none", weights) ** 2).sum())
+
+
+def test_before_the_first_step_the_weights_are_the_default():
+    unit = MeasuredWeights()
+    assert unit.best == Weights(1.0, 1.0)
+    unit.observe(np.array([1.0, 0.0]), np.array([0, 0]), NOTHING)  # of nothing remembered nothing is learnt
+    unit.observe(np.array([NAN]), np.array([0]), history((1, 1, 1), pool=(1, 1)))
+    assert unit.best == Weights(1.0, 1.0)
+
+
+def test_the_best_weights_have_the_least_discounted_squared_error():
+    random, unit, errors = np.random.default_rng(0), MeasuredWeights(), np.zeros(len(WEIGHTS))
+    for _ in range(5):
+        rewards, group = random.normal(size=12), random.integers(0, 3, size=12)
+        seen = history(*random.uniform(0.0, 4.0, size=(3, 3)), pool=(0.5, 1.0))
+        unit.observe(rewards, group, seen)
+        errors = ERROR_MEMORY * errors + [squared_error(rewards, group, seen, weights) for weights in WEIGHTS]
+        assert unit.best == WEIGHTS[errors.argmin()]
+
+
+def measured(level: np.ndarray, spread: float, steps: int, seed: int, stale: float = 0.0) -> Weights:
+    """After steps of 16 prompts with 4 rollouts: success rates `level` +- `spread`, histories of 8 rollouts."""
+    random, unit = np.random.default_rng(seed), MeasuredWeights()
+    group = np.repeat(np.arange(16), 4)
+    for step in range(steps):
+        share = level[step] + spread * random.choice([-1.0, 1.0], size=16)
+        rewards = (random.random(64) < share[group]).astype(float)
+        known = random.binomial(8, share) / 8.0
+        known = np.where(random.random(16) < stale, random.permutation(known), known)
+        unit.observe(rewards, group, RewardHistory(np.full(16, 8.0), known, known, level[step], level[step]))
+    return unit.best
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_that_are_all_alike_are_predicted_by_the_pool(seed):
+    assert measured(np.full(40, 0.5), 0.0, 40, seed).pool == 16.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_prompts_that_differ_are_predicted_by_their_histories(seed):
+    # Of p = 0.9 and 0.1 the noise is 0.09 and the spread 0.16: the pool is worth half a rollout.
+    weights = measured(np.full(40, 0.5), 0.4, 40, seed)
+    assert weights.history >= 0.5
+    assert weights.pool <= 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_histories_that_say_nothing_are_dropped(seed):
+    assert measured(np.full(40, 0.5), 0.4, 40, seed, stale=1.0).history == 0.0
+
+
+def test_measured_weights_continue_from_their_state():
+    first, second = MeasuredWeights(), MeasuredWeights()
+    random = np.random.default_rng(1)
+    seen = history((4, 0.2, 0.2), (4, 0.9, 0.9), pool=(0.5, 0.5))
+    group = np.array([0, 0, 1, 1])
+    first.observe(random.random(4), group, seen)
+    second.load_state_dict(first.state_dict())
+    rewards = random.random(4)
+    for unit in (first, second):
+        unit.observe(rewards, group, seen)
+    assert first.state_dict() == second.state_dict()
+    assert first.best == second.best
+
+
+def test_a_foreign_state_of_weights_is_an_error():
+    with pytest.raises(ValueError, match="3 errors, expected 28"):
+        MeasuredWeights().load_state_dict({"errors": [1.0, 2.0, 3.0]})
 
 
 # ---- Against the gradient ---------------------------------------------------------------------------------------
