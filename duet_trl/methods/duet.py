@@ -118,7 +118,14 @@ class Duet(Method):
 
     def metrics(self) -> dict[str, float]:
         """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
-        return self.allocator.metrics() | self._metrics
+        return self.allocator.metrics() | self._metrics | self._baseline_metrics
+
+    @property
+    def _baseline_metrics(self) -> dict[str, float]:
+        if self.weights is None:
+            return {}
+        pool, history = self.weights.best
+        return {"baseline_pool": pool, "baseline_history": history}
 
     @property
     def _parts(self) -> dict[str, Any]:
@@ -159,26 +166,16 @@ class Duet(Method):
         # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
-        return (
-            self._visit_metrics(done)
-            | self._baseline_metrics()
-            | {
-                "poll_threshold": float(self.gate.thresholds.poll_threshold),
-                "abort_threshold": float(self.gate.thresholds.abort_threshold),
-                "keep_probability": self.gate.keep_probability,
-                "price": self.allocator.price,
-                "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
-                "cold_prompts": float(self.allocator.cold.sum()),
-                "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
-                "surcharge": self._surcharge(done, judgement, sum_logps),
-            }
-        )
-
-    def _baseline_metrics(self) -> dict[str, float]:
-        if self.weights is None:
-            return {}
-        pool, history = self.weights.best
-        return {"baseline_pool": pool, "baseline_history": history}
+        return self._visit_metrics(done) | {
+            "poll_threshold": float(self.gate.thresholds.poll_threshold),
+            "abort_threshold": float(self.gate.thresholds.abort_threshold),
+            "keep_probability": self.gate.keep_probability,
+            "price": self.allocator.price,
+            "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
+            "cold_prompts": float(self.allocator.cold.sum()),
+            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
+            "surcharge": self._surcharge(done, judgement, sum_logps),
+        }
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:

@@ -30,9 +30,8 @@ class Weights(NamedTuple):
     history: float = 1.0
 
 
-WEIGHTS = tuple(
-    itertools.starmap(Weights, itertools.product((0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0, 0.25, 0.5, 1)))
-)
+_POOL, _HISTORY = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0.0, 0.25, 0.5, 1.0)
+WEIGHTS = tuple(itertools.starmap(Weights, itertools.product(_POOL, _HISTORY)))
 """Those that `MeasuredWeights` compares."""
 ERROR_MEMORY = 0.9
 """Factor on squared errors from one step to the next."""

@@ -278,7 +278,7 @@ def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts
 
 def test_measured_weights_come_from_the_steps_before(tmp_path):
     unit = remembering(tmp_path, advantage_baseline="measured", scale_rewards="none")
-    assert (unit.metrics().get("baseline_pool"), unit.weights.best) == (None, Weights())
+    assert unit.metrics()["baseline_pool"] == unit.weights.best.pool == Weights().pool
     judgement = unit.judge(two_prompts())
     # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
     np.testing.assert_allclose(judgement.advantages, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
@@ -287,6 +287,7 @@ def test_measured_weights_come_from_the_steps_before(tmp_path):
     seen = remembering(tmp_path).allocator.statistics.reward_history(["a", "b"]).at_present()
     errors = [np.square(history_advantages(SUMMED, GROUP, seen, "none", weights)).sum() for weights in WEIGHTS]
     assert unit.weights.best == WEIGHTS[int(np.argmin(errors))] != Weights()
+    assert (unit.metrics()["baseline_pool"], unit.metrics()["baseline_history"]) == unit.weights.best
     later = unit.judge(two_prompts()).advantages
     now = unit.allocator.statistics.reward_history(["a", "b"]).at_present()
     assert not np.array_equal(now.drift, unit.allocator.statistics.reward_history(["a", "b"]).drift)
@@ -300,6 +301,7 @@ def test_a_restored_method_has_the_measured_weights(tmp_path):
     restored.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert restored.weights.best == whole.weights.best != Weights()
     assert "weights" not in remembering(tmp_path).state_dict()
+    assert "baseline_pool" not in remembering(tmp_path).metrics()
 
 
 @pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])
