@@ -272,7 +272,7 @@ BY_OPTION = [
     ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
     ({"surrogate_floor": 0.0}, "surrogate_floor must be positive"),
     ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
-    ({"advantage_baseline": "critic"}, r"advantage_baseline must be one of \['group', 'history'\]"),
+    ({"advantage_baseline": "critic"}, r"advantage_baseline must be one of \['group', 'history', 'measured'\]"),
     ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
     ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
     ({"reward_decay": float("nan")}, "reward_decay must be in"),
