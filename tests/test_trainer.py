@@ -90,7 +90,7 @@ def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
         {"budget_reading": "reference", "max_steps": 6},
-        {"allocate": False, "stratification": "exact", "aborted_rollouts": "mask"},
+        {"allocate": False, "stratification": "exact", "aborted_rollouts": "mask", "advantage_baseline": "measured"},
         {"prompt_candidates": 2.0, "steps_per_generation": 8},
         {"drop_zero_advantage": False, "entropy_coef": 0.01, "max_rollouts": 64, "budget_fraction": 1.0},
     ],
