@@ -40,6 +40,7 @@ class Entrant:
         settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
         reward (str): `ANSWER`, or that of a control.
         tuned_as (str): Entrant whose learning rate it takes; its own name: it is tuned itself.
+        mini_batches (int): Optimizer steps that a batch of rollouts is split into, each over an equal part of it.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
             learns from the log-probs of all rollouts, or of all in the gradient, cannot do without them.
     """
@@ -50,12 +51,13 @@ class Entrant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: str = ANSWER
     tuned_as: str = ""
+    mini_batches: int = 1
     lean: bool = True
 
     @property
     def updates(self) -> int:
         """Optimizer steps that it makes of a batch of rollouts."""
-        return self.settings.get("num_iterations", 1)
+        return self.settings.get("num_iterations", 1) * self.mini_batches
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
@@ -88,6 +90,7 @@ _ALL = (
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
+    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEASURED, **TWO}, mini_batches=2),
     Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
     Entrant("grpo_4_reuse", "spec_rl", 0.5, {"method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
@@ -126,7 +129,7 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
         task_fields (Mapping[str, Any]): Fields that are the task's: the marker and the lengths.
 
     Returns:
-        dict[str, Any]: Keyword arguments. Micro-batches hold at most 32 rollouts.
+        dict[str, Any]: Keyword arguments. Micro-batches hold at most 32 rollouts, and no more than a mini-batch has.
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
     if "grace_window" in METHODS[entrant.method].reads:
@@ -137,7 +140,8 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
         shared.pop("marker")
     own = budget_fields(entrant.method, entrant.budget, FULL)
     rollouts = PROMPTS_PER_STEP * own["num_generations"]
-    micro_batch = min(shared["per_device_train_batch_size"], rollouts)
+    mini_batch = rollouts // entrant.mini_batches
+    micro_batch = min(shared["per_device_train_batch_size"], mini_batch)
     return grouped(
         shared
         | {"method": entrant.method}
@@ -147,7 +151,8 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
             "learning_rate": learning_rate,
             "seed": seed,
             "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": rollouts // micro_batch,
+            "gradient_accumulation_steps": mini_batch // micro_batch,
+            "steps_per_generation": rollouts // micro_batch,
             "use_vllm": True,
             "generation_kwargs": {"detokenize": False},  # texts are decoded from the ids
             "report_to": "none",

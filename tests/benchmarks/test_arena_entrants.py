@@ -48,7 +48,10 @@ def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Ent
     assert config.num_generations == (counted or 8)
     assert (config.budget_fraction if shared else 1.0) * config.num_generations == FULL * entrant.budget
     assert config.num_prompts == PROMPTS_PER_STEP == 16
-    assert config.per_device_train_batch_size * config.gradient_accumulation_steps == 16 * config.num_generations
+    rollouts = 16 * config.num_generations
+    assert config.per_device_train_batch_size * config.steps_per_generation == rollouts
+    assert config.per_device_train_batch_size * config.gradient_accumulation_steps * entrant.mini_batches == rollouts
+    assert entrant.updates == entrant.mini_batches * config.num_iterations
     for name, value in entrant.settings.items():
         assert (vars(config.options) | vars(config))[name] == value
 
