@@ -3,7 +3,7 @@
 
 The variance of an advantage is that of the reward minus its baseline: over the variance of a rollout around its own
 prompt's success rate, 1 is perfect and n / (n - 1) what the group alone can do. What a history is worth depends on how
-fast the policy leaves it behind, so it takes training runs to tell. `duet` trains on tasks of the arena, on its tuning
+fast the policy leaves it behind, so it takes training runs to tell. `duet` with the plain history trains on tasks of the arena, on its tuning
 seeds, and at every step each baseline predicts the rewards that came, from what it had seen before.
 """
 
@@ -38,6 +38,8 @@ from recipes.tiny_math.cpu import ENVIRONMENT  # noqa: E402
 PARTS = 3
 NOTHING = float("nan")
 BASELINES = ("group", "history", "measured")
+TRAINED = "duet_history"
+"""Entrant of the arena."""
 MOST = 1.02
 """The measured baseline is at most this times as noisy as the better of the other two, on every task."""
 
@@ -81,12 +83,12 @@ class Observer:
 
 
 def train(task_name: str, learning_rate: float, steps: int, seed: int) -> list[list[float]]:
-    """Errors of each step of a run of `duet`. It wants a process of its own, as every vLLM engine."""
+    """Errors of each step of a run of `TRAINED`. It wants a process of its own, as every vLLM engine."""
     from datasets import Dataset
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 
-    task, entrant, observer = TASKS[task_name], ENTRANTS["duet"], Observer()
+    task, entrant, observer = TASKS[task_name], ENTRANTS[TRAINED], Observer()
     fields = configuration(entrant, learning_rate, seed, task.fields)
     with tempfile.TemporaryDirectory() as place:
         trainer = DUETGRPOTrainer(
@@ -127,7 +129,7 @@ def main() -> int:
     if unknown := [name for name in names if name not in TASKS]:
         parser.error(f"no task {unknown[0]!r}; there are {', '.join(TASKS)}")
     os.environ.update(ENVIRONMENT | os.environ)  # torch and vLLM read it when they are imported
-    rates = [tuned_rate(runs, name, "duet", PROFILES["full"]) for name in names]
+    rates = [tuned_rate(runs, name, TRAINED, PROFILES["full"]) for name in names]
     seed = TUNING_SEED + arguments.seed
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, mp_context=spawn, max_tasks_per_child=1) as pool:

@@ -18,7 +18,7 @@ STATE = "duet_state.json"
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"prompt_candidates": 2.0, "advantage_baseline": "measured"}], ids=["as drawn", "chosen"]
+    "options", [{}, {"prompt_candidates": 2.0, "advantage_baseline": "history"}], ids=["as drawn", "chosen"]
 )
 def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path, options):
     first = duet_trainer(tiny_path, tmp_path, max_steps=6, save_strategy="steps", save_steps=3, **options)

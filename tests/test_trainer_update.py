@@ -58,13 +58,14 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
 
 def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)  # four steps are an epoch
-    histories = []
+    histories, weights = [], []
     statistics = trainer.method.allocator.statistics
     read = statistics.reward_history
     judge = trainer.loop.judge
 
     def recorded(step):
         histories.append(read(step.prompts.keys))
+        weights.append(trainer.method.weights.best)
         judge(step)
 
     trainer.loop.judge = recorded
@@ -73,9 +74,8 @@ def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny
     assert np.isnan(histories[0].pool_mean)
     step, seen = trainer._current, histories[-1]
     rewards = step.done.rewards_per_func[:, 0].double().numpy()
-    np.testing.assert_allclose(
-        step.judgement.advantages, history_advantages(rewards, step.done.prompt, seen), rtol=1e-5
-    )
+    expected = history_advantages(rewards, step.done.prompt, seen.at_present(), weights=weights[-1])
+    np.testing.assert_allclose(step.judgement.advantages, expected, rtol=1e-5)
     # The judged step has entered the history, each prompt's own rewards only.
     after = read(step.prompts.keys)
     n = np.bincount(step.done.prompt)

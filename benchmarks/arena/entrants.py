@@ -71,10 +71,10 @@ TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
 ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
-EVEN = {"allocate": False, "advantage_baseline": "history", "advantage_cutoff": 0.5}
-"""All of `duet` but its counts."""
 CHOICE = {"prompt_candidates": 2.5}
-MEASURED = {"advantage_baseline": "measured"}
+HISTORY = {"advantage_baseline": "history"}
+EVEN = {"allocate": False, **HISTORY, "advantage_cutoff": 0.5}
+"""All of `duet_history` but its counts."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
@@ -82,15 +82,16 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, ENDING),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet"),  # one switch, at the same rate
-    Entrant("duet_choice", "duet", 0.5, {**ENDING, **CHOICE}, tuned_as="duet"),  # likewise
-    Entrant("duet_measured", "duet", 0.5, {**ENDING, **MEASURED}, tuned_as="duet"),  # likewise
+    Entrant("duet", "duet", 0.5, ENDING, tuned_as="duet_history"),
+    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
+    Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
+    # Of these two each differs from `duet_history` in one switch, at the same rate.
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),
+    Entrant("duet_choice", "duet", 0.5, {**ENDING, **HISTORY, **CHOICE}, tuned_as="duet_history"),
     Entrant("duet_quarter", "duet", 0.25, ENDING),
-    Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **CHOICE}),
-    Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **TWO}),
-    Entrant("duet_x4", "duet", 0.5, {**ENDING, **FOUR}),
-    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEASURED, **TWO}, mini_batches=2),
+    Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),
+    Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **HISTORY, **TWO}),
+    Entrant("duet_x4", "duet", 0.5, {**ENDING, **HISTORY, **FOUR}),
     Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
     Entrant("grpo_4_reuse", "spec_rl", 0.5, {"method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
@@ -108,7 +109,7 @@ _ALL = (
 )
 _CONTROLS = (
     Entrant("constant_grpo", "grpo", reward=CONSTANT, tuned_as="grpo_8"),
-    Entrant("constant_duet", "duet", 0.5, ENDING, reward=CONSTANT, tuned_as="duet"),
+    Entrant("constant_duet", "duet", 0.5, {**ENDING, **HISTORY}, reward=CONSTANT, tuned_as="duet_history"),
     Entrant("coin_grpo", "grpo", reward=COIN, tuned_as="grpo_8"),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in (*_ALL, *_CONTROLS)}

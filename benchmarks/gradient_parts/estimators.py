@@ -64,7 +64,7 @@ class Estimator:
     def remembers(self) -> bool:
         """Whether an earlier visit makes a difference."""
         options = self.config.options
-        return self.config.allocate or options.advantage_baseline == "history" or options.prompt_candidates > 1
+        return self.config.allocate or options.advantage_baseline != "group" or options.prompt_candidates > 1
 
 
 class SpreadAllocator(UniformAllocator):

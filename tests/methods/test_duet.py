@@ -114,7 +114,7 @@ def test_jobs_change_nothing_until_their_rollouts_are_observed(tmp_path):
 def test_a_state_without_parts_is_refused(tmp_path):
     state = duet(tmp_path).state_dict()
     del state["gate"]
-    with pytest.raises(ValueError, match=r"keys \['allocator'\]"):
+    with pytest.raises(ValueError, match=r"keys \['allocator', 'weights'\]"):
         duet(tmp_path).load_state_dict(state)
 
 
@@ -264,7 +264,7 @@ def two_prompts() -> Rollouts:
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])
 def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts(tmp_path, scale):
-    unit = remembering(tmp_path, scale_rewards=scale)
+    unit = remembering(tmp_path, advantage_baseline="history", scale_rewards=scale)
     before = plain(unit.state_dict())
     found = unit.judge(two_prompts()).advantages
     seen = unit.allocator.statistics.reward_history(["a", "b"])
@@ -277,7 +277,7 @@ def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts
 
 
 def test_measured_weights_come_from_the_steps_before(tmp_path):
-    unit = remembering(tmp_path, advantage_baseline="measured", scale_rewards="none")
+    unit = remembering(tmp_path, scale_rewards="none")
     assert unit.metrics()["baseline_pool"] == unit.weights.best.pool == Weights().pool
     judgement = unit.judge(two_prompts())
     # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
@@ -295,13 +295,14 @@ def test_measured_weights_come_from_the_steps_before(tmp_path):
 
 
 def test_a_restored_method_has_the_measured_weights(tmp_path):
-    whole = remembering(tmp_path, advantage_baseline="measured")
+    whole = remembering(tmp_path)
     whole.observe(two_prompts(), whole.judge(two_prompts()), np.zeros(4))
-    restored = duet(tmp_path, trim=False, abort=False, advantage_baseline="measured")
+    restored = duet(tmp_path, trim=False, abort=False)
     restored.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert restored.weights.best == whole.weights.best != Weights()
-    assert "weights" not in remembering(tmp_path).state_dict()
-    assert "baseline_pool" not in remembering(tmp_path).metrics()
+    plain_history = remembering(tmp_path, advantage_baseline="history")
+    assert "weights" not in plain_history.state_dict()
+    assert "baseline_pool" not in plain_history.metrics()
 
 
 @pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])
