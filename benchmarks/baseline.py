@@ -3,8 +3,9 @@
 
 The variance of an advantage is that of the reward minus its baseline: over the variance of a rollout around its own
 prompt's success rate, 1 is perfect and n / (n - 1) what the group alone can do. What a history is worth depends on how
-fast the policy leaves it behind, so it takes training runs to tell. `duet` with the plain history trains on tasks of the arena, on its tuning
-seeds, and at every step each baseline predicts the rewards that came, from what it had seen before.
+fast the policy leaves it behind, so it takes training runs to tell. `duet` with the plain history trains on tasks of
+the arena, on its tuning seeds, and at every step each baseline predicts the rewards that came, from what it had seen
+before.
 """
 
 import multiprocessing
