@@ -195,10 +195,10 @@ class Watch(TrainerCallback):
         clocks = self._now()
         for name, seconds, began in zip(("seconds", "processor_seconds"), clocks, self._clocks, strict=True):
             self.cost[name] += seconds - began
-        # A second update from a batch generates nothing, and trains what the first one did.
+        # Only the first update of a batch generates. Each trains its mini-batch of what that one logs.
         self._trained = logs.get("duet/trained_tokens", self._trained)
         self.cost["generated_tokens"] += round(logs.get("duet/generated_tokens", 0.0))
-        self.cost["trained_tokens"] += round(self._trained)
+        self.cost["trained_tokens"] += round(self._trained * args.gradient_accumulation_steps / args.steps_per_generation)
         found = {**logs, CURVE: self._yardstick()}
         for name, values in self.curves.items():
             value = found.get(name)

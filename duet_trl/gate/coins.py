@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The epsilon-keep coins of Phase 2 (Algorithm 1, line 22), as a function of (seed, step, prompt, rollout) alone.
+"""Random numbers of a rollout, as a function of (seed, step, prompt, rollout) alone: the epsilon-keep coins of Phase 2
+(Algorithm 1, line 22), and who is trained where small advantages are sampled.
 
 So all ranks agree, distinct rollouts are independent, and a resumed run throws the coins of the uninterrupted one.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
 
@@ -40,6 +42,22 @@ def keep_coins(
         raise ValueError(f"rollout_index must have shape ({len(keys)},), one per key, got {rollout_index.shape}.")
     threshold = np.uint64(max(1, round(keep_probability * 2**_RESOLUTION)))
     return random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
+
+
+def uniforms(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
+    """A number of each rollout in [0, 1), shape (N,), apart from its coin; arguments as in `keep_coins`."""
+    bits = mix(random_bits(seed, step, keys, np.asarray(rollout_index, dtype=np.uint64)))
+    return (bits >> np.uint64(64 - _RESOLUTION)) * 2.0**-_RESOLUTION
+
+
+def occurrence(keys: Sequence[str]) -> np.ndarray:
+    """How often each key stood before, shape (N,), so that a prompt drawn twice in a batch gets distinct numbers."""
+    seen: Counter[str] = Counter()
+    index = []
+    for key in keys:
+        index.append(seen[key])
+        seen[key] += 1
+    return np.array(index, dtype=np.int64)
 
 
 def check_keep_probability(keep_probability: float) -> None:

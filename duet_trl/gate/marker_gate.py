@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate as a method has it: thresholds, the gate of a step, its coins, and the propensity of what came of them."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .coins import keep_coins
+from .coins import keep_coins, occurrence
 from .priced import PricedThresholds
 from .replay import GateSpec, Replay, propensity
 from .thresholds import LengthThresholds
@@ -37,7 +36,7 @@ class MarkerGate:
         `keys` are the prompts of the rollouts; one that occurs again gets other coins.
         """
         self.keep_probability = self.thresholds.keep_probability
-        return keep_coins(self.seed, step, keys, _occurrence(keys), self.keep_probability)
+        return keep_coins(self.seed, step, keys, occurrence(keys), self.keep_probability)
 
     def spec(self, active: bool = True) -> GateSpec:
         """The gate with its present thresholds; switched off where `active` is false."""
@@ -66,13 +65,3 @@ class MarkerGate:
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`."""
         self.thresholds.load_state_dict(state)
-
-
-def _occurrence(keys: Sequence[str]) -> np.ndarray:
-    """How often each key stood before, so that a prompt drawn twice in a batch gets distinct coins."""
-    seen: Counter[str] = Counter()
-    index = []
-    for key in keys:
-        index.append(seen[key])
-        seen[key] += 1
-    return np.array(index, dtype=np.int64)

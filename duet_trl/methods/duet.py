@@ -24,11 +24,12 @@ from ..allocate.allocators import UniformAllocator
 from ..allocate.state import check_state
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
+from ..gate.coins import occurrence, uniforms
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import MeasuredWeights, Weights, history_advantages
-from ..update.importance import rollout_weights, surcharge
+from ..update.importance import rollout_weights, sampled_advantages, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
@@ -82,8 +83,13 @@ class Duet(Method):
         )
         trained = ~masked
         if self.options.drop_zero_advantage:
-            size = np.abs(advantages)
-            trained &= (size > 0) & (size >= self.options.advantage_cutoff)
+            cutoff = self.options.advantage_cutoff
+            if self.options.small_advantages == "sample":
+                sampled, factor = sampled_advantages(advantages, cutoff, self._uniforms(done))
+                weight = weight * factor
+            else:
+                sampled = (advantages != 0) & (np.abs(advantages) >= cutoff)
+            trained &= sampled
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
@@ -153,6 +159,10 @@ class Duet(Method):
         advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards, weights)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
+
+    def _uniforms(self, done: Rollouts) -> np.ndarray:
+        keys = [done.prompts[q].key for q in done.prompt]
+        return uniforms(self.gate.seed, done.prompts.step, keys, occurrence(keys))
 
     def _history(self, done: Rollouts) -> RewardHistory:
         """What the baseline knows of the prompts of a step before it."""

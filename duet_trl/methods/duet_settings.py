@@ -199,11 +199,17 @@ class DuetOptions(Options):
         rule=one_of("group", "history", "measured"),
     )
     advantage_cutoff: float | None = option(
-        "Rollouts with a smaller |advantage| get no forward pass. Default of duet: 0.5 over a history with "
-        "allocation_objective='mixed' and scaled rewards, else 0.",
+        "Of rollouts with a smaller |advantage| not all get a forward pass (small_advantages). Default of duet: 1 over "
+        "a history with allocation_objective='mixed' and scaled rewards, else 0.",
         unit="standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
+    )
+    small_advantages: str = option(
+        "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and weighed "
+        "by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
+        "sample",
+        rule=one_of("sample", "drop"),
     )
     drop_zero_advantage: bool | None = option(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
@@ -246,6 +252,10 @@ ACTS = {
     "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
+    "small_advantages": Acts(
+        lambda v: v.drop_zero_advantage and v.advantage_cutoff > 0,
+        "drop_zero_advantage=True and advantage_cutoff above 0",
+    ),
     "surrogate_file": Acts(
         lambda v: _BY_VARIANCE.when(v) and v.surrogate == "ridge",
         "surrogate='ridge', allocate=True and allocation_objective='variance'",
@@ -272,11 +282,11 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         summed = config.multi_objective_aggregation == "sum_then_normalize"
         options = replace(options, advantage_baseline="measured" if config.allocate and summed else "group")
     if options.advantage_cutoff is None:
-        # Over a history hardly any advantage is exactly 0; those below the cutoff cost a third of the forward passes.
+        # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
         # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the
         # objective "variance" needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
         fits = config.scale_rewards != "none" and options.allocation_objective == "mixed"
-        options = replace(options, advantage_cutoff=0.5 if options.advantage_baseline != "group" and fits else 0.0)
+        options = replace(options, advantage_cutoff=1.0 if options.advantage_baseline != "group" and fits else 0.0)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1
