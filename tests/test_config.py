@@ -45,7 +45,7 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 0.5, True),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 1.0, True),
     "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 

@@ -106,6 +106,8 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("stratification_floor", 0.05, {"method": "paper"}, {"method": "paper", "stratification": "exact"}),
     ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
     ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
+    ("small_advantages", "sample", {}, {"beta": 0.01}),
+    ("small_advantages", "drop", {"advantage_cutoff": 0.1}, {"advantage_cutoff": 0.0}),
 ]
 
 

@@ -11,8 +11,12 @@ from tests.runs import duet_trainer, logged, prompts, weights
 
 @pytest.mark.parametrize(
     "options",
-    [{"aborted_rollouts": "mask", "stratification": "clip", "advantage_baseline": "group"}, {"advantage_cutoff": 0.5}],
-    ids=["weighted", "cut-off"],
+    [
+        {"aborted_rollouts": "mask", "stratification": "clip", "advantage_baseline": "group"},
+        {"advantage_cutoff": 0.5, "small_advantages": "drop"},
+        {"advantage_cutoff": 3.0},
+    ],
+    ids=["weighted", "dropped", "sampled"],
 )
 def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, options):
     # One SGD step at learning rate 1 moves the weights by minus the gradient of Eq. 6; redo it by hand.
@@ -32,6 +36,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
     step = trainer._current
     if "advantage_cutoff" in options:
         assert (step.judgement.in_divisor & ~step.judgement.in_gradient & (step.judgement.advantages != 0)).any()
+    if "small_advantages" in options:
         assert (step.judgement.weight == 1).all()
     else:
         assert (step.judgement.weight > 1).any()
@@ -43,7 +48,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
         ids = rollout.completion_ids
         if not step.judgement.in_divisor[row]:
             continue
-        num_tokens += len(ids)  # N_t counts what the cutoff drops, too
+        num_tokens += len(ids)  # N_t counts what the cutoff leaves out, too
         if not step.judgement.in_gradient[row]:
             continue
         prompt = rollout.prompt_ids

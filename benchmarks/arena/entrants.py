@@ -72,10 +72,9 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
-DROP = {"small_advantages": "drop", "advantage_cutoff": 0.5}
-"""What `duet` did with small advantages before it sampled them."""
-HISTORY = {"advantage_baseline": "history", **DROP}
-EVEN = {"allocate": False, **HISTORY}
+SAMPLE = {"small_advantages": "sample"}
+HISTORY = {"advantage_baseline": "history"}
+EVEN = {"allocate": False, **HISTORY, "advantage_cutoff": 0.5}
 """All of `duet_history` but its counts."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
@@ -86,9 +85,9 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, ENDING, mini_batches=4),
-    Entrant("duet_once", "duet", 0.5, {**ENDING, **DROP}, tuned_as="duet_history"),
-    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **DROP, **TWO}, mini_batches=2),
+    Entrant("duet", "duet", 0.5, ENDING, tuned_as="duet_history"),
+    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
+    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),

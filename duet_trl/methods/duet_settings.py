@@ -199,8 +199,8 @@ class DuetOptions(Options):
         rule=one_of("group", "history", "measured"),
     )
     advantage_cutoff: float | None = option(
-        "Of rollouts with a smaller |advantage| not all get a forward pass (small_advantages). Default of duet: 1 over "
-        "a history with allocation_objective='mixed' and scaled rewards, else 0.",
+        "Of rollouts with a smaller |advantage| not all get a forward pass (small_advantages). Default of duet: 0.5 "
+        "(1 for 'sample') over a history with allocation_objective='mixed' and scaled rewards, else 0.",
         unit="standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
@@ -208,8 +208,8 @@ class DuetOptions(Options):
     small_advantages: str = option(
         "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and weighed "
         "by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
-        "sample",
-        rule=one_of("sample", "drop"),
+        "drop",
+        rule=one_of("drop", "sample"),
     )
     drop_zero_advantage: bool | None = option(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
@@ -286,7 +286,8 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the
         # objective "variance" needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
         fits = config.scale_rewards != "none" and options.allocation_objective == "mixed"
-        options = replace(options, advantage_cutoff=1.0 if options.advantage_baseline != "group" and fits else 0.0)
+        small = {"drop": 0.5, "sample": 1.0}[options.small_advantages]
+        options = replace(options, advantage_cutoff=small if options.advantage_baseline != "group" and fits else 0.0)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1

@@ -216,7 +216,7 @@ def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_pat
 
 
 def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
-    unit = duet(tmp_path, aborted_rollouts="mask")
+    unit = duet(tmp_path, aborted_rollouts="mask", advantage_cutoff=0.0)
     for step in range(1, 9):
         gated(unit, np.tile([1.0, 0.0, 1.0, 0.0], 8), step)
     of = prompts(KEYS[:8], 9)
@@ -229,17 +229,43 @@ def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
     np.testing.assert_allclose(judgement.weight, 1.0 / coin)
 
 
-def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
-    unit, of = duet(tmp_path, advantage_cutoff=0.9), prompts(KEYS[:8])
+def small_ones(tmp_path, step=1, **options):
+    """The judgement of eight prompts of which four have small advantages, and which these are."""
+    unit, of = duet(tmp_path, advantage_cutoff=0.9, **options), prompts(KEYS[:8], step)
     jobs = unit.jobs(of, None)
     # Half right: 2/3 over 0.5 either way. Three of four right: 1/3 over 0.43 for those, below the cutoff.
     rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
     judgement = unit.judge(done(of, jobs, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), [9] * 32, rewards))
     small = np.abs(judgement.advantages) < 0.9
     assert small.any() and not small.all()
-    np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
     assert judgement.in_divisor.all()
+    return judgement, small
+
+
+def test_small_advantages_can_be_dropped_and_stay_in_the_divisor(tmp_path):
+    judgement, small = small_ones(tmp_path, small_advantages="drop")
+    np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
     np.testing.assert_array_equal(judgement.weight, 1.0)
+
+
+def test_by_default_small_advantages_are_sampled_and_stand_for_those_that_are_not(tmp_path):
+    weights, numbers = [], []
+    for step in range(1, 301):
+        judgement, small = small_ones(tmp_path, step)
+        trained = judgement.in_gradient
+        assert trained[~small].all()
+        np.testing.assert_array_equal(judgement.weight[~small], 1.0)
+        np.testing.assert_array_equal(judgement.weight[~trained], 0.0)
+        np.testing.assert_allclose(np.abs(judgement.weight * judgement.advantages)[small & trained], 0.9)
+        weights.append(judgement.weight[small])
+        numbers.append(trained[small].sum())
+    assert 0 < np.std(numbers)  # each step throws its own coins
+    means = np.mean(weights, axis=0)
+    error = np.std(weights, axis=0) / np.sqrt(len(weights))
+    assert (np.abs(means - 1.0) < 4 * error).all()
+    assert np.abs(means.mean() - 1.0) < 4 * np.sqrt((error**2).sum()) / len(means)  # rollouts are independent
+    again, _ = small_ones(tmp_path, 300)
+    np.testing.assert_array_equal(again.weight, judgement.weight)
 
 
 # ---- Advantages: which baseline, from whose history ---------------------------------------------------------------
