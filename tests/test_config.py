@@ -45,7 +45,7 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 1.0, True),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 0.5, True),
     "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
@@ -135,7 +135,9 @@ def test_without_the_allocator_the_baseline_is_the_group_and_nothing_but_zeros_i
     for without in ({"allocate": False}, {"advantage_baseline": "group"}):
         options = config(tmp_path, **without).options
         assert (options.advantage_baseline, options.advantage_cutoff) == ("group", 0.0), without
-    assert config(tmp_path, allocate=False, advantage_baseline="history").options.advantage_cutoff > 0
+    history = {"allocate": False, "advantage_baseline": "history"}
+    assert config(tmp_path, **history).options.advantage_cutoff == 0.5
+    assert config(tmp_path, **history, small_advantages="sample").options.advantage_cutoff == 1.0
 
 
 @pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])

@@ -123,7 +123,7 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
             fields = GROUP | {"stratification": weights}
             if objective != SPREAD:
                 fields["allocation_objective"] = objective
-            add(f"gate + counts by {label}, weights {weights}, 4", {}, 4, spread=objective == SPREAD, **fields)
+            add(f"gate + counts by {label}, weights {weights}, 4", DUET, 4, spread=objective == SPREAD, **fields)
     for n in counts:
         add(f"duet, {n}", DUET, n)
     for n in counts:
@@ -131,8 +131,7 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
     for n in counts:
         add(f"duet + choice, {n}", DUET, n, prompt_candidates=CANDIDATES)
     for cutoff in CUTOFFS:
-        small = {"advantage_cutoff": cutoff} | ({"small_advantages": "drop"} if cutoff else {})
-        add(f"duet, cutoff {cutoff:g}, 4", {"advantage_baseline": "history"}, 4, **small)
+        add(f"duet, cutoff {cutoff:g}, 4", DUET, 4, advantage_cutoff=cutoff)
     return found
 
 

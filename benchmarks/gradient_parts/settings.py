@@ -15,10 +15,8 @@ UNIFORM: dict[str, Any] = {"allocate": False, "stratification": "none"}
 TRIM: dict[str, Any] = {**UNIFORM, "abort": False}
 GRPO: dict[str, Any] = {**UNIFORM, "trim": False, "abort": False}
 """All three parts of `duet` off, which is `GRPOTrainer` loss for loss."""
-DROP: dict[str, Any] = {"small_advantages": "drop", "advantage_cutoff": 0.5}
-DUET: dict[str, Any] = {"advantage_baseline": "history", **DROP}
-"""With the plain history: there is one earlier visit, of the same policy, so there are no weights to measure. And as it
-was before small advantages were sampled, which changes no expected gradient."""
+DUET: dict[str, Any] = {"advantage_baseline": "history"}
+"""With the plain history: there is one earlier visit, of the same policy, so there are no weights to measure."""
 
 
 def configuration(parts: Mapping[str, Any], num_rollouts: int, seed: int, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from benchmarks.arena.records import REPORT, START, TUNE, Run, read
 from benchmarks.arena.tuning import choose
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("grpo_8", "grpo_2", "grpo_4_x4")
+NAMES = ("grpo_8", "grpo_2", "duet_2x2")
 WAY, WHOLE = Size(200, 2, greedy=False), Size(400, 4, greedy=True)
 
 
@@ -91,14 +91,15 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     assert 4 in [m.step for m in grpo_2.measurements]
     assert earlier.step < end.step
 
-    rate = choose(runs, "sums", "grpo_4_x4", smoke)
-    often = [one(runs, "grpo_4_x4", TUNE, horizon, rate) for horizon in (2, 4)]
+    rate = choose(runs, "sums", "duet_2x2", smoke)
+    often = [one(runs, "duet_2x2", TUNE, horizon, rate) for horizon in (2, 4)]
     assert [[m.step for m in run.measurements] for run in often] == [[4, 8], [12, 16]]  # as many batches as the others
     first, curves = often[0].measurements[0], often[0].curves
     assert first.generated_tokens == pytest.approx(curves["duet/generated_tokens"][0], rel=1e-3)
-    assert first.trained_tokens == pytest.approx(4 * curves["duet/trained_tokens"][0], rel=1e-3)
+    # Four updates: two passes, in two mini-batches each.
+    assert first.trained_tokens == pytest.approx(2 * curves["duet/trained_tokens"][0], rel=1e-3)
     assert first.trained_tokens > 0
-    reported = one(runs, "grpo_4_x4", REPORT, 4, rate).measurements
+    reported = one(runs, "duet_2x2", REPORT, 4, rate).measurements
     assert reported[0].step == 4 and reported[-1].step >= 16
 
     written = path.read_bytes()

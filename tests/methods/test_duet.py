@@ -216,7 +216,7 @@ def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_pat
 
 
 def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
-    unit = duet(tmp_path, aborted_rollouts="mask", advantage_cutoff=0.0)
+    unit = duet(tmp_path, aborted_rollouts="mask")
     for step in range(1, 9):
         gated(unit, np.tile([1.0, 0.0, 1.0, 0.0], 8), step)
     of = prompts(KEYS[:8], 9)
@@ -242,16 +242,16 @@ def small_ones(tmp_path, step=1, **options):
     return judgement, small
 
 
-def test_small_advantages_can_be_dropped_and_stay_in_the_divisor(tmp_path):
-    judgement, small = small_ones(tmp_path, small_advantages="drop")
+def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
+    judgement, small = small_ones(tmp_path)
     np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
     np.testing.assert_array_equal(judgement.weight, 1.0)
 
 
-def test_by_default_small_advantages_are_sampled_and_stand_for_those_that_are_not(tmp_path):
+def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
     weights, numbers = [], []
     for step in range(1, 301):
-        judgement, small = small_ones(tmp_path, step)
+        judgement, small = small_ones(tmp_path, step, small_advantages="sample")
         trained = judgement.in_gradient
         assert trained[~small].all()
         np.testing.assert_array_equal(judgement.weight[~small], 1.0)
@@ -264,7 +264,7 @@ def test_by_default_small_advantages_are_sampled_and_stand_for_those_that_are_no
     error = np.std(weights, axis=0) / np.sqrt(len(weights))
     assert (np.abs(means - 1.0) < 4 * error).all()
     assert np.abs(means.mean() - 1.0) < 4 * np.sqrt((error**2).sum()) / len(means)  # rollouts are independent
-    again, _ = small_ones(tmp_path, 300)
+    again, _ = small_ones(tmp_path, 300, small_advantages="sample")
     np.testing.assert_array_equal(again.weight, judgement.weight)
 
 
