@@ -198,7 +198,8 @@ class Watch(TrainerCallback):
         # Only the first update of a batch generates. Each trains its mini-batch of what that one logs.
         self._trained = logs.get("duet/trained_tokens", self._trained)
         self.cost["generated_tokens"] += round(logs.get("duet/generated_tokens", 0.0))
-        self.cost["trained_tokens"] += round(self._trained * args.gradient_accumulation_steps / args.steps_per_generation)
+        share = args.gradient_accumulation_steps / args.steps_per_generation
+        self.cost["trained_tokens"] += round(share * self._trained)
         found = {**logs, CURVE: self._yardstick()}
         for name, values in self.curves.items():
             value = found.get(name)

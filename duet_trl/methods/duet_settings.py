@@ -206,8 +206,8 @@ class DuetOptions(Options):
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
     )
     small_advantages: str = option(
-        "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and weighed "
-        "by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
+        "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and "
+        "weighed by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
         "drop",
         rule=one_of("drop", "sample"),
     )

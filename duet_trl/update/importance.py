@@ -61,7 +61,7 @@ def sampled_advantages(advantages: np.ndarray, cutoff: float, uniforms: np.ndarr
         not, 1 where A is 0.
 
     Example:
-        >>> trained, factor = sampled_advantages(np.array([1.0, -0.25, 0.25, 0.0]), 0.5, np.array([0.9, 0.4, 0.6, 0.0]))
+        >>> trained, factor = sampled_advantages([1.0, -0.25, 0.25, 0.0], cutoff=0.5, uniforms=[0.9, 0.4, 0.6, 0.0])
         >>> trained.tolist(), factor.tolist()
         ([True, True, False, False], [1.0, 2.0, 0.0, 1.0])
     """
