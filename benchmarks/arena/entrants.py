@@ -80,8 +80,6 @@ _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_4", "grpo", 0.5),
     Entrant("grpo_2", "grpo", 0.25),
-    Entrant("grpo_8_1x4", "grpo", mini_batches=4),
-    Entrant("grpo_4_1x4", "grpo", 0.5, mini_batches=4),
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
