@@ -11,7 +11,7 @@ from benchmarks.arena.schedule import GUESS, Cell, Plan, hours, key_of, ready
 from tests.benchmarks.arena_runs import RATES, made, measured, reported, tuned, tuning_run
 
 FULL = PROFILES["full"]
-PLAN = Plan(FULL, ("sums", "products"), ("grpo_8", "duet"), (0, 1))
+PLAN = Plan(FULL, ("sums", "products"), ("grpo_8", "duet_history"), (0, 1))
 STARTS = [made(task, "", START, 0.0, 0, 0, [measured(40)]) for task in PLAN.tasks]
 REPORTS = replace(PLAN, stages=(REPORT,))
 
@@ -29,22 +29,22 @@ def test_an_empty_arena_begins_with_the_policies_and_the_first_rungs() -> None:
 
 
 def test_an_entrant_climbs_while_another_one_is_still_at_its_first_rung() -> None:
-    first = [tuning_run(rate, 32, right) for rate, right in zip(RATES, (40, 55, 60, 20), strict=True)]
+    first = [tuning_run(rate, 32, right, "duet_history") for rate, right in zip(RATES, (40, 55, 60, 20), strict=True)]
     found = [cell for cell in ready(PLAN, STARTS + first) if cell.task == "sums"]
     expected = [("sums", "grpo_8", TUNE, rate, TUNING_SEED, 32) for rate in RATES]
-    assert keys(found) == expected + [("sums", "duet", TUNE, rate, TUNING_SEED, 80) for rate in (3e-4, 6e-4)]
+    assert keys(found) == expected + [("sums", "duet_history", TUNE, rate, TUNING_SEED, 80) for rate in (3e-4, 6e-4)]
 
 
 def test_a_report_waits_for_its_rate_and_for_the_tokens_of_the_reference_with_its_seed() -> None:
     runs = tuned("grpo_8", 1.2e-3)
     assert ready(REPORTS, []) == []
-    assert ready(REPORTS, tuned("duet")) == []  # a rate, but no reference
+    assert ready(REPORTS, tuned("duet_history")) == []  # a rate, but no reference
     assert ready(REPORTS, runs) == [Cell("sums", "grpo_8", REPORT, 1.2e-3, seed, 80) for seed in (0, 1)]
-    runs += tuned("duet", 6e-4)
+    runs += tuned("duet_history", 6e-4)
     runs.append(reported("grpo_8", 1, rate=1.2e-3, tokens=2001))
     assert ready(REPORTS, runs) == [
         Cell("sums", "grpo_8", REPORT, 1.2e-3, 0, 80),
-        Cell("sums", "duet", REPORT, 6e-4, 1, 80, tokens=1201),  # 60% of 2,001, rounded
+        Cell("sums", "duet_history", REPORT, 6e-4, 1, 80, tokens=1201),  # 60% of 2,001, rounded
     ]
     runs.append(reported("grpo_8", 0, rate=1.2e-3, tokens=1500))
     assert [(cell.seed, cell.tokens) for cell in ready(REPORTS, runs)] == [(0, 900), (1, 1201)]
@@ -57,19 +57,19 @@ def test_reports_go_seed_by_seed_through_all_tasks_and_entrants() -> None:
     runs = [run for task in PLAN.tasks for entrant in PLAN.entrants for run in tuned(entrant, task=task)]
     runs += [reported("grpo_8", seed, task) for task in PLAN.tasks for seed in (0, 1)]
     assert [(c.seed, c.task, c.entrant) for c in ready(REPORTS, runs)] == [
-        (0, "sums", "duet"),
-        (0, "products", "duet"),
-        (1, "sums", "duet"),
-        (1, "products", "duet"),
+        (0, "sums", "duet_history"),
+        (0, "products", "duet_history"),
+        (1, "sums", "duet_history"),
+        (1, "products", "duet_history"),
     ]
 
 
 def test_a_control_takes_the_rate_of_the_method_that_it_controls_and_is_not_tuned() -> None:
-    plan = replace(PLAN, tasks=("sums",), entrants=("grpo_8", "duet", "constant_duet", "coin_grpo"), seeds=(0,))
-    assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8", "duet"}
-    runs = STARTS + tuned("grpo_8", 1.2e-3) + tuned("duet", 3e-4) + [reported("grpo_8", rate=1.2e-3)]
+    plan = replace(PLAN, tasks=("sums",), entrants=("grpo_8", "duet_history", "constant_duet", "coin_grpo"), seeds=(0,))
+    assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8", "duet_history"}
+    runs = STARTS + tuned("grpo_8", 1.2e-3) + tuned("duet_history", 3e-4) + [reported("grpo_8", rate=1.2e-3)]
     assert {(cell.entrant, cell.learning_rate) for cell in ready(plan, runs)} == {
-        ("duet", 3e-4),
+        ("duet_history", 3e-4),
         ("constant_duet", 3e-4),
         ("coin_grpo", 1.2e-3),
     }
@@ -104,7 +104,7 @@ def test_hours_count_what_is_left_and_guess_by_what_is_most_alike() -> None:
     assert (count, found) == (16, pytest.approx(steps * GUESS / 2 / 3600))
     assert hours(plan, [], jobs=1)[1] == pytest.approx(2 * found)
 
-    took = {"grpo_8": (100.0, 300.0, 500.0), "duet": (30.0,)}
+    took = {"grpo_8": (100.0, 300.0, 500.0), "duet_history": (30.0,)}
     first = [tuning_run(rate, 32, 50, name, took=t) for name, ts in took.items() for rate, t in zip(RATES, ts)]  # noqa: B905
     count, found = hours(plan, first, jobs=1)
     # one rate of grpo_8 at its median of 300 s, three of duet at its own 30 s; all else as before
