@@ -65,7 +65,9 @@ def test_reports_go_seed_by_seed_through_all_tasks_and_entrants() -> None:
 
 
 def test_a_control_takes_the_rate_of_the_method_that_it_controls_and_is_not_tuned() -> None:
-    plan = replace(PLAN, tasks=("sums",), entrants=("grpo_8", "duet_history", "constant_duet", "coin_grpo"), seeds=(0,))
+    plan = replace(
+        PLAN, tasks=("sums",), entrants=("grpo_8", "duet_history", "constant_duet", "coin_grpo"), seeds=(0,)
+    )
     assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8", "duet_history"}
     runs = STARTS + tuned("grpo_8", 1.2e-3) + tuned("duet_history", 3e-4) + [reported("grpo_8", rate=1.2e-3)]
     assert {(cell.entrant, cell.learning_rate) for cell in ready(plan, runs)} == {
