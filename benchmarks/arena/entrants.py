@@ -90,7 +90,7 @@ _ALL = (
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),
     Entrant("duet_choice", "duet", 0.5, {**ENDING, **HISTORY, **CHOICE}, tuned_as="duet_history"),
-    Entrant("duet_quarter", "duet", 0.25, {**ENDING, **HISTORY}),
+    Entrant("duet_quarter", "duet", 0.25, ENDING),
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **HISTORY, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **HISTORY, **FOUR}),

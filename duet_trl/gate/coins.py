@@ -46,8 +46,7 @@ def keep_coins(
 
 def uniforms(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
     """A number of each rollout in [0, 1), shape (N,), apart from its coin; arguments as in `keep_coins`."""
-    bits = mix(random_bits(seed, step, keys, np.asarray(rollout_index, dtype=np.uint64)))
-    return (bits >> np.uint64(64 - _RESOLUTION)) * 2.0**-_RESOLUTION
+    return unit_interval(mix(random_bits(seed, step, keys, np.asarray(rollout_index, dtype=np.uint64))))
 
 
 def occurrence(keys: Sequence[str]) -> np.ndarray:
@@ -77,6 +76,11 @@ def random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.nda
     for part in (np.uint64(step % 2**64), prompts, rollout_index):
         bits = mix(bits ^ mix(part))
     return bits
+
+
+def unit_interval(bits: np.ndarray) -> np.ndarray:
+    """Bits as numbers in [0, 1), multiples of 2^-53."""
+    return (bits >> np.uint64(64 - _RESOLUTION)) * 2.0**-_RESOLUTION
 
 
 def mix(value: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..gate.coins import mix, random_bits
+from ..gate.coins import mix, random_bits, unit_interval
 from ..rollouts import Job
 
 
@@ -67,7 +67,7 @@ def uniforms(
     rollout = np.repeat(random_bits(seed, step, keys, np.asarray(numbers, dtype=np.uint64)), lengths)
     place = np.arange(len(rollout)) - np.repeat(ends - lengths, lengths)
     bits = mix(rollout ^ mix(place.astype(np.uint64)))
-    return np.split(((bits >> np.uint64(11)) + np.uint64(1)) * 2.0**-53, ends[:-1])
+    return np.split(unit_interval(bits) + 2.0**-53, ends[:-1])
 
 
 def pack(drafts: Mapping[str, list[Draft]]) -> dict[str, Any]:

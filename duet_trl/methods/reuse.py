@@ -34,7 +34,6 @@ Every process and every checkpoint holds what may be reused of each prompt's las
 DUET's budget counts all tokens of a rollout, so what is reused is saved on top.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -44,6 +43,7 @@ import torch
 
 from ..allocate.state import check_state
 from ..field_types import Options, at_least, option
+from ..gate.coins import occurrence
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .drafts import Draft, accepted, pack, uniforms, unpack, usable
 from .duet_settings import DuetOptions
@@ -190,11 +190,10 @@ class Reuse(Method):
 
     def _plan(self, prompts: Prompts) -> list[_Planned]:
         """The jobs of the inner method's first round with their drafts."""
-        planned, seen = [], Counter()
-        for job in self.inner.jobs(prompts, None):
-            key = prompts[job.prompt].key
-            number, drafts = seen[key], self._drafts.get(key, [])
-            seen[key] += 1
+        planned, jobs = [], self.inner.jobs(prompts, None)
+        keys = [prompts[job.prompt].key for job in jobs]
+        for job, key, number in zip(jobs, keys, occurrence(keys).tolist(), strict=True):
+            drafts = self._drafts.get(key, [])
             draft = drafts[number] if number < len(drafts) else None
             planned.append(_Planned(job, number, draft, usable(draft, job, self._limit(job)) if draft else 0))
         return planned
