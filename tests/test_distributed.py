@@ -42,13 +42,14 @@ def launch(processes: int, model: Path, output_dir: Path, script: str = "distrib
     ids=["default", "windows", "logs-and-evaluation"],
 )
 def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, overrides):
-    first, second = launch(2, tiny_path, tmp_path, **overrides)
+    # Of 32 rollouts of a step 27 are in the budget, of 64 in windows 55: the processes cannot have equally many.
+    first, second = launch(2, tiny_path, tmp_path, budget_fraction=0.86, **overrides)
     assert first["state"] == second["state"]
     assert first["weights"] == second["weights"]
     assert first["moved"] > 1e-4
     assert first["samples"] == second["samples"]  # three prompts over two processes, known to both
     assert [len(row) for row in first["samples"]] == [1, 1, 1]
-    assert any(sum(counts) % 2 for counts in first["plans"])  # uneven counts were padded, not rounded
+    assert sum(first["plans"][0]) % 2 == 1  # padded on one process, not rounded
 
 
 @pytest.mark.distributed

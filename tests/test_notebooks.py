@@ -374,13 +374,7 @@ def test_01_shows_that_the_weight_removes_the_bias_at_the_price_of_equation_8(by
         assert result["added"] == pytest.approx(exact, rel=0.1)
 
 
-# Under pytest the stdout of a kernel has no file descriptor, as on Colab; vLLM asks for one.
-ENGINES = ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)]
 SHORT_02 = {"steps": 6, "pool_size": 48, "held_out_problems": 10, "evaluate_every": 0}
-
-
-def each_engine(test):
-    return pytest.mark.slow(pytest.mark.parametrize("engine", ENGINES)(test))
 
 
 def check_budget(values):
@@ -391,9 +385,13 @@ def check_budget(values):
     assert all(tokens > 0 for tokens in values["generated_tokens"])
 
 
-def check_tiny_run(values, engine):
+# Under pytest the stdout of a kernel has no file descriptor, as on Colab; vLLM asks for one.
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_02_trains_and_its_records_agree(tmp_path):
+    values = record(execute.execute("02_duet_tiny_cpu", tmp_path, SHORT_02 | {"engine": "vllm"}, timeout=500))
     check_budget(values)
-    assert (values["engine"], values["steps"]) == (engine, SHORT_02["steps"])
+    assert (values["engine"], values["steps"]) == ("vllm", SHORT_02["steps"])
     # 16 prompts x 8 x 0.5; three steps are the first epoch of 48 problems.
     assert values["rollouts"][:3] == [64, 64, 64]
     assert all(32 <= count <= 128 for count in values["rollouts"])
@@ -405,12 +403,6 @@ def check_tiny_run(values, engine):
     assert all(low <= value <= high for _, value, low, high in values["held_out"])
     assert values["change"][0] == pytest.approx(last[1] - first[1])
     assert first[1] > 0.1  # the shipped policy solves some: 0.43 of a large sample
-
-
-@each_engine
-def test_02_trains_and_its_records_agree(tmp_path, engine):
-    values = record(execute.execute("02_duet_tiny_cpu", tmp_path, SHORT_02 | {"engine": engine}, timeout=500))
-    check_tiny_run(values, engine)
 
 
 def check_local_run(values, engine):
@@ -427,7 +419,8 @@ def check_local_run(values, engine):
     assert values["change"][1] <= values["change"][0] <= values["change"][2]
 
 
-@each_engine
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_03_trains_a_tiny_model_on_local_problems(tmp_path, engine):
     check_local_run(record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": engine}, timeout=500)), engine)
 
