@@ -43,6 +43,10 @@ FIELD_ACTS = {
         f"{_ON_SERVER.condition}, and server_weight_sync other than 'nccl'",
     ),
     "audit_columns": Acts(lambda v: v.audit_log, "audit_log=True"),
+    "grad_norm_quantile": Acts(
+        lambda v: v.max_grad_norm > 0 and not v.deepspeed,
+        "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
+    ),
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
 
@@ -58,6 +62,7 @@ FIELD_RULES = {
     "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
+    "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""
@@ -183,6 +188,10 @@ class DUETGRPOConfig(GRPOConfig):
         "Weight of a reward of 1 for ending with an EOS, beside the reward functions; logged as "
         "rewards/ending_reward/mean. 0: none (paper).",
         default=0.0,
+    )
+    grad_norm_quantile: float | None = knob(
+        "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
+        "(paper)."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*

@@ -54,6 +54,7 @@ from .seams.watch import RunWatch
 from .seams.whole_checkpoint import resume_point, writing
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
+from .update.clipping import NormHistory
 
 
 class DUETGRPOTrainer(Publishing, Generating, Resuming):
@@ -125,6 +126,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
+        self.norms = None if args.grad_norm_quantile is None else NormHistory(args.grad_norm_quantile)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
@@ -327,6 +329,19 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
             self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
 
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
+        """Transformers' clipping, to the quantile where that is smaller than `max_grad_norm`."""
+        if self.norms is None:
+            return super()._clip_grad_norm(model)
+        stock = self.args.max_grad_norm
+        self.args.max_grad_norm = min(stock, self.norms.limit)
+        try:
+            norm = super()._clip_grad_norm(model)
+        finally:
+            self.args.max_grad_norm = stock
+        self.norms.add(float(norm))
+        return norm
+
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
         if self._own_rules:
@@ -362,11 +377,15 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)
         if checkpoint is not None:
-            read_state(Path(checkpoint), self.loop, self._identity)
+            state = read_state(Path(checkpoint), self._identity)
+            self.loop.load_state_dict(state)
+            if self.norms is not None:
+                self.norms.load_state_dict(state)
 
     def save_method_state(self, folder: Path) -> None:
         """Write what the method remembers into a folder, as every checkpoint has it."""
-        write_state(folder, self.loop, self._identity)
+        norms = {} if self.norms is None else self.norms.state_dict()
+        write_state(folder, self.loop.state_dict() | norms, self._identity)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -378,6 +397,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
             "max_completion_length": args.max_completion_length,
             "num_generations": args.num_generations,
             "seed": args.seed,
+            "grad_norm_quantile": args.grad_norm_quantile,
             **self.method.identity,
         }
 

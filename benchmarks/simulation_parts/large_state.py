@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from duet_trl.allocate.statistics import PromptStatistics
-from duet_trl.methods.method import Method
 from duet_trl.report.simulate import method_of
 from duet_trl.seams.checkpoint import ARRAYS_FILE, STATE_FILE, read_state, write_state
 from duet_trl.simulation.course import Course, peak_memory
@@ -25,21 +24,6 @@ BATCH, GENERATIONS, LIMIT = 128, 8, 3072
 FILLED = 100_000
 """Prompts that are filled in at a time."""
 STEPS = 40
-
-
-class Holder:
-    """What a checkpoint asks of the loop."""
-
-    def __init__(self, method: Method) -> None:
-        self.method = method
-
-    def state_dict(self) -> dict[str, Any]:
-        """As the loop's."""
-        return {"step": 1, "method": self.method.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """As the loop's."""
-        self.method.load_state_dict(state["method"])
 
 
 def statistics_of(method: Any) -> PromptStatistics:
@@ -71,7 +55,7 @@ def measure(name: str, num_prompts: int) -> dict[str, Any]:
     memory.append(peak_memory())
     with tempfile.TemporaryDirectory() as folder:
         begin = time.perf_counter(), time.process_time()
-        write_state(Path(folder), Holder(method), {})
+        write_state(Path(folder), method.state_dict(), {})
         write = time.perf_counter() - begin[0], time.process_time() - begin[1]
         memory.append(peak_memory())
         size = sum((Path(folder) / one).stat().st_size for one in (STATE_FILE, ARRAYS_FILE))
@@ -83,7 +67,7 @@ def measure(name: str, num_prompts: int) -> dict[str, Any]:
         wall = (time.perf_counter() - begin[0]) / STEPS
         del method, course.method
         begin = time.perf_counter(), 0.0
-        read_state(Path(folder), Holder(restored), {})
+        restored.load_state_dict(read_state(Path(folder), {}))
         read = time.perf_counter() - begin[0]
     return {
         "method": name,

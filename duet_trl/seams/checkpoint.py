@@ -9,30 +9,32 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from ..loop import Loop
-
 logger = logging.getLogger(__name__)
 
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
-VERSION = 4
+VERSION = 5
 """Goes up with every change of what a state holds."""
 
 _ARRAY = "__array__"
 
 
-def write_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
-    """Write the state of a run's method into a checkpoint folder: values as JSON, arrays as safetensors."""
+def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
+    """Write the state of a run into a checkpoint folder: values as JSON, arrays as safetensors."""
     arrays: dict[str, np.ndarray] = {}
-    state = {"version": VERSION, "identity": identity, **_without_arrays(loop.state_dict(), "", arrays)}
+    written = {"version": VERSION, "identity": identity, **_without_arrays(state, "", arrays)}
     folder.mkdir(parents=True, exist_ok=True)
     save_file(arrays, folder / ARRAYS_FILE)
     # Last: a folder that has it is whole.
-    (folder / STATE_FILE).write_text(json.dumps(state))
+    (folder / STATE_FILE).write_text(json.dumps(written))
 
 
-def read_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
-    """Restore the method from a checkpoint folder."""
+def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    """What `write_state` wrote.
+
+    Raises:
+        ValueError: If there is none, or it is of another version or configuration.
+    """
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
@@ -56,7 +58,7 @@ def read_state(folder: Path, loop: Loop, identity: dict[str, Any]) -> None:
             f"The state in {path} belongs to another configuration ({', '.join(differences)}). Resume with the "
             "configuration of the checkpoint, or start a new output_dir."
         )
-    loop.load_state_dict(_with_arrays(state, load_file(folder / ARRAYS_FILE)))
+    return _with_arrays(state, load_file(folder / ARRAYS_FILE))
 
 
 def leave_checkpoint(folder: Path, step: int, max_steps: int) -> None:
