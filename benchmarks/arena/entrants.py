@@ -72,12 +72,14 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
+CLIP = {"grad_norm_quantile": 0.5}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
 EVEN = {"allocate": False, **HISTORY, "advantage_cutoff": 0.5}
 """All of `duet_history` but its counts."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
+    Entrant("grpo_8_clip", "grpo", 1.0, CLIP, tuned_as="grpo_8"),
     Entrant("grpo_4", "grpo", 0.5),
     Entrant("grpo_2", "grpo", 0.25),
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
@@ -86,6 +88,7 @@ _ALL = (
     Entrant("duet", "duet", 0.5, ENDING, tuned_as="duet_history"),
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
+    Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),
