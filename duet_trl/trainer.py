@@ -36,6 +36,7 @@ from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.clipped import Clipped
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
@@ -54,10 +55,9 @@ from .seams.watch import RunWatch
 from .seams.whole_checkpoint import resume_point, writing
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
-from .update.clipping import NormHistory
 
 
-class DUETGRPOTrainer(Publishing, Generating, Resuming):
+class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -126,7 +126,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
-        self.norms = None if args.grad_norm_quantile is None else NormHistory(args.grad_norm_quantile)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
@@ -328,19 +327,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming):
         if self.audit is not None and self.accelerator.is_main_process:
             self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
-
-    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
-        """Transformers' clipping, to the quantile where that is smaller than `max_grad_norm`."""
-        if self.norms is None:
-            return super()._clip_grad_norm(model)
-        stock = self.args.max_grad_norm
-        self.args.max_grad_norm = min(stock, self.norms.limit)
-        try:
-            norm = super()._clip_grad_norm(model)
-        finally:
-            self.args.max_grad_norm = stock
-        self.norms.add(float(norm))
-        return norm
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
