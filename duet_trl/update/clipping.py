@@ -2,7 +2,7 @@
 """Gradients clipped to a quantile of their own norms (AutoClip: Seetharaman et al., arXiv 2007.14469).
 
 Late in training most rollouts are right and carry next to no advantage. What is left of a batch is a few failures,
-sometimes one, and a single unlikely token in it can make the gradient ten times as long as usual. Adam divides by a
+sometimes one, and a single unlikely token in it can make the gradient many times as long as usual. Adam divides by a
 long average and takes the whole of it. A fixed limit would have to be found anew for every model and divisor.
 """
 
