@@ -15,9 +15,9 @@ from benchmarks.arena.records import REPORT, START, TUNE, Run, read
 from benchmarks.arena.tuning import choose
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("grpo_8", "duet_2x2")
 UPDATES = {"grpo_8": 1, "duet_2x2": 4}
 """Of a batch: two passes, in two mini-batches each."""
+NAMES = tuple(UPDATES)
 WAY, WHOLE = Size(200, 2, greedy=False), Size(400, 4, greedy=True)
 
 
@@ -78,6 +78,7 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
         assert [m.generated_tokens for m in second.measurements] == pytest.approx([spent, spent + tokens[1]], rel=1e-3)
         costs = [*first.measurements, *second.measurements]
         assert all(a.seconds < b.seconds for a, b in zip(costs, costs[1:], strict=False))
+        assert costs[0].generated_tokens == pytest.approx(first.curves["duet/generated_tokens"][0], rel=1e-3)
         passes = updates // 2 or 1
         assert costs[0].trained_tokens == pytest.approx(passes * first.curves["duet/trained_tokens"][0], rel=1e-3)
         assert costs[0].trained_tokens > 0
@@ -96,6 +97,7 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
     # It ended with the first batch that reached the target.
     newest = [value for value in duet.curves["duet/generated_tokens"] if value is not None][-1]
     assert end.generated_tokens - newest < target
+    assert duet.measurements[0].step == 4
     assert {4, 16} <= {m.step for m in duet.measurements}  # at the reference's steps, and at its batches
     assert earlier.step < end.step
 
