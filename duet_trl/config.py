@@ -47,6 +47,7 @@ FIELD_ACTS = {
         lambda v: v.max_grad_norm > 0 and not v.deepspeed,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
     ),
+    "desired_kl": Acts(lambda v: v.num_iterations > 1, "num_iterations of at least 2: the second pass measures it"),
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
 
@@ -63,6 +64,7 @@ FIELD_RULES = {
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
     "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
+    "desired_kl": (lambda x: 0 < x < math.inf, "above 0, such as 5e-4; None leaves the learning rate alone; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""
@@ -192,6 +194,11 @@ class DUETGRPOConfig(GRPOConfig):
     grad_norm_quantile: float | None = knob(
         "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
         "(paper)."
+    )
+    desired_kl: float | None = knob(
+        "Mean KL divergence per token, nats, between the policy before the updates of a batch and in their second "
+        "pass: beyond twice of it the learning rate is divided by 1.25, below half of it multiplied, between 1/30 and "
+        "2 of the schedule. None: the schedule alone (paper)."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*

@@ -36,7 +36,6 @@ from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
-from .seams.clipped import Clipped
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
@@ -51,13 +50,14 @@ from .seams.resuming import Resuming, TrainingStopped
 from .seams.source import PromptSource
 from .seams.start import StartNotice
 from .seams.surrogate_check import check_surrogate
+from .seams.update_size import UpdateSize
 from .seams.watch import RunWatch
 from .seams.whole_checkpoint import resume_point, writing
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
+class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -311,6 +311,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
                 self._finish(step)
+        self.note_kl(inputs, self._captured_logps, position)
         self._captured_logps = None
         return loss
 
@@ -339,7 +340,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
         booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
         step.seconds["update"] += time.perf_counter() - started - booked
         if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            self._report(metrics.time_metrics(step.seconds))
+            self._report(metrics.time_metrics(step.seconds) | self.follow_kl())
         return loss
 
     def _report(self, values: dict[str, float]) -> None:
@@ -365,13 +366,11 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
         if checkpoint is not None:
             state = read_state(Path(checkpoint), self._identity)
             self.loop.load_state_dict(state)
-            if self.norms is not None:
-                self.norms.load_state_dict(state)
+            self.load_update_state(state)
 
     def save_method_state(self, folder: Path) -> None:
         """Write what the method remembers into a folder, as every checkpoint has it."""
-        norms = {} if self.norms is None else self.norms.state_dict()
-        write_state(folder, self.loop.state_dict() | norms, self._identity)
+        write_state(folder, self.loop.state_dict() | self.update_state(), self._identity)
 
     @property
     def _identity(self) -> dict[str, Any]:
@@ -384,6 +383,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, Clipped):
             "num_generations": args.num_generations,
             "seed": args.seed,
             "grad_norm_quantile": args.grad_norm_quantile,
+            "desired_kl": args.desired_kl,
             **self.method.identity,
         }
 

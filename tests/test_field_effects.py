@@ -60,6 +60,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("keep_probability", 0.05, {"method": "paper"}, {}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
     ("grad_norm_quantile", 0.5, {}, {"max_grad_norm": 0.0}),
+    ("desired_kl", 5e-4, {"num_iterations": 2}, {}),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),

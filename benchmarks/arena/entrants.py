@@ -73,6 +73,7 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
 CLIP = {"grad_norm_quantile": 0.5}
+KL = {"desired_kl": 5e-4}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
 EVEN = {"allocate": False, **HISTORY, "advantage_cutoff": 0.5}
@@ -89,6 +90,7 @@ _ALL = (
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
     Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
+    Entrant("duet_2x2_kl", "duet", 0.5, {**ENDING, **TWO, **KL}, tuned_as="duet_2x2", mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far an update may go: transformers' gradient clipping and learning rate, under the rules of `update/`."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from trl import GRPOTrainer
+
+from ..update.clipping import NormHistory
+from ..update.kl_rate import KLRate
+
+
+class UpdateSize(GRPOTrainer):
+    """The part of `DUETGRPOTrainer` that clips gradients and moves the learning rate."""
+
+    @cached_property
+    def norms(self) -> NormHistory | None:
+        """Norms of the gradients so far; None: they are clipped to max_grad_norm alone."""
+        quantile = self.args.grad_norm_quantile
+        return None if quantile is None else NormHistory(quantile)
+
+    @cached_property
+    def kl_rate(self) -> KLRate | None:
+        """What multiplies the learning rate; None: nothing."""
+        desired = self.args.desired_kl
+        return None if desired is None else KLRate(desired)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> torch.Tensor | float | None:
+        if self.norms is None:
+            return super()._clip_grad_norm(model)
+        stock = self.args.max_grad_norm
+        self.args.max_grad_norm = min(stock, self.norms.limit)
+        try:
+            norm = super()._clip_grad_norm(model)
+        finally:
+            self.args.max_grad_norm = stock
+        self.norms.add(float(norm))
+        return norm
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """transformers' schedule, times the factor of `kl_rate`."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if self.kl_rate is not None:
+            self.kl_rate.steer(scheduler)
+        return scheduler
+
+    def note_kl(self, inputs: dict[str, Any], logps: torch.Tensor, position: int) -> None:
+        """Note how far the rollouts of a micro-batch have moved since they were generated.
+
+        Args:
+            inputs (dict[str, Any]): The micro-batch.
+            logps (torch.Tensor): Log-probs of its tokens now, (B, T).
+            position (int): Micro-batches of this generation step before it, over all passes.
+        """
+        if (
+            self.kl_rate is not None and position >= self.args.steps_per_generation
+        ):  # the first pass is what moves them
+            self.kl_rate.note(logps - inputs["old_per_token_logps"], inputs["completion_mask"])
+
+    def follow_kl(self) -> dict[str, float]:
+        """After the last pass over a generation step: move the learning rate; the KL divergence, as a metric."""
+        if self.kl_rate is None:
+            return {}
+        sums = self.kl_rate.take().to(self.accelerator.device)
+        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return self.kl_rate.follow(total / tokens) if tokens else {}
+
+    def update_state(self) -> dict[str, Any]:
+        """What a checkpoint must hold of it."""
+        return {k: v for part in (self.norms, self.kl_rate) if part is not None for k, v in part.state_dict().items()}
+
+    def load_update_state(self, state: dict[str, Any]) -> None:
+        """Restore `update_state()`."""
+        for part in (self.norms, self.kl_rate):
+            if part is not None:
+                part.load_state_dict(state)
