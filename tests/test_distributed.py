@@ -12,6 +12,8 @@ from benchmarks.processes import fsdp_environment
 from duet_trl.methods import METHODS
 
 TESTS = Path(__file__).parent
+WINDOWS = {"steps_per_generation": 4, "num_iterations": 2}
+"""Four optimizer steps of each batch of rollouts."""
 
 
 def run(
@@ -36,7 +38,7 @@ def launch(processes: int, model: Path, output_dir: Path, script: str = "distrib
     "overrides",
     [
         {},
-        {"steps_per_generation": 4, "num_iterations": 2, "beta": 0.04, "mask_truncated_completions": True},
+        {**WINDOWS, "beta": 0.04, "mask_truncated_completions": True, "desired_kl": 1e-12},
         {"log_completions": True, "audit_log": True, "eval_strategy": "steps", "eval_steps": 2},
     ],
     ids=["default", "windows", "logs-and-evaluation"],
@@ -46,6 +48,8 @@ def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, ove
     first, second = launch(2, tiny_path, tmp_path, budget_fraction=0.86, **overrides)
     assert first["state"] == second["state"]
     assert first["weights"] == second["weights"]
+    assert first["divergences"] == second["divergences"]  # of the rows of both
+    assert any(first["divergences"]) == ("desired_kl" in overrides)
     assert first["moved"] > 1e-4
     assert first["samples"] == second["samples"]  # three prompts over two processes, known to both
     assert [len(row) for row in first["samples"]] == [1, 1, 1]
