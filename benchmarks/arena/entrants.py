@@ -90,7 +90,7 @@ _ALL = (
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
     Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
-    Entrant("duet_2x2_kl", "duet", 0.5, {**ENDING, **TWO, **KL}, tuned_as="duet_2x2", mini_batches=2),
+    Entrant("duet_2x2_kl", "duet", 0.5, {**ENDING, **TWO, **KL}, mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),
