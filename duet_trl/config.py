@@ -47,7 +47,11 @@ FIELD_ACTS = {
         lambda v: v.max_grad_norm > 0 and not v.deepspeed,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
     ),
-    "desired_kl": Acts(lambda v: v.num_iterations > 1, "num_iterations of at least 2: the second pass measures it"),
+    "desired_kl": Acts(
+        lambda v: v.num_iterations > 1 and v.gradient_accumulation_steps < v.steps_per_generation * v.num_iterations,
+        "num_iterations of at least 2, and gradient_accumulation_steps below steps_per_generation times it: the "
+        "passes behind the first update measure it",
+    ),
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
 
@@ -196,9 +200,9 @@ class DUETGRPOConfig(GRPOConfig):
         "(paper)."
     )
     desired_kl: float | None = knob(
-        "Mean KL divergence per token, nats, between the policy before the updates of a batch and in their second "
-        "pass: beyond twice of it the learning rate is divided by 1.25, below half of it multiplied, between 1/30 and "
-        "2 of the schedule. None: the schedule alone (paper)."
+        "Mean KL divergence per token, nats, between the policy before the updates of a batch and in the passes after "
+        "the first: beyond twice of it the learning rate is divided by 1.25, below half of it multiplied, between "
+        "1/30 and 2 of the schedule. None: the schedule alone (paper)."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*

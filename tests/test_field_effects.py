@@ -46,6 +46,7 @@ VARIANCE = {"allocation_objective": "variance"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
 BY_LENGTH = {"abort_rule": "length"}
+TWICE = {"num_iterations": 2}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
@@ -60,7 +61,8 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("keep_probability", 0.05, {"method": "paper"}, {}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
     ("grad_norm_quantile", 0.5, {}, {"max_grad_norm": 0.0}),
-    ("desired_kl", 5e-4, {"num_iterations": 2}, {}),
+    ("desired_kl", 5e-4, TWICE, {}),
+    ("desired_kl", 5e-4, TWICE, {**TWICE, "steps_per_generation": 2, "gradient_accumulation_steps": 4}),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),

@@ -54,9 +54,7 @@ class UpdateSize(GRPOTrainer):
             logps (torch.Tensor): Log-probs of its tokens now, (B, T).
             position (int): Micro-batches of this generation step before it, over all passes.
         """
-        if (
-            self.kl_rate is not None and position >= self.args.steps_per_generation
-        ):  # the first pass is what moves them
+        if self.kl_rate is not None and position >= self.args.steps_per_generation:  # the first pass moves them
             self.kl_rate.note(logps - inputs["old_per_token_logps"], inputs["completion_mask"])
 
     def follow_kl(self) -> dict[str, float]:
