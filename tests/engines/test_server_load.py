@@ -175,7 +175,7 @@ def test_4096_rollouts_at_once_and_nothing_for_strangers(server, tiny_gate, tmp_
         while in_flight(server) == 0:
             assert client.process.poll() is None, client.result()
         answers, most = asyncio.run(strangers(server, operations))
-        assert in_flight(server) > 0  # they came and went under load
+        assert most > 0  # they came under load; whether it outlasts them is up to the machine
         while client.process.poll() is None:
             most = max(most, in_flight(server))
         rollouts, growth_kib = client.result()
