@@ -68,7 +68,7 @@ FIELD_RULES = {
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
     "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
-    "desired_kl": (lambda x: 0 < x < math.inf, "above 0, such as 5e-4; None leaves the learning rate alone; got {}"),
+    "desired_kl": (lambda x: 0 < x < math.inf, "above 0, such as 0.1; None leaves the learning rate alone; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""
@@ -200,9 +200,9 @@ class DUETGRPOConfig(GRPOConfig):
         "(paper)."
     )
     desired_kl: float | None = knob(
-        "Mean KL divergence per token, nats, between the policy before the updates of a batch and in the passes after "
-        "the first: beyond twice of it the learning rate is divided by 1.25, below half of it multiplied, between "
-        "1/30 and 2 of the schedule. None: the schedule alone (paper)."
+        "Mean KL divergence of a rollout, nats, between the policy before the updates of a batch and in the passes "
+        "after the first, that the learning rate follows: multiplied by sqrt(desired_kl / measured), from 1/2 to "
+        "1.25 a batch, and from 1/30 to 4 of the schedule in all. None: the schedule alone (paper)."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*

@@ -232,7 +232,7 @@ BY_NAME = [
     ({"budget_fraction": float("nan")}, "budget_fraction must be in"),
     ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
     ({"grad_norm_quantile": 1.0}, r"grad_norm_quantile must be in \(0, 1\), such as 0.5; .*got 1.0"),
-    ({"desired_kl": 0.0, "num_iterations": 2}, "desired_kl must be above 0, such as 5e-4; .*got 0.0"),
+    ({"desired_kl": 0.0, "num_iterations": 2}, "desired_kl must be above 0, such as 0.1; .*got 0.0"),
     ({"budget_reading": "seconds"}, "budget_reading must be one of"),
     ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
     ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who competes: methods at their recommended budgets, with their authors' settings, and everything they share.
 
-The learning rate is tuned for each entrant and task (`tuning.py`). Everything else is the default of the method, or
-what its authors use beside it. All run through `DUETGRPOTrainer`.
+The learning rate is tuned for each entrant and task (`tuning.py`), but for `duet`, which finds its own. Everything
+else is the default of the method, or what its authors use beside it. All run through `DUETGRPOTrainer`.
 """
 
 from collections.abc import Mapping
@@ -25,6 +25,8 @@ FULL = 8
 """Rollouts per prompt at full budget."""
 BASE_RATE = 3e-4
 """Learning rate of which those that are tried are multiples (`profiles.Profile.factors`)."""
+STEERED_RATE = 3e-3
+"""Learning rate from which an entrant starts whose rate follows the KL divergence, on every task."""
 ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
 """Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
 
@@ -40,6 +42,7 @@ class Entrant:
         settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
         reward (str): `ANSWER`, or that of a control.
         tuned_as (str): Entrant whose learning rate it takes; its own name: it is tuned itself.
+        rate (float | None): Learning rate that it starts from on every task, without tuning; None: it is tuned.
         mini_batches (int): Optimizer steps that a batch of rollouts is split into, each over an equal part of it.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
             learns from the log-probs of all rollouts, or of all in the gradient, cannot do without them.
@@ -51,6 +54,7 @@ class Entrant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: str = ANSWER
     tuned_as: str = ""
+    rate: float | None = None
     mini_batches: int = 1
     lean: bool = True
 
@@ -73,11 +77,14 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
 CLIP = {"grad_norm_quantile": 0.5}
-KL = {"desired_kl": 5e-4}
+KL = {"desired_kl": 0.1}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
-EVEN = {"allocate": False, **HISTORY, "advantage_cutoff": 0.5}
-"""All of `duet_history` but its counts."""
+EVEN = {"allocate": False, "advantage_cutoff": 0.5}
+"""Counts alike, and all else as over a history."""
+STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3}
+"""Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; and an
+epsilon of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_8_clip", "grpo", 1.0, CLIP, tuned_as="grpo_8"),
@@ -86,14 +93,25 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, ENDING, tuned_as="duet_history"),
+    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    # `duet` but for its counts, and GRPO updated as `duet` is.
+    Entrant(
+        "duet_uniform",
+        "duet",
+        0.5,
+        {**ENDING, **STEERED, **EVEN, "advantage_baseline": "measured"},
+        rate=STEERED_RATE,
+        mini_batches=2,
+    ),
+    Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),
+    Entrant("grpo_8_steered", "grpo", 1.0, STEERED, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_1x1", "duet", 0.5, ENDING, tuned_as="duet_history"),
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
     Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
-    Entrant("duet_2x2_kl", "duet", 0.5, {**ENDING, **TWO, **KL}, mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVEN}, tuned_as="duet_history"),
+    Entrant("duet_history_uniform", "duet", 0.5, {**ENDING, **HISTORY, **EVEN}, tuned_as="duet_history"),
     Entrant("duet_choice", "duet", 0.5, {**ENDING, **HISTORY, **CHOICE}, tuned_as="duet_history"),
     Entrant("duet_quarter", "duet", 0.25, ENDING),
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),

@@ -32,6 +32,8 @@ CURVES = (
     "duet/seconds_generate",
     "duet/seconds_update",
     "duet/overhead_share",
+    "duet/update_kl",
+    "learning_rate",
     "completions/mean_length",
     "reward",
 )

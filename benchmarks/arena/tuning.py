@@ -49,13 +49,15 @@ def choose(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> fl
 
 def tuned_pairs(tasks: Iterable[str], entrants: Iterable[str]) -> list[tuple[str, str]]:
     """Tasks and entrants that are tuned so that these have their learning rates, each pair once."""
-    entrants = list(entrants)
-    pairs = ((TASKS[task].tuned_on or task, ENTRANTS[name].tuned_as) for task in tasks for name in entrants)
+    tuned = [ENTRANTS[name].tuned_as for name in entrants if ENTRANTS[name].rate is None]
+    pairs = ((TASKS[task].tuned_on or task, name) for task in tasks for name in tuned)
     return list(dict.fromkeys(pairs))
 
 
 def tuned_rate(runs: Iterable[Run], task: str, entrant: str, profile: Profile) -> float | None:
-    """The learning rate of a reported run: what `choose` says of the pair that is tuned for it."""
+    """The learning rate of a reported run: the entrant's own, or what `choose` says of the pair tuned for it."""
+    if (rate := ENTRANTS[entrant].rate) is not None:
+        return rate
     return choose(runs, *tuned_pairs([task], [entrant])[0], profile)
 
 

@@ -62,8 +62,8 @@ class UpdateSize(GRPOTrainer):
         if self.kl_rate is None:
             return {}
         sums = self.kl_rate.take().to(self.accelerator.device)
-        total, tokens = self.accelerator.reduce(sums, reduction="sum").tolist()
-        return self.kl_rate.follow(total / tokens) if tokens else {}
+        total, rollouts = self.accelerator.reduce(sums, reduction="sum").tolist()
+        return self.kl_rate.follow(total / rollouts) if rollouts else {}
 
     def update_state(self) -> dict[str, Any]:
         """What a checkpoint must hold of it."""

@@ -34,10 +34,12 @@ def test_every_method_of_the_package_competes() -> None:
     assert {entrant.method for entrant in ENTRANTS.values()} == METHODS.keys() - {"own"}
     assert next(iter(ENTRANTS)) == REFERENCE
     assert tuple(ENTRANTS)[-len(CONTROLS) :] == CONTROLS
-    borrowing = {*CONTROLS, "grpo_8_clip", "duet", "duet_2x2_clip", "duet_uniform", "duet_choice"}
+    borrowing = {*CONTROLS, "grpo_8_clip", "duet_1x1", "duet_2x2_clip", "duet_history_uniform", "duet_choice"}
     for name, entrant in ENTRANTS.items():
         assert (entrant.name, entrant.tuned_as == name) == (name, name not in borrowing)
         assert ENTRANTS[entrant.tuned_as].tuned_as == entrant.tuned_as
+        # Only what finds its rate by itself needs no tuning.
+        assert (entrant.rate is not None) == ("desired_kl" in entrant.settings)
 
 
 @EACH_ENTRANT
