@@ -145,7 +145,7 @@ class HalfAgree:
         return [first == second for first, second in pairs]
 
 
-def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool):
+def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool, **overrides):
     """A trainer after one step of an entrant's method; every method can learn from half of the prompts."""
     own = {"dapo": {"max_batches": 1}, "greso": {"max_batches": 1}}
     trainer = duet_trainer(
@@ -154,10 +154,10 @@ def one_step(entrant: Entrant, model: Path, folder: Path, lean: bool):
         rewards=HalfAgree(),
         method=entrant.method,
         method_kwargs=own.get(entrant.method, {}),
-        max_steps=1,
         optim="sgd",
         max_grad_norm=0.0,
         beta=0.0,
+        **{"max_steps": 1, **overrides},
     )
     if lean:
         leave_out_idle(trainer.method)
@@ -183,6 +183,14 @@ def test_a_lean_entrant_moves_and_remembers_as_its_method_does(method: str, tiny
     if method == "grpo":
         assert logged(lean, "duet/trained_tokens")[0] < 0.8 * logged(whole, "duet/trained_tokens")[0]
     check_equal(lean.method.state_dict(), whole.method.state_dict())
+
+
+def test_lean_grpo_shares_what_is_left_among_its_mini_batches(tiny_path: Path, tmp_path: Path) -> None:
+    # GRPO alone keeps its rows where TRL has them, which those that are left out would leave empty.
+    split = {"steps_per_generation": 2, "gradient_accumulation_steps": 1, "max_steps": 2}
+    lean = one_step(LEAN["grpo"], tiny_path, tmp_path, True, **split)
+    assert 0 < logged(lean, "duet/trained_tokens")[0] < 0.8 * logged(lean, "duet/generated_tokens")[0]
+    assert min(logged(lean, "grad_norm")) > 0
 
 
 def check_equal(first, second) -> None:
