@@ -40,6 +40,7 @@ SCRIPTS: dict[str, dict[str, str]] = {
     "docs/from_grpo.md": {},
     "docs/operations.md": {"max_steps=15": "max_steps=1", "max_completion_length=320": "max_completion_length=48"},
     "docs/own_task.md": {},
+    "docs/recipes.md": {'output_dir="out",': 'output_dir="out", use_cpu=True, bf16=False,'},
 }
 LANGUAGES = {"", "bash", "diff", "mermaid", "python", "yaml"}
 """Of every block; those without one are trees, formulas and what a command printed."""

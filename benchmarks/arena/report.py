@@ -152,7 +152,8 @@ def _rates_not_chosen(runs: Sequence[Run]) -> list[str]:
     for (task, name), rate in rates.items():
         chosen = tuned_rate(runs, task, name, PROFILES["full"])
         if chosen is not None and chosen != rate:
-            found.append(f"records: {task} {name} ran at {rate_text(rate)}, but tuning chose {rate_text(chosen)}")
+            says = "its rate is" if ENTRANTS[name].rate else "tuning chose"
+            found.append(f"records: {task} {name} ran at {rate_text(rate)}, but {says} {rate_text(chosen)}")
     return found
 
 

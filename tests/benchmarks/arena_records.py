@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Sequence
 
+from benchmarks.arena.entrants import ENTRANTS
 from benchmarks.arena.pace import CURVE, NOMINAL
 from benchmarks.arena.records import REPORT, START, TUNE, Measurement, Run
 
@@ -57,7 +58,7 @@ def run(
     task: str = "sums",
     steps: Sequence[int] = tuple(range(10, 81, 10)),
     horizon: int = 80,
-    learning_rate: float = 3e-4,
+    learning_rate: float | None = None,
     problems: int = 100,
     **costs: float,
 ) -> Run:
@@ -66,11 +67,13 @@ def run(
     Args:
         entrant (str): The entrant.
         accuracy (Callable[[int], float]): By step.
-        seed, task, horizon, learning_rate: As in `Run`.
+        seed, task, horizon, learning_rate: As in `Run`. None: the entrant's own, or 3e-4.
         steps (Sequence[int]): Measured ones.
         problems (int): On the way.
         costs: `tokens_per_step`, `seconds_per_step`, and `careful`.
     """
+    own = ENTRANTS[entrant].rate if entrant in ENTRANTS else None
+    learning_rate = learning_rate or own or 3e-4
     points = []
     for step in steps:
         full = step in (horizon, steps[-1])

@@ -31,8 +31,8 @@ def records(seeds: int = 2, duet: float = 0.6) -> list[Run]:
         runs.append(run("duet", line(duet - shift), seed, tokens_per_step=500, seconds_per_step=1.0, careful=0.3))
         runs.append(run("pods", line(0.5), seed, tokens_per_step=800, careful=0.2))
         runs.append(run("constant_grpo", line(0.38 + shift), seed, careful=0.1))
-    runs += [tuning_run("duet", rate, 32, value) for rate, value in ((1.5e-4, 0.4), (3e-4, 0.5), (6e-4, 0.45))]
-    return [*runs, tuning_run("duet", 3e-4, 80, 0.525), run("duet", line(0.6), task="products")]
+    runs += [tuning_run("grpo_8", rate, 32, value) for rate, value in ((1.5e-4, 0.4), (3e-4, 0.5), (6e-4, 0.45))]
+    return [*runs, tuning_run("grpo_8", 3e-4, 80, 0.525), run("duet", line(0.6), task="products")]
 
 
 def page(root: Path, text: str, name: str = "docs/performance.md") -> Path:
@@ -64,7 +64,7 @@ def test_the_leaderboard_by_hand():
     # tokens are 80 steps of duet and 50 of pods: 0.4625.
     assert list(found) == ["entrant", "duet", "grpo_8", "pods"]
     assert found["grpo_8"][:7] == ["1", "3e-4", "76k [-]", "100% [-]", "228 [-]", "100% [-]", "1 of 1"]
-    assert found["duet"][:7] == ["1", "3e-4", "38k [-]", "50% [-]", "114 [-]", "50% [-]", "1 of 1"]
+    assert found["duet"][:7] == ["1", "3e-3", "38k [-]", "50% [-]", "114 [-]", "50% [-]", "1 of 1"]
     assert found["duet"][7:] == ["0.600 [-]", "+0.000 [-]", "-"]
     assert found["pods"][2:7] == ["> 64k", "> 84%", "> 240", "> 105%", "0 of 1"]
 
@@ -102,7 +102,7 @@ def test_tuning_start_and_controls_by_hand():
     runs = records()
     assert rows(runs, "tuning sums") == {
         "entrant": ["1.5e-4, 32 batches", "3e-4, 32 batches", "6e-4, 32 batches", "3e-4, 80 batches", "chosen"],
-        "duet": ["0.400", "0.500", "0.450", "0.525", "3e-4"],
+        "grpo_8": ["0.400", "0.500", "0.450", "0.525", "3e-4"],
     }
     before = dict(zip(rows(runs, "start")["task"], rows(runs, "start")["sums"], strict=True))
     assert (before["mean@4"], before["pass@16"], before["entropy"], before["careful"]) == (
@@ -129,7 +129,7 @@ def test_the_report_of_partial_records(capsys: pytest.CaptureFixture[str], tmp_p
     found = json.loads((tmp_path / "outputs/bench/arena.json").read_text())
     assert found["environments"] == [{"hardware": {"cores": 2}, "versions": {"python": "3.11"}}]
     duet = found["tasks"]["sums"]["entrants"]["duet"]
-    assert (duet["seeds"], duet["learning_rate"]) == ([0, 1], 3e-4)
+    assert (duet["seeds"], duet["learning_rate"]) == ([0, 1], 3e-3)
     assert duet["generated_tokens_share"]["value"] == pytest.approx(0.5)
     assert duet["accuracy"]["value"] == pytest.approx(0.6)
     assert (tmp_path / "outputs/bench/arena/sums.png").stat().st_size > 10_000
@@ -172,7 +172,7 @@ def test_a_document_that_differs_is_named_with_line_quoted_and_computed(tmp_path
     path.write_text(path.read_text().replace("-->0.600<", "-->0.601<").replace("| 0.525 |", "| 0.535 |"))
     value, row = check_documents(findings_of(records()), tmp_path)
     assert value == "docs/performance.md:5: value sums duet accuracy_50: quoted '0.601', computed '0.600'"
-    assert row.startswith("docs/performance.md:11: tuning sums: quoted '| duet |")
+    assert row.startswith("docs/performance.md:11: tuning sums: quoted '| grpo_8 |")
     assert "| 0.535 |" in row.partition("computed")[0] and "| 0.525 |" in row.partition("computed")[2]
 
 
@@ -221,6 +221,8 @@ def test_a_rate_that_tuning_did_not_choose_is_named(tmp_path: Path):
     runs = [start("sums", 0.4), run("grpo_8", line(0.6))]
     runs += [tuning_run("grpo_8", rate, horizon, value) for (rate, horizon), value in values.items()]
     assert check_documents(findings_of(runs), tmp_path) == ["records: sums grpo_8 ran at 3e-4, but tuning chose 6e-4"]
+    runs = [one for one in records() if one.entrant != "duet"] + [run("duet", line(0.6), learning_rate=3e-4)]
+    assert check_documents(findings_of(runs), tmp_path) == ["records: sums duet ran at 3e-4, but its rate is 3e-3"]
 
 
 def test_the_documents_quote_the_committed_records() -> None:
