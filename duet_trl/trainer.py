@@ -121,7 +121,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
-        self._may_keep_order = train_rows.keeps_order(self.method.plain, args, self.aux_loss_enabled)
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
@@ -227,7 +226,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     def _train_rows(self, step: StepRecord) -> dict[str, Any]:
         started = time.perf_counter()
         # Where some rollouts get no forward pass, the others move up.
-        self._keeps_order = self._may_keep_order and bool(step.judgement.in_gradient.all())
+        plain = self.method.plain and bool(step.judgement.in_gradient.all())
+        self._keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
         train_rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
         train_rows.count_tokens(step, self.mask_truncated_completions)
         process = self.accelerator.process_index

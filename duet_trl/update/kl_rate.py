@@ -8,9 +8,9 @@ few failures that agree with each other, and the rate that was right at the star
 
 A small divergence grows with the square of the rate, so the rate is multiplied by the root of what is desired over
 what was found. It rises slowly: a batch of which little is trained moves the policy little at any rate, and the next
-may have more. It falls fast. The divergence is that of whole rollouts, a sum over their
-tokens: a policy whose solutions are five times as long moves its distribution over solutions as far as before when
-each token moves a fifth as far.
+may have more. It falls fast. The divergence is that of whole rollouts, a sum over their tokens: a policy whose
+solutions are five times as long moves its distribution over solutions as far as before when each token moves a fifth
+as far.
 """
 
 import math

@@ -58,6 +58,10 @@ def test_a_batch_that_moves_nothing_changes_nothing_and_one_without_end_lowers_t
     restored = KLRate(0.1)
     restored.load_state_dict(rate.state_dict())
     assert restored.factor == rate.factor
+    for divergence, bound in ((1e-9, HIGHEST), (math.inf, LOWEST), (1e-9, HIGHEST), (math.nan, LOWEST)):
+        for _ in range(100):
+            rate.follow(divergence)
+        assert rate.factor == bound
 
 
 def test_a_schedule_is_multiplied_once_and_one_that_cannot_be_is_refused():
