@@ -47,6 +47,17 @@ FIELD_ACTS = {
         lambda v: v.max_grad_norm > 0 and not v.deepspeed,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
     ),
+    "old_logps": Acts(
+        lambda v: (
+            v.use_vllm
+            and (
+                v.vllm_importance_sampling_correction
+                or v.gradient_accumulation_steps % (v.steps_per_generation * v.num_iterations) != 0
+            )
+        ),
+        "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_correction, "
+        "num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
+    ),
     "desired_kl": Acts(
         lambda v: v.num_iterations > 1 and v.gradient_accumulation_steps < v.steps_per_generation * v.num_iterations,
         "num_iterations of at least 2, and gradient_accumulation_steps below steps_per_generation times it: the "
@@ -61,6 +72,7 @@ FIELD_RULES = {
     "num_rollouts_max": at_least(1),
     "max_rollouts": at_least(1),
     "grace_window": at_least(0),
+    "old_logps": one_of("trainer", "engine"),
     "budget_reading": one_of("rollouts", "reference", "tokens"),
     "server_weight_sync": one_of("nccl", "disk"),
     "scale_rewards": one_of("group", "batch", "none"),
@@ -203,6 +215,10 @@ class DUETGRPOConfig(GRPOConfig):
         "Mean KL divergence of a rollout, nats, between the policy before the updates of a batch and in the passes "
         "after the first, that the learning rate follows: multiplied by sqrt(desired_kl / measured), from 1/2 to "
         "1.25 a batch, and from 1/30 to 4 of the schedule in all. None: the schedule alone (paper)."
+    )
+    old_logps: str | None = knob(
+        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
+        "batch (TRL's way), or 'engine', those that vLLM drew the tokens with, without one. None: 'trainer'."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
@@ -354,4 +370,10 @@ class DUETGRPOConfig(GRPOConfig):
                 f"{self.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the "
                 "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
                 "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
+            )
+        if self.old_logps == "engine" and truncated:
+            raise ValueError(
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} with old_logps='engine': the sampler's "
+                "log-probs are renormalised inside the nucleus, and the ratio would be that of two distributions. Use "
+                "old_logps='trainer', or sample with top_p=1."
             )

@@ -225,6 +225,7 @@ def test_by_price_the_coin_is_no_field(tmp_path):
     assert config(tmp_path, abort_rule="length").keep_probability == 0.05
 
 
+TOKEN_LEVEL = {"vllm_importance_sampling_mode": "token_truncate"}
 BY_NAME = [
     ({"method": "ppo"}, r"method must be one of \[.*'dapo', 'duet', .*got 'ppo'"),
     ({"budget_fraction": 0.0}, r"budget_fraction must be in \(0, 1\].*; got 0.0"),
@@ -233,6 +234,8 @@ BY_NAME = [
     ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
     ({"grad_norm_quantile": 1.0}, r"grad_norm_quantile must be in \(0, 1\), such as 0.5; .*got 1.0"),
     ({"desired_kl": 0.0, "num_iterations": 2}, "desired_kl must be above 0, such as 0.1; .*got 0.0"),
+    ({"old_logps": "vllm", "use_vllm": True}, "old_logps must be one of"),
+    ({"old_logps": "engine", "use_vllm": True, "top_p": 0.9, **TOKEN_LEVEL}, "top_p=0.9, .*old_logps='engine'.*Use"),
     ({"budget_reading": "seconds"}, "budget_reading must be one of"),
     ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
     ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),

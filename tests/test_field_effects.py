@@ -47,6 +47,7 @@ NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
 BY_LENGTH = {"abort_rule": "length"}
 TWICE = {"num_iterations": 2}
+PLAIN_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": False}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
@@ -63,6 +64,8 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("grad_norm_quantile", 0.5, {}, {"max_grad_norm": 0.0}),
     ("desired_kl", 0.1, TWICE, {}),
     ("desired_kl", 0.1, TWICE, {**TWICE, "steps_per_generation": 2, "gradient_accumulation_steps": 4}),
+    ("old_logps", "engine", {"use_vllm": True}, {}),
+    ("old_logps", "engine", {**TWICE, **PLAIN_VLLM}, PLAIN_VLLM),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from trl.trainer.utils import pad
 
 from ..config import DUETGRPOConfig
 from ..exchange import Exchange
@@ -18,6 +20,24 @@ class ReplayBatch:
 
     generated: tuple
     rewards_per_func: torch.Tensor
+
+    def sampled_logps(self, multiple: int | None) -> torch.Tensor:
+        """Log-probs that the tokens were drawn with, padded as TRL pads completions, shape (B, C); nan: not known.
+
+        Args:
+            multiple (int | None): Of which the width is one, as in `pad_to_multiple_of`.
+
+        Raises:
+            ValueError: If the engine gave none.
+        """
+        logprobs = self.generated[4]
+        if logprobs is None:
+            raise ValueError(
+                "old_logps='engine' needs an engine that returns the log-probs of its tokens, and this one returned "
+                "none. Use old_logps='trainer'"
+            )
+        rows = [torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float32) for row in logprobs]
+        return pad(rows, 0.0, padding_side="right", pad_to_multiple_of=multiple)
 
 
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:

@@ -16,6 +16,11 @@ class UpdateSize(GRPOTrainer):
     """The part of `DUETGRPOTrainer` that clips gradients and moves the learning rate."""
 
     @cached_property
+    def _unmoved(self) -> dict[int, torch.Tensor]:
+        """Log-probs of the first optimizer step's micro-batches before it, by micro-batch."""
+        return {}
+
+    @cached_property
     def norms(self) -> NormHistory | None:
         """Norms of the gradients so far; None: they are clipped to max_grad_norm alone."""
         quantile = self.args.grad_norm_quantile
@@ -49,18 +54,27 @@ class UpdateSize(GRPOTrainer):
     def note_kl(self, inputs: dict[str, Any], logps: torch.Tensor, position: int) -> None:
         """Note how far the rollouts of a micro-batch have moved since they were generated.
 
+        Those of the first optimizer step pass the model before it moves, so the first pass tells where they started,
+        in the trainer's own arithmetic: an engine's log-probs would add its rounding to every token.
+
         Args:
             inputs (dict[str, Any]): The micro-batch.
             logps (torch.Tensor): Log-probs of its tokens now, (B, T).
             position (int): Micro-batches of this generation step before it, over all passes.
         """
-        if self.kl_rate is not None and position >= self.args.steps_per_generation:  # the first pass moves them
-            self.kl_rate.note(logps - inputs["old_per_token_logps"], inputs["completion_mask"])
+        chunk = position % self.args.steps_per_generation
+        if self.kl_rate is None or chunk >= self.args.gradient_accumulation_steps:
+            return
+        if position == chunk:
+            self._unmoved[chunk] = logps
+        else:
+            self.kl_rate.note(logps - self._unmoved[chunk], inputs["completion_mask"])
 
     def follow_kl(self) -> dict[str, float]:
         """After the last pass over a generation step: move the learning rate; the KL divergence, as a metric."""
         if self.kl_rate is None:
             return {}
+        self._unmoved.clear()
         sums = self.kl_rate.take().to(self.accelerator.device)
         total, rollouts = self.accelerator.reduce(sums, reduction="sum").tolist()
         return self.kl_rate.follow(total / rollouts) if rollouts else {}
