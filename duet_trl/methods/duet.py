@@ -83,7 +83,7 @@ class Duet(Method):
         )
         trained = ~masked
         if self.options.drop_zero_advantage:
-            cutoff = self.options.advantage_cutoff
+            cutoff = np.where(advantages < 0, self.options.failure_cutoff, self.options.advantage_cutoff)
             if self.options.small_advantages == "sample":
                 sampled, factor = sampled_advantages(advantages, cutoff, self._uniforms(done))
                 weight = weight * factor
