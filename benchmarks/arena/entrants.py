@@ -25,7 +25,7 @@ FULL = 8
 """Rollouts per prompt at full budget."""
 BASE_RATE = 3e-4
 """Learning rate of which those that are tried are multiples (`profiles.Profile.factors`)."""
-STEERED_RATE = 3e-3
+STEERED_RATE = 1e-3
 """Learning rate from which an entrant starts whose rate follows the KL divergence, on every task."""
 ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
 """Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
@@ -82,9 +82,15 @@ SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
 EVEN = {"allocate": False, "advantage_cutoff": 0.5}
 """Counts alike, and all else as over a history."""
-STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3}
-"""Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; and an
-epsilon of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise."""
+STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3, "old_logps": "engine"}
+"""Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; an epsilon
+of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise; and the
+engine's log-probs as those before the updates, which saves a forward pass."""
+RARER = {"failure_cutoff": 1.7}
+"""Failures are trained where at least three in four succeed, as successes are, with the cutoff of 0.5 that `duet` has
+for all, where at most four in five do: mostly what is rarer."""
+EVENLY = {**STEERED, **RARER, **EVEN, "advantage_baseline": "measured"}
+UNGATED = {"trim": False, "abort": False}
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_8_clip", "grpo", 1.0, CLIP, tuned_as="grpo_8"),
@@ -93,16 +99,12 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
-    # `duet` but for its counts, and GRPO updated as `duet` is.
-    Entrant(
-        "duet_uniform",
-        "duet",
-        0.5,
-        {**ENDING, **STEERED, **EVEN, "advantage_baseline": "measured"},
-        rate=STEERED_RATE,
-        mini_batches=2,
-    ),
+    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED, **RARER}, rate=STEERED_RATE, mini_batches=2),
+    # `duet` but for one part each: failures trained like successes, even counts, then no gate either.
+    Entrant("duet_failures", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVENLY}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_ungated", "duet", 0.5, {**EVENLY, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
+    # GRPO updated as `duet` is.
     Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),
     Entrant("grpo_8_steered", "grpo", 1.0, STEERED, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_1x1", "duet", 0.5, ENDING, tuned_as="duet_history"),
@@ -158,11 +160,13 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
         dict[str, Any]: Keyword arguments. Micro-batches hold at most 32 rollouts, and no more than a mini-batch has.
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
-    if "grace_window" in METHODS[entrant.method].reads:
+    reads = METHODS[entrant.method].reads
+    gated = not UNGATED.items() <= entrant.settings.items()
+    if gated and "grace_window" in reads:
         shared |= {"grace_window": GRACE_WINDOW}
     if entrant.method == "paper":
         shared |= REFITS
-    if "marker" not in METHODS[entrant.method].reads:
+    if not gated or "marker" not in reads:
         shared.pop("marker")
     own = budget_fields(entrant.method, entrant.budget, FULL)
     rollouts = PROMPTS_PER_STEP * own["num_generations"]
