@@ -38,7 +38,6 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
     assert {name for name, value in chosen.items() if value is None} <= {
         "advantage_baseline",
         "advantage_cutoff",
-        "failure_cutoff",
         "drop_zero_advantage",
     }
     for name, value in chosen.items():
@@ -46,8 +45,8 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 0.5, 0.5, True),
-    "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, 0.0, False),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 0.5, True),
+    "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
 
@@ -64,7 +63,6 @@ def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, m
         options.abort_rule,
         options.advantage_baseline,
         options.advantage_cutoff,
-        options.failure_cutoff,
         options.drop_zero_advantage,
     )
     assert found == CHOSEN[method]
@@ -288,7 +286,7 @@ BY_OPTION = [
     ({"abort_rule": "quantile"}, r"abort_rule must be one of \['price', 'length'\], got 'quantile'"),
     ({"answer_memory": 1}, "answer_memory must be an integer of at least 2"),
     ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
-    ({"failure_cutoff": -0.1}, "failure_cutoff must be at least 0.*; got -0.1"),
+    ({"failure_weight": -0.1}, "failure_weight must be at least 0.*; got -0.1"),
     ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
     ({"abort_rule": "length", "poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
     ({"method": "paper", "abort_quantile": 1.2}, r"abort_quantile must be in \(0, 1\]; got 1.2"),

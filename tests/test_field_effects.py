@@ -114,9 +114,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
     ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
     ("small_advantages", "sample", {}, {"beta": 0.01}),
-    ("failure_cutoff", 1.5, {}, {"beta": 0.01}),
     ("small_advantages", "drop", {"advantage_cutoff": 0.1}, {"advantage_cutoff": 0.0}),
-    ("small_advantages", "drop", {"advantage_cutoff": 0.0, "failure_cutoff": 1.0}, {"advantage_cutoff": 0.0}),
 ]
 
 

@@ -68,6 +68,7 @@ class Duet(Method):
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
         advantages = self._advantages(done)
+        advantages = np.where(advantages < 0, self.options.failure_weight * advantages, advantages)
         propensity = self.gate.propensity(done.replay.outcome)
         masked, applied = done.aborted, propensity
         if self._trains_aborted:
@@ -83,7 +84,7 @@ class Duet(Method):
         )
         trained = ~masked
         if self.options.drop_zero_advantage:
-            cutoff = np.where(advantages < 0, self.options.failure_cutoff, self.options.advantage_cutoff)
+            cutoff = self.options.advantage_cutoff
             if self.options.small_advantages == "sample":
                 sampled, factor = sampled_advantages(advantages, cutoff, self._uniforms(done))
                 weight = weight * factor

@@ -205,15 +205,15 @@ class DuetOptions(Options):
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
     )
-    failure_cutoff: float | None = option(
-        "advantage_cutoff of rollouts below their baseline. None: advantage_cutoff.",
-        unit="standard deviations",
-        paper=None,
-        rule=(lambda x: 0 <= x < math.inf, "at least 0; None for advantage_cutoff; got {}"),
+    failure_weight: float = option(
+        "Factor on the advantages of rollouts below their baseline, before advantage_cutoff looks at them. 1: as they "
+        "are. 0: only successes are trained.",
+        1.0,
+        rule=(lambda x: 0 <= x < math.inf, "at least 0; 1 leaves advantages alone; got {}"),
     )
     small_advantages: str = option(
-        "Rollouts below their cutoff. 'sample': trained with probability |advantage| / cutoff, and weighed by the "
-        "inverse, so that the expected gradient is that of all. 'drop': not trained.",
+        "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and "
+        "weighed by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
         "drop",
         rule=one_of("drop", "sample"),
     )
@@ -258,10 +258,9 @@ ACTS = {
     "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-    "failure_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
     "small_advantages": Acts(
-        lambda v: v.drop_zero_advantage and max(v.advantage_cutoff, v.failure_cutoff) > 0,
-        "drop_zero_advantage=True and advantage_cutoff or failure_cutoff above 0",
+        lambda v: v.drop_zero_advantage and v.advantage_cutoff > 0,
+        "drop_zero_advantage=True and advantage_cutoff above 0",
     ),
     "surrogate_file": Acts(
         lambda v: _BY_VARIANCE.when(v) and v.surrogate == "ridge",
@@ -282,7 +281,7 @@ ACTS = {
 
 
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
-    """Decide what follows from other fields: four options, and `num_rollouts_min` of the configuration, in place."""
+    """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place."""
     recommended = config.method != "paper"
     if options.advantage_baseline is None:
         # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
@@ -295,8 +294,6 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         fits = config.scale_rewards != "none" and options.allocation_objective == "mixed"
         small = {"drop": 0.5, "sample": 1.0}[options.small_advantages]
         options = replace(options, advantage_cutoff=small if options.advantage_baseline != "group" and fits else 0.0)
-    if options.failure_cutoff is None:
-        options = replace(options, failure_cutoff=options.advantage_cutoff)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1

@@ -44,9 +44,7 @@ def rollout_weights(
     return ~np.asarray(aborted, dtype=bool) / (per_prompt[group] * np.asarray(propensity, dtype=np.float64))
 
 
-def sampled_advantages(
-    advantages: np.ndarray, cutoff: float | np.ndarray, uniforms: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def sampled_advantages(advantages: np.ndarray, cutoff: float, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Which rollouts are trained, with probability min(1, |A| / cutoff), and the factor that makes up for the others.
 
     A rollout below the cutoff that is trained has advantage A * factor = +-cutoff, so the expected gradient is that of
@@ -55,7 +53,7 @@ def sampled_advantages(
 
     Args:
         advantages (np.ndarray): A, shape (N,).
-        cutoff (float | np.ndarray): In units of A, >= 0, of all or of each; 0 trains all whose advantage is not 0.
+        cutoff (float): In units of A, >= 0; 0 trains all whose advantage is not 0.
         uniforms (np.ndarray): Independent numbers in [0, 1), shape (N,).
 
     Returns:

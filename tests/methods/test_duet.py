@@ -248,21 +248,22 @@ def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor
     np.testing.assert_array_equal(judgement.weight, 1.0)
 
 
-@pytest.mark.parametrize("small", ["drop", "sample"])
-def test_failures_have_a_cutoff_of_their_own(tmp_path, small):
-    cutoffs = {"advantage_cutoff": 0.5, "failure_cutoff": 1.5, "small_advantages": small}
-    unit, of = duet(tmp_path, **cutoffs), prompts(KEYS[:8], 1)
+def test_failures_weigh_less_and_the_cutoff_looks_at_what_is_left_of_them(tmp_path):
     # Half right: 1.3 either way. Three of four right: 0.8 for those, -2.3 for the other.
     rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
-    judgement = unit.judge(done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards))
+    found = {}
+    for weight in (1.0, 0.3, 0.0):
+        unit, of = duet(tmp_path, advantage_cutoff=0.5, failure_weight=weight), prompts(KEYS[:8], 1)
+        found[weight] = unit.judge(done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards))
     right, often = rewards == 1, np.arange(32) >= 16
-    assert judgement.in_gradient[right | often].all() and judgement.in_divisor.all()
-    others = ~right & ~often
-    assert (np.abs(judgement.advantages[others]) < 1.5).all()
-    trained = judgement.in_gradient[others]
-    assert trained.any() == (small == "sample") and not trained.all()
-    weighted = (judgement.weight * judgement.advantages)[others][trained]
-    np.testing.assert_allclose(weighted, -1.5)
+    for weight, judgement in found.items():
+        whole = found[1.0].advantages
+        np.testing.assert_allclose(judgement.advantages, np.where(whole < 0, weight * whole, whole))
+        np.testing.assert_array_equal(judgement.in_gradient, np.abs(judgement.advantages) >= 0.5)
+        assert judgement.in_divisor.all()
+    assert found[1.0].in_gradient.all()
+    np.testing.assert_array_equal(found[0.3].in_gradient, right | often)
+    np.testing.assert_array_equal(found[0.0].in_gradient, right)
 
 
 def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
