@@ -25,7 +25,7 @@ FULL = 8
 """Rollouts per prompt at full budget."""
 BASE_RATE = 3e-4
 """Learning rate of which those that are tried are multiples (`profiles.Profile.factors`)."""
-STEERED_RATE = 1e-3
+STEERED_RATE = 2e-3
 """Learning rate from which an entrant starts whose rate follows the KL divergence, on every task."""
 ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
 """Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
@@ -77,7 +77,7 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
 CLIP = {"grad_norm_quantile": 0.5}
-KL = {"desired_kl": 0.1}
+KL = {"desired_kl": 0.05}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
 EVEN = {"allocate": False, "advantage_cutoff": 0.5}
