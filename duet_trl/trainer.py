@@ -103,7 +103,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None
         self._captured_logps: torch.Tensor | None = None
-        self._sampled_logps: torch.Tensor | None = None  # of the batch that TRL is about to score
         self._loss_inputs: dict[str, Any] | None = None
         with backend.construction(self):
             super().__init__(
@@ -236,13 +235,11 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
             step, self.exchange, process, self.eos_token_ids[0], self.mask_truncated_completions
         )
         step.seconds["overhead"] += time.perf_counter() - started
-        if self.args.old_logps == "engine":
-            self._sampled_logps = self._replay.sampled_logps(self.pad_to_multiple_of).to(self.accelerator.device)
         try:
-            with self._ungrouped():
+            with self._ungrouped(), self.old_logps_of(self._replay):
                 output = super()._generate_and_score_completions(inputs)
         finally:
-            self._replay = self._sampled_logps = None
+            self._replay = None
         train_rows.weigh(step, output, process)
         if self.aux_loss_enabled:
             train_rows.hide_padding(output, self.args.steps_per_generation)
@@ -283,9 +280,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     # ---- Seams: loss --------------------------------------------------------------------------------------------
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        if self._sampled_logps is not None:  # TRL asks for those before the updates first
-            known, self._sampled_logps = self._sampled_logps, None
-            return known, None, None
         output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         self._captured_logps = output[0].detach()
         if self._loss_inputs is not None:  # TRL reads the advantages next

@@ -28,7 +28,7 @@ from ..gate.coins import occurrence, uniforms
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import MeasuredWeights, Weights, history_advantages
+from ..update.baseline import MeasuredWeights, Weights, history_advantages, weigh_failures
 from ..update.importance import rollout_weights, sampled_advantages, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
@@ -67,8 +67,7 @@ class Duet(Method):
 
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
-        advantages = self._advantages(done)
-        advantages = np.where(advantages < 0, self.options.failure_weight * advantages, advantages)
+        advantages = weigh_failures(self._advantages(done), self.options.failure_weight)
         propensity = self.gate.propensity(done.replay.outcome)
         masked, applied = done.aborted, propensity
         if self._trains_aborted:

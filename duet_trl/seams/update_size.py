@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far an update may go: transformers' gradient clipping and learning rate, under the rules of `update/`."""
+"""How far an update may go: transformers' gradient clipping and learning rate, under the rules of `update/`, and the
+log-probs from which TRL measures how far it went."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -10,10 +13,29 @@ from trl import GRPOTrainer
 
 from ..update.clipping import NormHistory
 from ..update.kl_rate import KLRate
+from .train_rows import ReplayBatch
 
 
 class UpdateSize(GRPOTrainer):
-    """The part of `DUETGRPOTrainer` that clips gradients and moves the learning rate."""
+    """The part of `DUETGRPOTrainer` that clips gradients, moves the learning rate and knows where updates began."""
+
+    _sampled_logps: torch.Tensor | None = None  # of the rows that TRL is about to score
+
+    @contextmanager
+    def old_logps_of(self, batch: ReplayBatch) -> Iterator[None]:
+        """While TRL makes rows of a batch: what it takes for the log-probs before the updates (`old_logps`)."""
+        if self.args.old_logps == "engine":
+            self._sampled_logps = batch.sampled_logps(self.pad_to_multiple_of).to(self.accelerator.device)
+        try:
+            yield
+        finally:
+            self._sampled_logps = None
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        if self._sampled_logps is None:
+            return super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        known, self._sampled_logps = self._sampled_logps, None  # a reference model is asked after them
+        return known, None, None
 
     @cached_property
     def _unmoved(self) -> dict[int, torch.Tensor]:

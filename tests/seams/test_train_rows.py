@@ -55,3 +55,15 @@ def test_a_chunk_of_padding_rows_keeps_one_column():
     full = chunk([(1, 1)], 3, 3)
     full["completion_mask"].zero_()
     assert trim_columns(full, None)["completion_ids"].shape == (1, 1)
+
+
+def test_the_log_probs_that_tokens_were_drawn_with_are_padded_like_completions():
+    columns = [None] * 4
+    batch = train_rows.ReplayBatch((*columns, [[-0.5, None, -2.0], [-1.0]], {}, None, []), torch.zeros(2, 1))
+    for multiple, width in ((None, 3), (4, 4)):
+        found = batch.sampled_logps(multiple)
+        assert found.shape == (2, width) and found.dtype == torch.float32
+        assert found[0, [0, 2]].tolist() == [-0.5, -2.0] and found[0, 1].isnan()
+        assert found[1].tolist() == [-1.0] + [0.0] * (width - 1)
+    with pytest.raises(ValueError, match="an engine that returns the log-probs .* Use old_logps='trainer'"):
+        train_rows.ReplayBatch((*columns, None, {}, None, []), torch.zeros(2, 1)).sampled_logps(None)

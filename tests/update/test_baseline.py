@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from duet_trl.allocate.statistics import PromptStatistics, RewardHistory
 from duet_trl.update.advantages import EPSILON
-from duet_trl.update.baseline import ERROR_MEMORY, WEIGHTS, MeasuredWeights, Weights, history_advantages
+from duet_trl.update.baseline import (
+    ERROR_MEMORY,
+    WEIGHTS,
+    MeasuredWeights,
+    Weights,
+    history_advantages,
+    weigh_failures,
+)
 
 NAN = float("nan")
 SCALES = ("group", "batch", "none")
@@ -262,6 +269,20 @@ def test_with_nothing_remembered_the_expected_update_is_the_gradient_from_two_ro
     for num_rollouts in (2, 3):
         found, probability = estimates(num_rollouts, NOTHING)
         np.testing.assert_allclose(probability @ found, num_rollouts * GRADIENT, atol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("num_rollouts", [2, 4])
+def test_failures_of_any_weight_leave_the_gradient_of_a_success_rate_its_direction(num_rollouts, weight):
+    actions, probability = outcomes(num_rollouts)
+    right = np.array([1.0, 0.0, 0.0])
+    success, gradient = POLICY @ right, (POLICY * right) @ SCORE
+    for seen, remembered in ((NOTHING, None), (history((2, 0.7, 0.7), pool=(0.4, 0.4)), 2 * 0.7 + 0.4)):
+        rows = [weigh_failures(advantages(right[drawn], seen), weight) @ SCORE[drawn] for drawn in actions]
+        others = num_rollouts - 1
+        baseline = success if remembered is None else (remembered + others * success) / (3 + others)
+        length = num_rollouts * (1 - baseline + weight * baseline)
+        np.testing.assert_allclose(probability @ np.array(rows), length * gradient, atol=1e-12)
 
 
 def test_prompts_of_one_batch_do_not_bias_each_other():
