@@ -64,7 +64,7 @@ def test_the_leaderboard_by_hand():
     # tokens are 80 steps of duet and 50 of pods: 0.4625.
     assert list(found) == ["entrant", "duet", "grpo_8", "pods"]
     assert found["grpo_8"][:7] == ["1", "3e-4", "76k [-]", "100% [-]", "228 [-]", "100% [-]", "1 of 1"]
-    assert found["duet"][:7] == ["1", "3e-3", "38k [-]", "50% [-]", "114 [-]", "50% [-]", "1 of 1"]
+    assert found["duet"][:7] == ["1", "2e-3", "38k [-]", "50% [-]", "114 [-]", "50% [-]", "1 of 1"]
     assert found["duet"][7:] == ["0.600 [-]", "+0.000 [-]", "-"]
     assert found["pods"][2:7] == ["> 64k", "> 84%", "> 240", "> 105%", "0 of 1"]
 
@@ -129,7 +129,7 @@ def test_the_report_of_partial_records(capsys: pytest.CaptureFixture[str], tmp_p
     found = json.loads((tmp_path / "outputs/bench/arena.json").read_text())
     assert found["environments"] == [{"hardware": {"cores": 2}, "versions": {"python": "3.11"}}]
     duet = found["tasks"]["sums"]["entrants"]["duet"]
-    assert (duet["seeds"], duet["learning_rate"]) == ([0, 1], 3e-3)
+    assert (duet["seeds"], duet["learning_rate"]) == ([0, 1], 2e-3)
     assert duet["generated_tokens_share"]["value"] == pytest.approx(0.5)
     assert duet["accuracy"]["value"] == pytest.approx(0.6)
     assert (tmp_path / "outputs/bench/arena/sums.png").stat().st_size > 10_000
@@ -222,7 +222,7 @@ def test_a_rate_that_tuning_did_not_choose_is_named(tmp_path: Path):
     runs += [tuning_run("grpo_8", rate, horizon, value) for (rate, horizon), value in values.items()]
     assert check_documents(findings_of(runs), tmp_path) == ["records: sums grpo_8 ran at 3e-4, but tuning chose 6e-4"]
     runs = [one for one in records() if one.entrant != "duet"] + [run("duet", line(0.6), learning_rate=3e-4)]
-    assert check_documents(findings_of(runs), tmp_path) == ["records: sums duet ran at 3e-4, but its rate is 3e-3"]
+    assert check_documents(findings_of(runs), tmp_path) == ["records: sums duet ran at 3e-4, but its rate is 2e-3"]
 
 
 def test_the_documents_quote_the_committed_records() -> None:
