@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -345,20 +346,28 @@ def test_nothing_computed_under_old_weights_outlives_them_while_a_request_runs(s
     old, version = (str(server_weights.write(w)) for w in (tiny_gate.model.named_parameters(), new.items()))
     # Eight rollouts of 250 tokens leave room in the cache for the blocks of the prompt, and preempt no one.
     body = {"model": str(server.model), "prompt": [65], "n": 8, "max_tokens": 250, "ignore_eos": True, "stream": True}
-    restarted = False
-    for _ in range(20):  # on a busy machine they may have ended before the weights arrive
-        server.client.reload_weights(old)
-        server.distance(policy, prompt)
-        before = server.metric("vllm:num_preemptions")
-        with server.request("POST", "/v1/completions", json=body, stream=True) as running:
-            lines = running.iter_lines()  # held: dropping the iterator would end the request
-            assert next(lines).startswith(b"data: ")
-            server.client.reload_weights(version)
-            assert server.distance(policy, prompt) < 1e-3
-            assert [line for line in lines if line][-1] == b"data: [DONE]"
-        restarted = server.metric("vllm:num_preemptions") > before  # they ran, and were made to start anew
-        if restarted:
-            break
+    enough = threading.Event()
+
+    def keep_running() -> None:  # one request after the other: on a busy machine one ends before the weights arrive
+        while not enough.is_set():
+            with server.request("POST", "/v1/completions", json=body, stream=True) as running:
+                assert [line for line in running.iter_lines() if line][-1] == b"data: [DONE]"
+
+    with ThreadPoolExecutor(1) as pool:
+        requests = pool.submit(keep_running)
+        try:
+            for _ in range(20):  # between two requests nothing runs
+                server.client.reload_weights(old)
+                server.distance(policy, prompt)
+                before = server.metric("vllm:num_preemptions")
+                server.client.reload_weights(version)
+                assert server.distance(policy, prompt) < 1e-3
+                restarted = server.metric("vllm:num_preemptions") > before  # some ran, and were made to start anew
+                if restarted:
+                    break
+        finally:
+            enough.set()
+        requests.result(timeout=60)
     assert restarted
 
 
