@@ -53,7 +53,7 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
     of_batches = [name for name in ("desired_kl", "old_logps") if getattr(args, name) is not None]
     if given and of_batches:
         raise ValueError(
-            f"{of_batches[0]}={getattr(args, of_batches[0])!r} cannot have an effect with {given[0]}, where GRPOTrainer "
-            "trains batches of its own. Remove it."
+            f"{of_batches[0]}={getattr(args, of_batches[0])!r} cannot have an effect with {given[0]}, where "
+            "GRPOTrainer trains batches of its own. Remove it."
         )
     return bool(given)
