@@ -39,7 +39,7 @@ from duet_trl.allocate.statistics import RewardHistory  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
-from duet_trl.update.baseline import history_advantages  # noqa: E402
+from duet_trl.update.baseline import history_advantages, weigh_failures  # noqa: E402
 
 CACHE = RESULTS / "outcomes"
 SIZE = Size(prompts=60, rollouts=16, held_out=2, held_out_rollouts=2)
@@ -118,10 +118,9 @@ def estimators(pool: Recording) -> dict[str, Callable[[np.ndarray, np.ndarray], 
     """By name: what multiplies the gradient of each rollout, of right (Q, n) and surprisal (Q, n)."""
     mean = float(pool.right.mean())
 
-    def weighed(failures: float, cutoff: float = 0.0, successes: float = 1.0) -> Callable:
+    def weighed(failures: float, cutoff: float = 0.0) -> Callable:
         def multiply(right: np.ndarray, _: np.ndarray) -> np.ndarray:
-            found = advantages(right, mean)
-            found = np.where(found < 0, failures, successes) * found
+            found = weigh_failures(advantages(right, mean), failures)
             return np.where(np.abs(found) >= cutoff, found, 0.0)
 
         return multiply
@@ -129,7 +128,7 @@ def estimators(pool: Recording) -> dict[str, Callable[[np.ndarray, np.ndarray], 
     return {
         "all": weighed(1.0),
         "successes": weighed(0.0),
-        "failures": weighed(1.0, successes=0.0),
+        "failures": lambda right, _: np.minimum(advantages(right, mean), 0.0),
         f"weight {WEIGHT:g}": weighed(WEIGHT),
         REFERENCE: weighed(1.0, CUTOFF),
         OURS: weighed(WEIGHT, CUTOFF),
@@ -144,6 +143,7 @@ def signal_to_noise(pool: Recording, seed: int) -> dict[str, dict[str, Any]]:
     parts = rollouts // PER_STEP
     draws = np.concatenate([np.ones((1, count)), random.multinomial(count, np.full(count, 1 / count), RESAMPLES)])
     shuffles = [random.permuted(np.tile(np.arange(rollouts), (count, 1)), axis=1) for _ in range(SHUFFLES)]
+    blocks = pool.products.reshape(count, rollouts, count, rollouts)
     found = {}
     for name, multiply in estimators(pool).items():
         both, alone, trained = np.zeros(len(draws)), np.zeros(len(draws)), 0.0
@@ -154,7 +154,6 @@ def signal_to_noise(pool: Recording, seed: int) -> dict[str, dict[str, Any]]:
                 np.put_along_axis(factors[part], columns, multiply(*values), axis=1)
             trained += float((pool.length * (factors != 0).any(axis=0)).sum() / pool.length.sum()) / SHUFFLES
             # Products between prompts; a prompt that is drawn twice counts twice.
-            blocks = pool.products.reshape(count, rollouts, count, rollouts)
             per_prompt = np.einsum("iqr,qrst,jst->ijqs", factors, blocks, factors, optimize=True)
             whole = np.einsum("dq,ijqs,ds->dij", draws, per_prompt, draws, optimize=True)
             own = np.einsum("dii->d", whole) / parts

@@ -27,6 +27,7 @@ EACH_ENTRANT = pytest.mark.parametrize("entrant", ENTRANTS.values(), ids=ENTRANT
 def built(entrant: Entrant, folder: Path, task=SUMS, rate: float = 6e-4, seed: int = 3) -> DUETGRPOConfig:
     fields = configuration(entrant, rate, seed, task.fields)
     assert fields["use_vllm"] is True
+    assert fields.get("old_logps") == entrant.settings.get("old_logps")
     return DUETGRPOConfig(output_dir=str(folder), max_steps=4, **fields | OFFLINE)
 
 
