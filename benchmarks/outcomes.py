@@ -2,10 +2,10 @@
 """python benchmarks/outcomes.py [--check]: how much of a gradient is signal, in right rollouts and in wrong ones.
 
 At the start policy of each task, rollouts of training prompts are sampled without a gate, and the gradient of log pi
-is taken of each. Advantages over the baseline of `duet` make an estimate of the policy gradient of four rollouts of
-each prompt. Four such estimates share no rollout, so the product of two of them estimates the squared length of what
-they agree on, the signal, and their own squared length is that plus the noise. Intervals are bootstrapped over
-prompts, paired between estimators.
+is taken of each. Advantages over a baseline make an estimate of the policy gradient of four rollouts of each prompt.
+Four such estimates share no rollout, so the product of two of them estimates the squared length of what they agree on,
+the signal, and their own squared length is that plus the noise. Intervals are bootstrapped over prompts, paired between
+estimators.
 """
 
 import os
@@ -29,7 +29,6 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-from benchmarks.arena.entrants import FAILURES  # noqa: E402
 from benchmarks.arena.grading import is_right  # noqa: E402
 from benchmarks.arena.tasks import TASKS, Task  # noqa: E402
 from benchmarks.common import RESULTS, argument_parser, write_result  # noqa: E402
@@ -39,15 +38,17 @@ from duet_trl.allocate.statistics import RewardHistory  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.seams.gate_setup import prepare_gate  # noqa: E402
-from duet_trl.update.baseline import history_advantages, weigh_failures  # noqa: E402
+from duet_trl.update.baseline import LeastNoise, history_advantages  # noqa: E402
 
 CACHE = RESULTS / "outcomes"
 SIZE = Size(prompts=60, rollouts=16, held_out=2, held_out_rollouts=2)
 PER_STEP = 4
 """Rollouts of each prompt in an estimate."""
 SHUFFLES, RESAMPLES = 40, 200
-CUTOFF, WEIGHT = 0.5, FAILURES["failure_weight"]
-REFERENCE, OURS, LEAST = f"cutoff {CUTOFF:g}", f"weight {WEIGHT:g}, cutoff {CUTOFF:g}", "least-noise baseline"
+CUTOFF = 0.5
+REFERENCE, OURS, LEAST = "mean, cutoff", "least noise, cutoff", "least noise, each rollout's own"
+"""Estimators: over the mean and over the baseline of least noise as `duet` has them, and the latter with the surprisal
+of each rollout instead of one ratio for all."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,20 @@ def record(task: Task, seed: int) -> Recording:
     )
 
 
-def advantages(right: np.ndarray, pool_mean: float) -> np.ndarray:
+def surprisal_ratio(pool: Recording) -> float:
+    """Mean surprisal of a wrong rollout over that of a right one."""
+    return float(pool.surprisal[~pool.right].mean() / pool.surprisal[pool.right].mean())
+
+
+def advantages(right: np.ndarray, pool_mean: float, ratio: float = 1.0) -> np.ndarray:
     """Those of `duet` where no prompt has been visited before, shape (Q, n), of rewards of the same shape."""
     nothing = np.zeros(len(right))
     level = np.full(len(right), pool_mean)
     history = RewardHistory(nothing, level, level, pool_mean, pool_mean)
     group = np.repeat(np.arange(len(right)), right.shape[1])
-    return history_advantages(right.astype(float).ravel(), group, history).reshape(right.shape)
+    lower = LeastNoise(ratio, 0.0, 1.0)
+    found = history_advantages(right.astype(float).ravel(), group, history, least_noise=lower)
+    return found.reshape(right.shape)
 
 
 def least_noise(right: np.ndarray, surprisal: np.ndarray, pool: Recording) -> np.ndarray:
@@ -116,22 +124,22 @@ def least_noise(right: np.ndarray, surprisal: np.ndarray, pool: Recording) -> np
 
 def estimators(pool: Recording) -> dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]]:
     """By name: what multiplies the gradient of each rollout, of right (Q, n) and surprisal (Q, n)."""
-    mean = float(pool.right.mean())
+    mean, known = float(pool.right.mean()), surprisal_ratio(pool)
 
-    def weighed(failures: float, cutoff: float = 0.0) -> Callable:
+    def over(ratio: float, cutoff: float = 0.0) -> Callable:
         def multiply(right: np.ndarray, _: np.ndarray) -> np.ndarray:
-            found = weigh_failures(advantages(right, mean), failures)
+            found = advantages(right, mean, ratio)
             return np.where(np.abs(found) >= cutoff, found, 0.0)
 
         return multiply
 
     return {
-        "all": weighed(1.0),
-        "successes": weighed(0.0),
-        "failures": lambda right, _: np.minimum(advantages(right, mean), 0.0),
-        f"weight {WEIGHT:g}": weighed(WEIGHT),
-        REFERENCE: weighed(1.0, CUTOFF),
-        OURS: weighed(WEIGHT, CUTOFF),
+        "mean": over(1.0),
+        "mean, right ones": lambda right, _: np.maximum(advantages(right, mean), 0.0),
+        "mean, wrong ones": lambda right, _: np.minimum(advantages(right, mean), 0.0),
+        REFERENCE: over(1.0, CUTOFF),
+        "least noise": over(known),
+        OURS: over(known, CUTOFF),
         LEAST: lambda right, surprisal: least_noise(right, surprisal, pool),
     }
 
@@ -180,7 +188,7 @@ def summary(pool: Recording, figures: Mapping[str, Mapping[str, Any]]) -> dict[s
     return {
         "accuracy": float(pool.right.mean()),
         "squared_gradient_wrong_over_right": float(squares[wrong].mean() / squares[pool.right].mean()),
-        "surprisal_wrong_over_right": float(pool.surprisal[wrong].mean() / pool.surprisal[pool.right].mean()),
+        "surprisal_wrong_over_right": surprisal_ratio(pool),
         "length_wrong_over_right": float(pool.length[wrong].mean() / pool.length[pool.right].mean()),
         "estimators": rows,
     }

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about seven minutes
+# python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about eight minutes
 """Plain GRPO, then DUET at half the token budget, on a task that two CPU cores learn in minutes.
 
-Both runs start from the same policy and take the same prompts in the same order, the same number of optimizer steps
-and every other setting alike. Each runs in a process of its own, because a vLLM engine keeps state of the process it
-was built in. The table, the figures and summary.json of the output folder show what came out, whatever it is.
+DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with the
+updates that docs/recipes.md recommends. All start from the same policy and take the same prompts in the same order, in
+the same number of batches. Each runs in a process of its own, because a vLLM engine keeps state of the process it was
+built in. The table, the figures and summary.json of the output folder show what came out, whatever it is.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import yaml
 from tiny_math.cpu import ENVIRONMENT
@@ -28,21 +30,48 @@ DUET = {
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
     "method_kwargs": {"drop_zero_advantage": False},
 }
-ARMS = {"grpo": ("GRPO", {"method": "grpo"}), "duet": ("DUET, b = 0.5", DUET)}
+RECOMMENDED = {
+    "per_device_train_batch_size": 32,  # a batch of rollouts is four micro-batches,
+    "gradient_accumulation_steps": 2,  # a mini-batch two of them,
+    "steps_per_generation": 4,
+    "num_iterations": 2,  # and there are two passes
+    "learning_rate": 2e-3,
+    "desired_kl": 0.05,
+    "grad_norm_quantile": 0.5,
+    "adam_epsilon": 1e-3,
+    "old_logps": "engine",
+    "method_kwargs": {"advantage_baseline": "least_noise"},
+}
+"""docs/recipes.md#updates."""
+
+
+class Arm(NamedTuple):
+    """A run: its name in the report, its own settings, and its optimizer steps per batch of rollouts."""
+
+    name: str
+    settings: dict[str, Any]
+    updates: int = 1
+
+
+ARMS = {
+    "grpo": Arm("GRPO", {"method": "grpo"}),
+    "duet": Arm("DUET, b = 0.5", DUET),
+    "duet_updates": Arm("DUET, b = 0.5, recommended updates", DUET | RECOMMENDED, updates=4),
+}
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
 ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"
 POOL_SIZE = 160  # ten steps an epoch: the allocator needs to meet a prompt again
 
 
 def main() -> None:
-    """Run both arms one after the other and report."""
+    """Run all arms one after the other and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=28, help="optimizer steps of each run")
+    parser.add_argument("--steps", type=int, default=28, help="batches of rollouts of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
     parser.add_argument("--output_dir", type=Path, help="default: outputs/demo, or outputs/demo_<engine>")
     parser.add_argument("--engine", choices=("vllm", "server", "transformers"), default="vllm", help=ENGINE_HELP)
     parser.add_argument("--eval_problems", type=int, default=100, help="held-out problems, four samples each")
-    parser.add_argument("--eval_every", type=int, default=7, help="optimizer steps between evaluations")
+    parser.add_argument("--eval_every", type=int, default=7, help="batches between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
     if args.output_dir is None:  # a try of another engine leaves the demo's results alone
@@ -57,16 +86,17 @@ def main() -> None:
 def compare(args: argparse.Namespace) -> None:
     """Train each arm in a process of its own, then write and print the report."""
     begin = time.perf_counter()
-    for number, (arm, (name, _)) in enumerate(ARMS.items(), start=1):
-        print(f"\n[{number}/{len(ARMS)}] {name}: {args.steps} optimizer steps", flush=True)
-        command = [sys.executable, __file__, *sys.argv[1:], "--arm", arm]
+    for number, (key, arm) in enumerate(ARMS.items(), start=1):
+        each = f" with {arm.updates} updates each" if arm.updates > 1 else ""
+        print(f"\n[{number}/{len(ARMS)}] {arm.name}: {args.steps} batches of rollouts{each}", flush=True)
+        command = [sys.executable, __file__, *sys.argv[1:], "--arm", key]
         if subprocess.run(command, env=ENVIRONMENT | os.environ).returncode != 0:
-            sys.exit(f"The {name} run failed; its message is above.")
+            sys.exit(f"The {arm.name} run failed; its message is above.")
     from tiny_math.demo_report import write_report
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
     print(f"\n{write_report(runs, args.output_dir)}\n\nFigures and summary: {args.output_dir}/")
-    print(f"Both runs with their evaluations: {(time.perf_counter() - begin) / 60:.1f} minutes")
+    print(f"All runs with their evaluations: {(time.perf_counter() - begin) / 60:.1f} minutes")
 
 
 def train(args: argparse.Namespace) -> None:
@@ -82,15 +112,17 @@ def train(args: argparse.Namespace) -> None:
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
     from duet_trl.evaluation.callbacks import HeldOutEvaluation
 
-    name, method = ARMS[args.arm]
+    arm = ARMS[args.arm]
     pool = sample_problems(TRAIN, POOL_SIZE, seed=0)
     held_out = sample_problems(HELD_OUT, args.eval_problems, seed=0)
-    settings = yaml.safe_load(SETTINGS.read_text()) | method
+    settings = yaml.safe_load(SETTINGS.read_text()) | arm.settings
     if args.engine == "server":
         settings["vllm_mode"] = "server"
+    elif args.engine == "transformers":
+        settings.pop("old_logps", None)  # only vLLM says them
     config = DUETGRPOConfig(
         output_dir=str(args.output_dir / args.arm),
-        max_steps=args.steps,
+        max_steps=args.steps * arm.updates,
         seed=args.seed,
         use_vllm=args.engine != "transformers",
         **settings,
@@ -105,12 +137,12 @@ def train(args: argparse.Namespace) -> None:
         trainer,
         [problem.messages for problem in held_out],
         lambda index, ids: is_correct(trainer.processing_class.decode(ids), held_out[index].answer),
-        every=args.eval_every,
+        every=args.eval_every * arm.updates,
     )
     trainer.add_callback(evaluation)
     trainer.train()
     asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
-    record = run_record(name, trainer.state.log_history, evaluation.evaluations, asked)
+    record = run_record(arm.name, trainer.state.log_history, evaluation.evaluations, asked)
     (args.output_dir / f"{args.arm}.json").write_text(json.dumps(record))
 
 

@@ -86,10 +86,8 @@ STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3, "old_logps": "engine"}
 """Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; an epsilon
 of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise; and the
 engine's log-probs as those before the updates, which saves a forward pass."""
-FAILURES = {"failure_weight": 0.3}
-"""Failures weigh less than successes, and with the cutoff of 0.5 that `duet` has only those are trained that are rare:
-where at least three in four rollouts succeed."""
-EVENLY = {**STEERED, **FAILURES, **EVEN, "advantage_baseline": "measured"}
+LEAST_NOISE = {"advantage_baseline": "least_noise"}
+EVENLY = {**STEERED, **EVEN, **LEAST_NOISE}
 UNGATED = {"trim": False, "abort": False}
 _ALL = (
     Entrant("grpo_8", "grpo"),
@@ -99,9 +97,9 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED, **FAILURES}, rate=STEERED_RATE, mini_batches=2),
-    # `duet` but for one part each: failures trained like successes, even counts, then no gate either.
-    Entrant("duet_failures", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED, **LEAST_NOISE}, rate=STEERED_RATE, mini_batches=2),
+    # `duet` but for one part each: a baseline at the mean, even counts, then no gate either.
+    Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVENLY}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_ungated", "duet", 0.5, {**EVENLY, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
     # GRPO updated as `duet` is.

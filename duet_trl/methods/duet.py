@@ -28,7 +28,7 @@ from ..gate.coins import occurrence, uniforms
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import MeasuredWeights, Weights, history_advantages, weigh_failures
+from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, Weights, history_advantages
 from ..update.importance import rollout_weights, sampled_advantages, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
@@ -48,7 +48,9 @@ class Duet(Method):
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self.num_candidates = config.num_candidates
         self.visits = Visits(self.options.reward_decay) if self.num_candidates > config.num_prompts else None
-        self.weights = MeasuredWeights() if self.options.advantage_baseline == "measured" else None
+        baseline = self.options.advantage_baseline
+        self.weights = MeasuredWeights() if baseline in ("measured", "least_noise") else None
+        self.noise_ratio = NoiseRatio() if baseline == "least_noise" else None
         self._metrics: dict[str, float] = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
@@ -67,7 +69,7 @@ class Duet(Method):
 
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
-        advantages = weigh_failures(self._advantages(done), self.options.failure_weight)
+        advantages = self._advantages(done)
         propensity = self.gate.propensity(done.replay.outcome)
         masked, applied = done.aborted, propensity
         if self._trains_aborted:
@@ -104,9 +106,12 @@ class Duet(Method):
             self.weights.observe(done.rewards, done.prompt, self._history(done))
         self.allocator.observe_rewards(keys, group, done.rewards, scored)
         statistics = self.allocator.statistics
-        if self.visits is not None and statistics.rewards_differ:  # one reward so far does not tell what a success is
+        if statistics.rewards_differ:  # one reward so far does not tell what a success is
             shares = statistics.success_share(done.rewards[scored])
-            self.visits.observe(keys, group[scored], shares, done.prompts.step)
+            if self.visits is not None:
+                self.visits.observe(keys, group[scored], shares, done.prompts.step)
+            if self.noise_ratio is not None:
+                self.noise_ratio.observe(shares, sum_logps[scored])
         # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
         known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
         use = judgement.in_divisor & scored & np.isfinite(known)
@@ -131,12 +136,13 @@ class Duet(Method):
         if self.weights is None:
             return {}
         pool, history = self.weights.best
-        return {"baseline_pool": pool, "baseline_history": history}
+        ratio = {} if self.noise_ratio is None else {"noise_ratio": self.noise_ratio.value}
+        return {"baseline_pool": pool, "baseline_history": history} | ratio
 
     @property
     def _parts(self) -> dict[str, Any]:
         parts = {"allocator": self.allocator, "gate": self.gate, "visits": self.visits, "weights": self.weights}
-        return {name: part for name, part in parts.items() if part is not None}
+        return {name: part for name, part in (parts | {"noise_ratio": self.noise_ratio}).items() if part is not None}
 
     def _chosen(self, prompts: Prompts) -> np.ndarray:
         """Prompts of the step that are visited, ascending, as many as the sampler drew."""
@@ -156,9 +162,17 @@ class Duet(Method):
         if self.options.advantage_baseline == "group":
             return group_relative(done, self.setting)
         history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
-        advantages = history_advantages(done.rewards, done.prompt, history, self.setting.scale_rewards, weights)
+        scale, least_noise = self.setting.scale_rewards, self._least_noise
+        advantages = history_advantages(done.rewards, done.prompt, history, scale, weights, least_noise)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
         return advantages.astype(np.float32).astype(np.float64)
+
+    @property
+    def _least_noise(self) -> LeastNoise | None:
+        statistics = self.allocator.statistics
+        if self.noise_ratio is None or not statistics.rewards_differ:
+            return None
+        return LeastNoise(self.noise_ratio.value, *statistics.reward_range)
 
     def _uniforms(self, done: Rollouts) -> np.ndarray:
         keys = [done.prompts[q].key for q in done.prompt]

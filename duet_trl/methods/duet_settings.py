@@ -194,9 +194,10 @@ class DuetOptions(Options):
     advantage_baseline: str | None = option(
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
         "'measured': the same, moved with the pool, in the weights that predicted rewards best so far. "
+        "'least_noise': below that mean where failures have the longer gradients. "
         "Default of duet: 'measured' where allocate=True and rewards are summed, else 'group'.",
         paper="group",
-        rule=one_of("group", "history", "measured"),
+        rule=one_of("group", "history", "measured", "least_noise"),
     )
     advantage_cutoff: float | None = option(
         "Of rollouts with a smaller |advantage| not all get a forward pass (small_advantages). Default of duet: 0.5 "
@@ -204,12 +205,6 @@ class DuetOptions(Options):
         unit="standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
-    )
-    failure_weight: float = option(
-        "Factor on the advantages of rollouts below their baseline, before advantage_cutoff looks at them. 1: as they "
-        "are. 0: only successes are trained.",
-        1.0,
-        rule=(lambda x: 0 <= x < math.inf, "at least 0; 1 leaves advantages alone; got {}"),
     )
     small_advantages: str = option(
         "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and "

@@ -5,7 +5,8 @@ A group of n rollouts estimates its own mean from the n - 1 others of each, whic
 advantage by n / (n - 1), and a group whose rewards are all the same teaches nothing. A prompt that comes round again
 brings a history: with its discounted rewards in the baseline, two rollouts do nearly the work of three
 (docs/performance.md), and a lone rollout has an advantage. A policy that learns fast leaves its history behind: how
-much the history and the pool are worth is then measured (`MeasuredWeights`). docs/fidelity.md#advantage_baseline.
+much the history and the pool are worth is then measured (`MeasuredWeights`). And the mean is not the baseline of least
+noise: where failures have the longer gradients, that is lower (`LeastNoise`). docs/fidelity.md#advantage_baseline.
 """
 
 import itertools
@@ -33,8 +34,45 @@ class Weights(NamedTuple):
 _POOL, _HISTORY = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0.0, 0.25, 0.5, 1.0)
 WEIGHTS = tuple(itertools.starmap(Weights, itertools.product(_POOL, _HISTORY)))
 """Those that `MeasuredWeights` compares."""
-ERROR_MEMORY = 0.9
-"""Factor on squared errors from one step to the next."""
+MEMORY = 0.9
+"""Factor on what was measured in a step from one step to the next."""
+BOUNDS = (0.01, 100.0)
+"""Of the ratio of squared gradients: beyond them the baseline is at one end of the rewards anyway."""
+LEAST_SURPRISAL = 1e-6
+"""Nats of a success; a policy that is certain of all of them has no ratio otherwise."""
+
+
+class LeastNoise(NamedTuple):
+    """The baseline that makes a prompt's gradient least noisy, of the mean and the mean square of its rewards.
+
+    That is b = E[w R] / E[w] with the squared length of the gradient of a rollout for w (Weaver and Tao,
+    arXiv 1301.2315; Hao et al., arXiv 2505.23585, take lengths for w). Here w lies between its value for a success, 1,
+    and that for a failure, `ratio`, as the reward lies between `low` and `high`. Of rewards 0 and 1 with mean p it is
+    p / (p + ratio (1 - p)).
+
+    Attributes:
+        ratio (float): Squared length of a failure's gradient over that of a success's, > 0. 1: the mean.
+        low (float): Reward of a failure.
+        high (float): Reward of a success, above low.
+    """
+
+    ratio: float
+    low: float
+    high: float
+
+    def baseline(self, mean: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
+        """b, in [low, high]; shapes alike. Means outside are taken to be at the nearer end.
+
+        Example:
+            >>> LeastNoise(3.0, 0.0, 1.0).baseline(np.array([0.5, 0.75]), np.array([0.5, 0.75])).tolist()
+            [0.25, 0.5]
+        """
+        span = self.high - self.low
+        share = np.clip((mean - self.low) / span, 0.0, 1.0)
+        square = (mean_square - 2.0 * self.low * mean + self.low**2) / span**2
+        square = np.clip(square, share**2, share)  # whatever lies between 0 and 1 has its mean square there
+        earned = self.ratio * share + (1.0 - self.ratio) * square
+        return self.low + span * earned / (self.ratio * (1.0 - share) + share)
 
 
 def history_advantages(
@@ -43,13 +81,15 @@ def history_advantages(
     history: RewardHistory,
     scale_rewards: str = "group",
     weights: Weights = Weights(),  # noqa: B008  (immutable)
+    least_noise: LeastNoise | None = None,
 ) -> np.ndarray:
     """Advantages over a leave-one-out mean that is shrunk toward the prompt's history.
 
     A_i = (R_i - b_i) / s with b_i = (m + sum over j != i of R_j) / (k + n - 1), where m and k are the sum and the
     count of the discounted rewards of earlier visits and of the pseudo-rollouts at the pool mean, in their weights.
     b_i does not depend on rollout i, so A_i grad log pi has the expectation of R_i grad log pi, whatever the history
-    is worth, for scale_rewards="none" and up to one common factor for "batch".
+    is worth, for scale_rewards="none" and up to one common factor for "batch". The same holds of any function of b_i
+    and of the mean of the squares, such as `LeastNoise`.
 
     Args:
         rewards (np.ndarray): Summed reward of each rollout, shape (N,); nan for one without a reward, which gets
@@ -59,6 +99,7 @@ def history_advantages(
         scale_rewards (str): s: "group", the standard deviation of the prompt's rewards, this step's and remembered
             ones; "batch", that of the rewards of the step; "none", 1.
         weights (Weights): Decided before this step.
+        least_noise (LeastNoise | None): Likewise; None: b is the mean.
 
     Returns:
         np.ndarray: A, shape (N,), float64; 0 for a lone rollout while nothing at all is remembered.
@@ -71,7 +112,11 @@ def history_advantages(
     rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
     scored = ~np.isnan(rewards)
     known, first, second = _remembered(history, weights)
-    advantages = np.where(scored, _surprise(rewards, group, known, first), 0.0)
+    baseline = _of_others(rewards, group, known, first)
+    if least_noise is not None:
+        lower = least_noise.baseline(baseline, _of_others(rewards**2, group, known, second))
+        baseline = np.where(_counted(rewards, group, known) > 0.0, lower, baseline)
+    advantages = np.where(scored, rewards - baseline, 0.0)
     if scale_rewards == "batch" and scored.sum() > 1:
         advantages /= rewards[scored].std(ddof=1) + EPSILON
     elif scale_rewards == "group":
@@ -86,35 +131,12 @@ def history_advantages(
     return advantages
 
 
-def weigh_failures(advantages: np.ndarray, weight: float) -> np.ndarray:
-    """Advantages, those of rollouts below their baseline times a weight.
-
-    The gradients of log pi of right rollouts and of wrong ones are the same message from two sides: summed over either
-    they have the expectation of plus or minus the gradient of the success rate p. Where a reward is 0 or 1 and b does
-    not depend on the rollout, a prompt's expected gradient is thus (1 - E b + weight E b) grad p, in the direction of
-    grad p whatever the weight, and longer or shorter. What the weight changes is the noise: a wrong rollout is often
-    a long and unlikely one, with a gradient several times as long.
-
-    Args:
-        advantages (np.ndarray): A, shape (N,).
-        weight (float): >= 0; 1 changes nothing.
-
-    Returns:
-        np.ndarray: Shape (N,).
-
-    Example:
-        >>> weigh_failures(np.array([1.5, -0.5]), 0.5).tolist()
-        [1.5, -0.25]
-    """
-    return np.where(advantages < 0, weight * advantages, advantages)
-
-
 class MeasuredWeights:
     """Which weights would have predicted the rewards best so far.
 
     At every step each of `WEIGHTS` predicts each reward from the others of its group, the level of the pool at present
     and the prompt's history moved by the pool's drift. Those with the least squared error, older steps counting less
-    (`ERROR_MEMORY`), are taken for the next step. No reward has a say in its own baseline, which stays unbiased.
+    (`MEMORY`), are taken for the next step. No reward has a say in its own baseline, which stays unbiased.
     """
 
     def __init__(self) -> None:
@@ -138,8 +160,10 @@ class MeasuredWeights:
             return
         rewards, group = rewards[scored], group[scored]
         known = (_remembered(history, weights) for weights in WEIGHTS)
-        errors = [float((_surprise(rewards, group, count, first) ** 2).sum()) for count, first, _ in known]
-        self._errors = ERROR_MEMORY * self._errors + errors
+        errors = [
+            float(((rewards - _of_others(rewards, group, count, first)) ** 2).sum()) for count, first, _ in known
+        ]
+        self._errors = MEMORY * self._errors + errors
 
     def state_dict(self) -> dict[str, Any]:
         """The squared errors."""
@@ -154,6 +178,50 @@ class MeasuredWeights:
         self._errors = errors
 
 
+class NoiseRatio:
+    """How much longer the squared gradients of failures are than those of successes, by how surprising they are.
+
+    A rollout's gradient of log pi is a sum over its tokens, and a token says the more the less likely it was, so
+    -log pi of a rollout stands in for its squared length: on the tasks of benchmarks/outcomes.py the ratio of the one
+    is 0.4 to 0.9 of the ratio of the other, and every pass over a batch has it. Older steps count less (`MEMORY`).
+    """
+
+    def __init__(self) -> None:
+        self._sums = np.zeros((2, 2))  # failures and successes: rollouts, and nats
+
+    @property
+    def value(self) -> float:
+        """The ratio, within `BOUNDS`; 1 until a failure and a success were seen."""
+        (failures, surprise), (successes, certain) = self._sums
+        if failures == 0.0 or successes == 0.0:
+            return 1.0
+        return float(np.clip(surprise / failures / max(certain / successes, LEAST_SURPRISAL), *BOUNDS))
+
+    def observe(self, success_share: np.ndarray, sum_logps: np.ndarray) -> None:
+        """Learn from a step.
+
+        Args:
+            success_share (np.ndarray): The share of a success that the reward of a rollout is, shape (N,), in [0, 1].
+            sum_logps (np.ndarray): log pi of each rollout, nats, shape (N,); those that are not finite are left out.
+        """
+        known = np.isfinite(sum_logps)
+        success, surprisal = success_share[known] >= 0.5, -sum_logps[known]
+        found = [[np.count_nonzero(of), surprisal[of].sum()] for of in (~success, success)]
+        self._sums = MEMORY * self._sums + np.array(found, dtype=np.float64)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rollouts and nats of failures and successes."""
+        return {"sums": self._sums.tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        check_state("noise ratio", state, self.state_dict())
+        sums = np.array(state["sums"], dtype=np.float64)
+        if sums.shape != (2, 2):
+            raise ValueError(f"The state of the noise ratio has sums of shape {sums.shape}, expected (2, 2).")
+        self._sums = sums
+
+
 def _remembered(history: RewardHistory, weights: Weights) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Rollouts that are remembered of each prompt, and the sums of their rewards and squared rewards, shape (M,)."""
     pool, count = 0.0 if np.isnan(history.pool_mean) else weights.pool, weights.history * history.count
@@ -164,11 +232,15 @@ def _remembered(history: RewardHistory, weights: Weights) -> tuple[np.ndarray, n
     return pool + count, first, second
 
 
-def _surprise(rewards: np.ndarray, group: np.ndarray, known: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """R_i - b_i, shape (N,); 0 for a lone rollout of which nothing is known, nan for one without a reward."""
-    scored = ~np.isnan(rewards)
-    values = np.where(scored, rewards, 0.0)
-    size = np.bincount(group[scored], minlength=len(known))
+def _counted(rewards: np.ndarray, group: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Rollouts behind the baseline of each, those that are remembered and the others of its group, shape (N,)."""
+    size = np.bincount(group[~np.isnan(rewards)], minlength=len(known))
+    return (known + size - 1.0)[group]
+
+
+def _of_others(rewards: np.ndarray, group: np.ndarray, known: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """Mean over what is remembered and the others of its group, shape (N,); its own reward where there is nothing."""
+    values = np.where(np.isnan(rewards), 0.0, rewards)
     total = np.bincount(group, weights=values, minlength=len(known))
-    others = (known + size - 1.0)[group]
-    return rewards - np.divide((first + total)[group] - values, others, out=values.copy(), where=others > 0.0)
+    others = _counted(rewards, group, known)
+    return np.divide((first + total)[group] - values, others, out=values.copy(), where=others > 0.0)

@@ -27,9 +27,9 @@ def test_signal_to_noise_is_that_of_the_rollouts_that_are_used():
     figures = {name: row["signal_to_noise"][0] for name, row in signal_to_noise(pool, 1).items()}
     # Of one advantage for all right rollouts: (mean)^2 over variance / number, in 400 dimensions.
     number = PER_STEP * len(pool.right) * 0.4
-    assert figures["successes"] == pytest.approx((1.0 / 0.4) ** 2 / (400 / number), rel=0.3)
-    assert figures["failures"] < 0.3 * figures["successes"]
-    assert figures[LEAST] > 1.5 * figures["all"]
+    assert figures["mean, right ones"] == pytest.approx((1.0 / 0.4) ** 2 / (400 / number), rel=0.3)
+    assert figures["mean, wrong ones"] < 0.3 * figures["mean, right ones"]
+    assert figures[LEAST] > 1.5 * figures["mean"]
     assert figures[OURS] > 1.5 * figures[REFERENCE]
 
 

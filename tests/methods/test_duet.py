@@ -15,7 +15,7 @@ from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages, weighted_sum
-from duet_trl.update.baseline import WEIGHTS, Weights, history_advantages
+from duet_trl.update.baseline import WEIGHTS, LeastNoise, Weights, history_advantages
 from tests.states import plain
 
 from .simulator import make_prompts
@@ -248,24 +248,6 @@ def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor
     np.testing.assert_array_equal(judgement.weight, 1.0)
 
 
-def test_failures_weigh_less_and_the_cutoff_looks_at_what_is_left_of_them(tmp_path):
-    # Half right: 1.3 either way. Three of four right: 0.8 for those, -2.3 for the other.
-    rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
-    found = {}
-    for weight in (1.0, 0.3, 0.0):
-        unit, of = duet(tmp_path, advantage_cutoff=0.5, failure_weight=weight), prompts(KEYS[:8], 1)
-        found[weight] = unit.judge(done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards))
-    right, often = rewards == 1, np.arange(32) >= 16
-    for weight, judgement in found.items():
-        whole = found[1.0].advantages
-        np.testing.assert_allclose(judgement.advantages, np.where(whole < 0, weight * whole, whole))
-        np.testing.assert_array_equal(judgement.in_gradient, np.abs(judgement.advantages) >= 0.5)
-        assert judgement.in_divisor.all()
-    assert found[1.0].in_gradient.all()
-    np.testing.assert_array_equal(found[0.3].in_gradient, right | often)
-    np.testing.assert_array_equal(found[0.0].in_gradient, right)
-
-
 def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
     weights, numbers = [], []
     for step in range(1, 301):
@@ -347,6 +329,29 @@ def test_a_restored_method_has_the_measured_weights(tmp_path):
     plain_history = remembering(tmp_path, advantage_baseline="history")
     assert "weights" not in plain_history.state_dict()
     assert "baseline_pool" not in plain_history.metrics()
+
+
+def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tmp_path):
+    unit = duet(tmp_path, trim=False, abort=False, advantage_baseline="least_noise", scale_rewards="none")
+    of = prompts(KEYS[:8])
+    rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
+    step = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards)
+    first = unit.judge(step)
+    np.testing.assert_allclose(first.advantages, np.tile([2 / 3, -2 / 3], 16), rtol=1e-6)  # no reward is known yet
+    logps = np.where(rewards == 1, -2.0, -12.0)
+    logps[5:] = NAN  # the others had no forward pass
+    unit.observe(step, first, logps)
+    assert unit.metrics()["noise_ratio"] == 6.0
+    later = unit.judge(step)
+    seen = unit.allocator.statistics.reward_history(KEYS[:8]).at_present()
+    lower = LeastNoise(6.0, 0.0, 1.0)
+    expected = history_advantages(rewards, step.prompt, seen, "none", unit.weights.best, lower)
+    np.testing.assert_allclose(later.advantages, expected, rtol=1e-6)
+    assert later.advantages.mean() > 0.2  # the baseline is far below the mean reward
+    restored = duet(tmp_path, trim=False, abort=False, advantage_baseline="least_noise", scale_rewards="none")
+    restored.load_state_dict(copy.deepcopy(unit.state_dict()))
+    np.testing.assert_array_equal(restored.judge(step).advantages, later.advantages)
+    assert "noise_ratio" not in remembering(tmp_path).metrics()
 
 
 @pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])

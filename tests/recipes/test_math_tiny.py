@@ -105,18 +105,18 @@ def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.vllm
-def test_the_demo_trains_both_arms_and_reports(tmp_path):
+def test_the_demo_trains_all_arms_and_reports(tmp_path):
     pytest.importorskip("vllm", reason="needs vLLM")
     command = [sys.executable, "recipes/math_tiny.py", "--steps", "2", "--eval_problems", "5", "--eval_every", "0"]
     done = subprocess.run([*command, "--output_dir", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "speed-up" in done.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())
-    for run in summary["runs"]:
-        assert [point["step"] for point in run["evaluations"]] == [0, 2]
-        assert run["evaluations"][-1]["generated_tokens"] > 0
-    grpo, duet = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
-    assert duet < 0.75 * grpo  # half the rollouts, and some of them cut short
+    for run, updates in zip(summary["runs"], (1, 1, 4), strict=True):
+        assert [point["step"] for point in run["evaluations"]] == [0, 2 * updates]
+        assert len([entry for entry in run["history"] if "duet/generated_tokens" in entry]) == 2
+    grpo, *both = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
+    assert 0 < max(both) < 0.75 * grpo  # half the rollouts, and some of them cut short
     assert all((tmp_path / name).exists() for name in FIGURES)
 
 

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from duet_trl.allocate.statistics import PromptStatistics, RewardHistory
 from duet_trl.update.advantages import EPSILON
 from duet_trl.update.baseline import (
-    ERROR_MEMORY,
+    BOUNDS,
+    MEMORY,
     WEIGHTS,
+    LeastNoise,
     MeasuredWeights,
+    NoiseRatio,
     Weights,
     history_advantages,
-    weigh_failures,
 )
 
 NAN = float("nan")
@@ -176,7 +178,7 @@ def test_the_best_weights_have_the_least_discounted_squared_error():
         rewards, group = random.normal(size=12), random.integers(0, 3, size=12)
         seen = history(*random.uniform(0.0, 4.0, size=(3, 3)), pool=(0.5, 1.0))
         unit.observe(rewards, group, seen)
-        errors = ERROR_MEMORY * errors + [squared_error(rewards, group, seen, weights) for weights in WEIGHTS]
+        errors = MEMORY * errors + [squared_error(rewards, group, seen, weights) for weights in WEIGHTS]
         assert unit.best == WEIGHTS[errors.argmin()]
 
 
@@ -230,6 +232,74 @@ def test_a_foreign_state_of_weights_is_an_error():
         MeasuredWeights().load_state_dict({"errors": [1.0, 2.0, 3.0]})
 
 
+# ---- Of least noise ---------------------------------------------------------------------------------------------
+
+
+def test_the_baseline_of_two_outcomes_weighs_failures_by_the_ratio():
+    # Means of the others: (3 + 0.5 + 0) / 5 = 0.7 and 0.9. Of rewards 0 and 1: 0.7 / (0.7 + 4 * 0.3) and 0.9 / 1.3.
+    found = history_advantages(
+        np.array([1.0, 0.0]),
+        np.array([0, 0]),
+        history((3, 1, 1), pool=(0.5, 0.5)),
+        "none",
+        least_noise=LeastNoise(4.0, 0.0, 1.0),
+    )
+    np.testing.assert_allclose(found, [1 - 0.7 / 1.9, -0.9 / 1.3])
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.floats(0, 1), min_size=2, max_size=8),
+    st.floats(0.01, 100),
+    st.floats(-3, 3),
+    st.floats(0.1, 9),
+)
+def test_the_baseline_is_the_mean_weighted_by_a_line_from_failure_to_success(shares, ratio, low, span):
+    rewards = low + span * np.array(shares)
+    weight = ratio * (1.0 - np.array(shares)) + np.array(shares)
+    found = LeastNoise(ratio, low, low + span).baseline(rewards.mean(), (rewards**2).mean())
+    assert found == pytest.approx(weight @ rewards / weight.sum(), rel=1e-6, abs=1e-6)
+    mean = LeastNoise(1.0, low, low + span).baseline(rewards.mean(), (rewards**2).mean())
+    assert mean == pytest.approx(rewards.mean(), rel=1e-6, abs=1e-6)
+    assert (found - mean) * (ratio - 1.0) <= 1e-6
+
+
+def test_a_history_beyond_the_known_rewards_is_taken_for_the_nearer_end():
+    found = LeastNoise(4.0, 0.0, 1.0).baseline(np.array([-2.0, 3.0]), np.array([4.0, 9.0]))
+    assert found.tolist() == [0.0, 1.0]
+
+
+def test_where_nothing_is_remembered_a_lone_rollout_has_no_advantage_over_any_baseline():
+    lone = history_advantages(np.array([1.0]), np.array([0]), NOTHING, "none", least_noise=LeastNoise(4.0, 0.0, 1.0))
+    assert lone.tolist() == [0.0]
+
+
+def test_the_ratio_is_that_of_mean_surprisals_and_recent_steps_count_more():
+    unit = NoiseRatio()
+    assert unit.value == 1.0
+    unit.observe(np.array([0.0, 0.2]), np.array([-6.0, -10.0]))
+    assert unit.value == 1.0  # no success yet
+    unit.observe(np.array([1.0, 0.9, 0.0, 1.0]), np.array([-1.0, -3.0, -20.0, NAN]))
+    # Failures: 16 nats of two rollouts, a step old, and 20 of one. Successes: 4 of two; one was not in a pass.
+    assert unit.value == pytest.approx((MEMORY * 16 + 20) / (MEMORY * 2 + 1) / 2)
+
+
+def test_the_ratio_stays_within_bounds_when_the_policy_is_certain():
+    for failures, ratio in ((-5.0, BOUNDS[1]), (-1e-9, BOUNDS[0])):
+        unit = NoiseRatio()
+        unit.observe(np.array([0.0, 1.0]), np.array([failures, 0.0 if failures == -5.0 else -1.0]))
+        assert unit.value == ratio
+
+
+def test_the_ratio_continues_from_its_state_and_refuses_another():
+    first, second = NoiseRatio(), NoiseRatio()
+    first.observe(np.array([0.0, 1.0]), np.array([-6.0, -2.0]))
+    second.load_state_dict(first.state_dict())
+    assert second.value == first.value == 3.0
+    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2, 2\)"):
+        second.load_state_dict({"sums": [1.0, 2.0, 3.0]})
+
+
 # ---- Against the gradient ---------------------------------------------------------------------------------------
 
 THETA = np.array([0.4, -0.3, 0.1])
@@ -271,18 +341,29 @@ def test_with_nothing_remembered_the_expected_update_is_the_gradient_from_two_ro
         np.testing.assert_allclose(probability @ found, num_rollouts * GRADIENT, atol=1e-12)
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0, 2.0])
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("seen", [NOTHING, RIGHT, WRONG, POOL_ONLY], ids=["nothing", "right", "wrong", "pool-only"])
 @pytest.mark.parametrize("num_rollouts", [2, 4])
-def test_failures_of_any_weight_leave_the_gradient_of_a_success_rate_its_direction(num_rollouts, weight):
+def test_a_baseline_of_least_noise_leaves_the_expected_update_the_gradient(num_rollouts, seen, ratio):
     actions, probability = outcomes(num_rollouts)
-    right = np.array([1.0, 0.0, 0.0])
-    success, gradient = POLICY @ right, (POLICY * right) @ SCORE
-    for seen, remembered in ((NOTHING, None), (history((2, 0.7, 0.7), pool=(0.4, 0.4)), 2 * 0.7 + 0.4)):
-        rows = [weigh_failures(advantages(right[drawn], seen), weight) @ SCORE[drawn] for drawn in actions]
-        others = num_rollouts - 1
-        baseline = success if remembered is None else (remembered + others * success) / (3 + others)
-        length = num_rollouts * (1 - baseline + weight * baseline)
-        np.testing.assert_allclose(probability @ np.array(rows), length * gradient, atol=1e-12)
+    lower, group = LeastNoise(ratio, 0.0, 2.5), np.zeros(num_rollouts, dtype=int)
+    found = [
+        history_advantages(ACTION_REWARDS[drawn], group, seen, "none", least_noise=lower) @ SCORE[drawn]
+        for drawn in actions
+    ]
+    np.testing.assert_allclose(probability @ np.array(found), num_rollouts * GRADIENT, atol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 40])
+def test_no_other_baseline_has_less_noise_where_squared_gradients_follow_the_reward(size):
+    # Squared gradients of any kind, those of a reward of 0 `ratio` times as long on average as those of 1.
+    random = np.random.default_rng(size)
+    rewards = np.array([0.0, 1.0, *random.random(size - 2)])
+    squares = 7.0 * (5.0 * (1.0 - rewards) + rewards)
+    found = LeastNoise(5.0, 0.0, 1.0).baseline(rewards.mean(), (rewards**2).mean())
+    noise = [float(squares @ (rewards - b) ** 2) for b in (found, *np.linspace(0.0, 1.0, 1001))]
+    assert noise[0] == pytest.approx(min(noise[1:]), rel=1e-4)
+    assert noise[0] < 0.97 * squares @ (rewards - rewards.mean()) ** 2
 
 
 def test_prompts_of_one_batch_do_not_bias_each_other():
