@@ -102,6 +102,7 @@ _ALL = (
     Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVENLY}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_ungated", "duet", 0.5, {**EVENLY, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_quarter", "duet", 0.25, {**ENDING, **STEERED, **LEAST_NOISE}, rate=STEERED_RATE, mini_batches=2),
     # GRPO updated as `duet` is.
     Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),
     Entrant("grpo_8_steered", "grpo", 1.0, STEERED, rate=STEERED_RATE, mini_batches=2),
@@ -113,7 +114,6 @@ _ALL = (
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_history_uniform", "duet", 0.5, {**ENDING, **HISTORY, **EVEN}, tuned_as="duet_history"),
     Entrant("duet_choice", "duet", 0.5, {**ENDING, **HISTORY, **CHOICE}, tuned_as="duet_history"),
-    Entrant("duet_quarter", "duet", 0.25, ENDING),
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **HISTORY, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **HISTORY, **FOUR}),
