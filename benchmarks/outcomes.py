@@ -4,8 +4,8 @@
 At the start policy of each task, rollouts of training prompts are sampled without a gate, and the gradient of log pi
 is taken of each. Advantages over a baseline make an estimate of the policy gradient of four rollouts of each prompt.
 Four such estimates share no rollout, so the product of two of them estimates the squared length of what they agree on,
-the signal, and their own squared length is that plus the noise. Intervals are bootstrapped over prompts, paired between
-estimators.
+the signal, and their own squared length is that plus the noise. Intervals are bootstrapped over prompts, paired
+between estimators.
 """
 
 import os

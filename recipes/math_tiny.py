@@ -40,7 +40,7 @@ RECOMMENDED = {
     "grad_norm_quantile": 0.5,
     "adam_epsilon": 1e-3,
     "old_logps": "engine",
-    "method_kwargs": {"advantage_baseline": "least_noise"},
+    "method_kwargs": {},  # defaults, that is without rollouts that have next to no advantage
 }
 """docs/recipes.md#updates."""
 

@@ -45,7 +45,7 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "measured", 0.5, True),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "least_noise", 0.5, True),
     "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
@@ -196,7 +196,7 @@ LONE = [
 @pytest.mark.parametrize("overrides", LONE)
 def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_path, overrides):
     with pytest.raises(
-        ValueError, match="there is 1 of each .* no step has a gradient.* advantage_baseline='measured'"
+        ValueError, match="there is 1 of each .* no step has a gradient.* advantage_baseline='least_noise'"
     ):
         config(tmp_path, **overrides)
 

@@ -86,8 +86,9 @@ STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3, "old_logps": "engine"}
 """Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; an epsilon
 of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise; and the
 engine's log-probs as those before the updates, which saves a forward pass."""
-LEAST_NOISE = {"advantage_baseline": "least_noise"}
-EVENLY = {**STEERED, **EVEN, **LEAST_NOISE}
+EVENLY = {**STEERED, **EVEN, "advantage_baseline": "least_noise"}
+MEAN = {"advantage_baseline": "measured"}
+"""The baseline at the mean of the rewards."""
 UNGATED = {"trim": False, "abort": False}
 _ALL = (
     Entrant("grpo_8", "grpo"),
@@ -97,19 +98,19 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED, **LEAST_NOISE}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     # `duet` but for one part each: a baseline at the mean, even counts, then no gate either.
-    Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED, **MEAN}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVENLY}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_ungated", "duet", 0.5, {**EVENLY, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_quarter", "duet", 0.25, {**ENDING, **STEERED, **LEAST_NOISE}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_quarter", "duet", 0.25, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     # GRPO updated as `duet` is.
     Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),
     Entrant("grpo_8_steered", "grpo", 1.0, STEERED, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_1x1", "duet", 0.5, ENDING, tuned_as="duet_history"),
-    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **SAMPLE}, mini_batches=4),
-    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **TWO}, mini_batches=2),
-    Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
+    Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
+    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN, **SAMPLE}, mini_batches=4),
+    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),
+    Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **MEAN, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_history_uniform", "duet", 0.5, {**ENDING, **HISTORY, **EVEN}, tuned_as="duet_history"),

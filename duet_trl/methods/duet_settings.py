@@ -195,7 +195,7 @@ class DuetOptions(Options):
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
         "'measured': the same, moved with the pool, in the weights that predicted rewards best so far. "
         "'least_noise': below that mean where failures have the longer gradients. "
-        "Default of duet: 'measured' where allocate=True and rewards are summed, else 'group'.",
+        "Default of duet: 'least_noise' where allocate=True and rewards are summed, else 'group'.",
         paper="group",
         rule=one_of("group", "history", "measured", "least_noise"),
     )
@@ -281,7 +281,7 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
     if options.advantage_baseline is None:
         # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
         summed = config.multi_objective_aggregation == "sum_then_normalize"
-        options = replace(options, advantage_baseline="measured" if config.allocate and summed else "group")
+        options = replace(options, advantage_baseline="least_noise" if config.allocate and summed else "group")
     if options.advantage_cutoff is None:
         # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
         # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the
@@ -360,7 +360,7 @@ def refuse_lone_rollouts(config: Any, options: DuetOptions) -> None:
         raise ValueError(
             f"advantage_baseline='group' compares the rollouts of a prompt, and there is {mean_rollouts(config):g} of "
             "each (the least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so "
-            "no step has a gradient. Raise it, or set advantage_baseline='measured'."
+            "no step has a gradient. Raise it, or set advantage_baseline='least_noise'."
         )
 
 

@@ -134,6 +134,6 @@ def batch_warnings(config: DUETGRPOConfig, num_rows: int | None, num_steps: int)
         found.append(
             f"{lone} or more of {per_step} prompts have a single rollout, which teaches nothing under "
             "advantage_baseline='group'. Raise num_generations or budget_fraction, or set "
-            "advantage_baseline='measured'."
+            "advantage_baseline='least_noise'."
         )
     return found

@@ -114,7 +114,7 @@ def test_jobs_change_nothing_until_their_rollouts_are_observed(tmp_path):
 def test_a_state_without_parts_is_refused(tmp_path):
     state = duet(tmp_path).state_dict()
     del state["gate"]
-    with pytest.raises(ValueError, match=r"keys \['allocator', 'weights'\]"):
+    with pytest.raises(ValueError, match=r"keys \['allocator', 'noise_ratio', 'weights'\]"):
         duet(tmp_path).load_state_dict(state)
 
 
@@ -303,7 +303,7 @@ def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts
 
 
 def test_measured_weights_come_from_the_steps_before(tmp_path):
-    unit = remembering(tmp_path, scale_rewards="none")
+    unit = remembering(tmp_path, scale_rewards="none", advantage_baseline="measured")
     assert unit.metrics()["baseline_pool"] == unit.weights.best.pool == Weights().pool
     judgement = unit.judge(two_prompts())
     # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
@@ -351,7 +351,7 @@ def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tm
     restored = duet(tmp_path, trim=False, abort=False, advantage_baseline="least_noise", scale_rewards="none")
     restored.load_state_dict(copy.deepcopy(unit.state_dict()))
     np.testing.assert_array_equal(restored.judge(step).advantages, later.advantages)
-    assert "noise_ratio" not in remembering(tmp_path).metrics()
+    assert "noise_ratio" not in remembering(tmp_path, advantage_baseline="measured").metrics()
 
 
 @pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])
