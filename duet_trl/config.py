@@ -340,10 +340,14 @@ class DUETGRPOConfig(GRPOConfig):
         return self.trim or self.abort
 
     @property
+    def parts_on(self) -> bool:
+        """Whether counts, stops or the budget differ from those of plain GRPO."""
+        return self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
+
+    @property
     def duet_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
-        parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
-        return parts or self.num_candidates > self.num_prompts or self.method not in ("duet", "paper", "grpo")
+        return self.parts_on or self.num_candidates > self.num_prompts or self.method not in ("duet", "paper", "grpo")
 
     def _check_upstream(self) -> None:
         if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):

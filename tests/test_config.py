@@ -131,13 +131,16 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
     assert not config(tmp_path, entropy_coef=0.01).options.drop_zero_advantage
 
 
-def test_without_the_allocator_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
-    for without in ({"allocate": False}, {"advantage_baseline": "group"}):
+def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
+    off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
+    for without in (off, {"advantage_baseline": "group"}):
         options = config(tmp_path, **without).options
         assert (options.advantage_baseline, options.advantage_cutoff) == ("group", 0.0), without
-    history = {"allocate": False, "advantage_baseline": "history"}
-    assert config(tmp_path, **history).options.advantage_cutoff == 0.5
-    assert config(tmp_path, **history, small_advantages="sample").options.advantage_cutoff == 1.0
+    assert config(tmp_path, **off, advantage_baseline="history").options.advantage_cutoff == 0.5
+    for part in ({"trim": True}, {"allocate": True}, {"budget_fraction": 0.5}, {"prompt_candidates": 2.0}):
+        options = config(tmp_path, **off | part).options
+        assert (options.advantage_baseline, options.advantage_cutoff) == ("least_noise", 0.5), part
+    assert config(tmp_path, small_advantages="sample").options.advantage_cutoff == 1.0
 
 
 @pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])
@@ -186,7 +189,7 @@ def test_every_method_may_read_the_runs_setting(tmp_path):
 LONE = [
     {"num_generations": 4, "budget_fraction": 0.25, "method": "paper"},
     {"num_generations": 2, "budget_fraction": 0.5, "method": "paper"},
-    {"num_generations": 4, "budget_fraction": 0.25, "allocate": False},
+    {"num_generations": 4, "budget_fraction": 0.25, "advantage_baseline": "group"},
     {"num_generations": 4, "budget_fraction": 0.25, "multi_objective_aggregation": "normalize_then_sum"},
     {"method": "paper", "num_rollouts_max": 1},
     {"method": "paper", "max_rollouts": 8},

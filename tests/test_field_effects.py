@@ -49,6 +49,7 @@ BY_LENGTH = {"abort_rule": "length"}
 TWICE = {"num_iterations": 2}
 PLAIN_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": False}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
+EVEN_GROUP = {"allocate": False, "advantage_baseline": "group"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
@@ -76,8 +77,8 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("price_aborted", True, {}, {"abort": False}),
     ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
     ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
-    ("reward_decay", 0.7, {"allocate": False, "advantage_baseline": "history"}, {"allocate": False}),
-    ("reward_decay", 0.7, {"allocate": False, "prompt_candidates": 2.0}, {"allocate": False}),
+    ("reward_decay", 0.7, {"allocate": False}, EVEN_GROUP),
+    ("reward_decay", 0.7, {**EVEN_GROUP, "prompt_candidates": 2.0}, EVEN_GROUP),
     *(
         (name, value, VARIANCE, {})
         for name, value in {

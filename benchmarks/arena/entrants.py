@@ -80,13 +80,12 @@ CLIP = {"grad_norm_quantile": 0.5}
 KL = {"desired_kl": 0.05}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
-EVEN = {"allocate": False, "advantage_cutoff": 0.5}
-"""Counts alike, and all else as over a history."""
+EVEN = {"allocate": False}
+"""Counts alike."""
 STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3, "old_logps": "engine"}
 """Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; an epsilon
 of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise; and the
 engine's log-probs as those before the updates, which saves a forward pass."""
-EVENLY = {**STEERED, **EVEN, "advantage_baseline": "least_noise"}
 MEAN = {"advantage_baseline": "measured"}
 """The baseline at the mean of the rewards."""
 UNGATED = {"trim": False, "abort": False}
@@ -101,8 +100,8 @@ _ALL = (
     Entrant("duet", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     # `duet` but for one part each: a baseline at the mean, even counts, then no gate either.
     Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED, **MEAN}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **EVENLY}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_ungated", "duet", 0.5, {**EVENLY, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **STEERED, **EVEN}, rate=STEERED_RATE, mini_batches=2),
+    Entrant("duet_ungated", "duet", 0.5, {**STEERED, **EVEN, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
     Entrant("duet_quarter", "duet", 0.25, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
     # GRPO updated as `duet` is.
     Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),

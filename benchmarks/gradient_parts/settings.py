@@ -10,7 +10,7 @@ from benchmarks.arena.entrants import FULL, PROMPTS_PER_STEP, SETTINGS
 from benchmarks.common import grouped
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
 
-UNIFORM: dict[str, Any] = {"allocate": False, "stratification": "none"}
+UNIFORM: dict[str, Any] = {"allocate": False, "stratification": "none", "advantage_baseline": "group"}
 """The gate alone, as many rollouts for every prompt."""
 TRIM: dict[str, Any] = {**UNIFORM, "abort": False}
 GRPO: dict[str, Any] = {**UNIFORM, "trim": False, "abort": False}

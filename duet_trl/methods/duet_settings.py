@@ -195,7 +195,7 @@ class DuetOptions(Options):
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
         "'measured': the same, moved with the pool, in the weights that predicted rewards best so far. "
         "'least_noise': below that mean where failures have the longer gradients. "
-        "Default of duet: 'least_noise' where allocate=True and rewards are summed, else 'group'.",
+        "Default of duet: 'least_noise' where rewards are summed and any part is on, else 'group'.",
         paper="group",
         rule=one_of("group", "history", "measured", "least_noise"),
     )
@@ -279,9 +279,10 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
     """Decide what follows from other fields: three options, and `num_rollouts_min` of the configuration, in place."""
     recommended = config.method != "paper"
     if options.advantage_baseline is None:
-        # Part of the allocator: it too lives on what is remembered about a prompt, which is one summed reward.
+        # What is remembered about a prompt is one summed reward. With every part off it is GRPO, loss for loss.
         summed = config.multi_objective_aggregation == "sum_then_normalize"
-        options = replace(options, advantage_baseline="least_noise" if config.allocate and summed else "group")
+        active = config.parts_on or options.prompt_candidates > 1
+        options = replace(options, advantage_baseline="least_noise" if active and summed else "group")
     if options.advantage_cutoff is None:
         # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
         # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the

@@ -354,9 +354,9 @@ def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tm
     assert "noise_ratio" not in remembering(tmp_path, advantage_baseline="measured").metrics()
 
 
-@pytest.mark.parametrize("options", [{"advantage_baseline": "group"}, {"allocate": False}])
+@pytest.mark.parametrize("options", [{}, {"allocate": False}])
 def test_over_the_group_no_history_matters(tmp_path, options):
-    found = remembering(tmp_path, **options).judge(two_prompts()).advantages
+    found = remembering(tmp_path, advantage_baseline="group", **options).judge(two_prompts()).advantages
     expected = group_advantages(torch.tensor(REWARDS, dtype=torch.float64), torch.ones(2), torch.from_numpy(GROUP))
     np.testing.assert_array_equal(found, expected.advantages.numpy())
     assert found[0] == 0.0  # the lone rollout
