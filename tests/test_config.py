@@ -45,7 +45,7 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "least_noise", 0.5, True),
+    "duet": ("math", 2, "mixed", "none", "failure", "price", "least_noise", 0.25, True),
     "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
@@ -139,11 +139,16 @@ def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_
     assert config(tmp_path, **off, advantage_baseline="history").options.advantage_cutoff == 0.5
     for part in ({"trim": True}, {"allocate": True}, {"budget_fraction": 0.5}, {"prompt_candidates": 2.0}):
         options = config(tmp_path, **off | part).options
-        assert (options.advantage_baseline, options.advantage_cutoff) == ("least_noise", 0.5), part
-    assert config(tmp_path, small_advantages="sample").options.advantage_cutoff == 1.0
+        assert (options.advantage_baseline, options.advantage_cutoff) == ("least_noise", 0.25), part
+    assert config(tmp_path, small_advantages="sample").options.advantage_cutoff == 0.5
+    old = {"advantage_baseline": "measured", "small_advantages": "sample"}
+    assert config(tmp_path, **old).options.advantage_cutoff == 1.0
 
 
-@pytest.mark.parametrize("option", [{"scale_rewards": "none"}, {"allocation_objective": "variance"}])
+@pytest.mark.parametrize(
+    "option",
+    [{"scale_rewards": "none", "advantage_baseline": "measured"}, {"allocation_objective": "variance"}],
+)
 def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
     # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
     # pass. And sigma of Theorem 1 needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
@@ -292,6 +297,7 @@ BY_OPTION = [
     ({"abort_rule": "quantile"}, r"abort_rule must be one of \['price', 'length'\], got 'quantile'"),
     ({"answer_memory": 1}, "answer_memory must be an integer of at least 2"),
     ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
+    ({"advantage_cutoff": 1.0}, "advantage_cutoff=1 would drop every rollout.*Set it below 1"),
     ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
     ({"abort_rule": "length", "poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
     ({"method": "paper", "abort_quantile": 1.2}, r"abort_quantile must be in \(0, 1\]; got 1.2"),

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.update.baseline import history_advantages
+from duet_trl.update.baseline import LeastNoise, history_advantages
 from tests.runs import duet_trainer, logged, prompts, weights
 
 
@@ -13,8 +13,8 @@ from tests.runs import duet_trainer, logged, prompts, weights
     "options",
     [
         {"aborted_rollouts": "mask", "stratification": "clip", "advantage_baseline": "group"},
-        {"advantage_cutoff": 0.5},
-        {"advantage_cutoff": 3.0, "small_advantages": "sample"},
+        {"advantage_baseline": "measured", "advantage_cutoff": 0.5},
+        {"advantage_baseline": "measured", "advantage_cutoff": 3.0, "small_advantages": "sample"},
     ],
     ids=["weighted", "dropped", "sampled"],
 )
@@ -63,7 +63,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
 
 def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)  # four steps are an epoch
-    histories, weights = [], []
+    histories, weights, lower = [], [], []
     statistics = trainer.method.allocator.statistics
     read = statistics.reward_history
     judge = trainer.loop.judge
@@ -71,6 +71,8 @@ def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny
     def recorded(step):
         histories.append(read(step.prompts.keys))
         weights.append(trainer.method.weights.best)
+        ratio, bounds = trainer.method.noise_ratio.value, statistics.reward_range
+        lower.append(LeastNoise(ratio, *bounds) if statistics.rewards_differ else None)
         judge(step)
 
     trainer.loop.judge = recorded
@@ -79,7 +81,10 @@ def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny
     assert np.isnan(histories[0].pool_mean)
     step, seen = trainer._current, histories[-1]
     rewards = step.done.rewards_per_func[:, 0].double().numpy()
-    expected = history_advantages(rewards, step.done.prompt, seen.at_present(), weights=weights[-1])
+    assert lower[0] is None and lower[-1].ratio not in (1.0, lower[-2].ratio)  # it follows the log-probs of the passes
+    expected = history_advantages(
+        rewards, step.done.prompt, seen.at_present(), weights=weights[-1], least_noise=lower[-1]
+    )
     np.testing.assert_allclose(step.judgement.advantages, expected, rtol=1e-5)
     # The judged step has entered the history, each prompt's own rewards only.
     after = read(step.prompts.keys)

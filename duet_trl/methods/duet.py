@@ -85,12 +85,12 @@ class Duet(Method):
         )
         trained = ~masked
         if self.options.drop_zero_advantage:
-            cutoff = self.options.advantage_cutoff
+            cutoff, size = self.options.advantage_cutoff, self._size(done, advantages)
             if self.options.small_advantages == "sample":
-                sampled, factor = sampled_advantages(advantages, cutoff, self._uniforms(done))
+                sampled, factor = sampled_advantages(size, cutoff, self._uniforms(done))
                 weight = weight * factor
             else:
-                sampled = (advantages != 0) & (np.abs(advantages) >= cutoff)
+                sampled = (advantages != 0) & (size >= cutoff)
             trained &= sampled
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
@@ -161,11 +161,26 @@ class Duet(Method):
     def _advantages(self, done: Rollouts) -> np.ndarray:
         if self.options.advantage_baseline == "group":
             return group_relative(done, self.setting)
-        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
-        scale, least_noise = self.setting.scale_rewards, self._least_noise
-        advantages = history_advantages(done.rewards, done.prompt, history, scale, weights, least_noise)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        return advantages.astype(np.float32).astype(np.float64)
+        return self._over_history(done, self.setting.scale_rewards).astype(np.float32).astype(np.float64)
+
+    def _over_history(self, done: Rollouts, scale_rewards: str) -> np.ndarray:
+        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
+        return history_advantages(done.rewards, done.prompt, history, scale_rewards, weights, self._least_noise)
+
+    def _size(self, done: Rollouts, advantages: np.ndarray) -> np.ndarray:
+        """What `advantage_cutoff` is compared with, shape (N,): the distance of a reward from its baseline.
+
+        Over the baseline of least noise as a share of the range of rewards. Divided by a prompt's own spread, the
+        successes of a prompt that is always solved would be as far from it as those of an open one.
+        """
+        if self.noise_ratio is None:
+            return np.abs(advantages)
+        statistics = self.allocator.statistics
+        if not statistics.rewards_differ:  # nothing is known yet that could be small
+            return np.where(advantages != 0, np.inf, 0.0)
+        low, high = statistics.reward_range
+        return np.abs(self._over_history(done, "none")) / (high - low)
 
     @property
     def _least_noise(self) -> LeastNoise | None:

@@ -200,14 +200,15 @@ class DuetOptions(Options):
         rule=one_of("group", "history", "measured", "least_noise"),
     )
     advantage_cutoff: float | None = option(
-        "Of rollouts with a smaller |advantage| not all get a forward pass (small_advantages). Default of duet: 0.5 "
-        "(1 for 'sample') over a history with allocation_objective='mixed' and scaled rewards, else 0.",
-        unit="standard deviations",
+        "Of rollouts whose reward is nearer to its baseline not all get a forward pass (small_advantages). Default of "
+        "duet with allocation_objective='mixed': 0.25 over the baseline 'least_noise', 0.5 over 'history' and "
+        "'measured' with scaled rewards, twice that for 'sample'; else 0.",
+        unit="with 'least_noise' the range of the run's rewards, else standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
     )
     small_advantages: str = option(
-        "Rollouts below advantage_cutoff. 'sample': trained with probability |advantage| / advantage_cutoff, and "
+        "Rollouts below advantage_cutoff. 'sample': trained with their share of it as the probability, and "
         "weighed by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
         "drop",
         rule=one_of("drop", "sample"),
@@ -285,11 +286,12 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         options = replace(options, advantage_baseline="least_noise" if active and summed else "group")
     if options.advantage_cutoff is None:
         # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
-        # It is in standard deviations, so where nothing scales it could drop everything; and the surrogate of the
+        # In standard deviations it could drop everything where nothing scales; and the surrogate of the
         # objective "variance" needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
-        fits = config.scale_rewards != "none" and options.allocation_objective == "mixed"
-        small = {"drop": 0.5, "sample": 1.0}[options.small_advantages]
-        options = replace(options, advantage_cutoff=small if options.advantage_baseline != "group" and fits else 0.0)
+        scaled = 0.0 if config.scale_rewards == "none" else 0.5
+        dropped = {"group": 0.0, "least_noise": 0.25}.get(options.advantage_baseline, scaled)
+        cutoff = 2.0 * dropped if options.small_advantages == "sample" else dropped
+        options = replace(options, advantage_cutoff=cutoff if options.allocation_objective == "mixed" else 0.0)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1
@@ -319,6 +321,12 @@ def check_relations(config: Any, options: DuetOptions) -> None:
         raise ValueError(
             "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
             "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
+        )
+    share = options.advantage_baseline == "least_noise" and options.small_advantages == "drop"
+    if share and options.advantage_cutoff >= 1:
+        raise ValueError(
+            f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: over the baseline 'least_noise' "
+            "it is a share of the range of rewards. Set it below 1; 0.25 is the default."
         )
     refuse_lone_rollouts(config, options)
     if options.surrogate == "ridge":

@@ -231,7 +231,8 @@ def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
 
 def small_ones(tmp_path, step=1, **options):
     """The judgement of eight prompts of which four have small advantages, and which these are."""
-    unit, of = duet(tmp_path, advantage_cutoff=0.9, **options), prompts(KEYS[:8], step)
+    unit = duet(tmp_path, advantage_baseline="measured", advantage_cutoff=0.9, **options)
+    of = prompts(KEYS[:8], step)
     jobs = unit.jobs(of, None)
     # Half right: 2/3 over 0.5 either way. Three of four right: 1/3 over 0.43 for those, below the cutoff.
     rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
@@ -246,6 +247,27 @@ def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor
     judgement, small = small_ones(tmp_path)
     np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
     np.testing.assert_array_equal(judgement.weight, 1.0)
+
+
+def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_range_of_rewards(tmp_path):
+    unit = duet(tmp_path, trim=False, abort=False, reward_decay=1.0)
+    of = prompts(KEYS[:8])
+    # Four prompts are half right and four are always right, in rewards of 2 and 5.
+    rewards = np.concatenate([np.tile([5.0, 2.0], 8), np.full(16, 5.0)])
+    logps = np.where(rewards == 5, -1.0, -4.0)
+    step = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards)
+    first = unit.judge(step)
+    np.testing.assert_array_equal(first.in_gradient, first.advantages != 0)  # no reward was known, so none is small
+    for _ in range(12):
+        unit.observe(step, unit.judge(step), logps)
+    later = unit.judge(step)
+    seen = unit.allocator.statistics.reward_history(KEYS[:8]).at_present()
+    lower = LeastNoise(4.0, 2.0, 5.0)
+    distance = history_advantages(rewards, step.prompt, seen, "none", unit.weights.best, lower)
+    np.testing.assert_array_equal(later.in_gradient, np.abs(distance) >= 0.25 * 3.0)
+    # Successes of open prompts alone: a solved prompt's are as long only when divided by the spread of its rewards.
+    assert later.in_gradient[:16].tolist() == [True, False] * 8
+    assert not later.in_gradient[16:].any() and (later.advantages[16:] > 0).all()
 
 
 def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
