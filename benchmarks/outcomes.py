@@ -45,7 +45,8 @@ SIZE = Size(prompts=60, rollouts=16, held_out=2, held_out_rollouts=2)
 PER_STEP = 4
 """Rollouts of each prompt in an estimate."""
 SHUFFLES, RESAMPLES = 40, 200
-CUTOFF = 0.5
+CUTOFF, SHARE = 0.5, 0.25
+"""Defaults of `advantage_cutoff`: in standard deviations over the mean, of the range of rewards over the other one."""
 REFERENCE, OURS, LEAST = "mean, cutoff", "least noise, cutoff", "least noise, each rollout's own"
 """Estimators: over the mean and over the baseline of least noise as `duet` has them, and the latter with the surprisal
 of each rollout instead of one ratio for all."""
@@ -99,14 +100,14 @@ def surprisal_ratio(pool: Recording) -> float:
     return float(pool.surprisal[~pool.right].mean() / pool.surprisal[pool.right].mean())
 
 
-def advantages(right: np.ndarray, pool_mean: float, ratio: float = 1.0) -> np.ndarray:
+def advantages(right: np.ndarray, pool_mean: float, ratio: float = 1.0, scale: str = "group") -> np.ndarray:
     """Those of `duet` where no prompt has been visited before, shape (Q, n), of rewards of the same shape."""
     nothing = np.zeros(len(right))
     level = np.full(len(right), pool_mean)
     history = RewardHistory(nothing, level, level, pool_mean, pool_mean)
     group = np.repeat(np.arange(len(right)), right.shape[1])
     lower = LeastNoise(ratio, 0.0, 1.0)
-    found = history_advantages(right.astype(float).ravel(), group, history, least_noise=lower)
+    found = history_advantages(right.astype(float).ravel(), group, history, scale, least_noise=lower)
     return found.reshape(right.shape)
 
 
@@ -126,10 +127,10 @@ def estimators(pool: Recording) -> dict[str, Callable[[np.ndarray, np.ndarray], 
     """By name: what multiplies the gradient of each rollout, of right (Q, n) and surprisal (Q, n)."""
     mean, known = float(pool.right.mean()), surprisal_ratio(pool)
 
-    def over(ratio: float, cutoff: float = 0.0) -> Callable:
+    def over(ratio: float, cutoff: float = 0.0, unit: str = "group") -> Callable:
         def multiply(right: np.ndarray, _: np.ndarray) -> np.ndarray:
-            found = advantages(right, mean, ratio)
-            return np.where(np.abs(found) >= cutoff, found, 0.0)
+            size = np.abs(advantages(right, mean, ratio, unit))
+            return np.where(size >= cutoff, advantages(right, mean, ratio), 0.0)
 
         return multiply
 
@@ -139,7 +140,7 @@ def estimators(pool: Recording) -> dict[str, Callable[[np.ndarray, np.ndarray], 
         "mean, wrong ones": lambda right, _: np.minimum(advantages(right, mean), 0.0),
         REFERENCE: over(1.0, CUTOFF),
         "least noise": over(known),
-        OURS: over(known, CUTOFF),
+        OURS: over(known, SHARE, "none"),
         LEAST: lambda right, surprisal: least_noise(right, surprisal, pool),
     }
 
