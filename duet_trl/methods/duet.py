@@ -15,6 +15,7 @@ cut at K2 + G. docs/algorithm.md maps every line of the paper to code, docs/fide
 the paper and the default.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,8 @@ from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
 
+logger = logging.getLogger(__name__)
+
 
 class Duet(Method):
     """The joint controller of counts and stops."""
@@ -52,6 +55,7 @@ class Duet(Method):
         self.weights = MeasuredWeights() if baseline in ("measured", "least_noise") else None
         self.noise_ratio = NoiseRatio() if baseline == "least_noise" else None
         self._metrics: dict[str, float] = {}
+        self._warned = False
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
@@ -91,6 +95,7 @@ class Duet(Method):
                 weight = weight * factor
             else:
                 sampled = (advantages != 0) & (size >= cutoff)
+            self._warn_of_the_cutoff(advantages, trained, sampled)
             trained &= sampled
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
@@ -181,6 +186,18 @@ class Duet(Method):
             return np.where(advantages != 0, np.inf, 0.0)
         low, high = statistics.reward_range
         return np.abs(self._over_history(done, "none")) / (high - low)
+
+    def _warn_of_the_cutoff(self, advantages: np.ndarray, trained: np.ndarray, sampled: np.ndarray) -> None:
+        """Say once when it leaves nothing: one reward far from all others makes these small for the rest of a run."""
+        if self._warned or self.noise_ratio is None or sampled.any() or not (trained & (advantages != 0)).any():
+            return
+        self._warned = True
+        low, high = self.allocator.statistics.reward_range
+        logger.warning(
+            f"advantage_cutoff={self.options.advantage_cutoff:g} leaves no rollout of this step to train: each reward "
+            f"is within that share of the range of rewards, {low:g} to {high:g}, of its baseline. Nothing is wrong if "
+            "the prompts are solved. If a rare reward lies far from all others, clip it, or set advantage_cutoff=0."
+        )
 
     @property
     def _least_noise(self) -> LeastNoise | None:

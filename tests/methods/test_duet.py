@@ -270,6 +270,22 @@ def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_range_of_
     assert not later.in_gradient[16:].any() and (later.advantages[16:] > 0).all()
 
 
+def test_one_reward_far_from_all_others_is_said_once_to_leave_nothing_to_train(tmp_path, caplog):
+    unit = duet(tmp_path, trim=False, abort=False)
+    of = prompts(KEYS[:8])
+    rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
+    natural = np.full(32, Outcome.NATURAL)
+    far = done(of, unit.jobs(of, None), natural, [9] * 32, np.where(np.arange(32) == 31, -1000.0, rewards))
+    for _ in range(3):
+        unit.observe(far, unit.judge(far), np.full(32, -5.0))
+    assert not caplog.records
+    for _ in range(2):
+        near = done(of, unit.jobs(of, None), natural, [9] * 32, rewards)
+        assert not unit.judge(near).in_gradient.any()
+    (said,) = (record.message for record in caplog.records)
+    assert "advantage_cutoff=0.25" in said and "-1000 to 1" in said and "set advantage_cutoff=0" in said
+
+
 def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
     weights, numbers = [], []
     for step in range(1, 301):
