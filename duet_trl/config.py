@@ -285,7 +285,8 @@ class DUETGRPOConfig(GRPOConfig):
         unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
         for name in METHOD_FIELDS - given.keys():
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
-        self.options = entry.settle(self, read_options(entry.options, self.method_kwargs, self.method, entry.column))
+        self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
+        self.options = entry.settle(self, self.options)
         self.filled_in = frozenset(name for name in METHOD_FIELDS - given.keys() if self.__dict__[name] is not None)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
@@ -341,13 +342,14 @@ class DUETGRPOConfig(GRPOConfig):
 
     @property
     def parts_on(self) -> bool:
-        """Whether counts, stops or the budget differ from those of plain GRPO."""
-        return self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
+        """Whether counts, stops, the budget or who is visited differ from those of plain GRPO."""
+        parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
+        return parts or self.num_candidates > self.num_prompts
 
     @property
     def duet_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
-        return self.parts_on or self.num_candidates > self.num_prompts or self.method not in ("duet", "paper", "grpo")
+        return self.parts_on or self.method not in ("duet", "paper", "grpo")
 
     def _check_upstream(self) -> None:
         if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):

@@ -7,6 +7,7 @@ else is the default of the method, or what its authors use beside it. All run th
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +18,7 @@ from benchmarks.common import grouped
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields
 from duet_trl.methods.reuse import ReuseOptions
-from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS
+from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_MINI_BATCHES, UPDATES_RATE
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
 PROMPTS_PER_STEP = 16
@@ -25,8 +26,6 @@ FULL = 8
 """Rollouts per prompt at full budget."""
 BASE_RATE = 3e-4
 """Learning rate of which those that are tried are multiples (`profiles.Profile.factors`)."""
-STEERED_RATE = 2e-3
-"""Learning rate from which an entrant starts whose rate follows the KL divergence, on every task."""
 ANSWER, CONSTANT, COIN = "answer", "constant", "coin"
 """Rewards: 1 for a right last answer; 1 for everything; 1 or 0 at random. The last two are controls."""
 
@@ -77,18 +76,14 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
 CLIP = {"grad_norm_quantile": 0.5}
-KL = {"desired_kl": 0.05}
 SAMPLE = {"small_advantages": "sample"}
 HISTORY = {"advantage_baseline": "history"}
 EVEN = {"allocate": False}
 """Counts alike."""
-STEERED = {**TWO, **KL, **CLIP, "adam_epsilon": 1e-3, "old_logps": "engine"}
-"""Two passes, clipped to the median norm, at a rate that follows the KL divergence from `STEERED_RATE` on; an epsilon
-of Adam above the usual size of a gradient's elements, so that it does not magnify those that are noise; and the
-engine's log-probs as those before the updates, which saves a forward pass."""
 MEAN = {"advantage_baseline": "measured"}
 """The baseline at the mean of the rewards."""
 UNGATED = {"trim": False, "abort": False}
+_steered = partial(Entrant, rate=UPDATES_RATE, mini_batches=UPDATES_MINI_BATCHES)
 _ALL = (
     Entrant("grpo_8", "grpo"),
     Entrant("grpo_8_clip", "grpo", 1.0, CLIP, tuned_as="grpo_8"),
@@ -97,15 +92,15 @@ _ALL = (
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
-    Entrant("duet", "duet", 0.5, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
     # `duet` but for one part each: a baseline at the mean, even counts, then no gate either.
-    Entrant("duet_mean", "duet", 0.5, {**ENDING, **STEERED, **MEAN}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_uniform", "duet", 0.5, {**ENDING, **STEERED, **EVEN}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_ungated", "duet", 0.5, {**STEERED, **EVEN, **UNGATED}, rate=STEERED_RATE, mini_batches=2),
-    Entrant("duet_quarter", "duet", 0.25, {**ENDING, **STEERED}, rate=STEERED_RATE, mini_batches=2),
+    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **MEAN}),
+    _steered("duet_uniform", "duet", 0.5, {**ENDING, **UPDATES, **EVEN}),
+    _steered("duet_ungated", "duet", 0.5, {**UPDATES, **EVEN, **UNGATED}),
+    _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
     # GRPO updated as `duet` is.
-    Entrant("grpo_4_steered", "grpo", 0.5, STEERED, rate=STEERED_RATE, mini_batches=2),
-    Entrant("grpo_8_steered", "grpo", 1.0, STEERED, rate=STEERED_RATE, mini_batches=2),
+    _steered("grpo_4_steered", "grpo", 0.5, UPDATES),
+    _steered("grpo_8_steered", "grpo", 1.0, UPDATES),
     Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),

@@ -29,7 +29,14 @@ from ..gate.coins import occurrence, uniforms
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, Weights, history_advantages
+from ..update.baseline import (
+    LeastNoise,
+    MeasuredWeights,
+    NoiseRatio,
+    Weights,
+    history_distances,
+    scaled_distances,
+)
 from ..update.importance import rollout_weights, sampled_advantages, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
@@ -73,7 +80,7 @@ class Duet(Method):
 
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
-        advantages = self._advantages(done)
+        advantages, size = self._advantages(done)
         propensity = self.gate.propensity(done.replay.outcome)
         masked, applied = done.aborted, propensity
         if self._trains_aborted:
@@ -89,7 +96,7 @@ class Duet(Method):
         )
         trained = ~masked
         if self.options.drop_zero_advantage:
-            cutoff, size = self.options.advantage_cutoff, self._size(done, advantages)
+            cutoff = self.options.advantage_cutoff
             if self.options.small_advantages == "sample":
                 sampled, factor = sampled_advantages(size, cutoff, self._uniforms(done))
                 weight = weight * factor
@@ -146,8 +153,8 @@ class Duet(Method):
 
     @property
     def _parts(self) -> dict[str, Any]:
-        parts = {"allocator": self.allocator, "gate": self.gate, "visits": self.visits, "weights": self.weights}
-        return {name: part for name, part in (parts | {"noise_ratio": self.noise_ratio}).items() if part is not None}
+        names = ("allocator", "gate", "visits", "weights", "noise_ratio")
+        return {name: part for name in names if (part := getattr(self, name)) is not None}
 
     def _chosen(self, prompts: Prompts) -> np.ndarray:
         """Prompts of the step that are visited, ascending, as many as the sampler drew."""
@@ -163,29 +170,27 @@ class Duet(Method):
     def _trains_aborted(self) -> bool:
         return self.options.aborted_rollouts == "failure"
 
-    def _advantages(self, done: Rollouts) -> np.ndarray:
-        if self.options.advantage_baseline == "group":
-            return group_relative(done, self.setting)
-        # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        return self._over_history(done, self.setting.scale_rewards).astype(np.float32).astype(np.float64)
+    def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
 
-    def _over_history(self, done: Rollouts, scale_rewards: str) -> np.ndarray:
-        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
-        return history_advantages(done.rewards, done.prompt, history, scale_rewards, weights, self._least_noise)
-
-    def _size(self, done: Rollouts, advantages: np.ndarray) -> np.ndarray:
-        """What `advantage_cutoff` is compared with, shape (N,): the distance of a reward from its baseline.
-
-        Over the baseline of least noise as a share of the range of rewards. Divided by a prompt's own spread, the
-        successes of a prompt that is always solved would be as far from it as those of an open one.
+        That is their size; over the baseline of least noise the distance of a reward from it as a share of the range
+        of rewards. Divided by a prompt's own spread, the successes of a prompt that is always solved would be as far
+        from it as those of an open one.
         """
+        if self.options.advantage_baseline == "group":
+            advantages = group_relative(done, self.setting)
+            return advantages, np.abs(advantages)
+        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
+        lower, of = self._least_noise, (done.rewards, done.prompt, history)
+        distances = history_distances(*of, weights, lower)
+        # In the precision of the loss, so that what is filtered and remembered is what is trained.
+        scaled = scaled_distances(distances, *of, self.setting.scale_rewards, weights)
+        advantages = scaled.astype(np.float32).astype(np.float64)
         if self.noise_ratio is None:
-            return np.abs(advantages)
-        statistics = self.allocator.statistics
-        if not statistics.rewards_differ:  # nothing is known yet that could be small
-            return np.where(advantages != 0, np.inf, 0.0)
-        low, high = statistics.reward_range
-        return np.abs(self._over_history(done, "none")) / (high - low)
+            return advantages, np.abs(advantages)
+        if lower is None:  # nothing is known yet that could be small
+            return advantages, np.where(advantages != 0, np.inf, 0.0)
+        return advantages, np.abs(distances) / (lower.high - lower.low)
 
     def _warn_of_the_cutoff(self, advantages: np.ndarray, trained: np.ndarray, sampled: np.ndarray) -> None:
         """Say once when it leaves nothing: one reward far from all others makes these small for the rest of a run."""

@@ -282,8 +282,7 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
     if options.advantage_baseline is None:
         # What is remembered about a prompt is one summed reward. With every part off it is GRPO, loss for loss.
         summed = config.multi_objective_aggregation == "sum_then_normalize"
-        active = config.parts_on or options.prompt_candidates > 1
-        options = replace(options, advantage_baseline="least_noise" if active and summed else "group")
+        options = replace(options, advantage_baseline="least_noise" if config.parts_on and summed else "group")
     if options.advantage_cutoff is None:
         # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
         # In standard deviations it could drop everything where nothing scales; and the surrogate of the

@@ -109,26 +109,53 @@ def history_advantages(
         >>> history_advantages(np.array([0.0]), np.array([0]), seen, "none").tolist()
         [-0.875]
     """
+    distances = history_distances(rewards, group, history, weights, least_noise)
+    return scaled_distances(distances, rewards, group, history, scale_rewards, weights)
+
+
+def history_distances(
+    rewards: np.ndarray,
+    group: np.ndarray,
+    history: RewardHistory,
+    weights: Weights = Weights(),  # noqa: B008  (immutable)
+    least_noise: LeastNoise | None = None,
+) -> np.ndarray:
+    """R_i - b_i of `history_advantages`, shape (N,), float64; arguments as there."""
     rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
     scored = ~np.isnan(rewards)
     known, first, second = _remembered(history, weights)
-    baseline = _of_others(rewards, group, known, first)
+    values = np.where(scored, rewards, 0.0)
+    others = (known + np.bincount(group[scored], minlength=len(known)) - 1.0)[group]
+    baseline = _mean_of_others(values, group, first, others)
     if least_noise is not None:
-        lower = least_noise.baseline(baseline, _of_others(rewards**2, group, known, second))
-        baseline = np.where(_counted(rewards, group, known) > 0.0, lower, baseline)
-    advantages = np.where(scored, rewards - baseline, 0.0)
+        lower = least_noise.baseline(baseline, _mean_of_others(values**2, group, second, others))
+        baseline = np.where(others > 0.0, lower, baseline)
+    return np.where(scored, rewards - baseline, 0.0)
+
+
+def scaled_distances(
+    distances: np.ndarray,
+    rewards: np.ndarray,
+    group: np.ndarray,
+    history: RewardHistory,
+    scale_rewards: str,
+    weights: Weights = Weights(),  # noqa: B008  (immutable)
+) -> np.ndarray:
+    """(R_i - b_i) / s of `history_advantages`, of `history_distances`, shape (N,); the other arguments as there."""
+    rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
+    scored = ~np.isnan(rewards)
     if scale_rewards == "batch" and scored.sum() > 1:
-        advantages /= rewards[scored].std(ddof=1) + EPSILON
-    elif scale_rewards == "group":
-        values, length = np.where(scored, rewards, 0.0), len(known)
+        return distances / (rewards[scored].std(ddof=1) + EPSILON)
+    if scale_rewards == "group":
+        known, first, second = _remembered(history, weights)
         size, total, squares = (
-            np.bincount(group[scored], weights=values[scored] ** power, minlength=length) for power in range(3)
+            np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(known)) for power in range(3)
         )
         count = np.maximum(known + size, 1.0)
         mean = (first + total) / count
         variance = np.maximum((second + squares) / count - mean**2, 0.0)
-        advantages /= (np.sqrt(variance) + EPSILON)[group]
-    return advantages
+        return distances / (np.sqrt(variance) + EPSILON)[group]
+    return distances
 
 
 class MeasuredWeights:
@@ -159,10 +186,7 @@ class MeasuredWeights:
         if np.isnan(history.pool_mean) or not scored.any():
             return
         rewards, group = rewards[scored], group[scored]
-        known = (_remembered(history, weights) for weights in WEIGHTS)
-        errors = [
-            float(((rewards - _of_others(rewards, group, count, first)) ** 2).sum()) for count, first, _ in known
-        ]
+        errors = [float((history_distances(rewards, group, history, one) ** 2).sum()) for one in WEIGHTS]
         self._errors = MEMORY * self._errors + errors
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,15 +256,11 @@ def _remembered(history: RewardHistory, weights: Weights) -> tuple[np.ndarray, n
     return pool + count, first, second
 
 
-def _counted(rewards: np.ndarray, group: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Rollouts behind the baseline of each, those that are remembered and the others of its group, shape (N,)."""
-    size = np.bincount(group[~np.isnan(rewards)], minlength=len(known))
-    return (known + size - 1.0)[group]
+def _mean_of_others(values: np.ndarray, group: np.ndarray, first: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Mean of what is remembered and of the others of its group, shape (N,); its own value where there is nothing.
 
-
-def _of_others(rewards: np.ndarray, group: np.ndarray, known: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """Mean over what is remembered and the others of its group, shape (N,); its own reward where there is nothing."""
-    values = np.where(np.isnan(rewards), 0.0, rewards)
-    total = np.bincount(group, weights=values, minlength=len(known))
-    others = _counted(rewards, group, known)
-    return np.divide((first + total)[group] - values, others, out=values.copy(), where=others > 0.0)
+    Values, 0 for a rollout without a reward, shape (N,); sums of those remembered of each prompt, shape (M,); how many
+    there are behind each mean, shape (N,).
+    """
+    total = first + np.bincount(group, weights=values, minlength=len(first))
+    return np.divide(total[group] - values, others, out=values.copy(), where=others > 0.0)

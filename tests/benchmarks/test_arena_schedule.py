@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.arena.entrants import STEERED_RATE
 from benchmarks.arena.profiles import PROFILES, TUNING_SEED
 from benchmarks.arena.records import REPORT, START, TUNE, Run
 from benchmarks.arena.schedule import GUESS, Cell, Plan, hours, key_of, ready
+from recipes.tiny_math.scaled import UPDATES_RATE
 from tests.benchmarks.arena_runs import RATES, made, measured, reported, tuned, tuning_run
 
 FULL = PROFILES["full"]
@@ -82,7 +82,7 @@ def test_what_finds_its_own_rate_is_not_tuned_and_waits_for_the_reference_alone(
     plan = replace(PLAN, tasks=("sums",), entrants=("grpo_8", "duet"), seeds=(0,))
     assert {cell.entrant for cell in ready(plan, STARTS)} == {"grpo_8"}
     runs = STARTS + tuned("grpo_8", 1.2e-3) + [reported("grpo_8", rate=1.2e-3, tokens=1000)]
-    assert ready(plan, runs) == [Cell("sums", "duet", REPORT, STEERED_RATE, 0, 80, tokens=600)]
+    assert ready(plan, runs) == [Cell("sums", "duet", REPORT, UPDATES_RATE, 0, 80, tokens=600)]
     assert hours(plan, runs, jobs=1)[0] == 1
 
 
