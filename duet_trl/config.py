@@ -47,6 +47,10 @@ FIELD_ACTS = {
         lambda v: v.max_grad_norm > 0 and not v.deepspeed,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
     ),
+    "ema_decay": Acts(
+        lambda v: not (v.deepspeed or v.load_best_model_at_end),
+        "weights that DeepSpeed has not partitioned, and load_best_model_at_end=False: it brings back single weights",
+    ),
     "old_logps": Acts(
         lambda v: (
             v.use_vllm
@@ -81,6 +85,7 @@ FIELD_RULES = {
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
     "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
     "desired_kl": (lambda x: 0 < x < math.inf, "above 0, such as 0.1; None leaves the learning rate alone; got {}"),
+    "ema_decay": (lambda x: 0 < x < 1, "in (0, 1), such as 0.9; None shows the weights of the last update; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""
@@ -215,6 +220,11 @@ class DUETGRPOConfig(GRPOConfig):
         "Mean KL divergence of a rollout, nats, between the policy before the updates of a batch and in the passes "
         "after the first, that the learning rate follows: multiplied by sqrt(desired_kl / measured), from 1/2 to "
         "1.25 a batch, and from 1/30 to 4 of the schedule in all. None: the schedule alone (paper)."
+    )
+    ema_decay: float | None = knob(
+        "Decay, per optimizer step, of an exponential moving average of the weights, which evaluation, samples, the "
+        "saved and the pushed model have; training goes on from the last ones, which checkpoints have. Takes the "
+        "memory of one more copy in float32. None: no average (paper)."
     )
     old_logps: str | None = knob(
         "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "

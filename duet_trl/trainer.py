@@ -34,13 +34,13 @@ from .seams import logs, metrics, train_rows
 from .seams.answer_region import Thoughts
 from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
+from .seams.averaging import Averaging
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_text, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
-from .seams.generating import Generating
 from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
@@ -57,7 +57,7 @@ from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
+class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -129,6 +129,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
+        self.average_weights()
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))
@@ -386,6 +387,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
             "seed": args.seed,
             "grad_norm_quantile": args.grad_norm_quantile,
             "desired_kl": args.desired_kl,
+            "ema_decay": args.ema_decay,
             **self.method.identity,
         }
 

@@ -15,6 +15,8 @@ from duet_trl.seams.backend import _named_weights
 from tests.states import plain
 
 STEPS, SAVED = 4, 2
+AVERAGED = 0.5
+"""Decay of the average of the weights."""
 
 
 def whole(trainer) -> dict[str, torch.Tensor]:
@@ -30,7 +32,9 @@ def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> fl
 
 def generates(folder: Path, options: dict) -> dict:
     """Training on rollouts that the policy itself samples, which end at other lengths on each process."""
-    trainer = build("duet", folder, scripted=False, max_steps=2, **options)
+    # The policy hardly moves, so that how long its answers are is known; the average of its weights is not the last.
+    steps = {"max_steps": 2, "learning_rate": 1e-5, "lr_scheduler_type": "constant", "ema_decay": AVERAGED}
+    trainer = build("duet", folder, scripted=False, **steps, **options)
     ids: list[list[list[int]]] = []
     turn = trainer.engine._turn
 
@@ -43,7 +47,9 @@ def generates(folder: Path, options: dict) -> dict:
     trainer.train()
     texts = ["1 + 1 = ", "1 + 2 = ", "1 + 3 = "]  # the second, alone on a process, has the shortest answer
     samples = trainer.sample(texts, temperature=0.0, max_tokens=12)
-    weights = whole(trainer)
+    last = whole(trainer)
+    with trainer.averaged_weights():
+        weights = whole(trainer)
     trainer.save_model(str(folder / "saved"))
     trainer.accelerator.wait_for_everyone()
     saved, greedy = None, []
@@ -58,6 +64,8 @@ def generates(folder: Path, options: dict) -> dict:
         "samples": samples,
         "greedy": greedy,
         "saved": None if saved is None else furthest(weights, dict(saved.named_parameters())),
+        "averaged": furthest(weights, last),
+        "restored": furthest(last, whole(trainer)),
         "sharding": sharding(trainer.model, trainer.accelerator),
         "state": plain(trainer.loop.state_dict()),
     }
@@ -65,7 +73,7 @@ def generates(folder: Path, options: dict) -> dict:
 
 def resumes(folder: Path, options: dict) -> dict:
     """A run, and another that resumes from its checkpoint."""
-    options = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": STEPS, "save_steps": SAVED, **options}
+    options = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": STEPS, "save_steps": SAVED, "ema_decay": AVERAGED, **options}
     options |= {"save_strategy": "steps"}
     trainer = build("duet", folder, **options)
     trainer.train()
@@ -88,6 +96,10 @@ def resumes(folder: Path, options: dict) -> dict:
         "steps": steps[1:],
         "weights_were_loaded": steps[0],
         "difference": furthest(whole(resumed), uninterrupted),
+        "average_difference": max(
+            (one - other).abs().max().item()
+            for one, other in zip(resumed.weight_average.tensors, trainer.weight_average.tensors, strict=True)
+        ),
         "same_state": plain(resumed.loop.state_dict()) == state,
         "moved": furthest(uninterrupted, start),
     }

@@ -103,6 +103,7 @@ def test_a_run_of_several_processes_resumes_where_it_was(tmp_path, sharded):
         assert found["weights_were_loaded"] > 1e-3 and found["moved"] > found["weights_were_loaded"]
         assert found["same_state"]
         assert found["difference"] < 1e-6  # weights and Adam's moments were restored
+        assert found["average_difference"] < 1e-6
 
 
 @pytest.mark.distributed
@@ -114,6 +115,8 @@ def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
         assert found["sharding"]["sharded"] == found["sharding"]["parameters"] > 0
     assert first["samples"] == second["samples"] == first["greedy"]  # of the saved model, which was never sharded
     assert first["saved"] == 0.0
+    for found in (first, second):
+        assert found["averaged"] > 0.0 and found["restored"] == 0.0
     assert first["state"] == second["state"]
     # One process has sampled its last token long before the other.
     assert (first["longest"][-1], second["longest"][-1]) == (12, 7)

@@ -211,11 +211,12 @@ class Watch(TrainerCallback):
         control.should_training_stop |= ends
         size = plan.due(step, ends)
         if size is not None:
-            self.trainer.engine.sync_weights()
             cost = {"step": step, **self.cost}
             llm = self.trainer.vllm_generation.llm
             tokenizer = self.trainer.processing_class
-            self.measurements.append(measure(llm, tokenizer, self.task, self.problems, size, cost))
+            with self.trainer.averaged_weights():
+                self.trainer.engine.sync_weights()
+                self.measurements.append(measure(llm, tokenizer, self.task, self.problems, size, cost))
         self._clocks = self._now()
 
     @staticmethod

@@ -200,12 +200,15 @@ def _named_weights(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
 
     walk = VLLMGeneration.__new__(VLLMGeneration)  # no vLLM: the walk reads these three only
     walk.model, walk.accelerator, walk._dist = trainer.model, trainer.accelerator, trainer._dist
-    for module in trainer.model.modules():
-        if isinstance(
-            module, FSDPModule
-        ):  # a forward pass without a backward one leaves some whole, which TRL reads as shards
-            module.reshard()
+    reshard(trainer.model)  # TRL reads what is whole as a shard
     return walk._iter_named_params()
+
+
+def reshard(model: torch.nn.Module) -> None:
+    """Leave every process its part of the weights under FSDP2: a forward pass without a backward one leaves some whole."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def _free_port() -> int:
