@@ -17,7 +17,7 @@ from .methods import METHOD_FIELDS, METHODS
 from .methods.duet_settings import GATED
 
 DEFAULTS = {
-    "allocate": True,
+    "allocate": False,
     "trim": True,
     "abort": True,
     "budget_fraction": 0.5,

@@ -14,6 +14,7 @@ from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields, setting_of
 from duet_trl.methods.duet_settings import DuetOptions
 
+COUNTS = {"allocate": True}
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
 
 
@@ -45,8 +46,8 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
 
 
 CHOSEN = {
-    "duet": ("math", 2, "mixed", "none", "failure", "price", "least_noise", 0.25, True),
-    "paper": ("math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
+    "duet": (False, "math", 2, "mixed", "none", "failure", "price", "least_noise", 0.25, True),
+    "paper": (True, "math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
 }
 
 
@@ -55,6 +56,7 @@ def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, m
     resolved = config(tmp_path, method=method)
     options = resolved.options
     found = (
+        resolved.allocate,
         resolved.marker,
         resolved.num_rollouts_min,
         options.allocation_objective,
@@ -81,7 +83,7 @@ def test_an_explicit_value_beats_the_methods(tmp_path):
         "advantage_baseline": "group",
         "advantage_cutoff": 0.0,
     }
-    options = config(tmp_path, **paper).options
+    options = config(tmp_path, **COUNTS, **paper).options
     assert {name: getattr(options, name) for name in paper} == paper
     duet = {
         "allocation_objective": "mixed",
@@ -107,7 +109,8 @@ def test_with_every_part_off_duet_is_grpo(tmp_path):
 @pytest.mark.parametrize("left_on", ["allocate", "trim", "abort", "budget_fraction"])
 def test_each_part_alone_makes_it_duet(tmp_path, left_on):
     off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
-    assert config(tmp_path, **{name: value for name, value in off.items() if name != left_on}).duet_active
+    on = {"allocate": True, "trim": True, "abort": True, "budget_fraction": 0.5}
+    assert config(tmp_path, **off | {left_on: on[left_on]}).duet_active
 
 
 @pytest.mark.parametrize(
@@ -147,7 +150,10 @@ def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_
 
 @pytest.mark.parametrize(
     "option",
-    [{"scale_rewards": "none", "advantage_baseline": "measured"}, {"allocation_objective": "variance"}],
+    [
+        {"scale_rewards": "none", "advantage_baseline": "measured"},
+        {"allocate": True, "allocation_objective": "variance"},
+    ],
 )
 def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
     # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
@@ -157,7 +163,7 @@ def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
 
 
 def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
-    for choice in ({}, {"method": "paper"}, {"allocate": False}, {"advantage_baseline": "group"}):
+    for choice in ({}, {"method": "paper"}, {"allocate": True}, {"advantage_baseline": "group"}):
         resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **choice)
         assert resolved.options.advantage_baseline == "group"
 
@@ -255,9 +261,9 @@ BY_NAME = [
     ({"keep_probability": 0.0}, "Use abort=False to keep everything"),
     ({"keep_probability": 1.1}, "keep_probability must be in"),
     ({"num_rollouts_min": 0}, "num_rollouts_min must be an integer of at least 1"),
-    ({"num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
-    ({"num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
-    ({"num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
+    ({**COUNTS, "num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
+    ({**COUNTS, "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
+    ({**COUNTS, "num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
     ({"marker": "maths"}, "maths"),
     ({"marker": "regex:(?=x)y"}, "uses look-around"),
     ({"loss_type": "grpo"}, "does not divide by the global number of kept tokens"),

@@ -42,20 +42,21 @@ def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_
 
 
 RIDGE = str(Path(__file__).parent / "allocate" / "surrogate_version_1.json")
-VARIANCE = {"allocation_objective": "variance"}
+COUNTS = {"allocate": True}
+VARIANCE = {**COUNTS, "allocation_objective": "variance"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
 BY_LENGTH = {"abort_rule": "length"}
 TWICE = {"num_iterations": 2}
 PLAIN_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": False}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
-EVEN_GROUP = {"allocate": False, "advantage_baseline": "group"}
+EVEN_GROUP = {"advantage_baseline": "group"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
-    ("num_rollouts_min", 2, {}, {"allocate": False}),
-    ("num_rollouts_min", 2, {"allocate": False, **TOKENS}, {"allocate": False}),
+    ("num_rollouts_min", 2, COUNTS, {}),
+    ("num_rollouts_min", 2, TOKENS, {}),
     ("marker", "math", {"abort": False}, NO_GATE),
     ("grace_window", 25, {"trim": False}, NO_GATE),
     ("sentinel_token_id", 5, {}, NO_GATE),
@@ -65,22 +66,23 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("grad_norm_quantile", 0.5, {}, {"max_grad_norm": 0.0}),
     ("desired_kl", 0.1, TWICE, {}),
     ("desired_kl", 0.1, TWICE, {**TWICE, "steps_per_generation": 2, "gradient_accumulation_steps": 4}),
+    ("ema_decay", 0.9, {}, {"load_best_model_at_end": True, "eval_strategy": "steps", "save_strategy": "steps"}),
     ("old_logps", "engine", {"use_vllm": True}, {}),
     ("old_logps", "engine", {**TWICE, **PLAIN_VLLM}, PLAIN_VLLM),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),
     ("server_weights_dir", "w", SERVER, {**SERVER, "server_weight_sync": "nccl"}),
-    ("allocation_objective", "mixed", {}, {"allocate": False}),
-    ("allocation_solver", "greedy", VARIANCE, {}),
+    ("allocation_objective", "mixed", COUNTS, {}),
+    ("allocation_solver", "greedy", VARIANCE, COUNTS),
     ("allocation_solver", "bisection", {"method": "paper"}, {"method": "paper", "allocate": False}),
     ("price_aborted", True, {}, {"abort": False}),
     ("reward_decay", 0.7, {}, {**VARIANCE, "advantage_baseline": "group"}),
+    ("reward_decay", 0.7, {**COUNTS, **EVEN_GROUP}, EVEN_GROUP),
     ("reward_decay", 0.7, {"method": "paper", "advantage_baseline": "history"}, {"method": "paper"}),
-    ("reward_decay", 0.7, {"allocate": False}, EVEN_GROUP),
     ("reward_decay", 0.7, {**EVEN_GROUP, "prompt_candidates": 2.0}, EVEN_GROUP),
     *(
-        (name, value, VARIANCE, {})
+        (name, value, VARIANCE, COUNTS)
         for name, value in {
             "surrogate_warmup": 2,
             "surrogate_floor": 0.01,
@@ -93,7 +95,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
     ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "surrogate": "constant"}),
     ("surrogate_floor", 0.1, {"method": "paper"}, {"method": "paper", "surrogate": "constant"}),
-    ("surrogate", "constant", VARIANCE, {}),
+    ("surrogate", "constant", VARIANCE, COUNTS),
     ("surrogate_file", RIDGE, {"method": "paper", "surrogate": "ridge"}, {"method": "paper"}),
     ("marker_window", 0, {"abort": False}, NO_GATE),
     ("poll_interval", 8, {"trim": False}, NO_GATE),

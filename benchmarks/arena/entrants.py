@@ -77,12 +77,13 @@ UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "g
 CHOICE = {"prompt_candidates": 2.5}
 CLIP = {"grad_norm_quantile": 0.5}
 SAMPLE = {"small_advantages": "sample"}
-HISTORY = {"advantage_baseline": "history"}
-EVEN = {"allocate": False}
-"""Counts alike."""
-MEAN = {"advantage_baseline": "measured"}
+EVEN, UNEVEN = {"allocate": False}, {"allocate": True}
+"""Counts alike; counts that follow what is known of a prompt."""
+HISTORY = {**UNEVEN, "advantage_baseline": "history"}
+LAST = {"ema_decay": None}
+"""The weights of the last update are measured, not their average."""
+MEAN = {**UNEVEN, "advantage_baseline": "measured"}
 """The baseline at the mean of the rewards."""
-UNGATED = {"trim": False, "abort": False}
 _steered = partial(Entrant, rate=UPDATES_RATE, mini_batches=UPDATES_MINI_BATCHES)
 _ALL = (
     Entrant("grpo_8", "grpo"),
@@ -93,14 +94,15 @@ _ALL = (
     Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
-    # `duet` but for one part each: a baseline at the mean, even counts, then no gate either.
-    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **MEAN}),
-    _steered("duet_uniform", "duet", 0.5, {**ENDING, **UPDATES, **EVEN}),
-    _steered("duet_ungated", "duet", 0.5, {**UPDATES, **EVEN, **UNGATED}),
     _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
-    # GRPO updated as `duet` is.
-    _steered("grpo_4_steered", "grpo", 0.5, UPDATES),
-    _steered("grpo_8_steered", "grpo", 1.0, UPDATES),
+    # Each of these differs from the one above it in one part: no average of the weights, then uneven counts, then a
+    # baseline at the mean.
+    _steered("duet_last", "duet", 0.5, {**ENDING, **UPDATES, **LAST}),
+    _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **UNEVEN}),
+    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **MEAN}),
+    # GRPO updated as `duet_last` is.
+    _steered("grpo_4_steered", "grpo", 0.5, {**UPDATES, **LAST}),
+    _steered("grpo_8_steered", "grpo", 1.0, {**UPDATES, **LAST}),
     Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),
@@ -154,12 +156,11 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
     reads = METHODS[entrant.method].reads
-    gated = not UNGATED.items() <= entrant.settings.items()
-    if gated and "grace_window" in reads:
+    if "grace_window" in reads:
         shared |= {"grace_window": GRACE_WINDOW}
     if entrant.method == "paper":
         shared |= REFITS
-    if not gated or "marker" not in reads:
+    if "marker" not in reads:
         shared.pop("marker")
     own = budget_fields(entrant.method, entrant.budget, FULL)
     rollouts = PROMPTS_PER_STEP * own["num_generations"]

@@ -150,7 +150,7 @@ _ALWAYS = Acts(lambda v: True, "")
 _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
-    "paper": replace(_DUET, defaults={"marker": "math_paragraph"}),
+    "paper": replace(_DUET, defaults={"allocate": True, "marker": "math_paragraph"}),
     "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
     "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),

@@ -12,11 +12,12 @@ UPDATES: dict[str, Any] = {
     "grad_norm_quantile": 0.5,
     "adam_epsilon": 1e-3,
     "old_logps": "engine",
+    "ema_decay": 0.8,
 }
 """The updates that docs/recipes.md#updates recommends: two passes, clipped to the median norm, at a rate that follows
 the KL divergence from `UPDATES_RATE` on; an epsilon of Adam above the usual size of a gradient's elements, so that it
 does not magnify those that are noise; and the engine's log-probs as those before the updates, which saves a forward
-pass."""
+pass; and the average of the weights over about the last five updates, for what is measured and saved."""
 UPDATES_RATE = 2e-3
 UPDATES_MINI_BATCHES = 2
 """Optimizer steps that a batch of rollouts is split into, in each pass."""

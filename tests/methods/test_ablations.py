@@ -16,7 +16,7 @@ from duet_trl.rollouts import Job
 from .simulator import make_prompts, rollouts
 
 RIDGE = str(Path(__file__).parents[1] / "allocate" / "surrogate_version_1.json")
-VARIANCE = {"allocation_objective": "variance"}
+VARIANCE = {"allocate": True, "allocation_objective": "variance"}
 KEYS = "abc"
 METHODS = pytest.mark.parametrize("method", ["duet", "paper"])
 
@@ -51,7 +51,7 @@ def counts(jobs: list[Job]) -> list[int]:
 
 @METHODS
 def test_allocation_only(tmp_path: Path, method: str) -> None:
-    _, jobs = planned(tmp_path, method, visits=1, trim=False, abort=False)
+    _, jobs = planned(tmp_path, method, visits=1, allocate=True, trim=False, abort=False)
     assert all(job.gate is None for job in jobs) and len(set(counts(jobs))) > 1
 
 

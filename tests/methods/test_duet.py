@@ -22,6 +22,8 @@ from .simulator import make_prompts
 from .simulator import run_step as simulated_step
 
 KEYS = [f"prompt {i}" for i in range(24)]
+COUNTS = {"allocate": True}
+VARIANCE = {**COUNTS, "allocation_objective": "variance"}
 NAN = float("nan")
 BY_LENGTH = {"abort_rule": "length"}
 
@@ -83,7 +85,7 @@ def run_step(unit: Duet, number: int, rng: np.random.Generator):
 
 @pytest.mark.parametrize(
     "overrides",
-    [{}, {"allocation_objective": "variance"}, {"method": "paper"}, {"budget_reading": "reference"}],
+    [COUNTS, VARIANCE, {"method": "paper"}, {**COUNTS, "budget_reading": "reference"}],
 )
 def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = duet(tmp_path, **overrides), duet(tmp_path, **overrides)
@@ -119,11 +121,11 @@ def test_a_state_without_parts_is_refused(tmp_path):
 
 
 def test_the_state_of_another_objective_is_refused(tmp_path):
-    variance = duet(tmp_path, allocation_objective="variance").state_dict()
+    variance = duet(tmp_path, **VARIANCE).state_dict()
     with pytest.raises(ValueError, match="allocator state"):
-        duet(tmp_path).load_state_dict(variance)
+        duet(tmp_path, **COUNTS).load_state_dict(variance)
     with pytest.raises(ValueError, match="allocator state"):
-        duet(tmp_path, allocation_objective="variance").load_state_dict(duet(tmp_path).state_dict())
+        duet(tmp_path, **VARIANCE).load_state_dict(duet(tmp_path, **COUNTS).state_dict())
 
 
 def test_cold_prompts_share_the_budget_evenly(tmp_path):
@@ -439,7 +441,7 @@ def chosen_steps(unit: Duet, steps: int, first: int = 1) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("overrides", [{}, {"allocate": False}, {"allocation_objective": "variance"}])
+@pytest.mark.parametrize("overrides", [{}, COUNTS, VARIANCE])
 def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
     unit = duet(tmp_path, abort=False, prompt_candidates=2.0, **overrides)
     steps = chosen_steps(unit, 12)

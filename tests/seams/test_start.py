@@ -13,6 +13,8 @@ from duet_trl.methods.duet_settings import mean_rollouts
 from duet_trl.seams.start import batch_line, batch_warnings, gate_line, gate_warnings
 from tests.runs import duet_trainer
 
+COUNTS = {"allocate": True}
+
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:
     """8 prompts x 8 rollouts a step, half of them bought."""
@@ -94,26 +96,26 @@ def test_the_line_names_the_first_step_of_the_second_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "steps", "said"),
     [
-        ({}, 13, []),
-        ({}, 12, ["no history to allocate by: 12 generation steps of 8 of 100"]),
-        ({"allocation_objective": "variance"}, 12, ["no history to allocate by"]),
-        ({"allocate": False}, 12, []),
-        ({"budget_fraction": 0.25, "num_generations": 8}, 13, []),
+        ({}, 12, []),
+        (COUNTS, 13, []),
+        (COUNTS, 12, ["no history to allocate by: 12 generation steps of 8 of 100"]),
+        ({**COUNTS, "allocation_objective": "variance"}, 12, ["no history to allocate by"]),
+        ({**COUNTS, "budget_fraction": 0.25, "num_generations": 8}, 13, []),
         (
-            {"num_rollouts_min": 4},
+            {**COUNTS, "num_rollouts_min": 4},
             13,
             ["nothing to allocate: the budget of 4 rollouts per prompt is num_rollouts_min"],
         ),
-        ({"num_generations": 2}, 99, ["nothing to allocate", "32 or more of 32 .* without a gradient in step 1"]),
+        ({**COUNTS, "num_generations": 2}, 99, ["nothing to allocate", "32 or more of 32 .* without a gradient in step 1"]),
         ({"num_generations": 4, "budget_fraction": 0.375}, 99, ["8 or more of 16 .* without a gradient in step 1"]),
         (
             {"num_generations": 4, "budget_fraction": 0.375, "method": "paper"},
             99,
             ["8 or more of 16 .* teaches nothing under advantage_baseline='group'"],
         ),
-        ({"num_rollouts_max": 1, "num_rollouts_min": 1}, 99, ["nothing to allocate", "8 or more of 8 "]),
-        ({"max_rollouts": 12, "num_rollouts_min": 1}, 99, ["4 or more of 8 prompts have a single rollout"]),
-        ({"num_generations": 32}, 99, ["Only 2 prompt"]),
+        ({**COUNTS, "num_rollouts_max": 1, "num_rollouts_min": 1}, 99, ["nothing to allocate", "8 or more of 8 "]),
+        ({**COUNTS, "max_rollouts": 12, "num_rollouts_min": 1}, 99, ["4 or more of 8 prompts have a single rollout"]),
+        ({**COUNTS, "num_generations": 32}, 99, ["Only 2 prompt"]),
         ({"budget_reading": "tokens", "budget_tokens": 1e5, "num_generations": 2}, 99, []),
     ],
 )
@@ -149,9 +151,9 @@ def test_a_run_says_each_line_once_and_warns_of_nothing_that_works(tiny_path, tm
     assert batches.endswith("5 generation steps: prompts have a history from step 5 on.")
 
 
-def test_one_epoch_is_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path, caplog, capsys):
+def test_counts_without_a_history_are_a_warning_and_plain_grpo_says_nothing(tiny_path, tmp_path, caplog, capsys):
     # Two updates of each batch: eight optimizer steps are four generation steps, an epoch.
-    duet_trainer(tiny_path, tmp_path, max_steps=8, num_iterations=2).train()
+    duet_trainer(tiny_path, tmp_path, max_steps=8, num_iterations=2, allocate=True).train()
     ((level, text),) = said(caplog)
     assert level == logging.WARNING and "no history to allocate by: 4 generation steps of 8 of 32" in text
     # A log that takes warnings only, as in a plain script: the two lines are on the console.
