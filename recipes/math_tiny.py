@@ -56,7 +56,7 @@ ARMS = {
 }
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
 ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"
-POOL_SIZE = 160  # ten steps an epoch: the allocator needs to meet a prompt again
+POOL_SIZE = 160  # ten steps an epoch
 
 
 def main() -> None:

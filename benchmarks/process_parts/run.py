@@ -41,7 +41,7 @@ GATE = {
     "threshold_window": 64,
     "budget_fraction": 0.9,
 }
-OWN = {"duet": GATE, "pilot": {"budget_fraction": 0.9}, "grpo": {}}
+OWN = {"duet": {**GATE, "allocate": True}, "pilot": {"budget_fraction": 0.9}, "grpo": {}}
 
 
 class ScriptedEngine:

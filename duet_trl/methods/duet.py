@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget (Algorithm 1).
 
-1. **Allocate.** Counts n_q, sum n_q L_q <= B, by what is remembered about each prompt: its expected tokens L_q and
-   its rewards (or sigma_q, Theorem 1). With `prompt_candidates` prompts compete for the visits first (`visits.py`).
+1. **Allocate.** Counts n_q, sum n_q L_q <= B: alike, or (`allocate`) by what is remembered about each prompt, its
+   expected tokens L_q and its rewards (or sigma_q, Theorem 1). With `prompt_candidates` prompts compete for the visits
+   first (`visits.py`).
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
    marker, at K2 + G, unless a coin that lands with probability eps keeps it.
 3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; weights

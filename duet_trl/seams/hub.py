@@ -123,7 +123,8 @@ def _figures(trainer: Publishing, folder: Path) -> list[Path]:
     from ..report.figures import fan_out_figure, outcomes_figure, thresholds_figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    drawn = [fan_out_figure(history, folder / "fan_out.png")]
+    uneven = any(entry["duet/num_rollouts/std"] > 0 for entry in history)
+    drawn = [fan_out_figure(history, folder / "fan_out.png")] if uneven else []
     if trainer.args.gated:
         limit = trainer.args.max_completion_length
         drawn += [thresholds_figure(history, folder / "thresholds.png", limit)]

@@ -9,7 +9,7 @@ import numpy as np
 
 from duet_trl.evaluation.protocol import paired_difference
 from duet_trl.report.environment import hardware, versions
-from duet_trl.report.figures import AccuracyCurve, accuracy_figure, fan_out_figure, outcomes_figure, thresholds_figure
+from duet_trl.report.figures import AccuracyCurve, accuracy_figure, outcomes_figure, thresholds_figure
 from duet_trl.report.tables import markdown_table, text_table
 
 from .task import MAX_COMPLETION_LENGTH
@@ -69,7 +69,6 @@ def write_report(runs: list[dict], output: Path) -> str:
     rows = [_row(run, runs[0]) for run in runs]
     accuracy_figure([_curve(run) for run in runs], output / "accuracy.png")
     history = runs[-1]["history"]
-    fan_out_figure(history, output / "fan_out.png")
     thresholds_figure(history, output / "thresholds.png", MAX_COMPLETION_LENGTH)
     outcomes_figure(history, output / "outcomes.png")
     notes = [_difference(run, runs[0]) for run in runs[1:]]

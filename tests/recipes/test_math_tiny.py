@@ -17,7 +17,7 @@ from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_rewa
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
 
 ROOT = Path(__file__).parents[2]
-FIGURES = ("accuracy.png", "fan_out.png", "thresholds.png", "outcomes.png")
+FIGURES = ("accuracy.png", "thresholds.png", "outcomes.png")
 
 
 def evaluation(step, seconds, solved):
