@@ -73,7 +73,14 @@ def generates(folder: Path, options: dict) -> dict:
 
 def resumes(folder: Path, options: dict) -> dict:
     """A run, and another that resumes from its checkpoint."""
-    options = {"optim": "adamw_torch", "learning_rate": 1e-3, "max_steps": STEPS, "save_steps": SAVED, "ema_decay": AVERAGED, **options}
+    options = {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-3,
+        "max_steps": STEPS,
+        "save_steps": SAVED,
+        "ema_decay": AVERAGED,
+        **options,
+    }
     options |= {"save_strategy": "steps"}
     trainer = build("duet", folder, **options)
     trainer.train()

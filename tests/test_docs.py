@@ -184,7 +184,8 @@ def test_fidelity_md_names_every_difference_of_duet_and_paper_with_its_values() 
 
     rows = method_table()
     defaults = {one.name: [default_of(one, name) for name in ("paper", "duet")] for one in fields(DuetOptions)}
-    defaults["marker"] = [(DEFAULTS | METHODS[name].defaults)["marker"] for name in ("paper", "duet")]
+    for field in ("allocate", "marker"):
+        defaults[field] = [(DEFAULTS | METHODS[name].defaults)[field] for name in ("paper", "duet")]
     computed = {"num_rollouts_min"} | {name for name, (_, duet) in defaults.items() if duet is None}
     assert set(rows) >= {name for name, (paper, duet) in defaults.items() if paper != duet} | computed
     for name in rows.keys() - computed:

@@ -49,7 +49,7 @@ def test_method_grpo_is_grpo_loss_for_loss_over_several_visits_of_a_prompt(tiny_
     ("objective", "own"), [("mixed", ["mixed_prompts_expected"]), ("variance", ["calibration_chi2", "sigma_floor"])]
 )
 def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, objective, own):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, allocation_objective=objective)
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, allocate=True, allocation_objective=objective)
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
@@ -83,13 +83,13 @@ def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
         {"steps_per_generation": 8, "mask_truncated_completions": True, "marker": "qa"},
         {"steps_per_generation": 2, "abort_rule": "price", "pad_to_multiple_of": 16},
         {"num_iterations": 2, "beta": 0.04, "trim": False},
-        {"aborted_rollouts": "mask", "stratification": "clip", "allocation_objective": "variance"},
+        {"allocate": True, "aborted_rollouts": "mask", "stratification": "clip", "allocation_objective": "variance"},
         {"advantage_baseline": "group", "marker": "regex:4+2", "loss_type": "vespo"},
         {"advantage_baseline": "history", "advantage_cutoff": 0.0, "scale_rewards": "none", "abort": False},
         {"method": "paper", "advantage_baseline": "history", "steps_per_generation": 2},
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
-        {"budget_reading": "reference", "max_steps": 6},
+        {"budget_reading": "reference", "max_steps": 6, "allocate": True},
         {"allocate": False, "stratification": "exact", "aborted_rollouts": "mask", "advantage_baseline": "measured"},
         {"prompt_candidates": 2.0, "steps_per_generation": 8},
         {"drop_zero_advantage": False, "entropy_coef": 0.01, "max_rollouts": 64, "budget_fraction": 1.0},
@@ -107,7 +107,7 @@ def test_every_switch_trains(tiny_path, tmp_path, options):
 def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
     metrics = {"trim": "duet/trim_rate", "abort": "duet/abort_rate", "allocate": "duet/num_rollouts/std"}
     for part, metric in metrics.items():
-        trainer = duet_trainer(tiny_path, tmp_path / part, **{part: False})
+        trainer = duet_trainer(tiny_path, tmp_path / part, **{"allocate": True, part: False})
         trainer.train()
         # Uniform counts may differ by the one rollout that the budget does not divide into.
         assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part

@@ -16,7 +16,7 @@ TRIM: dict[str, Any] = {**UNIFORM, "abort": False}
 GRPO: dict[str, Any] = {**UNIFORM, "trim": False, "abort": False}
 """All three parts of `duet` off, which is `GRPOTrainer` loss for loss."""
 DUET: dict[str, Any] = {"allocate": True, "advantage_baseline": "history"}
-"""With uneven counts, and the plain history: there is one earlier visit, of the same policy, so there are no weights to measure."""
+"""With uneven counts, and the plain history: one earlier visit, of the same policy, leaves no weights to measure."""
 
 
 def configuration(parts: Mapping[str, Any], num_rollouts: int, seed: int, fields: Mapping[str, Any]) -> dict[str, Any]:

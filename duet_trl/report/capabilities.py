@@ -29,8 +29,8 @@ MATRIX = {
     "arrol": "--+--oo--",
     "vip": "++--+o+o-",
     "paper": "++++++ooo",
-    # The counts of `duet` maximise the expected number of mixed prompts, a prompt weighs as many as it has rollouts,
-    # and there is no coin whose weight would have to be bounded.
+    # With `allocate=True` the counts of `duet` maximise the expected number of mixed prompts, a prompt weighs as many
+    # as it has rollouts, and there is no coin whose weight would have to be bounded.
     "duet": "++++++---",
     "duet_reuse": "++++++---",
     "greso": "+---+----",

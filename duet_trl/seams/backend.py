@@ -205,7 +205,7 @@ def _named_weights(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def reshard(model: torch.nn.Module) -> None:
-    """Leave every process its part of the weights under FSDP2: a forward pass without a backward one leaves some whole."""
+    """Leave every process its part under FSDP2: a forward pass without a backward one leaves some weights whole."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

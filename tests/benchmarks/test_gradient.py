@@ -135,7 +135,8 @@ class GradientCheck(TrainerCallback):
         self.method.observe(step.done, judgement, np.where(judgement.in_gradient, sums, np.nan))
 
 
-PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact", "allocation_objective": "variance"}
+PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact"}
+PAPER_LIKE |= {"allocate": True, "allocation_objective": "variance"}
 
 
 @pytest.mark.parametrize("fields", [{}, PAPER_LIKE | {"advantage_baseline": "group"}], ids=["duet", "paper_like"])

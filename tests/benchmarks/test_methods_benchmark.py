@@ -59,11 +59,11 @@ def test_figures_are_those_of_the_step(runs):
 
 
 def test_a_lost_state_is_seen(runs, folder, tmp_path):
-    shutil.copytree(folder / "duet" / "checkpoint-1", tmp_path / "checkpoint-1")
-    fresh = build("duet", TRANSFORMERS, 0.5, tmp_path, 0)
+    shutil.copytree(folder / "spec_rl" / "checkpoint-1", tmp_path / "checkpoint-1")
+    fresh = build("spec_rl", TRANSFORMERS, 0.25, tmp_path, 0)
     fresh.loop.num_steps = 1  # the coins go on, nothing else is remembered
     fresh.save_method_state(tmp_path / "checkpoint-1")
-    assert not alike(runs["duet"][0], train("duet", TRANSFORMERS, 0.5, tmp_path, 0, resume=True), VLLM)
+    assert not alike(runs["spec_rl"][0], train("spec_rl", TRANSFORMERS, 0.25, tmp_path, 0, resume=True), VLLM)
 
 
 def test_every_method_has_a_bound_and_every_ordering_has_its_methods():

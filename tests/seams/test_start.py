@@ -106,7 +106,11 @@ def test_the_line_names_the_first_step_of_the_second_epoch(tmp_path):
             13,
             ["nothing to allocate: the budget of 4 rollouts per prompt is num_rollouts_min"],
         ),
-        ({**COUNTS, "num_generations": 2}, 99, ["nothing to allocate", "32 or more of 32 .* without a gradient in step 1"]),
+        (
+            {**COUNTS, "num_generations": 2},
+            99,
+            ["nothing to allocate", "32 or more of 32 .* without a gradient in step 1"],
+        ),
         ({"num_generations": 4, "budget_fraction": 0.375}, 99, ["8 or more of 16 .* without a gradient in step 1"]),
         (
             {"num_generations": 4, "budget_fraction": 0.375, "method": "paper"},
