@@ -52,8 +52,8 @@ def test_marks_follow_from_the_fields_that_a_method_reads(method):
 
 @pytest.mark.parametrize("method", RULES_OF_COUNTS)
 def test_counts_vary_where_the_table_says_so(method, tmp_path):
-    """Three epochs over prompts that are short and hopeless to long and solved, with counts as uneven as the method has
-    them: does one that is visited get more rollouts than another?"""
+    """Three epochs over prompts that are short and hopeless to long and solved, with counts as uneven as the method
+    has them: does one that is visited get more rollouts than another?"""
     config = DUETGRPOConfig(
         output_dir=str(tmp_path),
         method=method,
