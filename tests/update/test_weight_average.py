@@ -125,6 +125,16 @@ def test_before_the_first_update_there_is_nothing_to_average(tiny_path, tmp_path
         assert torch.equal(flat(trainer.model), before)
 
 
+def test_deepspeed_is_refused_however_it_was_chosen(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, ema_decay=DECAY)
+    trainer.is_deepspeed_enabled = True  # what transformers makes of accelerate's configuration
+    with pytest.raises(ValueError, match=f"ema_decay={DECAY} averages weights .*Remove it, or shard with FSDP2"):
+        trainer.average_weights()
+    trainer = duet_trainer(tiny_path, tmp_path)
+    trainer.is_deepspeed_enabled = True
+    trainer.average_weights()
+
+
 def test_an_error_under_the_average_brings_the_weights_back(tiny_path, tmp_path):
     trainer, course = trained(tiny_path, tmp_path, max_steps=2)
     with pytest.raises(OSError, match="disk"), trainer.averaged_weights():
