@@ -60,8 +60,9 @@ def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, ove
 @pytest.mark.slow
 def test_the_allocation_does_not_depend_on_the_number_of_processes(tiny_path, tmp_path):
     # Rollouts, lengths and rewards are functions of the prompt here, so that only the plumbing can differ.
-    (single,) = launch(1, tiny_path, tmp_path / "one", deterministic=True, per_device_train_batch_size=16)
-    first, second = launch(2, tiny_path, tmp_path / "two", deterministic=True, per_device_train_batch_size=8)
+    uneven = {"deterministic": True, "allocate": True}
+    (single,) = launch(1, tiny_path, tmp_path / "one", **uneven, per_device_train_batch_size=16)
+    first, second = launch(2, tiny_path, tmp_path / "two", **uneven, per_device_train_batch_size=8)
     assert first["plans"] == second["plans"] == single["plans"]
     assert len({tuple(counts) for counts in single["plans"]}) > 1
     assert first["specs"] == single["specs"]
