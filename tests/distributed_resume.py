@@ -45,7 +45,7 @@ def generates(folder: Path, options: dict) -> dict:
 
     trainer.engine._turn = recorded
     trainer.train()
-    texts = ["1 + 1 = ", "So the answer is \\boxed{7}.", "1 + 2 = "]  # behind the second, alone on a process, comes EOS
+    texts = ["1 + 1 = ", "So the answer is \\boxed{7}.", "1 + 2 = "]  # behind the second, alone there, comes EOS
     samples = trainer.sample(texts, temperature=0.0, max_tokens=12)
     last = whole(trainer)
     with trainer.averaged_weights():

@@ -43,14 +43,14 @@ class Even(Method):
         """Nothing is kept."""
 
 
-def train(engine: Callable[[Policy], Engine] | None = None) -> list[list[str]]:
+def train(engine: Callable[[Policy], Engine] | None = None) -> list[list[list[int]]]:
     """Configuration, trainer, samples."""
     config = DUETGRPOConfig(output_dir="out", budget_fraction=0.5, method="duet", marker="math", trim=True)
     fraction: float | None = config.budget_fraction
     data = Dataset.from_dict({"prompt": ["1+1="], "answer": [str(fraction)]})
     trainer = DUETGRPOTrainer("model", math_reward, args=config, train_dataset=data, engine=engine)
     trainer.train()
-    samples: list[list[str]] = trainer.sample(["1+1="], 2, max_tokens=9)
+    samples: list[list[list[int]]] = trainer.sample(["1+1="], 2, max_tokens=9)
     return samples
 
 

@@ -77,11 +77,6 @@ class Averaging(Generating):
 
     # ---- What others see of a run -----------------------------------------------------------------------------------
 
-    def sample(self, *args: Any, **kwargs: Any) -> list[list[list[int]]]:
-        """[`~duet_trl.seams.generating.Generating.sample`] from the policy as `save_model` would save it."""
-        with self.averaged_weights():
-            return super().sample(*args, **kwargs)
-
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
         """[`~transformers.Trainer.evaluation_loop`] of the policy as `save_model` would save it."""
         with self.averaged_weights():

@@ -2,7 +2,7 @@
 """What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -40,6 +40,10 @@ class Generating(GRPOTrainer):
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""
+        raise NotImplementedError
+
+    def averaged_weights(self) -> AbstractContextManager:
+        """While active, the model holds the weights that the run shows."""
         raise NotImplementedError
 
     # ---- Seams ------------------------------------------------------------------------------------------------------
@@ -208,7 +212,7 @@ class Generating(GRPOTrainer):
         top_p: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[list[int]]]:
-        """Completions of the current policy from the training engine, without the gate; for evaluation.
+        """Completions of the policy as `save_model` would save it, from the training engine without the gate.
 
         Args:
             prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
@@ -226,12 +230,13 @@ class Generating(GRPOTrainer):
             self.top_p if top_p is None else top_p,
             self.max_completion_length if max_tokens is None else max_tokens,
         )
-        self._sync_engine()
 
         def sample(prompts: list) -> list[list[int]]:
             return self.engine.sample(self._tokenize_prompts(prompts)[0], sampling)
 
-        return self.exchange.spread(prompts, num_samples, sample, size)
+        with self.averaged_weights():
+            self._sync_engine()
+            return self.exchange.spread(prompts, num_samples, sample, size)
 
 
 def _checked(done: list[Completion], requests: list[Request]) -> list[Completion]:
