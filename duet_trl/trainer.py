@@ -129,7 +129,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
-        self.average_weights()
+        self.start_averaging()
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))

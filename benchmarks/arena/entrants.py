@@ -95,8 +95,8 @@ _ALL = (
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
     _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
-    # Each of these differs from the one above it in one part: no average of the weights, then uneven counts, then a
-    # baseline at the mean.
+    # `duet` without the average of the weights; each of the next two differs from the one above it in one part more:
+    # uneven counts, then a baseline at the mean.
     _steered("duet_last", "duet", 0.5, {**ENDING, **UPDATES, **LAST}),
     _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **UNEVEN}),
     _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **MEAN}),

@@ -36,7 +36,7 @@ class Averaging(Generating):
         decay = self.args.ema_decay
         return None if decay is None else WeightAverage(decay)
 
-    def average_weights(self) -> None:
+    def start_averaging(self) -> None:
         """From now on take in the weights after every update.
 
         Raises:

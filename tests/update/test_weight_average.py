@@ -26,7 +26,7 @@ def closed_form(weights: torch.Tensor, decay: float) -> torch.Tensor:
 
 
 class Course(TrainerCallback):
-    """The trained weights after every optimizer step, and the engine's view of them."""
+    """The trained weights after every optimizer step."""
 
     def __init__(self):
         self.weights = []
@@ -44,7 +44,7 @@ def trained(tiny_path, folder, **options):
     course = Course()
     options = {"max_steps": 5, "ema_decay": DECAY, "callbacks": [course], **options}
     trainer = duet_trainer(tiny_path, folder, **options)
-    trainer.train(resume_from_checkpoint=options.pop("resume", None))
+    trainer.train()
     return trainer, torch.stack(course.weights)
 
 
@@ -129,10 +129,10 @@ def test_deepspeed_is_refused_however_it_was_chosen(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, ema_decay=DECAY)
     trainer.is_deepspeed_enabled = True  # what transformers makes of accelerate's configuration
     with pytest.raises(ValueError, match=f"ema_decay={DECAY} averages weights .*Remove it, or shard with FSDP2"):
-        trainer.average_weights()
+        trainer.start_averaging()
     trainer = duet_trainer(tiny_path, tmp_path)
     trainer.is_deepspeed_enabled = True
-    trainer.average_weights()
+    trainer.start_averaging()
 
 
 def test_an_error_under_the_average_brings_the_weights_back(tiny_path, tmp_path):
