@@ -168,6 +168,7 @@ def ask(server: ServerProcess, gate: TinyGate, changes: dict, **body) -> tuple[i
         "model": str(server.model),
         "prompt": [65, 66, 67],
         "max_tokens": 20,
+        "temperature": 0.0,  # a draw may be an EOS
         "return_token_ids": True,
         "stop_token_ids": [*gate.eos_ids, gate.sentinel],
         "vllm_xargs": {name: value for name, value in parameters.items() if value is not ...},
