@@ -31,6 +31,7 @@ _UNREAD = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 
 """What fields hold under a method that does not read them; the others hold None."""
 
 _ON_SERVER = Acts(lambda v: v.use_vllm and v.vllm_mode == "server", "use_vllm=True and vllm_mode='server'")
+# DeepSpeed has a plugin also where only accelerate's configuration chose it.
 FIELD_ACTS = {
     "budget_fraction": Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts' or 'reference'"),
     "budget_tokens": Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'"),
@@ -44,12 +45,12 @@ FIELD_ACTS = {
     ),
     "audit_columns": Acts(lambda v: v.audit_log, "audit_log=True"),
     "grad_norm_quantile": Acts(
-        lambda v: v.max_grad_norm > 0 and not v.deepspeed,
+        lambda v: v.max_grad_norm > 0 and v.deepspeed_plugin is None,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
     ),
     "ema_decay": Acts(
-        lambda v: not (v.deepspeed or v.load_best_model_at_end),
-        "weights that DeepSpeed has not partitioned, and load_best_model_at_end=False: it brings back single weights",
+        lambda v: v.deepspeed_plugin is None and not v.load_best_model_at_end,
+        "no DeepSpeed (FSDP2 will do), and load_best_model_at_end=False: it brings back the weights of one update",
     ),
     "old_logps": Acts(
         lambda v: (

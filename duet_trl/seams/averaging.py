@@ -37,19 +37,9 @@ class Averaging(Generating):
         return None if decay is None else WeightAverage(decay)
 
     def start_averaging(self) -> None:
-        """From now on take in the weights after every update.
-
-        Raises:
-            ValueError: Under DeepSpeed, which a configuration of accelerate may have chosen.
-        """
-        if self.weight_average is None:
-            return
-        if self.is_deepspeed_enabled:
-            raise ValueError(
-                f"ema_decay={self.args.ema_decay} averages weights that each process holds whole or as shards of "
-                "FSDP2, and DeepSpeed holds them in another way. Remove it, or shard with FSDP2."
-            )
-        self.add_callback(_AfterUpdate(self))
+        """From now on take in the weights after every update."""
+        if self.weight_average is not None:
+            self.add_callback(_AfterUpdate(self))
 
     def trained_weights(self) -> list[torch.Tensor]:
         """This process's part of every weight that is trained, sharing its memory."""

@@ -7,6 +7,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from duet_trl import DUETGRPOConfig
 from duet_trl.update.weight_average import WeightAverage
 from tests.runs import duet_trainer, prompts
 
@@ -125,14 +126,22 @@ def test_before_the_first_update_there_is_nothing_to_average(tiny_path, tmp_path
         assert torch.equal(flat(trainer.model), before)
 
 
-def test_deepspeed_is_refused_however_it_was_chosen(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, ema_decay=DECAY)
-    trainer.is_deepspeed_enabled = True  # what transformers makes of accelerate's configuration
-    with pytest.raises(ValueError, match=f"ema_decay={DECAY} averages weights .*Remove it, or shard with FSDP2"):
-        trainer.start_averaging()
-    trainer = duet_trainer(tiny_path, tmp_path)
-    trainer.is_deepspeed_enabled = True
-    trainer.start_averaging()
+class Plugin:
+    """Of accelerate's `DeepSpeedPlugin` what transformers calls: the package itself is not installed here."""
+
+    def set_mixed_precision(self, _: str) -> None: ...
+
+    def set_deepspeed_weakref(self) -> None: ...
+
+
+@pytest.mark.parametrize("field", [{"ema_decay": DECAY}, {"grad_norm_quantile": 0.5}])
+def test_deepspeed_is_refused_also_where_a_configuration_of_accelerate_chose_it(monkeypatch, tmp_path, field):
+    DUETGRPOConfig(str(tmp_path), use_cpu=True, **field)
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")  # `accelerate launch` sets it
+    monkeypatch.setattr("accelerate.utils.DeepSpeedPlugin", Plugin)
+    DUETGRPOConfig(str(tmp_path), use_cpu=True)
+    with pytest.raises(ValueError, match=f"{next(iter(field))}=.* cannot have an effect.*DeepSpeed"):
+        DUETGRPOConfig(str(tmp_path), use_cpu=True, **field)
 
 
 def test_an_error_under_the_average_brings_the_weights_back(tiny_path, tmp_path):
