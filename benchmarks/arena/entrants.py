@@ -80,6 +80,8 @@ SAMPLE = {"small_advantages": "sample"}
 EVEN, UNEVEN = {"allocate": False}, {"allocate": True}
 """Counts alike; counts that follow what is known of a prompt."""
 HISTORY = {**UNEVEN, "advantage_baseline": "history"}
+UNGATED = {"trim": False, "abort": False}
+"""Every rollout runs to its own end."""
 LAST = {"ema_decay": None}
 """The weights of the last update are measured, not their average."""
 MEAN = {**UNEVEN, "advantage_baseline": "measured"}
@@ -95,12 +97,14 @@ _ALL = (
     Entrant("trim_abort", "duet", 0.5, UNIFORM),
     _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
     _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
+    _steered("duet_quarter_ungated", "duet", 0.25, {**ENDING, **UPDATES, **UNGATED}),
     # `duet` without the average of the weights; each of the next two differs from the one above it in one part more:
     # uneven counts, then a baseline at the mean.
     _steered("duet_last", "duet", 0.5, {**ENDING, **UPDATES, **LAST}),
     _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **UNEVEN}),
     _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **MEAN}),
-    # GRPO updated as `duet_last` is.
+    # GRPO updated as `duet_quarter` is, then as `duet_last` is.
+    _steered("grpo_2_steered", "grpo", 0.25, UPDATES),
     _steered("grpo_4_steered", "grpo", 0.5, {**UPDATES, **LAST}),
     _steered("grpo_8_steered", "grpo", 1.0, {**UPDATES, **LAST}),
     Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
@@ -156,11 +160,12 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
     reads = METHODS[entrant.method].reads
-    if "grace_window" in reads:
+    gated = entrant.settings.get("trim", True) or entrant.settings.get("abort", True)
+    if gated and "grace_window" in reads:
         shared |= {"grace_window": GRACE_WINDOW}
     if entrant.method == "paper":
         shared |= REFITS
-    if "marker" not in reads:
+    if not gated or "marker" not in reads:
         shared.pop("marker")
     own = budget_fields(entrant.method, entrant.budget, FULL)
     rollouts = PROMPTS_PER_STEP * own["num_generations"]
