@@ -2,7 +2,7 @@
 # python -m benchmarks.arena run                    everything: tuning, then five seeds (a day; it resumes)
 # python -m benchmarks.arena run --tasks sums --entrants grpo_8,duet --seeds 5-14
 # python -m benchmarks.arena run --profile fast     a quarter of an hour: shows that it works, decides nothing
-# python -m benchmarks.arena report --check         recomputes every figure that the documents quote
+# python -m benchmarks.arena report --check         recomputes every figure that the documents quote, and the targets
 """Every method on four tasks, tuned, graded by the last answer without a gate, at equal tokens and at equal seconds.
 
 Each run is a process of its own, two side by side on two cores, and a line of a file when it has finished: an
@@ -39,7 +39,11 @@ def arguments() -> argparse.Namespace:
     report.add_argument("--records", type=Path, default=COMMITTED)
     report.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
     report.add_argument("--write", action="store_true", help="write tables and values into the documents")
-    report.add_argument("--check", action="store_true", help="exit with an error if a document quotes another value")
+    report.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with an error if a document quotes another value, or a target is missed",
+    )
     packed = commands.add_parser("pack", help="compress records, to be committed")
     packed.add_argument("--profile", choices=PROFILES, default="full")
     args = parser.parse_args()
@@ -90,6 +94,7 @@ def main() -> None:
         return
     from .report import check_documents, write_documents, write_report
     from .report_tables import findings_of
+    from .targets import missed, verdicts
 
     runs = read(args.records)
     if not runs:
@@ -100,10 +105,10 @@ def main() -> None:
     if args.write:
         print("\n".join(f"wrote {name}" for name in write_documents(findings, root)))
     if args.check:
-        differences = check_documents(findings, root)
-        if differences:
-            sys.exit("\n".join(differences))
-        print("every quoted value is that of the records")
+        problems = check_documents(findings, root) + missed(verdicts(findings.contests, findings.figures))
+        if problems:
+            sys.exit("\n".join(problems))
+        print("every quoted value is that of the records, and every target is met")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from .quantities import (
 )
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
+from .targets import TARGETS, verdicts
 from .tasks import TASKS
 from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
@@ -83,6 +84,7 @@ def findings_of(runs: Sequence[Run]) -> Findings:
 def tables(findings: Findings) -> dict[str, Table]:
     """All tables that the records can fill: those of all tasks, then `<name> <task>`."""
     found = {
+        "targets": _targets(findings),
         "start": _start(findings),
         "ranking": _ranking(findings),
         "excerpt": _excerpt(findings),
@@ -109,6 +111,15 @@ def tables(findings: Findings) -> dict[str, Table]:
         found[f"steps {task}"] = _steps(contest, figures)
         found[f"costs {task}"] = _costs(contest, figures)
     return {name: table for name, table in found.items() if table.rows}
+
+
+def _targets(findings: Findings) -> Table:
+    found = verdicts(findings.contests, findings.figures)
+    rows = [
+        [target.claim, *(f"{'met' if own[place].met else 'missed'}: {own[place].text}" for own in found.values())]
+        for place, target in enumerate(TARGETS)
+    ]
+    return Table("Targets", ["target", *found], rows if found else [])
 
 
 def _start(findings: Findings) -> Table:
