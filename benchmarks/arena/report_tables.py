@@ -33,6 +33,18 @@ OURS = "duet"
 """The entrant whose lead over the others is shown."""
 ANCHORS = (REFERENCE, "grpo_4", OURS)
 """Entrants that an excerpt always has."""
+PARTS = {
+    "duet_quarter": "two rollouts of each prompt",
+    "duet_quarter_ungated": "the same without the gate",
+    "grpo_2_steered": "GRPO, two rollouts, the same updates",
+    "duet": "four rollouts of each prompt",
+    "duet_counts": "the same with uneven counts and the last weights",
+    "duet_mean": "that over the mean of the rewards",
+    "duet_1x1": "that with one update of each batch",
+    "grpo_4_steered": "GRPO, four rollouts, the updates of `duet_counts`",
+    "grpo_4": "GRPO, four rollouts",
+}
+"""Entrants that tell what the parts of `duet` do, with what they are."""
 _COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
 
 
@@ -95,6 +107,7 @@ def tables(findings: Findings) -> dict[str, Table]:
             findings, "processor_seconds_share", f"processor seconds to the target, share of {REFERENCE}'s"
         ),
         "overview half": _overview(findings, "to_end_50", f"accuracy at half of {REFERENCE}'s tokens minus its final"),
+        "parts": _parts(findings),
         "controls": _controls(findings),
     }
     for task in dict.fromkeys(run.task for run in findings.runs):
@@ -165,6 +178,23 @@ def _overview(findings: Findings, figure: str, title: str) -> Table:
 
     rows = [[rank.entrant, *(cell(task, rank.entrant) for task in findings.contests)] for rank in findings.ranks]
     return Table(title.capitalize().replace("Grpo", "grpo"), ["entrant", *findings.contests], rows)
+
+
+def _parts(findings: Findings) -> Table:
+    """Tokens and seconds to the targets of those that differ in parts."""
+
+    def cell(task: str, name: str) -> str:
+        own = findings.figures[task].get(name)
+        costs = ("generated_tokens_share", "processor_seconds_share")
+        return "-" if own is None else " / ".join(own[cost].text for cost in costs)
+
+    rows = [
+        [name, what, *(cell(task, name) for task in findings.contests)]
+        for name, what in PARTS.items()
+        if any(name in own for own in findings.figures.values())
+    ]
+    title = f"Tokens / processor seconds to the target, share of {REFERENCE}'s"
+    return Table(title, ["entrant", "what it is", *findings.contests], rows)
 
 
 def _excerpt(findings: Findings) -> Table:

@@ -98,6 +98,17 @@ def test_overview_and_ranking_show_every_task():
     assert rows(runs, "excerpt")["grpo_8"] == ["-0.100 [-]", "100%", "100%"]
 
 
+def test_parts_have_both_costs_of_every_task():
+    runs = [*records(), run("grpo_8", line(0.6), task="products"), run("grpo_4", line(0.5))]
+    found = rows(runs, "parts")
+    assert found.pop("entrant") == ["what it is", "sums", "products"]
+    # At 0.59 after 76 steps like grpo_8, at half of its costs by step; grpo_4 ends at 0.5 after all 80.
+    assert found == {
+        "duet": ["four rollouts of each prompt", "50% / 50%", "100% / 100%"],
+        "grpo_4": ["GRPO, four rollouts", "> 105% / > 105%", "-"],
+    }
+
+
 def test_tuning_start_and_controls_by_hand():
     runs = records()
     assert rows(runs, "tuning sums") == {
