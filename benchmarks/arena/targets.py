@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `duet` is to reach, fixed before the runs, and whether it does.
+"""What `duet` is to reach, and whether it does.
 
 Everything is relative to the reference, GRPO with all rollouts, on the same task. "Nowhere" is on none of the tasks
 that have runs of the reference; an entrant without runs there has missed. "The target" is that of `contest.py`.
