@@ -18,8 +18,8 @@ SUBJECTS = ("duet", "duet_quarter")
 """Entrants that are held to the targets: with at most half of the reference's rollouts."""
 TOLERANCE = 0.01
 """Accuracy that may be lost."""
-OURS = tuple(name for name, entrant in ENTRANTS.items() if entrant.method in ("duet", "duet_reuse"))
-"""No rivals of one another."""
+NO_RIVALS = (REFERENCE, *(name for name, entrant in ENTRANTS.items() if entrant.method in ("duet", "duet_reuse")))
+"""The reference, which the other targets are about, and forms of `duet`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def ahead_of_rivals() -> Target:
     def judge(contests: Mapping[str, Contest], _: Figures, entrant: str) -> Verdict:
         ahead, behind = [], []
         for task, contest in contests.items():
-            for rival in best_rivals(contest, (*OURS, REFERENCE), 1):
+            for rival in best_rivals(contest, NO_RIVALS, 1):
                 lead = contest.lead(entrant, rival, TOKENS, HALF) if entrant in contest.runs else None
                 if lead is None:
                     behind.append(f"not compared with {rival} on {task}")
