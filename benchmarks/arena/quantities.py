@@ -2,7 +2,7 @@
 """Every figure by a name, as text: tables are made of these, and documents quote them one by one."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,14 @@ class Quantity:
 
 
 Quantities = dict[str, Quantity]
+Figures = Mapping[str, Mapping[str, Quantities]]
+"""Of each task and entrant."""
+NO_FIGURE = Quantity(None)
+
+
+def figure_of(figures: Figures, task: str, entrant: str, name: str) -> Quantity:
+    """One of them; `NO_FIGURE` where the task or the entrant has no runs, or not that figure."""
+    return figures.get(task, {}).get(entrant, {}).get(name, NO_FIGURE)
 
 
 def of_entrant(contest: Contest, entrant: str) -> Quantities:

@@ -12,8 +12,11 @@ from .profiles import PROFILES
 from .quantities import (
     DIFFERENCE,
     EQUAL_COSTS,
+    NO_FIGURE,
+    Figures,
     Quantities,
     Quantity,
+    figure_of,
     of_entrant,
     of_rank,
     of_start,
@@ -28,7 +31,6 @@ from .tasks import TASKS
 from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
 
-NO_FIGURE = Quantity(None)
 OURS = "duet"
 """The entrant whose lead over the others is shown."""
 ANCHORS = (REFERENCE, "grpo_4", OURS)
@@ -64,7 +66,7 @@ class Findings:
     Attributes:
         runs (Sequence[Run]): The records.
         contests (Mapping[str, Contest]): By task.
-        figures (Mapping[str, Mapping[str, Quantities]]): Of each task and entrant.
+        figures (Figures): Of each task and entrant.
         starts (Mapping[str, Quantities]): Of each task's policy before training.
         ranks (Sequence[Rank]): Entrants over all tasks, the best first.
         overall (Mapping[str, Quantities]): Of each of them.
@@ -72,7 +74,7 @@ class Findings:
 
     runs: Sequence[Run]
     contests: Mapping[str, Contest]
-    figures: Mapping[str, Mapping[str, Quantities]]
+    figures: Figures
     starts: Mapping[str, Quantities]
     ranks: Sequence[Rank]
     overall: Mapping[str, Quantities]
@@ -174,7 +176,7 @@ def _ranking(findings: Findings) -> Table:
 
 def _overview(findings: Findings, figure: str, title: str) -> Table:
     def cell(task: str, name: str) -> str:
-        return findings.figures[task].get(name, {}).get(figure, NO_FIGURE).full_text
+        return figure_of(findings.figures, task, name, figure).full_text
 
     rows = [[rank.entrant, *(cell(task, rank.entrant) for task in findings.contests)] for rank in findings.ranks]
     return Table(title.capitalize().replace("Grpo", "grpo"), ["entrant", *findings.contests], rows)
@@ -204,7 +206,7 @@ def _excerpt(findings: Findings) -> Table:
         [
             name,
             findings.overall[name]["half"].full_text,
-            *(own.get(name, {}).get("generated_tokens_share", NO_FIGURE).text for own in findings.figures.values()),
+            *(figure_of(findings.figures, task, name, "generated_tokens_share").text for task in findings.figures),
         ]
         for name in names
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from .contest import Contest
 from .entrants import ENTRANTS, REFERENCE
 from .pace import SECONDS
-from .quantities import DIFFERENCE, Quantities, Quantity
+from .quantities import DIFFERENCE, Figures, Quantity, figure_of
 from .ranking import HALF, TOKENS, best_rivals
 
 SUBJECTS = ("duet", "duet_quarter")
@@ -35,9 +35,6 @@ class Verdict:
     text: str
 
 
-Figures = Mapping[str, Mapping[str, Quantities]]
-
-
 @dataclass(frozen=True)
 class Target:
     """Something to reach.
@@ -52,10 +49,6 @@ class Target:
     judge: Callable[[Mapping[str, Contest], Figures, str], Verdict]
 
 
-def _figure(figures: Figures, task: str, entrant: str, name: str) -> Quantity:
-    return figures.get(task, {}).get(entrant, {}).get(name, Quantity(None))
-
-
 def _below(quantity: Quantity, most: float) -> bool:
     """Whether all of the interval is."""
     return quantity.interval is not None and quantity.interval[1] <= most
@@ -68,8 +61,8 @@ def cheap_on_two(tokens: float, seconds: float) -> Target:
         found = [
             task
             for task in contests
-            if _below(_figure(figures, task, entrant, "generated_tokens_share"), tokens)
-            and _below(_figure(figures, task, entrant, "processor_seconds_share"), seconds)
+            if _below(figure_of(figures, task, entrant, "generated_tokens_share"), tokens)
+            and _below(figure_of(figures, task, entrant, "processor_seconds_share"), seconds)
         ]
         return Verdict(len(found) >= 2, ", ".join(found) or "on none")
 
@@ -97,7 +90,7 @@ def share_on(task: str, most: float) -> Target:
     """On a task the target is reached with such a share of the reference's tokens at most."""
 
     def judge(_: Mapping[str, Contest], figures: Figures, entrant: str) -> Verdict:
-        share = _figure(figures, task, entrant, "generated_tokens_share")
+        share = figure_of(figures, task, entrant, "generated_tokens_share")
         return Verdict(share.value is not None and share.value <= most, share.full_text)
 
     return Target(f"{task}: at the target after at most {most:.0%} of {REFERENCE}'s tokens", judge)
