@@ -59,7 +59,7 @@ class Task:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Fields of `DUETGRPOConfig` that are the task's; no entrant has a say in them."""
+        """Fields of `DUETGRPOConfig` that are the task's, the same for every entrant."""
         return {
             "marker": self.marker,
             "max_completion_length": self.max_completion_length,
