@@ -4,7 +4,7 @@
 A group of n rollouts estimates its own mean from the n - 1 others of each, which multiplies the variance of the
 advantage by n / (n - 1), and a group whose rewards are all the same teaches nothing. A prompt that comes round again
 brings a history: with its discounted rewards in the baseline, two rollouts do nearly the work of three
-(docs/performance.md), and a lone rollout has an advantage. A policy that learns fast leaves its history behind: how
+(docs/benchmarks.md), and a lone rollout has an advantage. A policy that learns fast leaves its history behind: how
 much the history and the pool are worth is then measured (`MeasuredWeights`). And the mean is not the baseline of least
 noise: where failures have the longer gradients, that is lower (`LeastNoise`). docs/fidelity.md#advantage_baseline.
 """
