@@ -94,7 +94,7 @@ def main() -> None:
         return
     from .report import check_documents, write_documents, write_report
     from .report_tables import findings_of
-    from .targets import missed, verdicts
+    from .targets import missed
 
     runs = read(args.records)
     if not runs:
@@ -105,7 +105,7 @@ def main() -> None:
     if args.write:
         print("\n".join(f"wrote {name}" for name in write_documents(findings, root)))
     if args.check:
-        problems = check_documents(findings, root) + missed(verdicts(findings.contests, findings.figures))
+        problems = check_documents(findings, root) + missed(findings.verdicts)
         if problems:
             sys.exit("\n".join(problems))
         print("every quoted value is that of the records, and every target is met")

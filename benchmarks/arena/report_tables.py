@@ -26,7 +26,7 @@ from .quantities import (
 )
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
-from .targets import TARGETS, verdicts
+from .targets import TARGETS, Verdict, verdicts
 from .tasks import TASKS
 from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
@@ -70,6 +70,7 @@ class Findings:
         starts (Mapping[str, Quantities]): Of each task's policy before training.
         ranks (Sequence[Rank]): Entrants over all tasks, the best first.
         overall (Mapping[str, Quantities]): Of each of them.
+        verdicts (Mapping[str, list[Verdict]]): By entrant that is held to the targets, in their order.
     """
 
     runs: Sequence[Run]
@@ -78,20 +79,23 @@ class Findings:
     starts: Mapping[str, Quantities]
     ranks: Sequence[Rank]
     overall: Mapping[str, Quantities]
+    verdicts: Mapping[str, list[Verdict]]
 
 
 def findings_of(runs: Sequence[Run]) -> Findings:
     """All figures that these records have."""
     runs = sorted(runs, key=lambda run: list(TASKS).index(run.task))
     found = contests(runs)
+    figures = {task: {name: of_entrant(contest, name) for name in contest.runs} for task, contest in found.items()}
     ranks = ranking(found)
     return Findings(
         runs,
         found,
-        {task: {name: of_entrant(contest, name) for name in contest.runs} for task, contest in found.items()},
+        figures,
         {run.task: of_start(run) for run in runs if run.stage == START},
         ranks,
         {rank.entrant: of_rank(rank) for rank in ranks},
+        verdicts(found, figures),
     )
 
 
