@@ -10,6 +10,7 @@ import pytest
 from benchmarks.common import process_environment, python_command
 from benchmarks.processes import fsdp_environment
 from duet_trl.methods import METHODS
+from tests.scripts import forked
 
 TESTS = Path(__file__).parent
 WINDOWS = {"steps_per_generation": 4, "num_iterations": 2}
@@ -18,11 +19,11 @@ WINDOWS = {"steps_per_generation": 4, "num_iterations": 2}
 
 def run(
     processes: int, script: str, subject: Path | str, folder: Path, sharded: bool = False, **options
-) -> subprocess.CompletedProcess:
+) -> subprocess.CompletedProcess[str]:
     """Run a script of this folder."""
-    command = [*python_command(processes), str(TESTS / script), str(subject), str(folder), json.dumps(options)]
+    arguments = [str(TESTS / script), str(subject), str(folder), json.dumps(options)]
     environment = process_environment() | (fsdp_environment() if sharded else {})
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    return forked(arguments, env=environment, processes=processes)
 
 
 def launch(processes: int, model: Path, output_dir: Path, script: str = "distributed_run.py", **overrides) -> list:
@@ -127,7 +128,15 @@ def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
 @pytest.mark.slow
 def test_an_error_of_one_process_ends_all_of_them_and_the_run_resumes(tiny_path, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    done = run(2, "distributed_run.py", tiny_path, tmp_path, fails_in_step=2, **saving)
+    options = json.dumps(saving | {"fails_in_step": 2})
+    torchrun = [*python_command(2), str(TESTS / "distributed_run.py")]
+    done = subprocess.run(
+        [*torchrun, str(tiny_path), str(tmp_path), options],
+        env=process_environment(),
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
     assert done.returncode == 1
     assert "OSError: the verifier of process 1 is gone" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]

@@ -3,15 +3,16 @@
 
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.scripts import forked, fresh
+
 ROOT = Path(__file__).parents[1]
 
-# TRL builds its engine for the life of the process, so the run gets a process of its own.
+# TRL builds its engine for the life of the process, so each run gets a process of its own.
 SCRIPT = """
 import json, os, sys
 from pathlib import Path
@@ -59,20 +60,20 @@ report["with_the"], report["end_at_the"] = (
 """
 
 
-def run(model: Path, output_dir: Path, **overrides) -> dict:
+def run(model: Path, output_dir: Path, start: Callable = forked, **overrides) -> dict:
     output_dir.mkdir(exist_ok=True)
-    command = [sys.executable, "-c", SCRIPT, str(model), str(output_dir), json.dumps(overrides)]
+    arguments = ["-c", SCRIPT, str(model), str(output_dir), json.dumps(overrides)]
     # Without what a user would not have set: the trainer does.
     unset = {"OMP_NUM_THREADS", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_ENABLE_V1_MULTIPROCESSING"}
     environment = {name: value for name, value in os.environ.items() if name not in unset} | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, cwd=output_dir)
+    done = start(arguments, cwd=output_dir, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((output_dir / "report.json").read_text())
 
 
 @pytest.mark.vllm
 def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_path, tmp_path):
-    report = run(tiny_path, tmp_path)
+    report = run(tiny_path, tmp_path, fresh)
     # Tied embeddings included, every step samples from the weights of the step before: a stale copy would differ.
     assert max(report["sampling/sampling_logp_difference/max"]) < 1e-3
     assert min(report["sampling/importance_sampling_ratio/min"]) > 0.99

@@ -3,9 +3,6 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +16,7 @@ from duet_trl.evaluation.results import read_results
 from duet_trl.evaluation.suites import load_suite
 from tests.evaluation.policy import EOS_ID, TOKENIZER, ids, write_jsonl
 from tests.runs import duet_trainer
+from tests.scripts import forked
 
 RIGHT, WRONG = ids(r"\boxed{42}"), ids(r"\boxed{41}")
 ROOT = Path(__file__).parents[2]
@@ -262,9 +260,8 @@ def test_training_on_vllm_does_not_notice_that_it_is_measured(tiny_path, tmp_pat
     data_file = write_jsonl(tmp_path / "g.jsonl", [{"question": f"Say {n}", "answer": f"#### {n}"} for n in (2, 4)])
     losses = []
     for measured in ("no", "yes"):
-        command = [sys.executable, "-c", SCRIPT, str(tiny_path), str(tmp_path / measured), data_file, measured]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
+        arguments = ["-c", SCRIPT, str(tiny_path), str(tmp_path / measured), data_file, measured]
+        done = forked(arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
         loss, lengths = json.loads(done.stdout.rpartition("REPORT")[2].splitlines()[0])
         losses.append(loss)

@@ -2,9 +2,7 @@
 """recipes/evaluate.py from the command line to the table, on a tiny model in every engine, and its refusals."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
@@ -14,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from duet_trl.evaluation.results import Figure, Results, read_results
+from tests.scripts import forked
 from tests.tiny import END_OF_TURN, EOS
 
 ROOT = Path(__file__).parents[2]
@@ -66,14 +65,7 @@ def result_file(path: Path, figures: dict, model: str = "m", step: int | None = 
 
 def run(*arguments) -> str:
     """The script in a process of its own; what it prints."""
-    done = subprocess.run(
-        [sys.executable, "recipes/evaluate.py", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = forked(["recipes/evaluate.py", *map(str, arguments)])
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -2,9 +2,7 @@
 """recipes/fit_surrogate.py from a calibration run to a run that uses the file, and what makes the file stale."""
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from duet_trl.allocate.static_surrogate import SurrogateFile
 from duet_trl.seams.data_checks import prompt_keys
 from tests.runs import duet_trainer, logged, prompts
+from tests.scripts import forked
 
 ROOT = Path(__file__).parents[2]
 MATH = ROOT.parent / "shared" / "data" / "math_train_clean.jsonl"
@@ -131,16 +130,10 @@ def test_a_recipes_run_names_its_own_data(tiny_path: Path, tmp_path: Path) -> No
     data, out = tmp_path / "math.jsonl", tmp_path / "out"
     data.write_text("".join(MATH.read_text().splitlines(keepends=True)[:40]))
     base = shutil.copytree(tiny_path, tmp_path / "base")
-    command = [sys.executable, "recipes/math_qwen3.py", "--config", "math_tiny_smoke"]
-    command += ["--model_name_or_path", str(base), "--dataset_name", str(data), "--output_dir", str(out)]
-    done = subprocess.run(
-        [*command, "--audit_log", "true", "--allocate", "false", "--trim", "false", "--abort", "false"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    arguments = ["recipes/math_qwen3.py", "--config", "math_tiny_smoke"]
+    arguments += ["--model_name_or_path", str(base), "--dataset_name", str(data), "--output_dir", str(out)]
+    arguments += ["--audit_log", "true", "--allocate", "false", "--trim", "false", "--abort", "false"]
+    done = forked(arguments)
     assert done.returncode == 0, done.stderr[-3000:]
     fit(out, base, tmp_path / "surrogate.json")
     written = json.loads((tmp_path / "surrogate.json").read_text())

@@ -2,12 +2,11 @@
 """The main entry point on real MATH prompts with the real verifier and a tiny local policy."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.scripts import forked
 
 ROOT = Path(__file__).parents[2]
 MATH = ROOT.parent / "shared" / "data" / "math_train_clean.jsonl"
@@ -19,17 +18,9 @@ def run(tiny_path: Path, tmp_path: Path, *options: str) -> dict:
     """Two optimizer steps of the recipe over the first 200 problems; returns the trainer's state."""
     data = tmp_path / "math.jsonl"
     data.write_text("".join(MATH.read_text().splitlines(keepends=True)[:200]))
-    command = [sys.executable, "recipes/math_qwen3.py", "--config", "recipes/configs/math_tiny_smoke.yaml"]
-    command += ["--model_name_or_path", str(tiny_path), "--dataset_name", str(data), "--output_dir", str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, "--save_strategy", "steps", "--save_steps", "2", *options],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    arguments = ["recipes/math_qwen3.py", "--config", "recipes/configs/math_tiny_smoke.yaml"]
+    arguments += ["--model_name_or_path", str(tiny_path), "--dataset_name", str(data), "--output_dir", str(tmp_path)]
+    done = forked([*arguments, "--save_strategy", "steps", "--save_steps", "2", *options])
     assert done.returncode == 0, done.stderr[-3000:]
     assert (tmp_path / "model.safetensors").exists()
     return json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())

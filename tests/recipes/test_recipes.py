@@ -2,9 +2,9 @@
 """Every recipe from its command line: two steps of a tiny local policy, what they leave, what they refuse."""
 
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.rewards import SandboxError
 from duet_trl.seams.hub import configuration_yaml
+from tests.scripts import forked, fresh
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
@@ -53,15 +54,10 @@ def arguments(recipe: str, folder: Path, model: Path, *options: str) -> list[str
     return [*command, "--marker", MARKERS.get(recipe, "math"), *options]
 
 
-def run(recipe: str, folder: Path, tiny_path: Path, *options: str, **environment: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, f"recipes/{recipe}.py", *arguments(recipe, folder, tiny_path, *options)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+def run(
+    recipe: str, folder: Path, tiny_path: Path, *options: str, start: Callable = forked
+) -> subprocess.CompletedProcess[str]:
+    return start([f"recipes/{recipe}.py", *arguments(recipe, folder, tiny_path, *options)])
 
 
 def history(folder: Path) -> list[dict]:
@@ -74,7 +70,8 @@ def history(folder: Path) -> list[dict]:
     ["math_qwen3", *(pytest.param(name, marks=pytest.mark.slow) for name in ("code_qwen3", "qa_qwen3"))],
 )
 def test_a_recipe_trains_with_its_own_reward_and_leaves_its_configuration(tiny_path, tmp_path, recipe):
-    done = run(recipe, tmp_path, tiny_path, "--save_strategy", "steps", "--save_steps", "2")
+    start = fresh if recipe == "math_qwen3" else forked  # one of them as users start it
+    done = run(recipe, tmp_path, tiny_path, "--save_strategy", "steps", "--save_steps", "2", start=start)
     assert done.returncode == 0, done.stderr[-3000:]
     steps = history(tmp_path)
     assert [entry["step"] for entry in steps] == [1, 2]
@@ -114,15 +111,8 @@ def test_the_configuration_that_a_run_leaves_repeats_it(tiny_path, tmp_path):
     first.mkdir()
     saving = ("--save_strategy", "steps", "--save_steps", "2", "--resume_from_checkpoint", "false")
     assert run("math_qwen3", first, tiny_path, *saving, "--learning_rate", "1e-3").returncode == 0
-    command = [sys.executable, "recipes/math_qwen3.py", "--config", str(first / "out" / "recipe.yaml")]
-    done = subprocess.run(
-        [*command, "--output_dir", str(second / "out")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
+    again = ["recipes/math_qwen3.py", "--config", str(first / "out" / "recipe.yaml")]
+    done = forked([*again, "--output_dir", str(second / "out")])
     assert done.returncode == 0, done.stderr[-3000:]
     assert [entry["loss"] for entry in history(second)] == [entry["loss"] for entry in history(first)]
     assert (second / "out" / "recipe.yaml").read_text() == (first / "out" / "recipe.yaml").read_text()
