@@ -133,7 +133,7 @@ def tables(findings: Findings) -> dict[str, Table]:
 
 
 def _targets(findings: Findings) -> Table:
-    found = verdicts(findings.contests, findings.figures)
+    found = findings.verdicts
     rows = [
         [target.claim, *(f"{'met' if own[place].met else 'missed'}: {own[place].text}" for own in found.values())]
         for place, target in enumerate(TARGETS)
