@@ -29,13 +29,10 @@ GUARD = ("--middleware", "duet_trl.engines.guard.TokenGuard")
 PAIR = "[42]{2}"
 """Pattern of the server's own marker, called "pair"."""
 
-SLOTS = 48
-"""Rollouts that the server runs at once."""
-
 # So few blocks of so few tokens that 48 rollouts of full length preempt each other, and prompts of up to 60 tokens are
 # prefilled in chunks.
 SMALL = (
-    *("--max-num-seqs", str(SLOTS), "--max-num-batched-tokens", "96"),
+    *("--max-num-seqs", "48", "--max-num-batched-tokens", "96"),
     *("--block-size", "32", "--num-gpu-blocks-override", "72"),
     *("--additional-config", f'{{"duet_markers": {{"pair": "{PAIR}"}}}}'),
 )
@@ -98,7 +95,8 @@ class ServerProcess:
         with self.log.open("a") as log:
             self._process = subprocess.Popen(
                 self._command,
-                env={**self.environment, "VLLM_SERVER_DEV_MODE": "1"},
+                # A server too busy to read for five seconds takes a connection in use for an idle one, and closes it.
+                env={**self.environment, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.log.parent,

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.common import process_environment, python_command
 from benchmarks.processes import fsdp_environment
 from duet_trl.methods import METHODS
-from tests.scripts import forked
+from tests.scripts import forked, fresh
 
 TESTS = Path(__file__).parent
 WINDOWS = {"steps_per_generation": 4, "num_iterations": 2}
@@ -129,14 +129,9 @@ def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
 def test_an_error_of_one_process_ends_all_of_them_and_the_run_resumes(tiny_path, tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
     options = json.dumps(saving | {"fails_in_step": 2})
-    torchrun = [*python_command(2), str(TESTS / "distributed_run.py")]
-    done = subprocess.run(
-        [*torchrun, str(tiny_path), str(tmp_path), options],
-        env=process_environment(),
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    torchrun = python_command(2)[1:]  # itself, whose part it is to end the others
+    arguments = [*torchrun, str(TESTS / "distributed_run.py"), str(tiny_path), str(tmp_path), options]
+    done = fresh(arguments, env=process_environment())
     assert done.returncode == 1
     assert "OSError: the verifier of process 1 is gone" in done.stderr
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]

@@ -77,7 +77,7 @@ PROFILES = {
         samples_end=2,
         samples_start=2,
         seeds=(0,),
-        tasks=("two_ways",),
+        tasks=("sums",),
         entrants=(REFERENCE, "grpo_2", "grpo_4_x4"),
     ),
 }

@@ -19,7 +19,7 @@ import torch
 from duet_trl.engines.server import Choice, _batches
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from tests.engines.tiny_gate import TinyGate, random_prompts
-from tests.server_process import ROOT, SLOTS, ServerProcess
+from tests.server_process import ROOT, ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
@@ -94,16 +94,10 @@ async def strangers(
     async def stranger(headers: dict[str, str], own: list[tuple[str, str]]) -> None:
         nonlocal answered
         async with aiohttp.ClientSession(headers=headers) as session:
-            left = list(own)
-            while left:
-                method, path = left[-1]
-                try:
-                    async with session.request(method, server.url + path, json=body) as response:
-                        answers.add((response.status, await response.text()))
-                except aiohttp.ServerDisconnectedError:  # so busy that it took the connection for an idle one
-                    continue
-                answered += 1
-                left.pop()
+            for method, path in own:
+                async with session.request(method, server.url + path, json=body) as response:
+                    answers.add((response.status, await response.text()))
+                    answered += 1
 
     async def watch() -> tuple[float, int]:
         most, under_load = 0.0, 0
@@ -196,8 +190,8 @@ def test_4096_rollouts_at_once_and_nothing_for_strangers(server, tiny_gate, tmp_
     seconds = time.monotonic() - begun
     ((status, text),) = answers
     assert status == 401 and json.loads(text).keys() == {"error"} and server.token not in text
-    # A server answers the first of 4,096 requests while a slow client writes the last.
-    assert most > (SLOTS if gated else NUM_ROWS / 2)
+    # A fast server answers the first of 4,096 requests while the last are written.
+    assert most > (NUM_ROWS / 8 if gated else NUM_ROWS / 2)
     assert_own(tiny_gate, load, rollouts, gated=gated)
     assert server.metric("vllm:request_success") == before + NUM_ROWS  # none twice, and none for strangers
     # What it costs is connections, and what came back: an id and a log-prob a token, and its JSON on the way.
