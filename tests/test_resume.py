@@ -107,7 +107,10 @@ def interrupted(model, folder, number, at, processes=1):
     return done
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGINT, -signal.SIGINT, marks=pytest.mark.slow), (signal.SIGTERM, 143)],
+)
 def test_an_interrupted_script_ends_as_interrupted_with_a_checkpoint(tiny_path, tmp_path, number, status):
     done = interrupted(tiny_path, tmp_path, number, at="1")
     assert done.returncode == status, done.stderr[-3000:]  # a shell shows 130 and 143 for these

@@ -39,6 +39,7 @@ def runs(folder: Path) -> dict[str, tuple[Notes, Notes]]:
     }
 
 
+@pytest.mark.slow
 def test_the_resumed_step_is_the_second_of_the_whole_run(runs):
     for whole, resumed in runs.values():
         assert (len(whole.asked), len(resumed.asked)) == (2, 1)
@@ -47,6 +48,7 @@ def test_the_resumed_step_is_the_second_of_the_whole_run(runs):
         assert (len(first | second), len(second - first)) == (NUM_PROMPTS + NEW, NEW)
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_the_step(runs):
     for step in runs["pods"][0].figures:  # 8 prompts x 8 rollouts, a quarter of them trained
         assert (step["rollouts"], step["rounds"], step["prompts"]) == (64, 1, 8)
@@ -58,6 +60,7 @@ def test_figures_are_those_of_the_step(runs):
     assert second["generated_tokens"] + second["reused_tokens"] == second["trained_tokens"]
 
 
+@pytest.mark.slow
 def test_a_lost_state_is_seen(runs, folder, tmp_path):
     shutil.copytree(folder / "spec_rl" / "checkpoint-1", tmp_path / "checkpoint-1")
     fresh = build("spec_rl", TRANSFORMERS, 0.25, tmp_path, 0)

@@ -76,6 +76,7 @@ def run(tiny_path: Path, recording: Recording, tmp_path_factory):
     return trainers, *measure(trainers, recording, STEPS, warm_up=0, profiled=PROFILED)
 
 
+@pytest.mark.slow
 def test_stock_and_ours_with_the_parts_off_take_the_same_steps(run, recording):
     trainers, records, _ = run
     for name in ("loss", "grad_norm", "reward", "num_tokens"):
@@ -89,6 +90,7 @@ def test_stock_and_ours_with_the_parts_off_take_the_same_steps(run, recording):
     assert sum(r.computed_tokens for r in records[OFF]) < sum(r.computed_tokens for r in records[STOCK])
 
 
+@pytest.mark.slow
 def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
     trainers, records, _ = run
     for outcome in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
@@ -100,6 +102,7 @@ def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
     np.testing.assert_array_equal(generated, [r.kept_tokens for r in records[ON]])
 
 
+@pytest.mark.slow
 def test_every_phase_of_every_trainer_is_seen_and_none_is_counted_twice(run):
     for arm, found in run[1].items():
         for step in found:
@@ -137,6 +140,7 @@ def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_p
     assert whole - step.seconds[PROCESSOR] >= 0.3
 
 
+@pytest.mark.slow
 def test_metric_and_profiler_agree_on_the_same_steps(run):
     trainers, _, profile = run
     stats = pstats.Stats(profile).stats
@@ -144,6 +148,7 @@ def test_metric_and_profiler_agree_on_the_same_steps(run):
     assert package_share(stats) > profiler_share(stats) > 0
 
 
+@pytest.mark.slow
 def test_the_metric_over_several_steps_is_weighted_by_their_seconds(run, monkeypatch):
     # Two steps of 1 + 1 + 1 + 97 and 3 + 1 + 1 + 15 seconds with 1 + 3 and 3 + 5 s of controller, plan among them.
     history = [

@@ -3,6 +3,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -19,6 +20,7 @@ THOUGHT = Delimiters("aa", "cb")
 """Thoughts of the toy vocabulary, spelled by two tokens each."""
 
 
+@cache
 def toy_automaton(delimiters: Delimiters | None = None) -> TokenAutomaton:
     return compile_automaton(pattern_marker("toy", "ab", delimiters), [b"a", b"b", b"c", None])
 
