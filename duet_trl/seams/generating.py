@@ -20,7 +20,7 @@ from ..step_record import Generated, StepRecord
 from . import logs
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
-from .ending import forget_unscored_endings
+from .ending import pay_endings
 from .train_rows import ReplayBatch
 from .watch import noticed_if_slow
 
@@ -64,7 +64,7 @@ class Generating(GRPOTrainer):
         inputs = thoughts.shown_to_rewards(inputs, opened, completions, completion_ids_list)
         rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
-            forget_unscored_endings(rewards)
+            pay_endings(rewards, self.reward_weights)
         return rewards
 
     def _generate_single_turn(
