@@ -19,6 +19,7 @@ from duet_trl.gate.markers import Which, extract_boxed
 
 MAX_COMPLETION_LENGTH = 48
 """Tokens at which completions are cut, in training and in evaluation."""
+POOL_SIZE = 240  # sums to train on, thirty batches of eight
 EXAMPLES = ((3, 4), (6, 8), (9, 2), (7, 7))
 LARGEST = 20  # number of a sum; with larger ones a model of 135M parameters is right too rarely to learn
 
@@ -64,7 +65,7 @@ class Measured:
     mean_length: float
 
 
-def train_problems(count: int, seed: int = 0) -> list[Sum]:
+def train_problems(count: int = POOL_SIZE, seed: int = 0) -> list[Sum]:
     """Distinct problems to train on."""
     return _sample(count, seed, held_out=False)
 
