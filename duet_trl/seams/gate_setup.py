@@ -4,13 +4,13 @@
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 
 from ..config import DUETGRPOConfig
 from ..gate.automaton import compile_automaton
 from ..gate.markers import get_marker
 from ..gate.parameters import GateSetup
-from ..gate.sentinel import find_sentinel
+from ..gate.sentinel import find_sentinel, tokens_with_a_role
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..gate.vocabulary import vocabulary_bytes
 
@@ -39,14 +39,18 @@ def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig)
 
 def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> GateSetup:
     """Compile the marker and find the sentinel, without loading weights."""
-    vocab_size, declared = _vocabulary(model, args)
+    config, generation = _configurations(model, args)
+    vocab_size, declared = config.get_text_config().vocab_size, generation.eos_token_id
+    declared = [declared] if isinstance(declared, int) else list(declared or [])
     delimiters = thought_delimiters(tokenizer, args)
     shown = () if delimiters is None else delimiters.parts
     eos_ids = _eos_ids(tokenizer, [*declared, *extra_eos_ids(tokenizer, args)], vocab_size)
     vocabulary = vocabulary_bytes(tokenizer, vocab_size, shown)
     automaton = compile_automaton(get_marker(args.marker, delimiters), vocabulary)
     if args.sentinel_token_id is None:
-        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
+        settings = (config.to_dict(), generation.to_dict(), args.generation_kwargs or {})
+        taken = {number for each in settings for number in tokens_with_a_role(each)}
+        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids, {*taken, *shown})
     elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
         raise ValueError(
             f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is no EOS {list(eos_ids)}, got "
@@ -57,19 +61,16 @@ def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBas
     return GateSetup(args.marker, automaton, sentinel, eos_ids, delimiters)
 
 
-def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int, list[int]]:
-    """Size of the model's vocabulary and the EOS ids it declares, without loading weights."""
+def _configurations(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[PretrainedConfig, GenerationConfig]:
+    """Of the model and of its generation, without loading weights."""
     if not isinstance(model, str):
-        config, declared = model.config, model.generation_config.eos_token_id
-    else:
-        source = _source(args)
-        config = AutoConfig.from_pretrained(model, **source)
-        try:
-            declared = GenerationConfig.from_pretrained(model, **source).eos_token_id
-        except OSError:  # transformers then makes one from the model's configuration
-            declared = config.eos_token_id
-    text_config = config.get_text_config()
-    return text_config.vocab_size, [declared] if isinstance(declared, int) else list(declared or [])
+        return model.config, model.generation_config
+    source = _source(args)
+    config = AutoConfig.from_pretrained(model, **source)
+    try:
+        return config, GenerationConfig.from_pretrained(model, **source)
+    except OSError:  # transformers then makes one from the model's configuration
+        return config, GenerationConfig.from_model_config(config)
 
 
 def _source(args: DUETGRPOConfig) -> dict[str, Any]:
