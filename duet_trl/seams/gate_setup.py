@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer, marker, sentinel and ends of a run, settled before a model is loaded."""
 
+import logging
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from trl import GRPOTrainer
 
 from ..config import DUETGRPOConfig
+from ..evaluation.prompts import end_of_turn_id
 from ..gate.automaton import compile_automaton
 from ..gate.markers import get_marker
 from ..gate.parameters import GateSetup
 from ..gate.sentinel import find_sentinel, tokens_with_a_role
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..gate.vocabulary import vocabulary_bytes
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(
@@ -105,3 +111,23 @@ def extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> l
             f"{tokenizer.name_or_path!r}. Name a token of its vocabulary, or leave it out."
         )
     return ids
+
+
+def warn_of_turns(trainer: GRPOTrainer) -> None:
+    """Say so if the chat template ends a turn with a token that ends no rollout, and the prompts are messages."""
+    tokenizer, dataset = trainer._tokenizer, trainer.train_dataset
+    if dataset is None or tokenizer.chat_template is None or not trainer.accelerator.is_main_process:
+        return
+    if not any(isinstance(row["prompt"], list) for row in dataset.take(1)):
+        return
+    try:
+        end = end_of_turn_id(tokenizer)
+    except (TemplateError, ValueError):  # a template that takes no such turn, or several without a default
+        return
+    if end is not None and end not in trainer.eos_token_ids:
+        token = tokenizer.convert_ids_to_tokens(end)
+        logger.warning(
+            f"The chat template ends a turn with {token!r} (id {end}), which is no EOS of tokenizer or model "
+            f"{list(trainer.eos_token_ids)}: a rollout would go on behind its turn, up to max_completion_length. Set "
+            f"extra_eos_tokens=[{token!r}]."
+        )
