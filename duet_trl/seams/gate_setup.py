@@ -118,7 +118,7 @@ def warn_of_turns(trainer: GRPOTrainer) -> None:
     tokenizer, dataset = trainer._tokenizer, trainer.train_dataset
     if dataset is None or tokenizer.chat_template is None or not trainer.accelerator.is_main_process:
         return
-    if not any(isinstance(row["prompt"], list) for row in dataset.take(1)):
+    if not any(isinstance(row.get("prompt"), list) for row in dataset.take(1)):
         return
     try:
         end = end_of_turn_id(tokenizer)

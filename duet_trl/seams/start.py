@@ -6,6 +6,7 @@ import math
 from collections.abc import Sized
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -36,6 +37,8 @@ class StartNotice(TrainerCallback):
         config, rows = self.config, self.rows
         if not (state.is_world_process_zero and config.duet_active):
             return
+        for warning in precision_warnings(config):
+            logger.warning(warning)
         if config.gated:
             given = self.gate.spec(), config.max_completion_length, config.options.abort_rule == "price"
             say(gate_line(*given))
@@ -55,6 +58,18 @@ def say(line: str) -> None:
         logger.info(line)
     else:
         tqdm.write(line)
+
+
+def precision_warnings(config: DUETGRPOConfig) -> list[str]:
+    """Whether this CPU has to convert every bfloat16 product."""
+    if not config.bf16 or config.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return []
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return []
+    return [
+        "bf16=True on a CPU without bfloat16 instructions: products are converted and take several times as long as "
+        "in float32. Set bf16=False."
+    ]
 
 
 def gate_line(spec: GateSpec, limit: int, by_price: bool) -> str:

@@ -2,7 +2,11 @@
 """What is said when training starts: where the gate can act, what there is to allocate, and what does nothing."""
 
 import logging
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +17,7 @@ from duet_trl.methods.duet_settings import mean_rollouts
 from duet_trl.seams.start import batch_line, batch_warnings, gate_line, gate_warnings
 from tests.runs import duet_trainer
 
+ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"allocate": True}
 
 
@@ -21,6 +26,24 @@ def config(tmp_path, **overrides) -> DUETGRPOConfig:
     settings = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 4, "num_generations": 8}
     fixed = {"output_dir": str(tmp_path), "report_to": "none", "use_cpu": True, "bf16": False}
     return DUETGRPOConfig(**grouped({**settings, **fixed, **overrides}))
+
+
+# ---- Precision ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bf16", "said"), [(True, 1), (False, 0)])
+def test_bf16_on_a_cpu_without_it_is_said(tmp_path, bf16, said):
+    """oneDNN is told to forget such instructions, as on a CPU that has none, before torch is imported."""
+    script = f"""
+from duet_trl import DUETGRPOConfig
+from duet_trl.seams.start import precision_warnings
+
+found = precision_warnings(DUETGRPOConfig(output_dir={str(tmp_path)!r}, use_cpu=True, bf16={bf16}))
+assert [("Set bf16=False" in warning) for warning in found] == [True] * {said}, found
+"""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"}
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 # ---- The gate ---------------------------------------------------------------------------------------------------

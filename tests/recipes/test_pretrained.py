@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums and the recipe that trains a pre-trained model on them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from recipes.sums import (
+    EXAMPLES,
+    MAX_COMPLETION_LENGTH,
+    POOL_SIZE,
+    Sum,
+    held_out_problems,
+    is_correct,
+    last_answer_reward,
+    measure,
+    rows,
+    train_problems,
+)
+from tests.pretrained import smollm2
+from tests.tiny import END_OF_TURN
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_prompt_is_four_worked_sums_and_an_open_one():
+    assert Sum(11, 8).prompt == (
+        "3 + 4 = \\boxed{7}\n6 + 8 = \\boxed{14}\n9 + 2 = \\boxed{11}\n7 + 7 = \\boxed{14}\n11 + 8 ="
+    )
+    assert rows([Sum(11, 8)]) == [{"prompt": Sum(11, 8).prompt, "answer": 19}]
+
+
+def test_held_out_sums_are_never_trained_on_nor_shown():
+    train = {problem for seed in range(3) for problem in train_problems(seed=seed)}
+    held_out = {problem for seed in range(3) for problem in held_out_problems(seed=seed)}
+    assert train.isdisjoint(held_out)
+    assert {(problem.left, problem.right) for problem in train | held_out}.isdisjoint(EXAMPLES)
+    assert len(set(train_problems())) == POOL_SIZE and len(set(held_out_problems())) == 64
+    assert train_problems(8, seed=1) == train_problems(8, seed=1) != train_problems(8, seed=2)
+    with pytest.raises(ValueError, match="there are 99 such sums, 100 were asked for"):
+        held_out_problems(100)
+
+
+@pytest.mark.parametrize(
+    ("text", "last", "first"),
+    [
+        (" \\boxed{19}", 1.0, 1.0),
+        (" \\boxed{ 19 }\n5 + 5 = \\boxed{10}", 0.0, 1.0),
+        (" \\boxed{18}. No: \\boxed{19}", 1.0, 0.0),
+        (" 19", 0.0, 0.0),
+        (" \\boxed{19", 0.0, 0.0),
+    ],
+)
+def test_the_last_answer_counts(text, last, first):
+    assert last_answer_reward([text], [19], prompts=[""]) == [last]
+    assert is_correct(text, 19, which="first") == first
+
+
+def test_measuring_leaves_random_numbers_and_mode_alone(tiny_path):
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
+    model = Qwen3ForCausalLM.from_pretrained(tiny_path).train()
+    problems, state = held_out_problems(16), torch.get_rng_state()
+    eos_ids = [tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)]
+    found = [measure(model, tokenizer, problems, seed=seed, eos_ids=eos_ids) for seed in (0, 0, 1)]
+    assert found[0] == found[1] != found[2]
+    assert 0 < found[0].ended < 1 and 1 < found[0].mean_length < MAX_COMPLETION_LENGTH
+    assert torch.equal(torch.get_rng_state(), state) and model.training
+    greedy = [measure(model, tokenizer, problems, temperature=0.0, seed=seed) for seed in (0, 1)]
+    assert greedy[0] == greedy[1]
+
+
+def test_a_policy_that_knows_the_answer_and_ends_is_right(tiny_path, monkeypatch):
+    """Its tokens are set: " \\boxed{answer}", an end for every other problem, else another sum."""
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
+    model = Qwen3ForCausalLM.from_pretrained(tiny_path)
+    problems = held_out_problems(8)
+    behind = [tokenizer.eos_token, "\n1 + 1 = \\boxed{5}"]
+    texts = [f" \\boxed{{{p.answer}}}{behind[place % 2]}" for place, p in enumerate(problems)]
+
+    def generate(input_ids, **_):
+        written = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"]  # pads with the EOS
+        return torch.cat([input_ids, written], dim=1)
+
+    monkeypatch.setattr(model, "generate", generate)
+    longest = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"]
+    found = measure(model, tokenizer, problems)
+    assert (found.last, found.first) == (0.5, 1.0)
+    assert found.ended == (longest == tokenizer.eos_token_id).any(dim=1).float().mean()
+
+
+def recipe(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "recipes/pretrained.py", *options, "--output_dir", str(tmp_path / "out")]
+    return subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=500)
+
+
+def test_without_the_model_the_remedy_is_named(tmp_path):
+    done = recipe(tmp_path, "--model_name_or_path", "outputs/models/smollm3")
+    assert done.returncode != 0
+    assert done.stderr.endswith("ValueError: there is no model in outputs/models/smollm3. Run `make models`.\n")
+
+
+@pytest.mark.parametrize(("name", "accumulated"), [("pretrained_135m", 4), ("pretrained_270m", 16)])
+def test_both_configurations_have_eight_prompts_a_batch(tmp_path, name, accumulated):
+    done = recipe(tmp_path, "--config", name, "--dry_run")
+    assert done.returncode == 0, done.stderr
+    assert "batch       8 prompts x 8 = 64 rollouts per step" in done.stdout
+    assert f"x {accumulated} accumulation steps" in done.stdout
+    assert f"data        {POOL_SIZE} prompts: drawn by sums.py" in done.stdout
+
+
+@pytest.mark.slow
+def test_it_trains_and_prints_what_each_step_did(tmp_path):
+    small = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--num_generations", "4")
+    done = recipe(tmp_path, "--model", str(smollm2()), "--max_steps", "2", "--desired_kl", "0.05", *small)
+    assert done.returncode == 0, done.stderr[-3000:]
+    steps = re.findall(
+        r"^step (\d)  reward \S+  divergence \S+  desired 5.00e-02  rate \S+  tokens (\d+)$", done.stdout, re.M
+    )
+    assert [number for number, _ in steps] == ["1", "2"] and 0 < int(steps[0][1]) < int(steps[1][1])
+    measured = re.findall(r"^held out, (greedy|temperature 1): last answer 0\.\d{3}, first", done.stdout, re.M)
+    assert measured == ["greedy", "temperature 1"] * 2
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 49_152
