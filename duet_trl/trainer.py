@@ -4,8 +4,8 @@
 A generation step runs rounds -> judge -> train rows -> TRL's loss -> observe. `duet_trl.loop` runs the rounds and the
 judgement; here is what it asks of TRL. TRL's own `_generate_and_score_completions` is then called on the surviving
 rollouts with `_generate` and `_calculate_rewards` replaying what is already known, so that log-probabilities,
-importance sampling, reference model and logging stay TRL's. The weights ride on the advantages, in which every
-admitted loss type is positively homogeneous.
+importance sampling, reference model and logging stay TRL's. The weights ride on the advantages, in which every loss
+type is positively homogeneous.
 """
 
 import time

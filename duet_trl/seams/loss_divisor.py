@@ -35,7 +35,7 @@ def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: 
 
 
 def _zero_variance(step: StepRecord) -> np.ndarray:
-    """Rollouts of prompts whose rewards are all equal and none of whose rollouts moves the policy, shape (N,), bool."""
+    """Rollouts of prompts whose rewards are all equal, and of which none moves the policy, shape (N,), bool."""
     judgement, group, rewards = step.judgement, step.done.prompt, step.done.rewards
     low, high = np.full(len(step.prompts), np.inf), np.full(len(step.prompts), -np.inf)
     np.fmin.at(low, group, rewards)
@@ -71,5 +71,7 @@ def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) ->
     trainer.beta = beta * factor
     if trainer.aux_loss_enabled and only_padding(batch):
         trainer.router_aux_loss_coef = 0.0
-    yield
-    trainer.beta, trainer.router_aux_loss_coef = beta, router
+    try:
+        yield
+    finally:
+        trainer.beta, trainer.router_aux_loss_coef = beta, router
