@@ -346,7 +346,7 @@ OVERHEAD = {
     ("step_record.py", "rollouts"),
     ("loop.py", "judge"),
     ("train_rows.py", "place"),
-    ("train_rows.py", "count_tokens"),
+    ("loss_divisor.py", "count_tokens"),
     ("train_rows.py", "replay_batch"),
     ("loop.py", "observe"),
     ("duet.py", "metrics"),

@@ -48,6 +48,9 @@ FIELD_ACTS = {
         f"{_ON_SERVER.condition}, and server_weight_sync other than 'nccl'",
     ),
     "audit_columns": Acts(lambda v: v.audit_log, "audit_log=True"),
+    "exclude_zero_variance_groups": Acts(
+        lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0, as the KL term of these rollouts counts"
+    ),
     "grad_norm_quantile": Acts(
         lambda v: v.max_grad_norm > 0 and v.deepspeed_plugin is None,
         "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
@@ -81,6 +84,7 @@ FIELD_RULES = {
     "budget_reading": one_of("rollouts", "reference", "tokens"),
     "server_weight_sync": one_of("nccl", "disk"),
     "scale_rewards": one_of("group", "batch", "none"),
+    "loss_type": one_of("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"),
     "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
@@ -213,6 +217,11 @@ class DUETGRPOConfig(GRPOConfig):
         "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is above "
         "0: the trim hides what follows an answer, so this teaches to end there. Logged as "
         "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
+    )
+    exclude_zero_variance_groups: bool = knob(
+        "Leave rollouts of prompts whose rewards are all equal out of what the loss divides by, unless one of them is "
+        "trained (trl#6365). False: they count (TRL's way, paper).",
+        default=False,
     )
     grad_norm_quantile: float | None = knob(
         "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
@@ -377,11 +386,6 @@ class DUETGRPOConfig(GRPOConfig):
         return self.parts_on or self.method not in ("duet", "paper", "grpo")
 
     def _check_upstream(self) -> None:
-        if self.duet_active and self.loss_type not in ("dapo", "cispo", "vespo"):
-            raise ValueError(
-                f"loss_type={self.loss_type!r} does not divide by the global number of kept tokens N_t (Eq. 6). Use "
-                "loss_type='dapo', 'cispo' or 'vespo'."
-            )
         if self.updates != "once" and self.deepspeed_plugin is not None:
             raise ValueError(
                 f"updates={self.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "

@@ -63,6 +63,7 @@ class StepRecord:
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns of reward functions, all N
     train_rows: dict[str, torch.Tensor] = field(default_factory=dict)  # TRL's batch of this process
     loss_tokens: np.ndarray | None = None  # policy tokens left in the loss, (N,)
+    in_divisor: np.ndarray | None = None  # counts in what the loss divides by, (N,), bool
     num_train_tokens: int = 0  # with a forward pass, all processes
     num_kept_tokens: int = 0  # N_t of Eq. 6
     captured: list[torch.Tensor] = field(default_factory=list)  # per micro-batch: row, sum of log pi, tokens

@@ -4,8 +4,8 @@
 A generation step runs rounds -> judge -> train rows -> TRL's loss -> observe. `duet_trl.loop` runs the rounds and the
 judgement; here is what it asks of TRL. TRL's own `_generate_and_score_completions` is then called on the surviving
 rollouts with `_generate` and `_calculate_rewards` replaying what is already known, so that log-probabilities,
-importance sampling, reference model and logging stay TRL's. The weights ride on the advantages, in which every
-admitted loss type is positively homogeneous.
+importance sampling, reference model and logging stay TRL's. The weights ride on the advantages, in which every loss
+type is positively homogeneous.
 """
 
 import time
@@ -30,7 +30,7 @@ from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
 from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
-from .seams import logs, metrics, train_rows
+from .seams import logs, loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
 from .seams.arguments import check_method, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
@@ -200,7 +200,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         logged = {name: len(values) for name, values in self._metrics["train"].items()}
         with self.checkpoint_if_failing:
             self.loop.run(step)
-            if step.nonfinite.all():
+            if step.nonfinite.all() and self.args.method != "grpo":
                 self.stop_with_checkpoint(
                     f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
                     "returned None, NaN or infinity for all of them. Check the reward functions and their data-set "
@@ -239,7 +239,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         plain = self.method.plain and bool(step.judgement.in_gradient.all())
         self._keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
         train_rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
-        train_rows.count_tokens(step, self.mask_truncated_completions)
+        loss_divisor.count_tokens(step, self.mask_truncated_completions, self.args.exclude_zero_variance_groups)
         process = self.accelerator.process_index
         inputs, self._replay = train_rows.replay_batch(
             step, self.exchange, process, self.eos_token_ids[0], self.mask_truncated_completions
@@ -297,25 +297,23 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         return output
 
     def _multiply_tokens(self, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Multiply the advantage of each token by the method's factor, in place."""
+        """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place."""
         advantages = inputs["advantages"]
         batch = TokenBatch(logps, entropies, inputs["completion_mask"], advantages, inputs["duet_row"])
         factor = self.method.token_factor(batch)
         if factor is not None:
-            inputs["advantages"] = advantages.unsqueeze(1) * factor.to(advantages)
+            advantages = advantages.unsqueeze(1) * factor.to(advantages)
+        inputs["advantages"] = advantages * self._loss_scale
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._is_stock:
             return super()._compute_loss(model, inputs)
         step, spg = self._current, self.args.steps_per_generation
-        train_rows.check_divisor(step, inputs)
-        coefficient = self.router_aux_loss_coef
-        if self.aux_loss_enabled and train_rows.only_padding(inputs):
-            self.router_aux_loss_coef = 0.0
+        self._loss_scale = loss_divisor.scale(step, inputs, self.args, self.accelerator.num_processes)
         self._loss_inputs = dict(inputs)
-        loss = super()._compute_loss(model, self._loss_inputs)
+        with loss_divisor.scaled_terms(self, inputs, self._loss_scale):
+            loss = super()._compute_loss(model, self._loss_inputs)
         self._loss_inputs = None
-        self.router_aux_loss_coef = coefficient
         if not self._keeps_order and train_rows.is_empty(step, self._step % spg, spg):
             logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)

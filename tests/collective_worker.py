@@ -18,7 +18,7 @@ from duet_trl.gate.replay import GateMismatch
 from duet_trl.loop import Loop
 from duet_trl.methods.method import Method
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
-from duet_trl.seams import train_rows
+from duet_trl.seams import loss_divisor, train_rows
 from duet_trl.step_record import Generated, StepRecord
 
 END = 0
@@ -114,7 +114,7 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
     loop.judge(step)
     args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
     train_rows.place(step, args, exchange.num_processes, keep_order=False)
-    train_rows.count_tokens(step, mask_truncated=False)
+    loss_divisor.count_tokens(step, mask_truncated=False, exclude_zero_variance=False)
     process = exchange.process_index
     inputs, batch = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
     rows = step.packed_rows[process]

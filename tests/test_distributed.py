@@ -59,9 +59,10 @@ def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, ove
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_the_allocation_does_not_depend_on_the_number_of_processes(tiny_path, tmp_path):
+@pytest.mark.parametrize("loss_type", ["dapo", "grpo", "bnpo"])
+def test_allocation_and_loss_do_not_depend_on_the_number_of_processes(tiny_path, tmp_path, loss_type):
     # Rollouts, lengths and rewards are functions of the prompt here, so that only the plumbing can differ.
-    uneven = {"deterministic": True, "allocate": True}
+    uneven = {"deterministic": True, "allocate": True, "loss_type": loss_type}
     (single,) = launch(1, tiny_path, tmp_path / "one", **uneven, per_device_train_batch_size=16)
     first, second = launch(2, tiny_path, tmp_path / "two", **uneven, per_device_train_batch_size=8)
     assert first["plans"] == second["plans"] == single["plans"]

@@ -63,6 +63,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("keep_probability", 0.05, {"trim": False, **BY_LENGTH}, {"abort": False, "method": "paper"}),
     ("keep_probability", 0.05, {"method": "paper"}, {}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
+    ("exclude_zero_variance_groups", True, {}, {"beta": 0.1}),
     ("grad_norm_quantile", 0.5, {}, {"max_grad_norm": 0.0}),
     ("desired_kl", 0.1, TWICE, {}),
     ("desired_kl", 0.1, TWICE, {**TWICE, "steps_per_generation": 2, "gradient_accumulation_steps": 4}),

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Pilot: look at a few rollouts of each prompt, then spend the rest of the budget where the answer is open.
 
+The rule is ours; Pilot-Commit (arXiv 2605.26606) has the same two stages.
+
 Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends what is left of B tokens, greedily by gain per token: m
 rollouts of a prompt are worth x sqrt(m), where x = E p(1 - p) under the Beta posterior of its success rate p after
 discounted earlier visits and the pilot. A solved or hopeless prompt may get none. (x is the length of a binary

@@ -50,7 +50,8 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
     if given and args.audit_log:
         raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
-    of_batches = [name for name in ("desired_kl", "old_logps") if getattr(args, name) is not None]
+    trains = ("desired_kl", "old_logps", "exclude_zero_variance_groups")
+    of_batches = [name for name in trains if getattr(args, name) not in (None, False)]
     if given and of_batches:
         raise ValueError(
             f"{of_batches[0]}={getattr(args, of_batches[0])!r} cannot have an effect with {given[0]}, where "

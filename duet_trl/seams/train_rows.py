@@ -44,10 +44,11 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 
     It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
-    loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router,
-    which is not linear in the rows of a micro-batch.
+    loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router or
+    the loss is `bnpo`, which are not linear in the rows of a micro-batch.
     """
-    return plain and (router_loss or args.steps_per_generation > args.gradient_accumulation_steps)
+    several_steps = args.steps_per_generation > args.gradient_accumulation_steps
+    return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
 
 
 def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order: bool) -> None:
@@ -63,13 +64,6 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
-
-
-def count_tokens(step: StepRecord, mask_truncated: bool) -> None:
-    """Policy tokens that get a forward pass, and N_t of Eq. 6: those of every kept rollout."""
-    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.replay.length)
-    step.num_train_tokens = int(step.loss_tokens[step.judgement.in_gradient].sum())
-    step.num_kept_tokens = int(step.loss_tokens[step.judgement.in_divisor].sum())
 
 
 def is_empty(step: StepRecord, chunk: int, num_chunks: int) -> bool:
@@ -146,7 +140,7 @@ def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> No
     check_token_count(step, int(output["num_items_in_batch"]))
     advantages = torch.from_numpy(step.judgement.advantages).to(output["advantages"])
     numbers = torch.from_numpy(step.packed_rows[process]).to(advantages.device)
-    weighted = advantages * torch.from_numpy(step.judgement.weight).to(advantages)
+    weighted = advantages * torch.from_numpy(step.judgement.weight * step.in_divisor).to(advantages)
     output["advantages"] = torch.where(numbers >= 0, weighted[numbers.clamp(min=0)], 0.0)
     output["num_items_in_batch"] = torch.full_like(output["num_items_in_batch"], step.num_kept_tokens)
     output["duet_row"] = numbers
@@ -167,13 +161,6 @@ def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
 def only_padding(batch: dict[str, torch.Tensor]) -> bool:
     """Whether a micro-batch holds no rollout on this process."""
     return bool((batch["duet_row"] == PADDING_ROW).all())
-
-
-def check_divisor(step: StepRecord, batch: dict[str, torch.Tensor]) -> None:
-    """Compare the divisor of the loss with N_t of Eq. 6."""
-    divisor = int(batch["num_items_in_batch"])
-    if divisor != step.num_kept_tokens:
-        raise RuntimeError(f"The loss would divide by {divisor} tokens where {step.num_kept_tokens} were kept.")
 
 
 def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:

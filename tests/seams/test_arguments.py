@@ -33,6 +33,8 @@ def test_what_ends_rollouts_itself_needs_plain_grpo(tmp_path, arguments, name):
         build(tmp_path, overrides={"method": "grpo", "audit_log": True}, **arguments)
     with pytest.raises(ValueError, match=f"desired_kl=0.1 cannot have an effect with {name}, where GRPOTrainer"):
         build(tmp_path, overrides={"method": "grpo", "num_iterations": 2, "desired_kl": 0.1}, **arguments)
+    with pytest.raises(ValueError, match=f"exclude_zero_variance_groups=True cannot have an effect with {name}"):
+        build(tmp_path, overrides={"method": "grpo", "exclude_zero_variance_groups": True}, **arguments)
 
 
 def test_trls_own_configuration_is_refused(tmp_path):
