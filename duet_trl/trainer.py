@@ -32,14 +32,15 @@ from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import logs, metrics, train_rows
 from .seams.answer_region import Thoughts
-from .seams.arguments import check_method, ends_by_own_rules, own_config
+from .seams.arguments import check_engine, check_method, check_rewards, ends_by_own_rules, own_config
 from .seams.audit import AuditLog
 from .seams.averaging import Averaging
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
-from .seams.data_checks import check_data, check_text, prompt_keys
+from .seams.data_checks import check_data, check_evaluation, check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
+from .seams.engine_checks import EngineChecks
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
@@ -93,12 +94,16 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         args = own_config(args, model)
         needs = check_method(method, args, reward_funcs)
         self._own_rules = ends_by_own_rules(kwargs, args)
-        check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
+        needs_prompt = not kwargs.get("environment_factory")
+        check_data(train_dataset, args, needs_prompt=needs_prompt)
+        check_evaluation(eval_dataset, needs_prompt=needs_prompt)
+        check_rewards(reward_funcs, train_dataset, eval_dataset)
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
+        check_engine(engine)
         backend = choose_backend(args, engine)
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None
@@ -124,6 +129,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
+        self.engine_checks = EngineChecks(
+            type(self.engine).__name__, engine is not None, args, self.loop.end_ids, self.loop.vocab_size
+        )
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -161,9 +169,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             SystemExit: After SIGTERM, likewise, with status 143.
             ValueError: If the checkpoint was not written to its end.
         """
-        found = self.exchange.fail_together(
-            lambda: resume_point(resume_from_checkpoint, self.args.output_dir), ValueError
-        )
+        found = self.exchange.fail_together(lambda: resume_point(resume_from_checkpoint, self.args.output_dir))
         with self._interrupt:
             output = super().train(self.exchange.first(found), *args, **kwargs)
             stopped_in_time = bool(self._interrupt.agreed)
@@ -216,9 +222,10 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
         examples = self.exchange.objects(local)
-        check_text(example["prompt"] for example in examples)
-        keys = prompt_keys(examples, self.args.prompt_id_column)
         step = self.loop.num_steps + 1
+        for number, example in enumerate(examples):
+            check_row(example, f"Prompt {number} of generation step {step}", self.args.prompt_id_column)
+        keys = prompt_keys(examples, self.args.prompt_id_column)
         batch = [Prompt(key, example) for key, example in zip(keys, examples, strict=True)]
         return Prompts(batch, step, self.epochs_done, self._source.of_step(step))
 
@@ -310,6 +317,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         if not self._keeps_order and train_rows.is_empty(step, self._step % spg, spg):
             logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
+        if position == 0:
+            self._follow_engine(inputs)
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
@@ -317,6 +326,13 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.note_kl(inputs, self._captured_logps, position)
         self._captured_logps = None
         return loss
+
+    def _follow_engine(self, inputs: dict[str, Any]) -> None:
+        """Compare the log-probs of the engine with those of the policy that has just seen its tokens."""
+        sums = self.engine_checks.gap(self._captured_logps, inputs)
+        if sums is not None:
+            sums = self.accelerator.reduce(sums, reduction="sum")
+            self._report(self.engine_checks.follow_gap(*sums.tolist()))
 
     def _finish(self, step: StepRecord) -> None:
         """Let the method learn from the step, and report what it says of it."""

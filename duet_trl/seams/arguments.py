@@ -6,9 +6,17 @@ from typing import Any
 import torch
 
 from ..config import DUETGRPOConfig
+from ..engines.engine import Engine
 from ..methods import build_method
 from ..methods.method import Method
+from .checkpoint import check_json, round_trip
 from .compared_answers import answer_verifier
+from .data_checks import check_reward_columns
+
+_DECIDING = ("jobs", "judge", "observe")
+_INHERITED = ("state_dict", "load_state_dict", "metrics", "embed", "token_factor")
+_ATTRIBUTES = ("gated", "plain", "compares_answers", "embeddings", "identity")
+_ENGINE = ("generate", "sync_weights", "sample")
 
 
 def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
@@ -28,19 +36,114 @@ def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any)
     """The method as far as it is known before the model: its attributes say what the run needs.
 
     Raises:
-        ValueError: Unless a method is given exactly where the configuration says so, or if it compares answers and no
-            reward function can.
+        TypeError: If what is given is no method.
+        ValueError: Unless a method is given exactly where the configuration says so, if its state would not survive a
+            checkpoint, or if it compares answers and no reward function can.
     """
+    if method is not None:
+        _check_form(method)
     if (method is None) == (args.method == "own"):
         given = "no method was given to the trainer" if method is None else f"{type(method).__name__} was given"
         raise ValueError(
             f"args.method is {args.method!r}, and {given}. A method of your own needs both: "
             "DUETGRPOConfig(method='own') and DUETGRPOTrainer(method=...)."
         )
+    if method is not None:
+        _check_state(method)
     outline = build_method(args) if method is None else method
     if outline.compares_answers:
         answer_verifier(reward_funcs)
     return outline
+
+
+def _check_form(method: Any) -> None:
+    if isinstance(method, str | type):
+        what = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
+        remedy = f"an object of it, {method.__name__}(...)" if isinstance(method, type) else "DUETGRPOConfig(method=...)"
+        raise TypeError(f"method must be an object with the functions of a method, got {what}. Use {remedy}.")
+    name = type(method).__name__
+    missing = [one for one in _DECIDING if _left_out(method, Method, one)]
+    if missing:
+        raise TypeError(
+            f"{name} has no {missing[0]}. A method has jobs, judge and observe (docs/extending.md); one that learns "
+            "nothing has an empty observe."
+        )
+    lacking = [one for one in (*_INHERITED, *_ATTRIBUTES) if one not in dir(method)]
+    if lacking:
+        raise TypeError(f"{name} has no {lacking[0]}. Name duet_trl.methods.method.Method as its base, which has it.")
+
+
+def _check_state(method: Method) -> None:
+    """Take the state of a method through a checkpoint before there is anything to lose."""
+    name, state = type(method).__name__, method.state_dict()
+    if not isinstance(state, dict):
+        raise TypeError(
+            f"{name}.state_dict returned {state!r}. It must return a dict, empty if there is nothing to keep."
+        )
+    if not _left_out(method, Method, "state_dict") and _left_out(method, Method, "load_state_dict"):
+        raise TypeError(f"{name} has state_dict and no load_state_dict, so a resumed run would lose it. Write both.")
+    check_json(f"{name}.identity", method.identity, arrays=False)
+    restored = round_trip(f"{name}.state_dict()", state)
+    method.load_state_dict(restored)
+    if round_trip(f"{name}.state_dict()", method.state_dict()).keys() != state.keys():
+        raise ValueError(
+            f"{name}.load_state_dict restores {sorted(method.state_dict())} from the state {sorted(state)}. What "
+            "state_dict returns must come back from it."
+        )
+
+
+def check_engine(engine: Any) -> None:
+    """Refuse what builds no engine, as far as that shows before it is called.
+
+    Raises:
+        TypeError: If it is an engine, a name, or a class that lacks a function.
+    """
+    if engine is None:
+        return
+    if not callable(engine):
+        name = type(engine).__name__
+        remedy = f"{name}, or functools.partial({name}, ...)" if "generate" in dir(engine) else "the class of an engine"
+        raise TypeError(
+            f"engine must build an engine from a Policy, got {engine!r}. Pass {remedy}; an engine of TRL's is chosen "
+            "by use_vllm and vllm_mode."
+        )
+    if isinstance(engine, type):
+        check_built(engine, engine.__name__)
+
+
+def check_built(engine: Any, name: str) -> None:
+    """Refuse an engine, or its class, that lacks a function."""
+    missing = [one for one in (*_ENGINE, "close") if one not in dir(engine)]
+    missing += [one for one in _ENGINE if _left_out(engine, Engine, one)]
+    if missing:
+        raise TypeError(
+            f"the engine {name} has no {missing[0]}. An engine has generate, sync_weights, sample and close "
+            "(duet_trl.engines.engine.Engine)."
+        )
+
+
+def check_rewards(reward_funcs: Any, train: Any, evaluation: Any) -> None:
+    """Refuse what cannot be called for rewards.
+
+    Raises:
+        TypeError: If one of them is no function, name of a model or model.
+        ValueError: If a data set lacks a column that one of them needs.
+    """
+    given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+    for one in given:
+        name = one.__name__ if isinstance(one, type) else ""
+        if isinstance(one, type) or not (callable(one) or isinstance(one, str)):
+            remedy = f"an object of it, {name}(...)" if name else "a function, or a list of functions"
+            raise TypeError(f"a reward function must be callable, got {one!r}. Pass {remedy}.")
+    check_reward_columns(given, train, evaluation)
+
+
+def _left_out(one: Any, protocol: type, name: str) -> bool:
+    """Whether an object, or a class, has no function of its own for one that the protocol only describes."""
+    owner = one if isinstance(one, type) else type(one)
+    found = [vars(base)[name] for base in owner.__mro__ if name in vars(base)]
+    own = not isinstance(one, type) and name in vars(one)
+    return not own and (not found or found[0] is vars(protocol)[name])
 
 
 def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:

@@ -20,6 +20,7 @@ from ..step_record import Generated, StepRecord
 from . import logs
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
+from .engine_checks import EngineChecks
 from .ending import forget_unscored_endings
 from .train_rows import ReplayBatch
 from .watch import noticed_if_slow
@@ -31,6 +32,7 @@ class Generating(GRPOTrainer):
     engine: Engine
     thoughts: Thoughts
     exchange: Exchange
+    engine_checks: EngineChecks
     _replay: ReplayBatch | None = None
     _jobs: Sequence[Job] | None = None  # of the round that is being generated
     _generated: Generated | None = None  # the round that is being scored
@@ -80,13 +82,24 @@ class Generating(GRPOTrainer):
             for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, self._in_thought.tolist(), strict=False))
         ]
         self._sync_engine()
-        done = _checked(self.engine.generate(requests), requests)
-        done = [_ended(rollout) if job.whole else rollout for job, rollout in zip(jobs, done, strict=True)]
+        done = self._completions(jobs, requests)
         self._stopped = np.array([rollout.gate_stopped for rollout in done])
         padding = len(prompt_ids) - count
         ids = [[*job.prefix, *rollout.token_ids] for job, rollout in zip(jobs, done, strict=True)]
         logprobs = None if done[0].logprobs is None else [*map(_logprobs, jobs, done)]
         return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+
+    def _completions(self, jobs: Sequence[Job], requests: list[Request]) -> list[Completion]:
+        """What is generated for each request: nothing where the job is a whole rollout."""
+        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
+        # there are fewer, whole rollouts stand in, with a token that nobody reads.
+        rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
+        sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
+        asked = [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
+        found = self.exchange.fail_together(lambda: self.engine_checks.completions(self.engine.generate(asked), asked))
+        nothing = Completion([], None if found[0].logprobs is None else [])
+        done = dict(zip(rows, found, strict=False))
+        return [nothing if job.whole else done[row] for row, job in enumerate(jobs)]
 
     def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
         if job.whole:  # every process sends as many requests, so this one has a token drawn that `_ended` drops
@@ -237,33 +250,6 @@ class Generating(GRPOTrainer):
         with self.averaged_weights():
             self._sync_engine()
             return self.exchange.spread(prompts, num_samples, sample, size)
-
-
-def _checked(done: list[Completion], requests: list[Request]) -> list[Completion]:
-    """The completions, if they are those that were asked for."""
-    numbers = [rollout.number for rollout in done]
-    if numbers != list(range(len(requests))):
-        raise ValueError(
-            f"the engine was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} ({len(numbers)}). "
-            "Engine.generate must return one Completion for each Request, with its number and in their order."
-        )
-    for rollout, request in zip(done, requests, strict=True):
-        if len(rollout.token_ids) > request.new_tokens:
-            raise ValueError(
-                f"the engine returned {len(rollout.token_ids)} tokens for rollout {rollout.number}, which may have "
-                f"{request.new_tokens}. It must keep to the max_tokens of a Request."
-            )
-        if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
-            raise ValueError(
-                f"the engine returned {len(rollout.logprobs)} log-probs for the {len(rollout.token_ids)} tokens of "
-                f"rollout {rollout.number}. It must return one for each token, or None."
-            )
-    return done
-
-
-def _ended(rollout: Completion) -> Completion:
-    """What is generated for a rollout that is whole: nothing."""
-    return replace(rollout, token_ids=[], logprobs=None if rollout.logprobs is None else [])
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:
