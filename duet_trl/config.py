@@ -146,10 +146,9 @@ class DUETGRPOConfig(GRPOConfig):
 
     Attributes:
         options: The resolved `method_kwargs`, a frozen dataclass of the method.
-        filled_in (`frozenset[str]`): Fields that the user left at `None` and that were given a value.
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs", "filled_in"]
 
     method: str = knob(f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet")
     method_kwargs: dict[str, Any] | str | None = knob(_options_help())
@@ -248,9 +247,14 @@ class DUETGRPOConfig(GRPOConfig):
     )
     audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = knob("Data-set columns copied to the audit log, such as level or subject.")
+    filled_in: dict[str, Any] | str | None = knob(
+        "Not to be set: fields that were left at None, and what the method made of them. A copy by "
+        "dataclasses.replace, or from to_dict(), decides them anew."
+    )
 
     def __post_init__(self) -> None:
         self._read_json()
+        self._forget_filled_in()
         check_types(self, DUETGRPOConfig)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
@@ -278,10 +282,17 @@ class DUETGRPOConfig(GRPOConfig):
                 f"method_kwargs is no JSON: {error}, got {self.method_kwargs!r}. Write '{{\"name\": value}}'."
             ) from error
 
+    def _forget_filled_in(self) -> None:
+        """What another configuration was given for a field that its user left open is no choice of this one's."""
+        for name, value in self.filled_in.items() if isinstance(self.filled_in, dict) else ():
+            if self.__dict__[name] == value:
+                setattr(self, name, None)
+
     def _resolve(self) -> None:
         """Fill in what the user left open, and refuse what was set and cannot have an effect."""
         entry = METHODS[self.method]
         given = {name: value for name in DUETGRPOConfig.__annotations__ if (value := self.__dict__[name]) is not None}
+        given.pop("filled_in", None)
         for name in sorted(given.keys() & METHOD_FIELDS - entry.reads):
             readers = [other for other, one in METHODS.items() if name in one.reads]
             raise ValueError(
@@ -298,7 +309,8 @@ class DUETGRPOConfig(GRPOConfig):
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
         self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
         self.options = entry.settle(self, self.options)
-        self.filled_in = frozenset(name for name in METHOD_FIELDS - given.keys() if self.__dict__[name] is not None)
+        open_ = {name: self.__dict__[name] for name in METHOD_FIELDS - given.keys()}
+        self.filled_in = {name: value for name, value in sorted(open_.items()) if value is not None}
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 

@@ -217,7 +217,9 @@ class Loop:
             if not query.ids or not (query.hidden_at is None or 0 <= query.hidden_at < len(query.ids)):
                 raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at among them.")
             if not 0 <= min(query.ids) <= max(query.ids) < self.vocab_size:
-                raise ValueError(f"{query!r} asks about ids outside the vocabulary. Use ids in [0, {self.vocab_size}).")
+                raise ValueError(
+                    f"{query!r} asks about ids outside the vocabulary. Use ids in [0, {self.vocab_size})."
+                )
         started = time.perf_counter()
         answers = self.host.answer(step, queries)
         step.asked_tokens += sum(len(query.ids) for query in queries)
@@ -331,7 +333,9 @@ def _without_lost(judgement: Judgement, lost: np.ndarray) -> Judgement:
 def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
     """The judgement, if it fits the rollouts."""
     if not isinstance(judgement, Judgement):
-        raise TypeError(f"{name}.judge returned {judgement!r}. It must return a Judgement, such as Judgement.of(advantages).")
+        raise TypeError(
+            f"{name}.judge returned {judgement!r}. It must return a Judgement, such as Judgement.of(advantages)."
+        )
     for column, values in vars(judgement).items():
         if np.shape(values) != (len(done),):
             raise ValueError(
@@ -345,7 +349,9 @@ def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
             raise ValueError(f"{name}.judge returned {column} {values[row]} for rollout {row}. It must be finite.")
     for column in ("in_gradient", "in_divisor"):
         if np.asarray(vars(judgement)[column]).dtype != bool:
-            raise TypeError(f"{name}.judge returned {column} {vars(judgement)[column]!r}. It must hold True and False.")
+            raise TypeError(
+                f"{name}.judge returned {column} {vars(judgement)[column]!r}. It must hold True and False."
+            )
     if (judgement.in_divisor & done.superseded).any():
         row = int(np.flatnonzero(judgement.in_divisor & done.superseded)[0])
         raise ValueError(

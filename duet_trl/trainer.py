@@ -9,7 +9,7 @@ admitted loss type is positively homogeneous.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -36,7 +36,7 @@ from .seams.arguments import check_engine, check_method, check_rewards, ends_by_
 from .seams.audit import AuditLog
 from .seams.averaging import Averaging
 from .seams.backend import choose_backend
-from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.checkpoint import check_json, leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_data, check_evaluation, check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
@@ -108,6 +108,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None
         self._captured_logps: torch.Tensor | None = None
+        self._reporters: dict[str, str] = {}  # by metric
+        self._unseen = True  # whether the method has not observed a step
         self._loss_inputs: dict[str, Any] | None = None
         with backend.construction(self):
             super().__init__(
@@ -123,6 +125,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
+        self._rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
@@ -212,7 +215,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.outcomes(step.replay.outcome[step.counted])
+        if any(job.gate is not None for job in step.jobs):
+            shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
+            self.watch.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
         self.watch.advantages(step.judgement.advantages)
         self.histograms.observe(step, self.max_completion_length)
         self._report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
@@ -343,7 +348,11 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         started = time.perf_counter()
         self.watch.values(step.nonfinite)
         self.loop.observe(step)
-        self._report({"nonfinite_rollouts": float(step.nonfinite.sum()), **self.method.metrics()})
+        if self._unseen:  # what a fresh state holds says little
+            check_json(f"{type(self.method).__name__}.state_dict()", self.method.state_dict())
+            self._unseen = False
+        self._report({"nonfinite_rollouts": float(step.nonfinite.sum())})
+        self._report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:
             self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
@@ -362,8 +371,13 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             self._report(metrics.time_metrics(step.seconds) | self.follow_kl())
         return loss
 
-    def _report(self, values: dict[str, float]) -> None:
+    def _report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         for name, value in values.items():
+            owner = self._reporters.setdefault(name, by)
+            if owner != by:
+                raise ValueError(f"{by} reports the metric {name!r}, which {owner} reports too. Give it another name.")
+            if not isinstance(value, int | float):
+                raise TypeError(f"{by} reports the metric {name!r} as {value!r}. Use float(x).")
             self._metrics["train"][f"duet/{name}"].append(value)
 
     # ---- Seams: state -------------------------------------------------------------------------------------------
@@ -404,6 +418,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             "grad_norm_quantile": args.grad_norm_quantile,
             "desired_kl": args.desired_kl,
             "ema_decay": args.ema_decay,
+            "budget_fraction": args.budget_fraction,
+            "rewards": self._rewards,
+            "method": type(self.method).__name__,
             **self.method.identity,
         }
 

@@ -57,10 +57,12 @@ def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any)
 
 
 def _check_form(method: Any) -> None:
-    if isinstance(method, str | type):
-        what = f"the class {method.__name__}" if isinstance(method, type) else repr(method)
-        remedy = f"an object of it, {method.__name__}(...)" if isinstance(method, type) else "DUETGRPOConfig(method=...)"
-        raise TypeError(f"method must be an object with the functions of a method, got {what}. Use {remedy}.")
+    if isinstance(method, type):
+        raise TypeError(f"method must be an object, got the class {method.__name__}. Pass {method.__name__}(...).")
+    if isinstance(method, str):
+        raise TypeError(
+            f"method must be an object of your own, got {method!r}. Names go to DUETGRPOConfig(method=...)."
+        )
     name = type(method).__name__
     missing = [one for one in _DECIDING if _left_out(method, Method, one)]
     if missing:
@@ -102,7 +104,9 @@ def check_engine(engine: Any) -> None:
         return
     if not callable(engine):
         name = type(engine).__name__
-        remedy = f"{name}, or functools.partial({name}, ...)" if "generate" in dir(engine) else "the class of an engine"
+        remedy = (
+            f"{name}, or functools.partial({name}, ...)" if "generate" in dir(engine) else "the class of an engine"
+        )
         raise TypeError(
             f"engine must build an engine from a Policy, got {engine!r}. Pass {remedy}; an engine of TRL's is chosen "
             "by use_vllm and vllm_mode."

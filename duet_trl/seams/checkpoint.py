@@ -87,12 +87,17 @@ def check_json(owner: str, value: Any, *, arrays: bool = True) -> None:
         for number, one in enumerate(value):
             if not isinstance(one, _JSON):
                 check_json(f"{owner}[{number}]", one, arrays=False)
-    elif not isinstance(value, _JSON) and not (arrays and isinstance(value, np.ndarray) and value.dtype.kind in "biuf"):
-        remedy = "arrays of numbers in nested dicts" if isinstance(value, np.ndarray) else "float(x), int(x) or sorted(x)"
+    elif not isinstance(value, _JSON) and not (arrays and _is_numeric(value)):
+        in_lists = "arrays of numbers in nested dicts"
+        remedy = in_lists if isinstance(value, np.ndarray) else "float(x), int(x), list(x) or sorted(x)"
         raise TypeError(
             f"{owner} is {value!r} of type {type(value).__name__}, which a checkpoint cannot hold. Keep JSON values "
             f"(dict, list, str, int, float, bool, None) and numpy arrays: {remedy}."
         )
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
 
 
 def round_trip(owner: str, state: dict[str, Any]) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def check_row(example: Mapping[str, Any], where: str, column: str | None) -> Non
     if text is None and column is not None and example[column] is None:
         text = f"has no {column}, which identifies it across epochs"
     if text is not None:
-        raise ValueError(f"{where} {text}. The row is {_short(dict(example))}. Filter or correct the data set.")
+        raise ValueError(f"{where} {text}. The row is {short(dict(example))}. Filter or correct the data set.")
 
 
 def complaint(prompt: Any) -> str | None:
@@ -96,15 +96,15 @@ def complaint(prompt: Any) -> str | None:
     if isinstance(prompt, str):
         return None if prompt else "is empty"
     if not isinstance(prompt, list):
-        return f"is {_short(prompt)}, neither text nor a list of messages"
+        return f"is {short(prompt)}, neither text nor a list of messages"
     if not prompt:
         return "has no message"
     for message in prompt:
         if not isinstance(message, dict) or message.get("role") is None:
-            return f"holds {_short(message)}, which is no message with a 'role' and a 'content'"
+            return f"holds {short(message)}, which is no message with a 'role' and a 'content'"
         parts = message.get("content")
         if parts is None and not message.get("tool_calls"):
-            return f"holds {_short(message)}, which has no 'content'"
+            return f"holds {short(message)}, which has no 'content'"
         foreign = {part["type"] for part in parts} - {"text"} if isinstance(parts, list) else set()
         if foreign:
             return f"holds a message with {sorted(foreign)}; DUET trains on text. Use GRPOTrainer for it"
@@ -128,7 +128,7 @@ def _check_prompts(dataset: Dataset | IterableDataset, which: str, *, needs_prom
 
 
 def _suspects(dataset: Dataset) -> Iterator[tuple[int, Any]]:
-    """Number and prompt of each row of a table that may be wrong, found without making Python objects of the others."""
+    """Number and prompt of each row of a table that may be wrong; the others never become Python objects."""
     first = 0
     for table in dataset.select_columns("prompt").with_format("arrow").iter(_TABLE_ROWS):
         prompts = table["prompt"].combine_chunks()
@@ -246,7 +246,8 @@ def _where(mask: pa.BooleanArray) -> np.ndarray:
     return np.flatnonzero(mask.to_numpy(zero_copy_only=False))
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as an error shows it."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

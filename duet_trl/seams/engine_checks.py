@@ -54,13 +54,15 @@ class EngineChecks:
             ValueError: Naming the engine, the rollout and the remedy.
         """
         if not isinstance(done, list) or not all(isinstance(one, Completion) for one in done):
-            raise ValueError(f"{self.name}.generate returned {type(done).__name__}. It must return a list of Completion.")
+            raise ValueError(
+                f"{self.name}.generate returned {type(done).__name__}. It must return a list of Completion."
+            )
         numbers = [rollout.number for rollout in done]
         if numbers != list(range(len(requests))):
             raise ValueError(
                 f"{self.name} was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} "
-                f"({len(numbers)}). Engine.generate must return one Completion for each Request, with its number and in "
-                "their order."
+                f"({len(numbers)}). Engine.generate must return one Completion for each Request, with its number and "
+                "in their order."
             )
         for rollout, request in zip(done, requests, strict=True):
             self._check(rollout, request)
@@ -76,8 +78,8 @@ class EngineChecks:
             )
         if rollout.logprobs is not None and len(rollout.logprobs) != len(ids):
             raise ValueError(
-                f"{self.name} returned {len(rollout.logprobs)} log-probs for the {len(ids)} tokens of rollout {number}. "
-                "It must return one for each token, or None."
+                f"{self.name} returned {len(rollout.logprobs)} log-probs for the {len(ids)} tokens of rollout "
+                f"{number}. It must return one for each token, or None."
             )
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
@@ -89,7 +91,7 @@ class EngineChecks:
             at = next(place for place, token in enumerate(ids) if token in self.end_ids)
             raise ValueError(
                 f"{self.name} returned {len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. "
-                "It must end a rollout at each of the policy's end tokens (Policy.eos_ids), and return nothing behind it."
+                "It must end a rollout at each of the policy's end tokens (Policy.eos_ids)."
             )
         if ids and ids[-1] in self.end_ids:
             self._ended += 1
@@ -99,9 +101,9 @@ class EngineChecks:
     def _check_endings(self) -> None:
         if not self._ends_elsewhere and not self._ended and self._cut >= _ENDINGS:
             raise ValueError(
-                f"{self.name} has ended {self._cut} rollouts below their max_tokens, not stopped by the gate, and not one "
-                f"of them with an end token ({sorted(self.end_ids)}). Servers in OpenAI's style leave that token out: add "
-                "it to token_ids where a rollout ended with it, or the policy never learns to end. If stop strings end "
+                f"{self.name} has ended {self._cut} rollouts below their max_tokens, without the gate, and none "
+                f"of them with an end token ({sorted(self.end_ids)}). Servers in OpenAI's style drop it: add it to "
+                "token_ids where a rollout ended with it, or the policy never learns to end. If stop strings end "
                 "rollouts in this engine, name them in generation_kwargs={'stop': [...]}."
             )
 

@@ -20,8 +20,9 @@ from ..step_record import Generated, StepRecord
 from . import logs
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
-from .engine_checks import EngineChecks
 from .ending import forget_unscored_endings
+from .engine_checks import EngineChecks
+from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch
 from .watch import noticed_if_slow
 
@@ -64,10 +65,24 @@ class Generating(GRPOTrainer):
         elif thoughts.delimiters is not None:  # of an evaluation, or of a run by rules of its own
             opened = thoughts.open_after(self._tokenize_prompts(prompts)[0])
         inputs = thoughts.shown_to_rewards(inputs, opened, completions, completion_ids_list)
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self._checked_rewards():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
             forget_unscored_endings(rewards)
         return rewards
+
+    @contextmanager
+    def _checked_rewards(self) -> Iterator[None]:
+        """While active, what reward functions return is checked; an error of one process is raised on all of them."""
+        functions, names = self.reward_funcs, self.reward_func_names
+        deferred = Deferred() if self.exchange.num_processes > 1 else None
+        self.reward_funcs = [checked(one, name, deferred) for one, name in zip(functions, names, strict=True)]
+        try:
+            yield
+        finally:
+            self.reward_funcs = functions
+        if deferred is not None:
+            self.exchange.fail_together(deferred.release)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any

