@@ -12,10 +12,10 @@ PICTURE = {"type": "image", "path": "picture.png"}
 WORDS = {"type": "text", "text": "Count."}
 
 
-def build(tmp_path, data=None, args=None, overrides=None, **arguments):
+def build(tmp_path, data=None, args=None, overrides=None, rewards=count_fours, **arguments):
     args = args or DUETGRPOConfig(**settings(tmp_path, **(overrides or {})))
     data = prompts() if data is None else data
-    return DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=data, **arguments)
+    return DUETGRPOTrainer("no/such-model", rewards, args=args, train_dataset=data, **arguments)
 
 
 @pytest.mark.parametrize(
