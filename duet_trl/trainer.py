@@ -93,6 +93,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
     ) -> None:
         args = own_config(args, model)
         needs = check_method(method, args, reward_funcs)
+        check_engine(engine)
         self._own_rules = ends_by_own_rules(kwargs, args)
         needs_prompt = not kwargs.get("environment_factory")
         check_data(train_dataset, args, needs_prompt=needs_prompt)
@@ -103,7 +104,6 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
-        check_engine(engine)
         backend = choose_backend(args, engine)
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None

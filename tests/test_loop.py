@@ -247,6 +247,13 @@ FIVES = (5,) * 5
         (once(Job(3)), ValueError, "asks for prompt 3 of 3. Use an index into the prompts"),
         (once(Job(-1)), ValueError, "asks for prompt -1 of 3"),
         (once("a"), ValueError, "jobs returned 'a'. It must return a list of Job and Query"),
+        (
+            lambda of, done: None,
+            TypeError,
+            "Scripted.jobs returned None. It must return a list, empty to end the step",
+        ),
+        (once(Query(0, (5, 10))), ValueError, r"asks about ids outside the vocabulary. Use ids in \[0, 10\)"),
+        (once(Query(0, (-1,))), ValueError, "asks about ids outside the vocabulary"),
         (once(*[Job(0)] * 9), ValueError, "asks for 9 rollouts in one step, max_rollouts is 8. Raise max_rollouts"),
         (once(Job(0, prefix=(5, 0, 5))), ValueError, "a prefix that holds 0, which no unfinished rollout does"),
         (once(Job(0, prefix=(5, 10))), ValueError, r"a prefix that holds 10.*token ids in \[0, 10\)"),
@@ -291,6 +298,22 @@ def test_what_a_judgement_must_not_be(change, message):
     method = Scripted(once(Job(0), Job(1)), lambda done: replace(Judgement.of(np.ones(len(done))), **change))
     with pytest.raises(ValueError, match=message):
         run(method)
+
+
+@pytest.mark.parametrize(
+    ("judged", "message"),
+    [
+        (lambda done: done.rewards, r"Scripted.judge returned array\(.*It must return a Judgement"),
+        (lambda done: None, "Scripted.judge returned None. It must return a Judgement"),
+        (
+            lambda done: replace(Judgement.of(done.rewards), in_gradient=np.array([1, 1])),
+            r"judge returned in_gradient array\(\[1, 1\]\). It must hold True and False",
+        ),
+    ],
+)
+def test_a_judgement_is_one(judged, message):
+    with pytest.raises(TypeError, match=message):
+        run(Scripted(once(Job(0), Job(1)), judged))
 
 
 def test_rounds_add_up_and_answers_come_in_their_order():
@@ -377,3 +400,94 @@ def test_an_engine_that_returns_something_else_trains_nothing(tiny_path, tmp_pat
     with pytest.raises(ValueError, match=message):
         trainer.train()
     assert torch.equal(weights(trainer), start)
+
+
+# ---- What the trainer refuses of a method -------------------------------------------------------------------------
+
+
+class Plain(Curious):
+    """One round of two rollouts for each prompt."""
+
+    def jobs(self, of, done):
+        return [] if done is not None else [Job(prompt) for prompt in range(len(of)) for _ in range(2)]
+
+    def token_factor(self, batch):
+        return None
+
+
+@pytest.mark.parametrize("name", ["rounds", "nonfinite_rollouts", "seconds_update"])
+def test_a_metric_has_one_reporter(tiny_path, tmp_path, name):
+    class Reporting(Plain):
+        def metrics(self):
+            return {name: 1.0}
+
+    trainer = own_trainer(tiny_path, tmp_path, Reporting(), max_steps=1)
+    with pytest.raises(ValueError, match=rf"reports the metric '{name}', which .* reports too. Give it another name"):
+        trainer.train()
+
+
+def test_a_metric_is_a_number(tiny_path, tmp_path):
+    class Reporting(Plain):
+        def metrics(self):
+            return {"means": np.zeros(2)}
+
+    trainer = own_trainer(tiny_path, tmp_path, Reporting(), max_steps=1)
+    with pytest.raises(TypeError, match=r"Reporting.metrics\(\) reports the metric 'means' as array.*Use float\(x\)"):
+        trainer.train()
+
+
+def test_a_state_that_no_checkpoint_holds_is_named_in_the_first_step(tiny_path, tmp_path):
+    """Nothing is saved in this run; one that saves every thousand steps would have lost them."""
+
+    class Remembering(Plain):
+        def state_dict(self):
+            return {"means": {one[0].prompts.keys[0]: np.float32(0.5) for one in self.seen}}
+
+    trainer = own_trainer(tiny_path, tmp_path, Remembering(), max_steps=5)
+    with pytest.raises(TypeError, match=r"Remembering.state_dict\(\)\['means'\]\['.*'\] is .*0.5.* of type float32"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
+def test_a_method_without_an_identity_loads_no_other_ones_state(tiny_path, tmp_path):
+    class Nameless(Plain):
+        identity = {}
+
+    class Other(Nameless):
+        pass
+
+    own_trainer(tiny_path, tmp_path, Nameless(), max_steps=1, save_strategy="steps", save_steps=1).train()
+    with pytest.raises(ValueError, match="method: 'Nameless' in the state, 'Other' now"):
+        own_trainer(tiny_path, tmp_path, Other(), max_steps=2).train(resume_from_checkpoint=True)
+    own_trainer(tiny_path, tmp_path, Nameless(), max_steps=2).train(resume_from_checkpoint=True)
+
+
+class Counting(TableEngine):
+    """Notes how many rollouts it is asked for."""
+
+    def __init__(self, policy: Policy) -> None:
+        super().__init__(policy, np.full((MODEL_VOCAB, MODEL_VOCAB), 1 / MODEL_VOCAB))
+        self.asked: list[int] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.asked.append(len(requests))
+        return [replace(one, logprobs=None) for one in super().generate(requests)]
+
+
+@pytest.mark.parametrize(("whole", "asked"), [(16, 1), (13, 3), (0, 16)])
+def test_a_rollout_that_is_taken_whole_costs_the_engine_nothing(tiny_path, tmp_path, whole, asked):
+    """One request tells whether the engine has log-probs, also where all rollouts are whole."""
+
+    class Drafted(Plain):
+        def jobs(self, of, done):
+            planned = super().jobs(of, done)
+            drafted = [Job(job.prompt, (5, 6, end), whole=True) for job in planned[:whole]]
+            return [*planned[whole:], *drafted]
+
+    trainer = own_trainer(tiny_path, tmp_path, method := Drafted(), max_steps=1, engine=Counting)
+    end = trainer.eos_token_ids[0]
+    trainer.train()
+    done = method.seen[0][0]
+    assert trainer.engine.asked == [asked]
+    assert [ids for ids, _ in done.tokens(range(len(done)))][16 - whole :] == [[5, 6, end]] * whole
+    assert (done.new_tokens[: 16 - whole] > 0).all() and not done.new_tokens[16 - whole :].any()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the trainer's arguments must be, before a tokenizer or a model is loaded."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -60,9 +61,7 @@ def _check_form(method: Any) -> None:
     if isinstance(method, type):
         raise TypeError(f"method must be an object, got the class {method.__name__}. Pass {method.__name__}(...).")
     if isinstance(method, str):
-        raise TypeError(
-            f"method must be an object of your own, got {method!r}. Names go to DUETGRPOConfig(method=...)."
-        )
+        raise TypeError(f"method must be an object, got {method!r}. A name goes to DUETGRPOConfig(method=...).")
     name = type(method).__name__
     missing = [one for one in _DECIDING if _left_out(method, Method, one)]
     if missing:
@@ -144,10 +143,8 @@ def check_rewards(reward_funcs: Any, train: Any, evaluation: Any) -> None:
 
 def _left_out(one: Any, protocol: type, name: str) -> bool:
     """Whether an object, or a class, has no function of its own for one that the protocol only describes."""
-    owner = one if isinstance(one, type) else type(one)
-    found = [vars(base)[name] for base in owner.__mro__ if name in vars(base)]
-    own = not isinstance(one, type) and name in vars(one)
-    return not own and (not found or found[0] is vars(protocol)[name])
+    found = inspect.getattr_static(one, name, None)
+    return found is None or found is vars(protocol)[name]
 
 
 def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:

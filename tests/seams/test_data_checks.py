@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All rows of a data set are looked at before a model is loaded, those of a stream as they come; an error names one."""
+"""Every row of a data set is looked at before a model is loaded, of a stream as they come; an error names it."""
 
 from functools import partial
 
@@ -79,7 +79,9 @@ def test_a_row_of_a_stream_is_named_when_it_comes(tiny_path, tmp_path, stored):
         message = r"Prompt 1 of generation step 2 is empty. The row is \{'prompt': '', 'level': 9\}"
     else:
         data = Dataset.from_list(rows).with_transform(without_the_sixth)
-        message = r"Prompt 5 of generation step 1 is None, neither text nor a list of messages. The row is .*'level': 5"
+        message = (
+            r"Prompt 5 of generation step 1 is None, neither text nor a list of messages. The row is .*'level': 5"
+        )
     trainer = duet_trainer(tiny_path, tmp_path, data=data, shuffle_dataset=False)
     with pytest.raises(ValueError, match=message):
         trainer.train()
