@@ -389,7 +389,7 @@ class Wrong(TableEngine):
         (lambda done: done[:-1], r"asked for rollouts 0..\d+ and returned"),
         (lambda done: done[::-1], "and returned .*with its number and in their order"),
         (lambda done: [*done, done[0]], "and returned"),
-        (lambda done: [replace(one, token_ids=one.token_ids * 200, logprobs=None) for one in done], "may have 96"),
+        (lambda done: [replace(one, token_ids=one.token_ids * 200) for one in done], "may have 96"),
         (lambda done: [replace(one, logprobs=[]) for one in done], "returned 0 log-probs for the"),
     ],
     ids=["fewer", "reordered", "unasked", "longer", "logprobs"],
@@ -471,7 +471,7 @@ class Counting(TableEngine):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         self.asked.append(len(requests))
-        return [replace(one, logprobs=None) for one in super().generate(requests)]
+        return super().generate(requests)
 
 
 @pytest.mark.parametrize(("whole", "asked"), [(16, 1), (13, 3), (0, 16)])
@@ -491,3 +491,10 @@ def test_a_rollout_that_is_taken_whole_costs_the_engine_nothing(tiny_path, tmp_p
     assert trainer.engine.asked == [asked]
     assert [ids for ids, _ in done.tokens(range(len(done)))][16 - whole :] == [[5, 6, end]] * whole
     assert (done.new_tokens[: 16 - whole] > 0).all() and not done.new_tokens[16 - whole :].any()
+
+
+def test_figures_of_a_record_follow_its_rollouts():
+    step = run(Scripted(once(Job(0))))
+    assert step.num_rollouts.tolist() == [1, 0, 0]
+    step.done = run(Scripted(once(Job(0), Job(2)))).done
+    assert step.num_rollouts.tolist() == [1, 0, 1] and len(step.counted) == 2

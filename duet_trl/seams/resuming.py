@@ -40,8 +40,8 @@ class Resuming(GRPOTrainer):
     def checkpoint_if_failing(self) -> AbstractContextManager:
         """While active, an error of a reward function or an engine leaves a checkpoint of the state before the step.
 
-        The error goes on to the caller as it is. On several processes there is none: the others do not know of the
-        error, and to write a checkpoint takes all of them.
+        The error goes on to the caller as it is. On several processes there is none: to write it takes all of them,
+        and not every error is known to all.
         """
         stack = ExitStack()
         stack.push(self._failed)

@@ -129,7 +129,10 @@ class Wrong(TableEngine):
         self.mistake = mistake
 
     def generate(self, requests: list[Request]) -> list[Completion]:
-        return [self.mistake(one) for one in super().generate(requests)]
+        return [self.mistake(replace(one, logprobs=self.logprobs(one))) for one in super().generate(requests)]
+
+    def logprobs(self, one: Completion) -> list[float]:
+        return np.log(self.table[0, one.token_ids]).tolist()
 
 
 def without_end(one: Completion) -> Completion:
