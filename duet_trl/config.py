@@ -9,7 +9,7 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .field_types import Acts, at_least, check_rules, check_types, knob, one_of, read_options
+from .field_types import Acts, at_least, check_rules, check_types, knob, left_open, one_of, read_options
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
@@ -247,14 +247,12 @@ class DUETGRPOConfig(GRPOConfig):
     )
     audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = knob("Data-set columns copied to the audit log, such as level or subject.")
-    filled_in: dict[str, Any] | str | None = knob(
-        "Not to be set: fields that were left at None, and what the method made of them. A copy by "
-        "dataclasses.replace, or from to_dict(), decides them anew."
-    )
+    filled_in: dict[str, Any] | str | None = knob("Not to be set: fields left at None, with the values they got.")
 
     def __post_init__(self) -> None:
         self._read_json()
-        self._forget_filled_in()
+        for name in left_open(self.__dict__, self.filled_in):
+            setattr(self, name, None)
         check_types(self, DUETGRPOConfig)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
@@ -282,17 +280,10 @@ class DUETGRPOConfig(GRPOConfig):
                 f"method_kwargs is no JSON: {error}, got {self.method_kwargs!r}. Write '{{\"name\": value}}'."
             ) from error
 
-    def _forget_filled_in(self) -> None:
-        """What another configuration was given for a field that its user left open is no choice of this one's."""
-        for name, value in self.filled_in.items() if isinstance(self.filled_in, dict) else ():
-            if self.__dict__[name] == value:
-                setattr(self, name, None)
-
     def _resolve(self) -> None:
         """Fill in what the user left open, and refuse what was set and cannot have an effect."""
         entry = METHODS[self.method]
         given = {name: value for name in DUETGRPOConfig.__annotations__ if (value := self.__dict__[name]) is not None}
-        given.pop("filled_in", None)
         for name in sorted(given.keys() & METHOD_FIELDS - entry.reads):
             readers = [other for other, one in METHODS.items() if name in one.reads]
             raise ValueError(
@@ -309,8 +300,8 @@ class DUETGRPOConfig(GRPOConfig):
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
         self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
         self.options = entry.settle(self, self.options)
-        open_ = {name: self.__dict__[name] for name in METHOD_FIELDS - given.keys()}
-        self.filled_in = {name: value for name, value in sorted(open_.items()) if value is not None}
+        left = sorted(METHOD_FIELDS - given.keys())
+        self.filled_in = {name: value for name in left if (value := self.__dict__[name]) is not None}
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 

@@ -32,15 +32,14 @@ from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import logs, metrics, train_rows
 from .seams.answer_region import Thoughts
-from .seams.arguments import check_engine, check_method, check_rewards, ends_by_own_rules, own_config
+from .seams.arguments import check_arguments, own_config
 from .seams.audit import AuditLog
 from .seams.averaging import Averaging
 from .seams.backend import choose_backend
-from .seams.checkpoint import check_json, leave_checkpoint, read_state, write_state
-from .seams.data_checks import check_data, check_evaluation, check_row, prompt_keys
+from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.data_checks import check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
-from .seams.engine_checks import EngineChecks
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
@@ -92,13 +91,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
-        needs = check_method(method, args, reward_funcs)
-        check_engine(engine)
-        self._own_rules = ends_by_own_rules(kwargs, args)
-        needs_prompt = not kwargs.get("environment_factory")
-        check_data(train_dataset, args, needs_prompt=needs_prompt)
-        check_evaluation(eval_dataset, needs_prompt=needs_prompt)
-        check_rewards(reward_funcs, train_dataset, eval_dataset)
+        data = train_dataset, eval_dataset
+        needs, self._own_rules = check_arguments(args, method, engine, reward_funcs, data, kwargs)
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
@@ -108,8 +102,6 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self._last_loaded_step = -1  # TRL's, which has it with vLLM only
         self._current: StepRecord | None = None
         self._captured_logps: torch.Tensor | None = None
-        self._reporters: dict[str, str] = {}  # by metric
-        self._unseen = True  # whether the method has not observed a step
         self._loss_inputs: dict[str, Any] | None = None
         with backend.construction(self):
             super().__init__(
@@ -132,9 +124,6 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
-        self.engine_checks = EngineChecks(
-            type(self.engine).__name__, engine is not None, args, self.loop.end_ids, self.loop.vocab_size
-        )
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -144,6 +133,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))
+        self._reporters = logs.Reporters()
         self.histograms = Histograms(self.callback_handler)
         self.add_callback(self.histograms)
         show_few_figures(self)
@@ -215,10 +205,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        if any(job.gate is not None for job in step.jobs):
-            shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
-            self.watch.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
-        self.watch.advantages(step.judgement.advantages)
+        self.watch.judged(step)
         self.histograms.observe(step, self.max_completion_length)
         self._report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         return self._train_rows(step)
@@ -323,7 +310,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
         if position == 0:
-            self._follow_engine(inputs)
+            self._report(self.engine_gap(inputs, self._captured_logps))
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
@@ -331,13 +318,6 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.note_kl(inputs, self._captured_logps, position)
         self._captured_logps = None
         return loss
-
-    def _follow_engine(self, inputs: dict[str, Any]) -> None:
-        """Compare the log-probs of the engine with those of the policy that has just seen its tokens."""
-        sums = self.engine_checks.gap(self._captured_logps, inputs)
-        if sums is not None:
-            sums = self.accelerator.reduce(sums, reduction="sum")
-            self._report(self.engine_checks.follow_gap(*sums.tolist()))
 
     def _finish(self, step: StepRecord) -> None:
         """Let the method learn from the step, and report what it says of it."""
@@ -348,9 +328,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         started = time.perf_counter()
         self.watch.values(step.nonfinite)
         self.loop.observe(step)
-        if self._unseen:  # what a fresh state holds says little
-            check_json(f"{type(self.method).__name__}.state_dict()", self.method.state_dict())
-            self._unseen = False
+        self.check_first_state(self.method)
         self._report({"nonfinite_rollouts": float(step.nonfinite.sum())})
         self._report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:
@@ -372,13 +350,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         return loss
 
     def _report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
-        for name, value in values.items():
-            owner = self._reporters.setdefault(name, by)
-            if owner != by:
-                raise ValueError(f"{by} reports the metric {name!r}, which {owner} reports too. Give it another name.")
-            if not isinstance(value, int | float):
-                raise TypeError(f"{by} reports the metric {name!r} as {value!r}. Use float(x).")
-            self._metrics["train"][f"duet/{name}"].append(value)
+        self._reporters.report(self._metrics["train"], values, by)
 
     # ---- Seams: state -------------------------------------------------------------------------------------------
 

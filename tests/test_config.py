@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration: methods and their options, and an error for every value and relation that cannot work."""
 
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import get_args
 
 import pytest
@@ -396,30 +396,3 @@ def test_the_share_of_the_budget_goes_where_a_method_has_it():
     for fraction, count in ((0.125, 1), (0.3, 2.4)):
         with pytest.raises(ValueError, match=f"is {count:g} rollouts per prompt, and the budget of method='grpo'"):
             budget_fields("grpo", fraction, 8)
-
-
-# ---- Copies -----------------------------------------------------------------------------------------------------
-
-
-def test_a_copy_decides_anew_what_was_left_open(tmp_path):
-    """As with GRPOConfig, where generation_batch_size alone must be taken out: TRL derives it."""
-    first = config(tmp_path, keep_probability=0.3)
-    assert first.filled_in["max_rollouts"] == 64 and "keep_probability" not in first.filled_in
-    assert replace(first, generation_batch_size=None).to_dict() == first.to_dict()
-    twice = replace(first, per_device_train_batch_size=32, max_completion_length=3072, generation_batch_size=None)
-    assert (twice.max_rollouts, twice.grace_window, twice.keep_probability) == (128, 150, 0.3)
-    paper = replace(first, method="paper", generation_batch_size=None)
-    assert (paper.marker, paper.allocate, paper.keep_probability) == ("math_paragraph", True, 0.3)
-
-
-@pytest.mark.parametrize("method", ["grpo", "dapo", "duet_reuse"])
-def test_a_copy_may_have_another_method(tmp_path, method):
-    found = replace(config(tmp_path), method=method, generation_batch_size=None)
-    assert found.to_dict() == config(tmp_path, method=method).to_dict()
-
-
-def test_a_copy_still_refuses_what_its_user_set(tmp_path):
-    with pytest.raises(ValueError, match="keep_probability=0.3 cannot have an effect under method='grpo'"):
-        replace(config(tmp_path, keep_probability=0.3), method="grpo", generation_batch_size=None)
-    with pytest.raises(ValueError, match="trim=False cannot have an effect under method='grpo'"):
-        replace(config(tmp_path), method="grpo", trim=False, generation_batch_size=None)

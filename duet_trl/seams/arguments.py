@@ -12,7 +12,7 @@ from ..methods import build_method
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
 from .compared_answers import answer_verifier
-from .data_checks import check_reward_columns
+from .data_checks import check_data, check_evaluation, check_reward_columns
 
 _DECIDING = ("jobs", "judge", "observe")
 _INHERITED = ("state_dict", "load_state_dict", "metrics", "embed", "token_factor")
@@ -31,6 +31,37 @@ def own_config(args: Any, model: str | torch.nn.Module) -> DUETGRPOConfig:
             "method='grpo' it is plain GRPO."
         )
     return args
+
+
+def check_arguments(
+    args: DUETGRPOConfig,
+    method: Method | None,
+    engine: Any,
+    reward_funcs: Any,
+    data: tuple[Any, Any],
+    others: dict[str, Any],
+) -> tuple[Method, bool]:
+    """All arguments of the trainer but the model, before one is loaded.
+
+    Args:
+        args (DUETGRPOConfig): Configuration.
+        method (Method | None): As given.
+        engine (Any): As given.
+        reward_funcs (Any): As given.
+        data (tuple[Any, Any]): Training and evaluation set.
+        others (dict[str, Any]): Arguments that go to GRPOTrainer.
+
+    Returns:
+        tuple[Method, bool]: The method as far as it is known, and whether rollouts end by rules of their own.
+    """
+    needs = check_method(method, args, reward_funcs)
+    check_engine(engine)
+    own_rules = ends_by_own_rules(others, args)
+    needs_prompt = not others.get("environment_factory")
+    check_data(data[0], args, needs_prompt=needs_prompt)
+    check_evaluation(data[1], needs_prompt=needs_prompt)
+    check_rewards(reward_funcs, *data)
+    return needs, own_rules
 
 
 def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any) -> Method:

@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ from trl.trainer.utils import pad
 
 from ..engines.engine import Completion, Engine, Request, Sampling
 from ..engines.errors import ServerError
+from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
@@ -33,7 +35,6 @@ class Generating(GRPOTrainer):
     engine: Engine
     thoughts: Thoughts
     exchange: Exchange
-    engine_checks: EngineChecks
     _replay: ReplayBatch | None = None
     _jobs: Sequence[Job] | None = None  # of the round that is being generated
     _generated: Generated | None = None  # the round that is being scored
@@ -140,6 +141,18 @@ class Generating(GRPOTrainer):
             yield
         finally:
             self.num_generations = num_generations
+
+    @cached_property
+    def engine_checks(self) -> EngineChecks:
+        """What is checked of the engine of this run."""
+        own = not isinstance(self.engine, TurnEngine)
+        of_model = {*self.eos_token_ids}, self.model.config.get_text_config().vocab_size
+        return EngineChecks(type(self.engine).__name__, own, self.args, *of_model)
+
+    def engine_gap(self, inputs: dict[str, Any], logps: torch.Tensor) -> dict[str, float]:
+        """Compare the log-probs of the engine with those of the policy that has just seen its tokens; the metric."""
+        sums = self.engine_checks.gap(logps, inputs)
+        return {} if sums is None else self.engine_checks.follow_gap(*self.accelerator.reduce(sums, "sum").tolist())
 
     # ---- The loop's host --------------------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ..step_record import StepRecord
+
 logger = logging.getLogger(__name__)
 
 SLOW_SECONDS = 600.0
@@ -44,6 +46,13 @@ class RunWatch:
         self._steps = self._rollouts = self._better = self._limited = 0
         self._any_marker = self._marker_settled = self._values_warned = False
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
+
+    def judged(self, step: StepRecord) -> None:
+        """What a judged step tells of markers and advantages."""
+        if any(job.gate is not None for job in step.jobs):  # else nothing has looked for a marker
+            shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
+            self.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
+        self.advantages(step.judgement.advantages)
 
     def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
         """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.

@@ -22,7 +22,8 @@ def test_a_port_of_the_users_stays(monkeypatch, given, processes):
     if given is None:
         monkeypatch.delenv("MASTER_PORT")
     seen = []
-    monkeypatch.setattr(vllm_generation, "LLM", lambda **options: seen.append(os.environ["MASTER_PORT"]), raising=False)
+    build = lambda **options: seen.append(os.environ["MASTER_PORT"])  # noqa: E731
+    monkeypatch.setattr(vllm_generation, "LLM", build, raising=False)
     accelerator = SimpleNamespace(device=torch.device("cuda"), num_processes=processes)
     for _ in range(2):  # a second trainer of the process finds the port of the first
         with ColocatedBackend(None).construction(SimpleNamespace(accelerator=accelerator)):
