@@ -9,12 +9,14 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .field_types import Acts, at_least, check_rules, check_types, knob, left_open, one_of, read_options
+from .field_types import Acts, as_given, at_least, check_rules, check_types, knob, one_of, read_options
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
 from .methods.duet_settings import GATED
+from .update.cut import CUT_FIELDS, CUTS, cut_batch
+from .update.trust_region import DESIRED_KL
 
 DEFAULTS = {
     "allocate": False,
@@ -27,6 +29,8 @@ DEFAULTS = {
     "keep_probability": 0.05,
 }
 """Of the fields of `METHOD_FIELDS`, under a method that reads them and has no default of its own."""
+ENDING_WEIGHT = 0.1
+"""Of `ending_reward_weight` where rollouts are trimmed."""
 _UNREAD = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0, "budget_reading": "rollouts"}
 """What fields hold under a method that does not read them; the others hold None."""
 
@@ -63,13 +67,12 @@ FIELD_ACTS = {
         "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_correction, "
         "num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
     ),
-    "desired_kl": Acts(
-        lambda v: v.num_iterations > 1 and v.gradient_accumulation_steps < v.steps_per_generation * v.num_iterations,
-        "num_iterations of at least 2, and gradient_accumulation_steps below steps_per_generation times it: the "
-        "passes behind the first update measure it",
-    ),
+    "desired_kl": Acts(lambda v: v.updates == "several", "updates='several'"),
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
+
+_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "ending_reward_weight", "desired_kl", "generation_batch_size"})
+"""Fields that may hold something else than what was given."""
 
 FIELD_RULES = {
     "max_completion_length": at_least(1),
@@ -85,7 +88,8 @@ FIELD_RULES = {
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
     "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
-    "desired_kl": (lambda x: 0 < x < math.inf, "above 0, such as 0.1; None leaves the learning rate alone; got {}"),
+    "updates": one_of("once", *CUTS),
+    "desired_kl": (lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
     "ema_decay": (lambda x: 0 < x < 1, "in (0, 1), such as 0.9; None shows the weights of the last update; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
@@ -207,19 +211,26 @@ class DUETGRPOConfig(GRPOConfig):
         "Tokens that end a rollout beside those that tokenizer and model declare: for a base model the end of turn of "
         "its chat template."
     )
-    ending_reward_weight: float = knob(
-        "Weight of a reward of 1 for ending with an EOS, beside the reward functions; logged as "
-        "rewards/ending_reward/mean. 0: none (paper).",
-        default=0.0,
+    ending_reward_weight: float | None = knob(
+        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is above "
+        "0: the trim hides what follows an answer, so this teaches to end there. Logged as "
+        "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
     )
     grad_norm_quantile: float | None = knob(
         "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
         "(paper)."
     )
+    updates: str = knob(
+        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). 'several': "
+        "two passes in two mini-batches each, inside a trust region: the learning rate, which starts at learning_rate, "
+        "follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the memory of one "
+        "more copy of the trained weights. 'sfpo': the rule of SFPO, three fast updates, a step back, a slow one. An "
+        "optimizer step (max_steps) is one update.",
+        default="once",
+    )
     desired_kl: float | None = knob(
-        "Mean KL divergence of a rollout, nats, between the policy before the updates of a batch and in the passes "
-        "after the first, that the learning rate follows: multiplied by sqrt(desired_kl / measured), from 1/2 to "
-        "1.25 a batch, and from 1/30 to 4 of the schedule in all. None: the schedule alone (paper)."
+        "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
+        f"one after. None: {DESIRED_KL:g}."
     )
     ema_decay: float | None = knob(
         "Decay, per optimizer step, of an exponential moving average of the weights, which evaluation, samples, the "
@@ -247,24 +258,30 @@ class DUETGRPOConfig(GRPOConfig):
     )
     audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = knob("Data-set columns copied to the audit log, such as level or subject.")
-    filled_in: dict[str, Any] | str | None = knob("Not to be set: fields left at None, with the values they got.")
+    filled_in: dict[str, Any] | str | None = knob("Not to be set: what was given for a field, and what it holds.")
 
     def __post_init__(self) -> None:
         self._read_json()
-        for name in left_open(self.__dict__, self.filled_in):
-            setattr(self, name, None)
+        self.__dict__ |= as_given(self.__dict__, self.filled_in)
+        given = dict(self.__dict__)
         check_types(self, DUETGRPOConfig)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
+        check_rules(self.__dict__, {"updates": FIELD_RULES["updates"]})
+        cut_batch(self)
         # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
         super().__post_init__()
         if self.max_completion_length is None:
             raise ValueError("max_completion_length must be an integer of at least 1, got None.")
         check_rules(self.__dict__, FIELD_RULES)
         self._resolve()
+        if self.updates == "several" and self.desired_kl is None:
+            self.desired_kl = DESIRED_KL
         self._check_relations()
         METHODS[self.method].check(self, self.options)
         self._check_upstream()
+        found = self.__dict__
+        self.filled_in = {name: [given[name], found[name]] for name in _OPEN if given[name] != found[name]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the token: the Trainer pushes a pickle of the configuration with the model, `training_args.bin`."""
@@ -300,8 +317,8 @@ class DUETGRPOConfig(GRPOConfig):
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
         self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
         self.options = entry.settle(self, self.options)
-        left = sorted(METHOD_FIELDS - given.keys())
-        self.filled_in = {name: value for name in left if (value := self.__dict__[name]) is not None}
+        if self.ending_reward_weight is None:
+            self.ending_reward_weight = ENDING_WEIGHT if self.trim and self.method != "paper" else 0.0
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 
@@ -370,6 +387,11 @@ class DUETGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"loss_type={self.loss_type!r} does not divide by the global number of kept tokens N_t (Eq. 6). Use "
                 "loss_type='dapo', 'cispo' or 'vespo'."
+            )
+        if self.updates != "once" and self.deepspeed_plugin is not None:
+            raise ValueError(
+                f"updates={self.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "
+                "updates='once'."
             )
         repeated = {"n", "seed"} & (self.generation_kwargs or {}).keys()
         if self.use_vllm and repeated:

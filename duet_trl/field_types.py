@@ -35,13 +35,13 @@ def knob(help_text: str, default: Any = None) -> Any:
     return field(default=default, metadata={"help": help_text})
 
 
-def left_open(values: Mapping[str, Any], filled_in: Any) -> list[str]:
-    """Fields of a copy that still hold what its original filled in: nobody has chosen them.
+def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
+    """Fields of a copy that still hold what its original made of them, with what its original was given.
 
     dataclasses.replace, and a configuration made from `to_dict()`, pass every field as if it had been set.
     """
     before = filled_in if isinstance(filled_in, dict) else {}
-    return [name for name, value in before.items() if values[name] == value]
+    return {name: given for name, (given, found) in before.items() if values[name] == found}
 
 
 Rule = tuple[Callable[[Any], bool], str]

@@ -47,6 +47,7 @@ from .seams.interrupt import StopAfterStep
 from .seams.leaving import warn_of_gloo
 from .seams.progress import show_few_figures
 from .seams.resuming import Resuming, TrainingStopped
+from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
 from .seams.start import StartNotice
 from .seams.surrogate_check import check_surrogate
@@ -130,6 +131,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
         self.start_averaging()
+        self.several = None if args.updates == "once" else SeveralUpdates(self)
+        if self.several is not None:
+            self.add_callback(self.several)
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))
@@ -205,10 +209,13 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.judged(step)
+        self.watch.judged(step, ending=bool(self.args.ending_reward_weight))
         self.histograms.observe(step, self.max_completion_length)
-        self._report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
-        return self._train_rows(step)
+        self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
+        rows = self._train_rows(step)
+        if self.several is not None:
+            self.several.begin(step)
+        return rows
 
     def _prompts_of_step(self, inputs: list[dict[str, Any]]) -> Prompts:
         first = self.accelerator.process_index * len(inputs)
@@ -310,12 +317,11 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
         if position == 0:
-            self._report(self.engine_gap(inputs, self._captured_logps))
+            self.report(self.engine_gap(inputs, self._captured_logps))
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
                 self._finish(step)
-        self.note_kl(inputs, self._captured_logps, position)
         self._captured_logps = None
         return loss
 
@@ -329,8 +335,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.watch.values(step.nonfinite)
         self.loop.observe(step)
         self.check_first_state(self.method)
-        self._report({"nonfinite_rollouts": float(step.nonfinite.sum())})
-        self._report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
+        self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
+        self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:
             self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
@@ -341,15 +347,20 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             return super().training_step(model, inputs, num_items_in_batch)
         before, started = self._current, time.perf_counter()
         booked = 0.0 if before is None else sum(before.seconds.values())
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        per_batch = self.args.steps_per_generation * self.num_iterations
+        if self.several is not None and self.several.closed and self._step % per_batch:
+            loss, self._step = torch.zeros((), device=self.accelerator.device), self._step + 1
+        else:
+            loss = super().training_step(model, inputs, num_items_in_batch)
         step = self._current
         booked = sum(step.seconds.values()) - (booked if step is before else 0.0)
         step.seconds["update"] += time.perf_counter() - started - booked
-        if self._step % (self.args.steps_per_generation * self.num_iterations) == 0:
-            self._report(metrics.time_metrics(step.seconds) | self.follow_kl())
+        if self._step % per_batch == 0:
+            self.report(metrics.time_metrics(step.seconds))
         return loss
 
-    def _report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
+    def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
+        """Log values as metrics of DUET."""
         self._reporters.report(self._metrics["train"], values, by)
 
     # ---- Seams: state -------------------------------------------------------------------------------------------
@@ -388,7 +399,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             "num_generations": args.num_generations,
             "seed": args.seed,
             "grad_norm_quantile": args.grad_norm_quantile,
-            "desired_kl": args.desired_kl,
+            "updates": args.updates,
             "ema_decay": args.ema_decay,
             "budget_fraction": args.budget_fraction,
             "rewards": self._rewards,

@@ -25,6 +25,11 @@ _COLUMNS = (
 _REWARDS = ("reward_count", "reward_sum", "reward_squares")
 LEVEL_MEMORY = 0.7
 """Weight of all earlier steps in the level of the pool, against that of the latest one: it is three steps old."""
+RANGE_MEMORY = 0.9
+"""Weight of an end of the range of rewards against that of a step: a reward that nobody earns again is forgotten."""
+MAX_DISTINCT = 64
+"""Distinct rewards beyond which they count as continuous."""
+_TIE = 1e-6  # of two rewards that are one, relative
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ class PromptStatistics:
     def __init__(self, reward_decay: float = 0.7) -> None:
         self.reward_decay = reward_decay
         self.reward_range: list[float] | None = None
+        self.distinct: np.ndarray = np.empty(0)  # rewards of the run, ascending; the first `MAX_DISTINCT` + 1 of them
         self._level: list[float] | None = None  # mean reward and mean squared reward of the latest steps
         self._table = PromptTable("prompt statistics", _COLUMNS)
 
@@ -180,8 +186,8 @@ class PromptStatistics:
         group, values = group[use], rewards[use]
         if not values.size:
             return
-        low, high = self.reward_range or (np.inf, -np.inf)
-        self.reward_range = [min(low, float(values.min())), max(high, float(values.max()))]
+        self.reward_range = self._range_with(float(values.min()), float(values.max()))
+        self._note_distinct(values)
         sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
         rewarded = sums[0] > 0
         latest = [float((column[rewarded] / sums[0][rewarded]).mean()) for column in sums[1:]]
@@ -192,6 +198,32 @@ class PromptStatistics:
             for name, added in zip((*_REWARDS, "reward_levels"), (*sums, sums[0] * self._level[0]), strict=True):
                 column[name][visited] *= self.reward_decay
                 np.add.at(column[name], place, added)
+
+    def _range_with(self, least: float, most: float) -> list[float]:
+        """The range that takes in the extremes of a step, and has drawn nearer to them where the step has two."""
+        low, high = self.reward_range or (least, most)
+        if least < most:
+            low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
+        return [min(low, least), max(high, most)]
+
+    def _note_distinct(self, values: np.ndarray) -> None:
+        if len(self.distinct) > MAX_DISTINCT:
+            return
+        known = np.unique(np.concatenate([self.distinct, values]))
+        new = np.diff(known, prepend=-np.inf) > _TIE * np.maximum(np.abs(known), 1.0)
+        self.distinct = known[new][: MAX_DISTINCT + 1]
+
+    def reward_gaps(self, rewards: np.ndarray) -> np.ndarray:
+        """How far the nearest other reward of the run lies from each of these, shape (N,).
+
+        Infinite while there is no other one, 0 where rewards are continuous: then any difference is one.
+        """
+        if len(self.distinct) > MAX_DISTINCT:
+            return np.zeros(len(rewards))
+        apart = np.abs(np.asarray(rewards)[:, None] - self.distinct)
+        return np.where(apart > 2 * _TIE * np.maximum(np.abs(self.distinct), 1.0), apart, np.inf).min(
+            axis=1, initial=np.inf
+        )
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
         """History of the rewards of ``keys`` (M,), discounted for the visit that is about to come."""
@@ -221,13 +253,19 @@ class PromptStatistics:
         return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
 
     def state_dict(self) -> dict:
-        """The range and the level of rewards, and the table of sums."""
-        return {"reward_range": self.reward_range, "level": self._level, "table": self._table.state_dict()}
+        """Range, level and distinct values of rewards, and the table of sums."""
+        return {
+            "reward_range": self.reward_range,
+            "distinct": self.distinct,
+            "level": self._level,
+            "table": self._table.state_dict(),
+        }
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "level", "table")))
+        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "distinct", "level", "table")))
         self._table.load_state_dict(state["table"])
+        self.distinct = np.asarray(state["distinct"], dtype=np.float64)
         self.reward_range, self._level = (
             None if state[name] is None else [float(x) for x in state[name]] for name in ("reward_range", "level")
         )

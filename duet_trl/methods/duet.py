@@ -16,7 +16,6 @@ cut at K2 + G. docs/algorithm.md maps every line of the paper to code, docs/fide
 the paper and the default.
 """
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,9 +42,6 @@ from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
 
-logger = logging.getLogger(__name__)
-
-
 class Duet(Method):
     """The joint controller of counts and stops."""
 
@@ -63,7 +59,6 @@ class Duet(Method):
         self.weights = MeasuredWeights() if baseline in ("measured", "least_noise") else None
         self.noise_ratio = NoiseRatio() if baseline == "least_noise" else None
         self._metrics: dict[str, float] = {}
-        self._warned = False
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
@@ -103,7 +98,6 @@ class Duet(Method):
                 weight = weight * factor
             else:
                 sampled = (advantages != 0) & (size >= cutoff)
-            self._warn_of_the_cutoff(advantages, trained, sampled)
             trained &= sampled
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
@@ -174,9 +168,9 @@ class Duet(Method):
     def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
 
-        That is their size; over the baseline of least noise the distance of a reward from it as a share of the range
-        of rewards. Divided by a prompt's own spread, the successes of a prompt that is always solved would be as far
-        from it as those of an open one.
+        That is their size; over the baseline of least noise the distance of a reward from it as a share of the way to
+        the nearest other reward: whatever difference a reward function makes, it is not small. Divided by a prompt's
+        own spread, the successes of a prompt that is always solved would be as far from it as those of an open one.
         """
         if self.options.advantage_baseline == "group":
             advantages = group_relative(done, self.setting)
@@ -191,19 +185,9 @@ class Duet(Method):
             return advantages, np.abs(advantages)
         if lower is None:  # nothing is known yet that could be small
             return advantages, np.where(advantages != 0, np.inf, 0.0)
-        return advantages, np.abs(distances) / (lower.high - lower.low)
-
-    def _warn_of_the_cutoff(self, advantages: np.ndarray, trained: np.ndarray, sampled: np.ndarray) -> None:
-        """Say once when it leaves nothing: one reward far from all others makes these small for the rest of a run."""
-        if self._warned or self.noise_ratio is None or sampled.any() or not (trained & (advantages != 0)).any():
-            return
-        self._warned = True
-        low, high = self.allocator.statistics.reward_range
-        logger.warning(
-            f"advantage_cutoff={self.options.advantage_cutoff:g} leaves no rollout of this step to train: each reward "
-            f"is within that share of the range of rewards, {low:g} to {high:g}, of its baseline. Nothing is wrong if "
-            "the prompts are solved. If a rare reward lies far from all others, clip it, or set advantage_cutoff=0."
-        )
+        gaps = self.allocator.statistics.reward_gaps(np.where(done.scored, done.rewards, 0.0))
+        with np.errstate(divide="ignore"):
+            return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)
 
     @property
     def _least_noise(self) -> LeastNoise | None:

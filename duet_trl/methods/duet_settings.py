@@ -203,7 +203,7 @@ class DuetOptions(Options):
         "Of rollouts whose reward is nearer to its baseline not all get a forward pass (small_advantages). Default of "
         "duet with allocation_objective='mixed': 0.25 over the baseline 'least_noise', 0.5 over 'history' and "
         "'measured' with scaled rewards, twice that for 'sample'; else 0.",
-        unit="with 'least_noise' the range of the run's rewards, else standard deviations",
+        unit="with 'least_noise' the way to the nearest other reward of the run, else standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
     )
@@ -325,7 +325,7 @@ def check_relations(config: Any, options: DuetOptions) -> None:
     if share and options.advantage_cutoff >= 1:
         raise ValueError(
             f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: over the baseline 'least_noise' "
-            "it is a share of the range of rewards. Set it below 1; 0.25 is the default."
+            "it is a share of the way to the nearest other reward. Set it below 1; 0.25 is the default."
         )
     refuse_lone_rollouts(config, options)
     if options.surrogate == "ridge":

@@ -3,6 +3,7 @@
 
 The trim stops a rollout behind its answer, so no reward ever sees what the policy would have written next, and nothing
 keeps it from going on. Where it later generates without the gate, and its last answer counts, that costs accuracy.
+Only what the reward functions pay for is paid more: a wrong answer that ends is no better than one that does not.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,13 +11,13 @@ from typing import Any
 
 import torch
 
-from ..update.advantages import unscored
+from ..update.advantages import unscored, weighted_sum
 
 
 class EndingReward:
     """TRL reward function: 1 for a completion that the policy ended itself, with an EOS, else 0.
 
-    What the gate or the length limit stopped earns nothing here.
+    What the gate or the length limit stopped earns nothing here; what an ending is worth, `pay_endings` says.
     """
 
     def __init__(self, eos_token_ids: Iterable[int]) -> None:
@@ -36,6 +37,14 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
     trainer.reward_weights = torch.cat([trainer.reward_weights, torch.tensor([weight])])
 
 
-def forget_unscored_endings(rewards_per_func: torch.Tensor) -> None:
-    """No reward for the ending of a rollout that no reward function of the script scored: it stays unscored."""
-    rewards_per_func[unscored(rewards_per_func[:, :-1]), -1] = torch.nan
+def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
+    """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
+
+    Args:
+        rewards_per_func (torch.Tensor): That of the ending last, shape (N, F + 1). What no other one scored stays
+            unscored.
+        reward_weights (torch.Tensor): Shape (F + 1,).
+    """
+    others = rewards_per_func[:, :-1]
+    earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
+    rewards_per_func[:, -1] *= torch.where(unscored(others), torch.nan, earned.nan_to_num(0.0))

@@ -22,7 +22,7 @@ from ..step_record import Generated, StepRecord
 from . import logs
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
-from .ending import forget_unscored_endings
+from .ending import pay_endings
 from .engine_checks import EngineChecks
 from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch
@@ -69,7 +69,7 @@ class Generating(GRPOTrainer):
         with self._checked_rewards():
             rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
-            forget_unscored_endings(rewards)
+            pay_endings(rewards, self.reward_weights)
         return rewards
 
     @contextmanager

@@ -15,6 +15,9 @@ logger = logging.getLogger(__name__)
 SLOW_SECONDS = 600.0
 """Longer than rewards of a step take; a function that waits for something else may wait for ever."""
 
+ENDING_PATIENCE = 10
+"""Generation steps in a row; of few prompts some do so by chance."""
+
 
 @contextmanager
 def noticed_if_slow(functions: list[str], step: int) -> Iterator[None]:
@@ -46,13 +49,16 @@ class RunWatch:
         self._steps = self._rollouts = self._better = self._limited = 0
         self._any_marker = self._marker_settled = self._values_warned = False
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
+        self._endings = 0  # the same, in which endings alone told rollouts apart
 
-    def judged(self, step: StepRecord) -> None:
-        """What a judged step tells of markers and advantages."""
+    def judged(self, step: StepRecord, ending: bool) -> None:
+        """What a judged step tells of markers, advantages and, if they are paid, of endings."""
         if any(job.gate is not None for job in step.jobs):  # else nothing has looked for a marker
             shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
             self.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
         self.advantages(step.judgement.advantages)
+        if ending:
+            self.endings(step.done.rewards_per_func.cpu().numpy(), step.done.prompt)
 
     def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
         """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.
@@ -101,6 +107,30 @@ class RunWatch:
                 self.patience,
             )
 
+    def endings(self, rewards_per_func: np.ndarray, group: np.ndarray) -> None:
+        """For many steps only the reward for ending differed within prompts: what the script rewards is not trained.
+
+        Args:
+            rewards_per_func (np.ndarray): That of the ending last, shape (N, F + 1).
+            group (np.ndarray): Prompt of each rollout, shape (N,).
+        """
+        if self._endings < 0:
+            return
+        differs = [_differs_within(column, group) for column in rewards_per_func.T]
+        if any(differs[:-1]):
+            self._endings = 0
+        elif differs[-1]:
+            self._endings += 1
+        if self._endings == ENDING_PATIENCE:
+            self._endings = -1
+            logger.warning(
+                "In the last %d generation steps with a gradient only the reward for ending told the rollouts of a "
+                "prompt apart: the reward functions paid all of them alike. If that is not because all prompts are "
+                "solved, the policy learns to end and nothing else: choose other prompts, or set "
+                "ending_reward_weight=0.",
+                ENDING_PATIENCE,
+            )
+
     def values(self, nonfinite: np.ndarray) -> None:
         """Rollouts without a finite reward, shape (N,), bool."""
         if nonfinite.any() and not self._values_warned:
@@ -111,3 +141,12 @@ class RunWatch:
                 int(nonfinite.sum()),
                 len(nonfinite),
             )
+
+
+def _differs_within(values: np.ndarray, group: np.ndarray) -> bool:
+    """Whether any two values of a group differ; nan says nothing."""
+    known = ~np.isnan(values)
+    values, group = values[known], group[known]
+    order = np.argsort(group, kind="stable")
+    values, group = values[order], group[order]
+    return bool(((np.diff(values) != 0) & (np.diff(group) == 0)).any())

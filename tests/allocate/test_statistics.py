@@ -285,7 +285,30 @@ def test_a_restored_state_continues_bit_for_bit():
     for _ in range(5):
         step(original, restored)
     assert plain(restored.state_dict()) == plain(original.state_dict())
-    assert restored.reward_range == [-2.0, 1.0]
+    assert restored.distinct.tolist() == [-2.0, 0.0, 1.0]
+
+
+def test_a_reward_that_nobody_earns_again_leaves_the_range_while_others_differ():
+    statistics = PromptStatistics()
+    earn(statistics, ["a"], [(0, -3.0)])
+    for _ in range(20):
+        earn(statistics, ["a", "b"], [(0, 0.0), (1, 1.0)])
+    assert statistics.reward_range == [pytest.approx(-3.0 * 0.9**20), 1.0]
+    for _ in range(20):  # a batch of solved prompts says nothing of what a failure earns
+        earn(statistics, ["a", "b"], [(0, 1.0), (1, 1.0)])
+    assert statistics.reward_range == [pytest.approx(-3.0 * 0.9**20), 1.0]
+
+
+def test_the_gap_of_a_reward_is_the_way_to_the_nearest_other_one_that_was_seen():
+    statistics = PromptStatistics()
+    assert statistics.reward_gaps(np.array([1.0])).tolist() == [np.inf]
+    earn(statistics, ["a"], [(0, 1.0)])
+    assert statistics.reward_gaps(np.array([1.0, 0.0])).tolist() == [np.inf, 1.0]
+    earn(statistics, ["a", "b"], [(0, -1.0), (1, 0.0), (1, 1.2), (1, 1.0 + 1e-8), (1, -3.0)])
+    found = statistics.reward_gaps(np.array([-3.0, -1.0, 0.0, 1.0, 1.2]))
+    np.testing.assert_allclose(found, [2.0, 1.0, 1.0, 0.2, 0.2])
+    earn(statistics, ["a"], [(0, x / 97.0) for x in range(90)])  # continuous: any difference is one
+    assert statistics.reward_gaps(np.array([0.5, 1.0])).tolist() == [0.0, 0.0]
 
 
 def test_the_state_of_a_fresh_start_has_no_rewards():

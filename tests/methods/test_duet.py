@@ -251,7 +251,7 @@ def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor
     np.testing.assert_array_equal(judgement.weight, 1.0)
 
 
-def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_range_of_rewards(tmp_path):
+def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_way_to_the_next_reward(tmp_path):
     unit = duet(tmp_path, trim=False, abort=False, reward_decay=1.0)
     of = prompts(KEYS[:8])
     # Four prompts are half right and four are always right, in rewards of 2 and 5.
@@ -272,21 +272,39 @@ def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_range_of_
     assert not later.in_gradient[16:].any() and (later.advantages[16:] > 0).all()
 
 
-def test_one_reward_far_from_all_others_is_said_once_to_leave_nothing_to_train(tmp_path, caplog):
-    unit = duet(tmp_path, trim=False, abort=False)
+def after_visits(tmp_path, rewards, failure_nats=4.0, visits=12, first=None):
+    """The last judgement of eight prompts with four rollouts each that earned the same at every visit."""
+    unit = duet(tmp_path, trim=False, abort=False, reward_decay=1.0)
     of = prompts(KEYS[:8])
+    logps = np.where(rewards > 0, -1.0, -failure_nats)
+    steps = [done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards) for _ in range(visits)]
+    if first is not None:
+        steps[0] = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, first)
+    for step in steps:
+        unit.observe(step, unit.judge(step), logps)
+    return unit.judge(steps[-1])
+
+
+def test_one_reward_far_from_all_others_hides_nothing_in_the_steps_behind_it(tmp_path):
     rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
-    natural = np.full(32, Outcome.NATURAL)
-    far = done(of, unit.jobs(of, None), natural, [9] * 32, np.where(np.arange(32) == 31, -1000.0, rewards))
-    for _ in range(3):
-        unit.observe(far, unit.judge(far), np.full(32, -5.0))
-    said = [record for record in caplog.records if record.name.startswith("duet_trl")]
-    assert not said
-    for _ in range(2):
-        near = done(of, unit.jobs(of, None), natural, [9] * 32, rewards)
-        assert not unit.judge(near).in_gradient.any()
-    (said,) = (record.message for record in caplog.records if record.name.startswith("duet_trl"))
-    assert "advantage_cutoff=0.25" in said and "-1000 to 1" in said and "set advantage_cutoff=0" in said
+    far = np.where(np.arange(32) == 31, -3.0, rewards)
+    judgement = after_visits(tmp_path, rewards, failure_nats=1.0, first=far)
+    assert judgement.in_gradient.all()
+
+
+@pytest.mark.parametrize("failure_nats", [1.0, 6.0, 20.0])
+def test_rewards_on_any_scale_teach_in_every_open_prompt(tmp_path, failure_nats):
+    # A quarter, a half and three quarters right, on three scales; -1 and 1.2 make the range of rewards twice as wide.
+    groups = ([0, 0, 0, 1], [0, 0, 1, 1], [0, 1, 1, 1], [-1, 1, -1, 1], [1, 1.2, 1, 1.2], [0, 0, 0, 1.2], [1, 0, 1, 0])
+    rewards = np.concatenate([*groups, [-1, 0, 1, 1.2]]).astype(np.float64)
+    trained = after_visits(tmp_path, rewards, failure_nats).in_gradient.reshape(8, 4)
+    assert trained.any(axis=1).all(), trained
+
+
+def test_a_small_part_of_the_reward_is_no_small_difference(tmp_path):
+    # All solved, and half of them paid a tenth for ending: the rest of the run has failures, which make 0.1 look small.
+    rewards = np.concatenate([np.tile([1.1, 1.0, 1.1, 1.0], 4), np.tile([1.0, 0.0, 0.0, 0.0], 4)])
+    assert after_visits(tmp_path, rewards, failure_nats=1.0).in_gradient[:16].all()
 
 
 def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):

@@ -4,8 +4,13 @@
 import pytest
 import torch
 
-from duet_trl.seams.ending import EndingReward, forget_unscored_endings
+from duet_trl.seams.ending import EndingReward, pay_endings
 from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged
+
+
+def always_two(completions: list, **kwargs: object) -> list[float]:
+    """The same for every rollout."""
+    return [2.0] * len(completions)
 
 
 def test_only_a_final_eos_is_an_ending() -> None:
@@ -13,26 +18,36 @@ def test_only_a_final_eos_is_an_ending() -> None:
     assert EndingReward([2, 7])(completion_ids=[[5, 7], [5, 2], [5, 6]]) == [1, 1, 0]
 
 
-def test_what_no_verifier_scored_has_no_ending() -> None:
+def test_an_ending_is_paid_as_much_as_the_answer_and_nothing_where_that_is_wrong_or_unscored() -> None:
     nan = torch.nan
-    rewards = torch.tensor([[1.0, nan, 1.0], [nan, nan, 1.0], [nan, nan, 0.0], [0.0, 2.0, 0.0]])
-    forget_unscored_endings(rewards)
-    wanted = torch.tensor([[1.0, nan, 1.0], [nan, nan, nan], [nan, nan, nan], [0.0, 2.0, 0.0]])
-    assert torch.equal(rewards.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
+    rewards = torch.tensor(
+        [[1.0, nan, 1.0], [1.0, 3.0, 1.0], [1.0, 3.0, 0.0], [0.0, 0.0, 1.0], [-2.0, 1.0, 1.0], [nan, nan, 1.0]]
+    )
+    pay_endings(rewards, torch.tensor([1.0, 0.5, 0.1]))
+    assert rewards[:, -1].nan_to_num(-1.0).tolist() == [1.0, 2.5, 0.0, 0.0, 0.0, -1.0]
 
 
 @pytest.mark.parametrize("parts", [PARTS_OFF, {"trim": True, "abort": True}], ids=["no gate", "gate"])
 def test_endings_are_what_neither_the_length_limit_nor_the_gate_stopped(tiny_path, tmp_path, parts) -> None:
-    trainer = duet_trainer(tiny_path, tmp_path, ending_reward_weight=0.1, max_steps=4, **parts)
+    rewards = {"rewards": always_two, "ending_reward_weight": 0.1}
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=4, **rewards, **parts)
     trainer.train()
     ended = logged(trainer, "rewards/ending_reward/mean")
     names = ("completions/clipped_ratio", "duet/trim_rate", "duet/abort_rate")
     stopped = [sum(shares) for shares in zip(*(logged(trainer, name) for name in names), strict=True)]
-    assert ended == pytest.approx([1 - share for share in stopped], abs=1e-6)
-    assert 0 < min(ended) and max(ended) < 1
-    answers = logged(trainer, "rewards/count_fours/mean")
-    totals = [answer + 0.1 * share for answer, share in zip(answers, ended, strict=True)]
-    assert logged(trainer, "reward") == pytest.approx(totals, abs=1e-6)
+    assert ended == pytest.approx([2 * (1 - share) for share in stopped], abs=1e-6)
+    assert 0 < min(ended) and max(ended) < 2
+    assert logged(trainer, "reward") == pytest.approx([2 + 0.1 * one for one in ended], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weight"),
+    [({}, 0.1), ({"trim": False}, 0.0), ({"method": "paper"}, 0.0), ({"ending_reward_weight": 0.0}, 0.0)],
+)
+def test_where_rollouts_are_trimmed_the_default_teaches_the_ending(tiny_path, tmp_path, overrides, weight) -> None:
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=1, **overrides)
+    assert trainer.args.ending_reward_weight == weight
+    assert ("ending_reward" in trainer.reward_func_names) == (weight > 0)
 
 
 def test_a_rollout_that_a_verifier_skips_stays_out_of_the_gradient(tiny_path, tmp_path) -> None:

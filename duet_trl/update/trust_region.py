@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far several updates of one batch may move the policy, and the learning rate that takes it there.
+
+The idea of a rate that follows the divergence is that of PPO for robots (Rudin et al., arXiv 2109.11978, after the
+adaptive penalty of Schulman et al., arXiv 1707.06347, section 4). A rate alone is a thermostat: it learns of a step
+that was too long when the step is made, and one such step can undo a model. So the divergence is measured after every
+update of a batch, and there is a region that no batch leaves:
+
+* a small divergence grows with the square of the way gone, so what the next update would come to is known before. Where
+  that is more than `CEILING` times what is desired, the remaining updates of the batch are skipped;
+* where an update went beyond `LIMIT` times what is desired all the same, the weights are pulled back towards where the
+  batch began until it is what is desired.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+DESIRED_KL = 1e-3
+"""Divergence of the policy before the updates of a batch from the one after, nats per token."""
+CEILING, LIMIT = 2.0, 5.0
+"""Times what is desired."""
+RISE, FALL = 1.5, 0.5
+"""Factors by which the rate goes up and down at most from one batch to the next; a batch that was pulled back tells
+exactly how much too high the rate was."""
+LOWEST, HIGHEST = 1e-4, 1e2
+"""Bounds of the whole factor on the rate that the user gave."""
+_SHORTEST = 1e-6
+"""Share of the way below which it is all undone."""
+
+
+class TrustRegion:
+    """The updates of a batch, one after the other, and the factor on the learning rate.
+
+    Args:
+        desired (float): KL divergence that the updates of a batch should come to, nats per token.
+        num_updates (int): Optimizer steps that a batch of rollouts is meant for.
+
+    Attributes:
+        closed (bool): Whether the remaining updates of the batch are skipped.
+        factor (float): On the learning rate of the schedule.
+    """
+
+    def __init__(self, desired: float, num_updates: int) -> None:
+        self.desired, self.num_updates = desired, num_updates
+        self.factor = 1.0
+        self.skipped = self.pulled_back = 0  # over the run
+        self._steered: LRScheduler | None = None
+        self.begin(worth=False)
+
+    def steer(self, scheduler: LRScheduler) -> None:
+        """Multiply the rates of a schedule by the factor, from its next step on.
+
+        Raises:
+            ValueError: If it is not a `LambdaLR`, as all schedules of transformers are that do not watch a metric.
+        """
+        if scheduler is self._steered:
+            return
+        if not isinstance(scheduler, LambdaLR):
+            raise ValueError(
+                "several updates of a batch need a LambdaLR schedule, such as that of lr_scheduler_type='constant'; "
+                f"got {type(scheduler).__name__}. Choose another schedule, or updates='once'"
+            )
+        self._steered = scheduler
+        scheduler.lr_lambdas = [lambda step, stock=stock: stock(step) * self.factor for stock in scheduler.lr_lambdas]
+
+    def begin(self, *, worth: bool) -> None:
+        """A new batch; without anything to train none of its updates is worth making."""
+        self.closed = not worth
+        self.divergence, self._way = 0.0, 0.0  # so far; updates made, a part of one after a pull-back
+
+    def after_update(self, divergence: float, again: Callable[[float], float]) -> None:
+        """Judge an update that was made.
+
+        Args:
+            divergence (float): Of the policy before the batch from the policy now, nats per token.
+            again (Callable): Puts the weights at a share, in [0, 1), of the way from where the batch began to where
+                they are, and measures there.
+        """
+        self._way += 1.0
+        self.divergence = divergence
+        if not divergence <= LIMIT * self.desired:  # NaN is beyond
+            self._pull_back(again)
+        elif divergence * ((self._way + 1.0) / self._way) ** 2 > CEILING * self.desired:
+            self.closed = True
+
+    def _pull_back(self, again: Callable[[float], float]) -> None:
+        share = 1.0
+        while not self.divergence <= CEILING * self.desired:
+            known = math.isfinite(self.divergence)
+            step = math.sqrt(self.desired / self.divergence) if known else 0.0
+            step = min(max(step, 0.01), 0.7)
+            if share * step < _SHORTEST:
+                step = 0.0
+            share *= step
+            self.divergence = again(step)
+            if share == 0.0:
+                break
+        self._way *= share
+        self.closed = True
+        self.pulled_back += 1
+
+    def end(self, num_made: int) -> dict[str, float]:
+        """Move the factor after the last update of a batch.
+
+        Args:
+            num_made (int): Updates of it that were made.
+
+        Returns:
+            dict[str, float]: What it came to, as metrics.
+        """
+        if not num_made:
+            return {}
+        self.skipped += self.num_updates - num_made
+        pulled = self._way < num_made
+        if self.divergence > 0.0:
+            whole = self.divergence * (self.num_updates / self._way) ** 2
+            step = math.sqrt(self.desired / whole)
+            step = min(step, 1.0 if pulled else RISE)
+            self.factor *= step if pulled else max(step, FALL)
+        elif pulled:  # all of it was undone
+            self.factor *= _SHORTEST**0.25
+        self.factor = min(max(self.factor, LOWEST), HIGHEST)
+        return {
+            "update_kl": self.divergence,
+            "desired_kl": self.desired,
+            "rate_factor": self.factor,
+            "updates": float(num_made),
+            "updates_skipped": float(self.skipped),
+            "batches_pulled_back": float(self.pulled_back),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The factor, and what was skipped and pulled back."""
+        return {"rate_factor": self.factor, "skipped": self.skipped, "pulled_back": self.pulled_back}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self.factor = state["rate_factor"]
+        self.skipped, self.pulled_back = state["skipped"], state["pulled_back"]
