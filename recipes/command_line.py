@@ -22,7 +22,7 @@ from trl import ModelConfig, TrlParser
 from duet_trl import DUETGRPOConfig
 from duet_trl.methods import METHODS
 
-RECIPES = ("math_qwen3", "code_qwen3", "qa_qwen3")
+RECIPES = ("math_qwen3", "code_qwen3", "qa_qwen3", "pretrained")
 
 
 def _listed(value: list[str] | str) -> list[str]:

@@ -5,7 +5,7 @@ What can be wrong without a GPU (arguments, tokenizer, data, suites, the sandbox
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
 from run_record import PACKAGES, new_record
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from duet_trl.evaluation.callbacks import SuiteEvaluation
@@ -36,15 +36,16 @@ logger = logging.getLogger(__name__)
 Main = Callable[[RecipeArguments, RecipeConfig, ModelConfig], None]
 
 
-def start(recipe: str, main: Main) -> None:
+def start(recipe: str, main: Main, argv: Sequence[str] | None = None) -> None:
     """Run a recipe from its command line, or only show what it would do (`--dry_run`).
 
     Args:
         recipe (str): Name of the script, which a configuration must be made for.
         main (Main): Data and reward of the recipe, then `train`.
+        argv (Sequence[str] | None): Command line without the script; None: this process's.
     """
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    arguments, config, model = parse(recipe)
+    arguments, config, model = parse(recipe, argv)
     if not arguments.dry_run:
         main(arguments, config, model)
     elif config.process_index == 0:
@@ -75,6 +76,7 @@ def train(
     tokenizer: PreTrainedTokenizerBase,
     dataset: Dataset,
     reward: "RewardFunc",
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
     """Train, measure on the way, save, and push what is saved if that is asked for.
 
@@ -85,6 +87,7 @@ def train(
         tokenizer (PreTrainedTokenizerBase): Its tokenizer.
         dataset (Dataset): Training data.
         reward (RewardFunc): The verifier.
+        callbacks (Sequence[TrainerCallback]): What the recipe does on the way.
 
     Raises:
         ValueError: If a suite cannot be measured with this configuration.
@@ -115,6 +118,7 @@ def train(
         processing_class=tokenizer,
         quantization_config=get_quantization_config(model),
         peft_config=get_peft_config(model),
+        callbacks=list(callbacks),
     )
     if suites:
         trainer.add_callback(suite_evaluation(trainer, arguments, model.model_name_or_path, suites, graders))
@@ -135,13 +139,13 @@ def train(
         write_run(Path(config.output_dir), replace(record, status="done", max_steps=trainer.state.max_steps, log=log))
 
 
-def _save(trainer: "DUETGRPOTrainer", dataset_name: str, push: bool) -> None:
+def _save(trainer: "DUETGRPOTrainer", dataset_name: str | None, push: bool) -> None:
     """Save model, state and card, then push them if that is asked for."""
     trainer.save_model(trainer.args.output_dir)
     if trainer.args.should_save:
         trainer.save_method_state(Path(trainer.args.output_dir))
     # The Hub refuses a card that names a data set by a place on this machine.
-    published = None if Path(dataset_name).exists() else dataset_name
+    published = None if dataset_name is None or Path(dataset_name).exists() else dataset_name
     name = Path(trainer.args.hub_model_id or trainer.args.output_dir).name
     trainer.create_model_card(model_name=name, dataset_name=published)
     if push:

@@ -53,7 +53,8 @@ def settings(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfi
 
     unread = METHOD_FIELDS - METHODS[config.method].reads
     found = changed_fields(arguments, model, config, leave_out={*_STARTED_BY, *_OF_THE_MACHINE, *unread})
-    found.setdefault("dataset_name", PUBLISHED[arguments.recipe].hub_id)
+    if arguments.recipe in PUBLISHED:
+        found.setdefault("dataset_name", PUBLISHED[arguments.recipe].hub_id)
     return found | {"method_kwargs": asdict(config.options)}
 
 

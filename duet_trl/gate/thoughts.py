@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from .dfa import Grammar, State, split_further, tail_that_may_open
+from .vocabulary import special_tokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def parse_delimiters(names: Sequence[str]) -> Delimiters | None:
 
 def find_delimiters(tokenizer: Any) -> Delimiters | None:
     """The first of `KNOWN_DELIMITERS` among a tokenizer's added tokens, else in its chat template; None: neither."""
-    for place in (tokenizer.get_added_vocab(), str(tokenizer.chat_template)):
+    for place in (_added_tokens(tokenizer), str(tokenizer.chat_template)):
         for pair in KNOWN_DELIMITERS:
             if pair.opening in place and pair.closing in place:
                 return pair
@@ -114,17 +115,19 @@ def shown_text(token_ids: Sequence[int], tokenizer: Any, delimiters: Delimiters)
 
 def are_special(delimiters: Delimiters, tokenizer: Any) -> bool:
     """Whether decoding may leave a delimiter out."""
-    return any(token in delimiters.parts for token in _special_tokens(tokenizer).values())
+    return any(token in delimiters.parts for token in special_tokens(tokenizer).values())
 
 
-def _special_tokens(tokenizer: Any) -> dict[int, str]:
-    """Added tokens that decoding leaves out; a tokenizer need not have named them as its special tokens."""
-    return {number: str(token) for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+def _added_tokens(tokenizer: Any) -> dict[str, int]:
+    try:
+        return tokenizer.get_added_vocab()
+    except AttributeError:  # Mistral's own has no others than special ones
+        return {token: number for number, token in special_tokens(tokenizer).items()}
 
 
 def _other_special_ids(tokenizer: Any, delimiters: Delimiters) -> set[int]:
-    added = tokenizer.get_added_vocab()
-    return {*tokenizer.all_special_ids, *_special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
+    added = _added_tokens(tokenizer)
+    return {*tokenizer.all_special_ids, *special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
 
 
 class Thought(NamedTuple):

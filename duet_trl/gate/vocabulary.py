@@ -2,18 +2,20 @@
 """What each token id writes, as bytes.
 
 Byte-level BPE spells bytes with printable characters (GPT-2, Llama 3, Qwen), sentencepiece writes a blank as U+2581
-and rare bytes as `<0x0A>` (Llama 2, Mistral, Gemma), and without a decoder tokens stand between blanks. A decoder that
-is not understood is an error: a marker that reads wrong bytes would be seen late, early or never.
+and rare bytes as `<0x0A>` (Llama 2, Gemma), and without a decoder tokens stand between blanks. So the tokenizer itself
+is asked: it decodes every token twice in a row, between two others. Only where that shows parts of characters, and
+decoding tells no more, the spelling says which bytes they are. A decoder whose text is not what its tokens write one
+by one is an error: a marker that reads wrong bytes would be seen late, early or never.
 """
 
-import json
 import re
-from collections.abc import Callable, Collection
-from typing import Any
-
-TokenBytes = Callable[[str], bytes]
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, NamedTuple
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+_CHECKED_TOGETHER = 4096
+"""Tokens that are decoded in one row, to see that none changes what another one writes."""
 
 
 def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Collection[str] = ()) -> list[bytes | None]:
@@ -23,94 +25,117 @@ def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Colle
     decoding shows them. The blank that sentencepiece puts before the first word, and that decoding removes, is kept.
 
     Args:
-        tokenizer (PreTrainedTokenizerFast): A Hugging Face fast tokenizer.
+        tokenizer (PreTrainedTokenizerBase): A Hugging Face fast tokenizer, or Mistral's own (`tekken.json`).
         vocab_size (int | None): Rows of the model's output layer; None: as many as the tokenizer has ids.
         shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
 
     Raises:
-        ValueError: If the tokenizer is not a fast one, its decoder is not understood, or ids are beyond `vocab_size`.
+        ValueError: If the tokenizer is none of these, its decoder is not understood, or ids are beyond `vocab_size`.
     """
-    try:
-        backend = tokenizer.backend_tokenizer
-    except AttributeError as error:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer. Load it with AutoTokenizer.from_pretrained and a "
-            "tokenizer.json."
-        ) from error
-    description = json.loads(backend.to_str())
-    to_bytes = _decoder(description["decoder"])
-    tokens = _tokens(description["model"]["vocab"])
-    added = {entry["id"]: entry["special"] and entry["content"] not in shown for entry in description["added_tokens"]}
-    tokens.update({number: backend.id_to_token(number) for number in added})  # as decoding writes it: normalized
-    size = max(tokens, default=-1) + 1
+    tekken = _tekken(tokenizer)
+    if tekken is None:
+        written = _written(_backend(tokenizer))
+    else:
+        written = {number: tekken.id_to_byte_piece(number) for number in range(tekken.n_words)}
+    for number, token in special_tokens(tokenizer).items():
+        written[number] = token.encode() if token in shown else None
+    size = max(written, default=-1) + 1
     if vocab_size is not None and size > vocab_size:
         raise ValueError(
             f"the tokenizer has ids up to {size - 1}, the model's vocabulary ends at {vocab_size - 1}. "
             "Resize the model's embeddings to the tokenizer, or load the tokenizer that belongs to it."
         )
-    table: list[bytes | None] = [None] * (size if vocab_size is None else vocab_size)
-    for number, token in tokens.items():
-        if not added.get(number, False):
-            table[number] = to_bytes(token)
-    return table
+    return [written.get(number) for number in range(size if vocab_size is None else vocab_size)]
 
 
-def _tokens(vocab: dict[str, int] | list) -> dict[int, str]:
-    """Token by id, from the two ways in which models write their vocabulary."""
-    if isinstance(vocab, dict):
-        return {number: token for token, number in vocab.items()}
-    return {number: piece for number, (piece, _) in enumerate(vocab)}
+def special_tokens(tokenizer: Any) -> dict[int, str]:
+    """Tokens that decoding leaves out, by id; a fast tokenizer need not have named them as its special tokens."""
+    try:
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
+    except AttributeError:
+        numbers = tokenizer.all_special_ids
+        return dict(zip(numbers, tokenizer.convert_ids_to_tokens(numbers), strict=True))
+    return {number: token.content for number, token in added.items() if token.special}
 
 
-def _decoder(description: dict | None) -> TokenBytes:
-    """Bytes of one token under a decoder, given as it stands in tokenizer.json."""
-    if description is None:
-        return _spaced
-    steps = description.get("decoders", [description])
-    kinds = {step["type"] for step in steps}
-    if kinds == {"ByteLevel"}:
-        return _byte_level
-    blanks = [blank for step in steps if (blank := _blank_of(step))]
-    if not blanks or not all(_is_understood(step) for step in steps):
+def _tekken(tokenizer: Any) -> Any:
+    """Mistral's own tokenizer inside of transformers', which tells the bytes of a token; None: it is another one."""
+    try:
+        inner = tokenizer.tokenizer.instruct_tokenizer.tokenizer
+        return inner if inner.id_to_byte_piece else None
+    except AttributeError:
+        return None
+
+
+def _backend(tokenizer: Any) -> Any:
+    """The `tokenizers.Tokenizer` of a fast tokenizer."""
+    try:
+        return tokenizer.backend_tokenizer
+    except AttributeError as error:
         raise ValueError(
-            f"the tokenizer's decoder {json.dumps(description)} is not understood. Use a byte-level BPE or a "
-            "sentencepiece tokenizer, or train with marker gating off (trim=False, abort=False)."
-        )
-    has_byte_tokens = "ByteFallback" in kinds
-
-    def to_bytes(token: str) -> bytes:
-        if has_byte_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
-            return bytes.fromhex(match[1])
-        for blank in blanks:
-            token = token.replace(blank, " ")
-        return token.encode()
-
-    return to_bytes
+            f"{type(tokenizer).__name__} is not a fast tokenizer. Load it with AutoTokenizer.from_pretrained and a "
+            "tokenizer.json."
+        ) from error
 
 
-def _spaced(token: str) -> bytes:
-    """Without a decoder tokens are joined by blanks; the one before the first is kept, as with sentencepiece."""
-    return b" " + token.encode()
+class _Anchor(NamedTuple):
+    """An ordinary token that stands before and behind those that are read."""
+
+    number: int
+    front: str  # what it writes at the beginning of a text
+    behind: str  # and elsewhere
 
 
-def _blank_of(step: dict) -> str | None:
-    """The character that a decoding step writes as a blank, if it does that."""
-    if step["type"] == "Metaspace":
-        return step["replacement"]
-    return step["pattern"].get("String") if step["type"] == "Replace" and step["content"] == " " else None
+def _written(backend: Any) -> dict[int, bytes | None]:
+    """Bytes by id of all tokens, special ones as their text."""
+    tokens = {number: token for token, number in backend.get_vocab(with_added_tokens=True).items()}
+    anchor = _find_anchor(backend, tokens)
+    rows = [[anchor.number, number, number, anchor.number] for number in tokens]
+    written: dict[int, bytes | None] = {}
+    for number, text in zip(tokens, backend.decode_batch(rows, skip_special_tokens=False), strict=True):
+        begin, end = len(anchor.front), len(text) - len(anchor.behind)
+        twice = text[begin:end]
+        once = next((data for data in _readings(tokens[number], twice) if _decoded(2 * data) == twice), None)
+        if once is None or not (text.startswith(anchor.front) and text.endswith(anchor.behind)):
+            raise _not_understood(f"{tokens[number]!r} twice is decoded as {twice!r}")
+        written[number] = once
+    whole = [number for number, data in written.items() if _NO_CHARACTER not in _decoded(data)]
+    whole = whole[:: len(whole) // _CHECKED_TOGETHER + 1]
+    if backend.decode([anchor.number, *whole], skip_special_tokens=False) != anchor.front + "".join(
+        _decoded(written[number]) for number in whole
+    ):
+        raise _not_understood("a row of tokens is decoded as another text than token by token")
+    return written
 
 
-def _is_understood(step: dict) -> bool:
-    if step["type"] == "Strip":  # the blank before the first word
-        return step["content"] == " " and step["start"] <= 1 and step["stop"] == 0
-    return step["type"] in ("ByteFallback", "Fuse") or _blank_of(step) is not None
+def _find_anchor(backend: Any, tokens: Mapping[int, str]) -> _Anchor:
+    for number, token in tokens.items():
+        once, twice = (backend.decode([number] * times, skip_special_tokens=False) for times in (1, 2))
+        is_whole = once.strip() == once != "" and _NO_CHARACTER not in twice and not _BYTE_TOKEN.fullmatch(token)
+        if is_whole and twice.startswith(once) and twice.endswith(once) and len(twice) >= 2 * len(once):
+            return _Anchor(number, once, twice[len(once) :])
+    raise _not_understood("no token is decoded twice where it stands twice")
 
 
-def _byte_level(token: str) -> bytes:
-    """Bytes of a token of byte-level BPE; characters outside its alphabet stand for themselves."""
-    if all(char in BYTE_OF_CHARACTER for char in token):
-        return bytes(BYTE_OF_CHARACTER[char] for char in token)
-    return token.encode()
+def _readings(token: str, twice: str) -> Iterator[bytes]:
+    """What a token may write that is decoded like this where it stands twice."""
+    if _NO_CHARACTER in twice:
+        if match := _BYTE_TOKEN.fullmatch(token):
+            yield bytes.fromhex(match[1])
+        if all(char in BYTE_OF_CHARACTER for char in token):
+            yield bytes(BYTE_OF_CHARACTER[char] for char in token)
+    yield twice[: len(twice) // 2].encode()
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _not_understood(what: str) -> ValueError:
+    return ValueError(
+        f"the tokenizer's decoder is not understood: {what}. Use a byte-level BPE or a sentencepiece tokenizer, or "
+        "train with marker gating off (trim=False, abort=False)."
+    )
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -22,7 +22,7 @@ from ..engines.turn import Turn
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
 from .arguments import check_built
-from .gate_setup import extra_eos_ids
+from .gate_setup import extra_eos_ids, warn_of_turns
 from .lockstep import in_lockstep
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ class Backend:
     def attach(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
         """The engine, once TRL has built model and generation."""
         self._extra = _end_at_extra_tokens(trainer, self.args)
+        warn_of_turns(trainer)
         return self._engine(trainer, turn, setup, exchange)
 
     def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokenizer, marker, sentinel and ends of a run, settled before a model is loaded."""
 
+import logging
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from jinja2 import TemplateError
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+from trl import GRPOTrainer
 
 from ..config import DUETGRPOConfig
+from ..evaluation.prompts import end_of_turn_id
 from ..gate.automaton import compile_automaton
 from ..gate.markers import get_marker
 from ..gate.parameters import GateSetup
-from ..gate.sentinel import find_sentinel
+from ..gate.sentinel import find_sentinel, tokens_with_a_role
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..gate.vocabulary import vocabulary_bytes
+
+logger = logging.getLogger(__name__)
 
 
 def load_tokenizer(
@@ -39,14 +45,18 @@ def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig)
 
 def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> GateSetup:
     """Compile the marker and find the sentinel, without loading weights."""
-    vocab_size, declared = _vocabulary(model, args)
+    config, generation = _configurations(model, args)
+    vocab_size, declared = config.get_text_config().vocab_size, generation.eos_token_id
+    declared = [declared] if isinstance(declared, int) else list(declared or [])
     delimiters = thought_delimiters(tokenizer, args)
     shown = () if delimiters is None else delimiters.parts
     eos_ids = _eos_ids(tokenizer, [*declared, *extra_eos_ids(tokenizer, args)], vocab_size)
     vocabulary = vocabulary_bytes(tokenizer, vocab_size, shown)
     automaton = compile_automaton(get_marker(args.marker, delimiters), vocabulary)
     if args.sentinel_token_id is None:
-        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids)
+        settings = (config.to_dict(), generation.to_dict(), args.generation_kwargs or {})
+        taken = {number for each in settings for number in tokens_with_a_role(each)}
+        sentinel = find_sentinel(tokenizer, vocab_size, eos_ids, {*taken, *shown})
     elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
         raise ValueError(
             f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is no EOS {list(eos_ids)}, got "
@@ -57,19 +67,16 @@ def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBas
     return GateSetup(args.marker, automaton, sentinel, eos_ids, delimiters)
 
 
-def _vocabulary(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[int, list[int]]:
-    """Size of the model's vocabulary and the EOS ids it declares, without loading weights."""
+def _configurations(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[PretrainedConfig, GenerationConfig]:
+    """Of the model and of its generation, without loading weights."""
     if not isinstance(model, str):
-        config, declared = model.config, model.generation_config.eos_token_id
-    else:
-        source = _source(args)
-        config = AutoConfig.from_pretrained(model, **source)
-        try:
-            declared = GenerationConfig.from_pretrained(model, **source).eos_token_id
-        except OSError:  # transformers then makes one from the model's configuration
-            declared = config.eos_token_id
-    text_config = config.get_text_config()
-    return text_config.vocab_size, [declared] if isinstance(declared, int) else list(declared or [])
+        return model.config, model.generation_config
+    source = _source(args)
+    config = AutoConfig.from_pretrained(model, **source)
+    try:
+        return config, GenerationConfig.from_pretrained(model, **source)
+    except OSError:  # transformers then makes one from the model's configuration
+        return config, GenerationConfig.from_model_config(config)
 
 
 def _source(args: DUETGRPOConfig) -> dict[str, Any]:
@@ -104,3 +111,23 @@ def extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> l
             f"{tokenizer.name_or_path!r}. Name a token of its vocabulary, or leave it out."
         )
     return ids
+
+
+def warn_of_turns(trainer: GRPOTrainer) -> None:
+    """Say so if the chat template ends a turn with a token that ends no rollout, and the prompts are messages."""
+    tokenizer, dataset = trainer._tokenizer, trainer.train_dataset
+    if dataset is None or tokenizer.chat_template is None or not trainer.accelerator.is_main_process:
+        return
+    if not any(isinstance(row["prompt"], list) for row in dataset.take(1)):
+        return
+    try:
+        end = end_of_turn_id(tokenizer)
+    except (TemplateError, ValueError):  # a template that takes no such turn, or several without a default
+        return
+    if end is not None and end not in trainer.eos_token_ids:
+        token = tokenizer.convert_ids_to_tokens(end)
+        logger.warning(
+            f"The chat template ends a turn with {token!r} (id {end}), which is no EOS of tokenizer or model "
+            f"{list(trainer.eos_token_ids)}: a rollout would go on behind its turn, up to max_completion_length. Set "
+            f"extra_eos_tokens=[{token!r}]."
+        )

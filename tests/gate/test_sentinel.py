@@ -3,7 +3,7 @@
 
 import pytest
 
-from duet_trl.gate.sentinel import find_sentinel
+from duet_trl.gate.sentinel import find_sentinel, tokens_with_a_role
 
 tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
@@ -47,11 +47,52 @@ def test_a_reserved_token_with_a_role_is_not_free():
         find_sentinel(tokenizer, vocab_size=9, eos_ids=[7, 3])
 
 
+def test_without_a_reserved_token_the_highest_special_token_is_taken():
+    tokenizer = tokenizer_of("<eos>", "<gh_stars>", "<empty_output>", "<|im_end|>", eos_token="<eos>")
+    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[6]) == 5
+    tokenizer.chat_template = "{{ messages }}<empty_output>"
+    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[6]) == 4
+
+
+def test_a_token_that_is_taken_is_not_free():
+    tokenizer = tokenizer_of("<eos>", "<image>", "<think>", "</think>", eos_token="<eos>")
+    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[3], taken={"<think>", "</think>"}) == 4
+    with pytest.raises(ValueError, match="no token is free"):
+        find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[3], taken={4, 5, 6})
+
+
+def test_a_padded_row_with_a_role_is_passed_over():
+    assert find_sentinel(tokenizer_of(eos_token="a"), vocab_size=8, eos_ids=[0], taken={7}) == 6
+
+
+def test_roles_are_found_in_settings_by_their_names():
+    settings = {
+        "eos_token_id": [1, 2],
+        "pad_token_id": 3,
+        "image_token_index": 4,
+        "suppress_tokens": [5],
+        "bos_token_id": None,
+    }
+    settings |= {"max_new_tokens": 6, "vocab_size": 7, "stop_token_ids": [8]}
+    assert sorted(tokens_with_a_role(settings)) == [1, 2, 3, 4, 5, 8]
+
+
 @pytest.mark.parametrize("token", ["<|im_start|>", "<tool_call>", "reserved_1", "unused1", "<unused>", "<extra>"])
-def test_a_token_that_only_looks_unused_is_not_taken(token):
-    tokenizer = tokenizer_of(token, eos_token="a")
+def test_an_ordinary_token_that_only_looks_unused_is_not_taken(token):
+    tokenizer = tokenizer_of(words=("a", "b", token), eos_token="a")
     with pytest.raises(ValueError, match="no token is free"):
         find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[0])
+
+
+def test_a_vocabulary_without_special_tokens_is_an_error_with_three_remedies():
+    with pytest.raises(ValueError) as error:
+        find_sentinel(tokenizer_of(eos_token="a"), vocab_size=3, eos_ids=[0])
+    for remedy in (
+        "add_special_tokens and model.resize_token_embeddings",
+        "sentinel_token_id",
+        "trim=False, abort=False",
+    ):
+        assert remedy in str(error.value)
 
 
 def test_a_reserved_token_beyond_the_models_vocabulary_is_not_taken():

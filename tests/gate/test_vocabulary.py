@@ -2,6 +2,9 @@
 """Token bytes against what real tokenizers decode."""
 
 import json
+import time
+from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duet_trl.gate.vocabulary import vocabulary_bytes
+from tests.pretrained import gemma3, smollm2
 
 tokenizers = pytest.importorskip("tokenizers")
 AddedToken, Tokenizer = tokenizers.AddedToken, tokenizers.Tokenizer
@@ -162,24 +166,100 @@ def test_a_model_smaller_than_its_tokenizer_is_an_error(byte_level):
         vocabulary_bytes(fast(byte_level), byte_level.get_vocab_size() - 1)
 
 
+def spelled(vocab, decoder):
+    backend = Tokenizer(models.WordLevel({**vocab, "<unk>": len(vocab)}, unk_token="<unk>"))
+    backend.decoder = decoder
+    return backend
+
+
+def test_a_decoder_of_several_steps_is_understood_by_what_it_does(byte_level):
+    """The decoder that transformers gives to the byte-level vocabulary of a GGUF file: parts of two others."""
+    alone = vocabulary_bytes(fast(byte_level))
+    backend = Tokenizer.from_str(byte_level.to_str())
+    backend.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Replace("▁", " "), decoders.ByteLevel(), decoders.Fuse()]
+    )
+    assert vocabulary_bytes(fast(backend)) == alone
+
+
+@pytest.mark.parametrize(
+    ("decoder", "words"),
+    [
+        (decoders.Fuse(), {"ab": b"ab", "▁c": "▁c".encode()}),
+        (decoders.WordPiece(), {"ab": b" ab", "##c": b"c"}),
+        (decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip("a", 1, 0)]), {"▁c": b" c", "ab": b"b"}),
+        (decoders.Sequence([decoders.Replace("▁", " "), decoders.Replace("a", "b")]), {"▁a": b" b", "c": b"c"}),
+        (decoders.Sequence([decoders.Replace(tokenizers.Regex("▁+"), " "), decoders.Fuse()]), {"▁▁a": b" a"}),
+        (
+            decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()]),
+            {"<0xE2>": b"\xe2", "<0x41>": b"A", "�": "�".encode()},
+        ),
+    ],
+)
+def test_tokens_are_read_as_the_decoder_writes_them(decoder, words):
+    table = vocabulary_bytes(fast(spelled({"x": 0} | {word: n for n, word in enumerate(words, start=1)}, decoder)))
+    assert table[1 : 1 + len(words)] == list(words.values())
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
-        decoders.WordPiece(),
-        decoders.CTC(),
-        decoders.Fuse(),
-        decoders.ByteFallback(),
-        decoders.Sequence([decoders.Replace("▁", " "), decoders.Strip("a", 1, 0)]),
-        decoders.Sequence([decoders.Replace("▁", " "), decoders.Replace("a", "b")]),
-        decoders.Sequence([decoders.Replace(tokenizers.Regex("▁+"), " "), decoders.Fuse()]),
-        decoders.Sequence([decoders.ByteLevel(), decoders.Metaspace()]),
+        decoders.CTC(),  # a token that comes twice is written once
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("aa", "b")]),
+        decoders.Sequence([decoders.Fuse(), decoders.Replace("ac", "b")]),  # two tokens
+        decoders.Sequence([decoders.Replace(tokenizers.Regex("."), "")]),
     ],
 )
-def test_a_decoder_that_is_not_understood_is_an_error(decoder):
-    backend = Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>"))
-    backend.decoder = decoder
-    with pytest.raises(ValueError, match="is not understood"):
-        vocabulary_bytes(fast(backend))
+def test_a_decoder_that_does_not_write_token_by_token_is_an_error(decoder):
+    with pytest.raises(ValueError, match=r"decoder is not understood: .*trim=False, abort=False"):
+        vocabulary_bytes(fast(spelled({"x": 0, "a": 1, "c": 2}, decoder)))
+
+
+@pytest.fixture(scope="module")
+def tekken(tmp_path_factory):
+    """Mistral's own tokenizer, as AutoTokenizer loads it from a folder with a tekken.json."""
+    mistral = pytest.importorskip("mistral_common")
+    from transformers import MistralCommonBackend
+
+    path = tmp_path_factory.mktemp("tekken") / "tekken.json"
+    path.write_bytes(Path(mistral.__file__).parent.joinpath("data", "tekken_240911.json").read_bytes())
+    return MistralCommonBackend(path)
+
+
+@given(TEXTS)
+@settings(max_examples=20, deadline=None)
+def test_mistrals_own_tokens_join_to_the_text(tekken, text):
+    vocabulary = _tekken_bytes(tekken)
+    ids = tekken.encode(text, add_special_tokens=False)
+    assert b"".join(vocabulary[token] for token in ids) == text.encode()
+
+
+def test_mistrals_own_special_tokens_have_no_bytes(tekken):
+    vocabulary = _tekken_bytes(tekken)
+    assert len(vocabulary) == 131_072 + 5
+    assert vocabulary[: len(tekken.all_special_ids)] == [None] * len(tekken.all_special_ids)
+    assert vocabulary[131_072:] == [None] * 5
+    assert vocabulary_bytes(tekken, shown=["[INST]"])[tekken.all_special_tokens.index("[INST]")] == b"[INST]"
+
+
+@cache
+def _tekken_bytes(tekken):
+    return vocabulary_bytes(tekken, 131_072 + 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [smollm2, gemma3])
+def test_the_vocabulary_of_a_pretrained_model_joins_to_the_text(model):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model())
+    begin = time.process_time()
+    vocabulary = vocabulary_bytes(tokenizer)
+    assert time.process_time() - begin < 10  # 2 s for 262,144 tokens
+    text = "So $x = \\frac{1}{2}$ and naïve 𝔸 = ½\n\n   \\boxed{42}\t漢"
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert b"".join(vocabulary[token] for token in ids).decode() == text
+    assert vocabulary[tokenizer.eos_token_id] is None
 
 
 def test_a_slow_tokenizer_is_an_error():

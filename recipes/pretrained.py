@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# make models && python recipes/pretrained.py --max_steps 40        two CPU cores or one GPU
+"""Trains a pre-trained model on sums (sums.py) and prints what each step did, and what it came to on held-out sums.
+
+    python recipes/pretrained.py                                SmolLM2-135M-Instruct
+    python recipes/pretrained.py --config pretrained_270m       gemma-3-270m
+
+`make models` fetches both. Options are those of math_qwen3.py. Nobody stops the held-out completions: the last answer
+counts, and a policy that goes on behind it loses it.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from command_line import RecipeArguments, RecipeConfig
+from datasets import Dataset
+from pretrained_models import FOLDER, REMEDY
+from run import load_tokenizer, start, train
+from sums import held_out_problems, last_answer_reward, measure, rows, train_problems
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from trl import ModelConfig
+
+
+class Lines(TrainerCallback):
+    """A line for each step, and the held-out figures before the first and behind the last."""
+
+    def __init__(self) -> None:
+        self.generated = 0.0  # tokens, of all steps
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **of: Any) -> None:
+        """Measure the policy that training starts from."""
+        self._measure(state, of)
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **of: Any
+    ) -> None:
+        """Reward, divergence of the update and what is desired, rate, tokens generated so far."""
+        if not state.is_world_process_zero or "reward" not in logs:
+            return
+        self.generated += logs.get("duet/generated_tokens", 0.0)
+        rate = logs["learning_rate"] * logs.get("duet/rate_factor", 1.0)
+        divergence = "".join(
+            f"  {word} {logs[key]:.2e}"
+            for word, key in (("divergence", "duet/update_kl"), ("desired", "duet/desired_kl"))
+            if key in logs
+        )
+        print(
+            f"step {state.global_step}  reward {logs['reward']:.3f}{divergence}  rate {rate:.1e}  "
+            f"tokens {self.generated:,.0f}",
+            flush=True,
+        )
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **of: Any) -> None:
+        """Measure what training came to."""
+        self._measure(state, of)
+
+    def _measure(self, state: TrainerState, of: dict[str, Any]) -> None:
+        if not state.is_world_process_zero:
+            return
+        problems = held_out_problems()
+        for name, temperature in (("greedy", 0.0), ("temperature 1", 1.0)):
+            found = measure(of["model"], of["processing_class"], problems, temperature=temperature)
+            print(
+                f"held out, {name}: last answer {found.last:.3f}, first {found.first:.3f}, ends by itself "
+                f"{found.ended:.3f}, {found.mean_length:.1f} tokens",
+                flush=True,
+            )
+
+
+def main(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -> None:
+    """Sums, graded by the last box."""
+    place = Path(model.model_name_or_path or "")
+    if place.parent.parts[-2:] == FOLDER.parts[-2:] and not place.is_dir():
+        raise ValueError(f"there is no model in {place}. {REMEDY}")
+    tokenizer = load_tokenizer(config, model)
+    dataset = Dataset.from_list(rows(train_problems()))
+    train(arguments, config, model, tokenizer, dataset, last_answer_reward, [Lines()])
+
+
+def options(given: list[str]) -> list[str]:
+    """The command line with what follows from this machine, and the smaller model unless another one is named."""
+    named = any(word.split("=")[0] == "--config" for word in given)
+    on_cpu = [] if torch.cuda.is_available() else ["--use_cpu", "true"]
+    return [*given, *([] if named else ["--config", "pretrained_135m"]), *on_cpu]
+
+
+if __name__ == "__main__":
+    start("pretrained", main, options(sys.argv[1:]))
