@@ -33,8 +33,9 @@ from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.update.divergence import divergence_sums, in_float32, nudged  # noqa: E402
 from duet_trl.update.trust_region import DESIRED_KL  # noqa: E402
 from recipes import sums  # noqa: E402
-from recipes.pretrained_models import MODELS, folder_of  # noqa: E402
-from recipes.tiny_two_ways.task import TRAIN, sample_problems  # noqa: E402
+from recipes.pretrained_models import FOLDER, SOURCES  # noqa: E402
+from recipes.tiny_math.problems import TRAIN  # noqa: E402
+from recipes.tiny_two_ways.task import sample_problems  # noqa: E402
 
 CHANGES = (0.0, 1e-7, 1e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
 """Of a weight, relative to the root mean square of its tensor."""
@@ -49,7 +50,7 @@ Rows = list[tuple[list[int], list[int]]]
 def main() -> None:
     """Measure, print and write the figures; with --check exit with an error where an estimate is off."""
     parser = argument_parser(__doc__)
-    names = [*MODELS, "two_ways"]
+    names = [*SOURCES, "two_ways"]
     parser.add_argument("--policies", nargs="+", choices=names, default=names)
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="tokens")
     args = parser.parse_args()
@@ -94,7 +95,7 @@ def is_right(row: dict[str, Any]) -> bool:
 
 def measure(name: str, sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """A row for each number of tokens and each change."""
-    folder = TWO_WAYS if name == "two_ways" else folder_of(name)
+    folder = TWO_WAYS if name == "two_ways" else FOLDER / name
     start = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     rollouts = draw(start, AutoTokenizer.from_pretrained(folder), name, max(sizes), seed)
     # As a trainer has it: weights in float32, a forward pass under autocast.

@@ -28,6 +28,7 @@ class Lines(TrainerCallback):
 
     def __init__(self) -> None:
         self.generated = 0.0  # tokens, of all steps
+        self.logged: dict[str, float] = {}  # since the last line
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **of: Any) -> None:
         """Measure the policy that training starts from."""
@@ -37,18 +38,21 @@ class Lines(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, float], **of: Any
     ) -> None:
         """Reward, divergence of the update and what is desired, rate, tokens generated so far."""
-        if not state.is_world_process_zero or "reward" not in logs:
+        if not state.is_world_process_zero:
             return
-        self.generated += logs.get("duet/generated_tokens", 0.0)
-        rate = logs["learning_rate"] * logs.get("duet/rate_factor", 1.0)
+        self.logged |= logs
+        if "duet/seconds_update" not in logs:  # which a batch has with its last update
+            return
+        of_batch, self.logged = self.logged, {}
+        self.generated += of_batch.get("duet/generated_tokens", 0.0)
         divergence = "".join(
-            f"  {word} {logs[key]:.2e}"
+            f"  {word} {of_batch[key]:.2e}"
             for word, key in (("divergence", "duet/update_kl"), ("desired", "duet/desired_kl"))
-            if key in logs
+            if key in of_batch
         )
         print(
-            f"step {state.global_step}  reward {logs['reward']:.3f}{divergence}  rate {rate:.1e}  "
-            f"tokens {self.generated:,.0f}",
+            f"step {state.global_step}  reward {of_batch['reward']:.3f}{divergence}  "
+            f"rate {of_batch['learning_rate']:.1e}  tokens {self.generated:,.0f}",
             flush=True,
         )
 
