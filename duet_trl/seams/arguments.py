@@ -185,10 +185,11 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
     if given and args.audit_log:
         raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
-    of_batches = [name for name in ("desired_kl", "old_logps") if getattr(args, name) is not None]
+    of_batches = [(name, args.__dict__[name]) for name in ("updates", "old_logps")]
+    of_batches = [(name, value) for name, value in of_batches if value not in (None, "once")]
     if given and of_batches:
         raise ValueError(
-            f"{of_batches[0]}={getattr(args, of_batches[0])!r} cannot have an effect with {given[0]}, where "
+            f"{of_batches[0][0]}={of_batches[0][1]!r} cannot have an effect with {given[0]}, where "
             "GRPOTrainer trains batches of its own. Remove it."
         )
     return bool(given)

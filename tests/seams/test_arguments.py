@@ -36,8 +36,8 @@ def test_what_ends_rollouts_itself_needs_plain_grpo(tmp_path, arguments, name):
         build(tmp_path, **arguments)
     with pytest.raises(ValueError, match=f"audit_log=True records what DUET decides; with {name}"):
         build(tmp_path, overrides={"method": "grpo", "audit_log": True}, **arguments)
-    with pytest.raises(ValueError, match=f"desired_kl=0.1 cannot have an effect with {name}, where GRPOTrainer"):
-        build(tmp_path, overrides={"method": "grpo", "num_iterations": 2, "desired_kl": 0.1}, **arguments)
+    with pytest.raises(ValueError, match=f"updates='several' cannot have an effect with {name}, where GRPOTrainer"):
+        build(tmp_path, overrides={"method": "grpo", "updates": "several"}, **arguments)
 
 
 def test_trls_own_configuration_is_refused(tmp_path):
