@@ -9,13 +9,13 @@ from typing import Any
 
 from trl import GRPOConfig
 
-from .field_types import Acts, at_least, check_rules, check_types, knob, one_of, read_options
+from .field_types import Acts, as_given, at_least, check_rules, check_types, knob, one_of, read_options
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
 from .methods.duet_settings import GATED
-from .update.cut import CUTS, cut_batch
+from .update.cut import CUT_FIELDS, CUTS, cut_batch
 from .update.trust_region import DESIRED_KL
 
 DEFAULTS = {
@@ -73,6 +73,9 @@ FIELD_ACTS = {
     "desired_kl": Acts(lambda v: v.updates == "several", "updates='several'"),
 }
 """When a field acts; a method may have rules of its own (`Entry.acts`)."""
+
+_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "ending_reward_weight", "desired_kl", "generation_batch_size"})
+"""Fields that may hold something else than what was given."""
 
 FIELD_RULES = {
     "max_completion_length": at_least(1),
@@ -151,10 +154,9 @@ class DUETGRPOConfig(GRPOConfig):
 
     Attributes:
         options: The resolved `method_kwargs`, a frozen dataclass of the method.
-        filled_in (`frozenset[str]`): Fields that the user left at `None` and that were given a value.
     """
 
-    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs"]
+    _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs", "filled_in"]
 
     method: str = knob(f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet")
     method_kwargs: dict[str, Any] | str | None = knob(_options_help())
@@ -265,9 +267,12 @@ class DUETGRPOConfig(GRPOConfig):
     )
     audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
     audit_columns: list[str] | None = knob("Data-set columns copied to the audit log, such as level or subject.")
+    filled_in: dict[str, Any] | str | None = knob("Not to be set: what was given for a field, and what it holds.")
 
     def __post_init__(self) -> None:
         self._read_json()
+        self.__dict__ |= as_given(self.__dict__, self.filled_in)
+        given = dict(self.__dict__)
         check_types(self, DUETGRPOConfig)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
@@ -284,6 +289,8 @@ class DUETGRPOConfig(GRPOConfig):
         self._check_relations()
         METHODS[self.method].check(self, self.options)
         self._check_upstream()
+        found = self.__dict__
+        self.filled_in = {name: [given[name], found[name]] for name in _OPEN if given[name] != found[name]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the token: the Trainer pushes a pickle of the configuration with the model, `training_args.bin`."""
@@ -321,7 +328,6 @@ class DUETGRPOConfig(GRPOConfig):
         self.options = entry.settle(self, self.options)
         if self.ending_reward_weight is None:
             self.ending_reward_weight = ENDING_WEIGHT if self.trim and self.method != "paper" else 0.0
-        self.filled_in = frozenset(name for name in METHOD_FIELDS - given.keys() if self.__dict__[name] is not None)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 

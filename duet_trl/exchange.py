@@ -5,7 +5,8 @@ Everything is indexed by the global, prompt-major rollout number 0..N-1, so that
 depend on the number of processes.
 """
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,25 +80,52 @@ class Exchange:
         pairs = self.objects(list(zip(rows.tolist(), values, strict=False)))
         return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]
 
-    def fail_together(self, work: Callable[[], Any], errors: type[Exception]) -> Any:
-        """Run local work; if it fails on one process, raise on all of them instead of leaving the others waiting."""
+    def fail_together(self, work: Callable[[], Any]) -> Any:
+        """Run local work; if it fails on one process, raise on all of them instead of leaving the others waiting.
+
+        Raises:
+            RuntimeError: If it failed elsewhere, with what happened there; here its own error goes on as it is.
+        """
+        if self.num_processes == 1:
+            return work()
+        result, failures = None, list[str]()
         try:
-            result, failure = work(), None
-        except errors as error:
-            result, failure = None, error
-        if failure is not None and self.accelerator.num_processes == 1:
-            raise failure
-        failures = [message for message in self.objects([None if failure is None else str(failure)]) if message]
+            result = work()
+        finally:
+            error = sys.exception()
+            if error is None or isinstance(error, Exception):  # an interrupt waits for nobody
+                own = [] if error is None else [f"process {self.process_index}: {type(error).__name__}: {error}"]
+                failures = self.objects(own)
         if failures:
-            raise errors(failures[0]) from failure
+            raise RuntimeError(f"Another process has failed, and this one ends with it. {failures[0]}")
         return result
 
-    def rollouts(self, local: dict[int, Any], wanted: Iterable[int]) -> dict[int, Any]:
-        """Bring rollouts to the process that trains them."""
-        if self.accelerator.num_processes == 1:
-            return {row: local[row] for row in wanted}
-        pool = dict(self.objects(list(local.items())))
-        return {row: pool[row] for row in wanted}
+    def largest(self, number: int) -> int:
+        """The largest of one number of each process."""
+        if self.num_processes == 1:
+            return number
+        return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
+
+    def rollouts(self, local: dict[int, Any], wanted: Sequence[Iterable[int]]) -> dict[int, Any]:
+        """Send each rollout to the processes that want it, and to no other.
+
+        Args:
+            local (dict[int, Any]): Rollouts of this process by number.
+            wanted (Sequence[Iterable[int]]): Numbers that each process wants, the same argument on all of them.
+
+        Returns:
+            dict[int, Any]: Those that this process wants.
+        """
+        if self.num_processes == 1:
+            return {row: local[row] for row in wanted[0]}
+        found: dict[int, Any] = {}
+        for process, rows in enumerate(wanted):
+            parts = [None] * self.num_processes if process == self.process_index else None
+            own = {row: local[row] for row in rows if row in local}
+            torch.distributed.gather_object(own, parts, dst=process)
+            for part in parts or []:
+                found |= part
+        return found
 
     def spread(
         self, prompts: list, num_samples: int, sample: Callable[[list], list[list[int]]], size: int | None

@@ -35,6 +35,15 @@ def knob(help_text: str, default: Any = None) -> Any:
     return field(default=default, metadata={"help": help_text})
 
 
+def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
+    """Fields of a copy that still hold what its original made of them, with what its original was given.
+
+    dataclasses.replace, and a configuration made from `to_dict()`, pass every field as if it had been set.
+    """
+    before = filled_in if isinstance(filled_in, dict) else {}
+    return {name: given for name, (given, found) in before.items() if values[name] == found}
+
+
 Rule = tuple[Callable[[Any], bool], str]
 """What a value must be: the test (a NaN fails each), and the words behind "must be", {} for the value."""
 

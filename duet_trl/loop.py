@@ -11,7 +11,7 @@ checks what a method or an engine must not do. Generating, scoring and answering
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -21,7 +21,7 @@ import torch
 
 from .exchange import Exchange, Placement
 from .gate.automaton import TokenAutomaton
-from .gate.replay import GateMismatch, GateSpec, Replay, replay
+from .gate.replay import GateSpec, Replay, replay
 from .methods.method import Method
 from .rollouts import NO_GATE, Job, Judgement, Query, Rollouts, by_gate
 from .step_record import Generated, StepRecord
@@ -123,7 +123,10 @@ class Loop:
     def _next_round(self, step: StepRecord) -> tuple[list[Job], list[Query]]:
         started = time.perf_counter()
         # The decision of process 0 counts, so that a last bit of a float cannot part the processes.
-        wanted = self.exchange.first(list(self.method.jobs(step.prompts, step.done)))
+        asked = self.method.jobs(step.prompts, step.done)
+        if not isinstance(asked, Iterable):
+            raise TypeError(f"{self._name}.jobs returned {asked!r}. It must return a list, empty to end the step.")
+        wanted = self.exchange.first(list(asked))
         jobs = [job for job in wanted if isinstance(job, Job)]
         queries = [query for query in wanted if isinstance(query, Query)]
         self._check(step, wanted, jobs)
@@ -213,6 +216,10 @@ class Loop:
         for query in queries:
             if not query.ids or not (query.hidden_at is None or 0 <= query.hidden_at < len(query.ids)):
                 raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at among them.")
+            if not 0 <= min(query.ids) <= max(query.ids) < self.vocab_size:
+                raise ValueError(
+                    f"{query!r} asks about ids outside the vocabulary. Use ids in [0, {self.vocab_size})."
+                )
         started = time.perf_counter()
         answers = self.host.answer(step, queries)
         step.asked_tokens += sum(len(query.ids) for query in queries)
@@ -247,7 +254,7 @@ class Loop:
 
     def _outcomes(self, placement: Placement, jobs: list[Job], generated: Generated) -> tuple[Replay, np.ndarray]:
         """Replay the gate on the local rollouts, and gather what every process must know of all of them."""
-        local = self.exchange.fail_together(lambda: self._replay(jobs, generated), GateMismatch)
+        local = self.exchange.fail_together(lambda: self._replay(jobs, generated))
         columns = [local.outcome, local.marker_at, local.trimmed, local.length, local.answered_at]
         table = self.exchange.numbers(
             placement, np.stack([*columns, generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
@@ -308,8 +315,7 @@ class Loop:
         )
 
     def _fetch(self, step: StepRecord, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:
-        local = {row: step.local[row] for row in rows if row in step.local}
-        found = self.exchange.rollouts(local, rows)
+        found = self.exchange.rollouts(step.local, [rows] * self.exchange.num_processes)
         return [(found[row].completion_ids, found[row].logprobs) for row in rows]
 
 
@@ -326,6 +332,10 @@ def _without_lost(judgement: Judgement, lost: np.ndarray) -> Judgement:
 
 def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
     """The judgement, if it fits the rollouts."""
+    if not isinstance(judgement, Judgement):
+        raise TypeError(
+            f"{name}.judge returned {judgement!r}. It must return a Judgement, such as Judgement.of(advantages)."
+        )
     for column, values in vars(judgement).items():
         if np.shape(values) != (len(done),):
             raise ValueError(
@@ -337,6 +347,11 @@ def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
         if not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0])
             raise ValueError(f"{name}.judge returned {column} {values[row]} for rollout {row}. It must be finite.")
+    for column in ("in_gradient", "in_divisor"):
+        if np.asarray(vars(judgement)[column]).dtype != bool:
+            raise TypeError(
+                f"{name}.judge returned {column} {vars(judgement)[column]!r}. It must hold True and False."
+            )
     if (judgement.in_divisor & done.superseded).any():
         row = int(np.flatnonzero(judgement.in_divisor & done.superseded)[0])
         raise ValueError(

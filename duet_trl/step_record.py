@@ -2,7 +2,6 @@
 """The record of one generation step on one process, filled phase by phase."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -86,14 +85,14 @@ class StepRecord:
         """Global numbers of the rollouts generated here, ascending, shape (R,)."""
         return np.fromiter(self.local, dtype=np.int64, count=len(self.local))
 
-    @cached_property
+    @property
     def num_rollouts(self) -> np.ndarray:
-        """Rollouts of each prompt, shape (M,); cached, so only to be asked for after the last round."""
+        """Rollouts of each prompt, shape (M,)."""
         return np.bincount(self.done.prompt[self.counted], minlength=len(self.prompts))
 
-    @cached_property
+    @property
     def counted(self) -> np.ndarray:
-        """Rollouts that no other one continues, shape (N,), bool; as `num_rollouts`, after the last round only."""
+        """Rollouts that no other one continues, shape (N,), bool."""
         return ~self.done.superseded
 
     @property

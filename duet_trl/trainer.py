@@ -9,7 +9,7 @@ type is positively homogeneous.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,12 +32,12 @@ from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import logs, loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
-from .seams.arguments import check_method, ends_by_own_rules, own_config
+from .seams.arguments import check_arguments, own_config
 from .seams.audit import AuditLog
 from .seams.averaging import Averaging
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
-from .seams.data_checks import check_data, check_text, prompt_keys
+from .seams.data_checks import check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
@@ -92,9 +92,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
-        needs = check_method(method, args, reward_funcs)
-        self._own_rules = ends_by_own_rules(kwargs, args)
-        check_data(train_dataset, args, needs_prompt=not kwargs.get("environment_factory"))
+        data = train_dataset, eval_dataset
+        needs, self._own_rules = check_arguments(args, method, engine, reward_funcs, data, kwargs)
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
@@ -119,6 +118,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
+        self._rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
@@ -137,6 +137,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
         if isinstance(planner, Duet):
             self.add_callback(StartNotice(args, planner.gate, train_dataset))
+        self._reporters = logs.Reporters()
         self.histograms = Histograms(self.callback_handler)
         self.add_callback(self.histograms)
         show_few_figures(self)
@@ -165,9 +166,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             SystemExit: After SIGTERM, likewise, with status 143.
             ValueError: If the checkpoint was not written to its end.
         """
-        found = self.exchange.fail_together(
-            lambda: resume_point(resume_from_checkpoint, self.args.output_dir), ValueError
-        )
+        found = self.exchange.fail_together(lambda: resume_point(resume_from_checkpoint, self.args.output_dir))
         with self._interrupt:
             output = super().train(self.exchange.first(found), *args, **kwargs)
             stopped_in_time = bool(self._interrupt.agreed)
@@ -210,10 +209,7 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         logs.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.outcomes(step.replay.outcome[step.counted])
-        self.watch.advantages(step.judgement.advantages)
-        if self.args.ending_reward_weight:
-            self.watch.endings(step.done.rewards_per_func.cpu().numpy(), step.done.prompt)
+        self.watch.judged(step, ending=bool(self.args.ending_reward_weight))
         self.histograms.observe(step, self.max_completion_length)
         self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         rows = self._train_rows(step)
@@ -225,9 +221,10 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
         examples = self.exchange.objects(local)
-        check_text(example["prompt"] for example in examples)
-        keys = prompt_keys(examples, self.args.prompt_id_column)
         step = self.loop.num_steps + 1
+        for number, example in enumerate(examples):
+            check_row(example, f"Prompt {number} of generation step {step}", self.args.prompt_id_column)
+        keys = prompt_keys(examples, self.args.prompt_id_column)
         batch = [Prompt(key, example) for key, example in zip(keys, examples, strict=True)]
         return Prompts(batch, step, self.epochs_done, self._source.of_step(step))
 
@@ -317,6 +314,8 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         if not self._keeps_order and train_rows.is_empty(step, self._step % spg, spg):
             logs.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
+        if position == 0:
+            self.report(self.engine_gap(inputs, self._captured_logps))
         if "old_per_token_logps" not in inputs and position < spg:
             step.capture(inputs, self._captured_logps)
             if position == spg - 1:
@@ -333,7 +332,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         started = time.perf_counter()
         self.watch.values(step.nonfinite)
         self.loop.observe(step)
-        self.report({"nonfinite_rollouts": float(step.nonfinite.sum()), **self.method.metrics()})
+        self.check_first_state(self.method)
+        self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
+        self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:
             self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
@@ -356,10 +357,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             self.report(metrics.time_metrics(step.seconds))
         return loss
 
-    def report(self, values: dict[str, float]) -> None:
+    def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         """Log values as metrics of DUET."""
-        for name, value in values.items():
-            self._metrics["train"][f"duet/{name}"].append(value)
+        self._reporters.report(self._metrics["train"], values, by)
 
     # ---- Seams: state -------------------------------------------------------------------------------------------
 
@@ -399,6 +399,9 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
             "grad_norm_quantile": args.grad_norm_quantile,
             "updates": args.updates,
             "ema_decay": args.ema_decay,
+            "budget_fraction": args.budget_fraction,
+            "rewards": self._rewards,
+            "method": type(self.method).__name__,
             **self.method.identity,
         }
 

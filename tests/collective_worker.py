@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -45,6 +45,35 @@ class Case:
     windows: int
     interleaved: bool
     mismatch: int | None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Rollouts for the processes that want them: those of each process; rollout r is held by process r mod W."""
+
+    wanted: list[list[int]]
+
+
+class Parcel:
+    """Notes that it was opened."""
+
+    opened: ClassVar[list[int]] = []
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.row = state["row"]
+        Parcel.opened.append(self.row)
+
+
+def deliver(delivery: Delivery, exchange: Exchange) -> tuple[list[int], list[int]]:
+    """Rollouts that came, and those that were unpickled for it."""
+    rows = range(exchange.process_index, 20, exchange.num_processes)
+    Parcel.opened.clear()
+    found = exchange.rollouts({row: Parcel(row) for row in rows}, delivery.wanted)
+    assert all(parcel.row == row for row, parcel in found.items())
+    return sorted(found), sorted(Parcel.opened)
 
 
 class Scripted(Method):
@@ -146,6 +175,6 @@ def work(rank: int, world_size: int, port: int, pipe: Connection) -> None:
     while True:
         case = pipe.recv()
         try:
-            pipe.send(run(case, exchange))
-        except GateMismatch as error:
+            pipe.send(deliver(case, exchange) if isinstance(case, Delivery) else run(case, exchange))
+        except (GateMismatch, RuntimeError) as error:
             pipe.send(str(error))

@@ -247,6 +247,13 @@ FIVES = (5,) * 5
         (once(Job(3)), ValueError, "asks for prompt 3 of 3. Use an index into the prompts"),
         (once(Job(-1)), ValueError, "asks for prompt -1 of 3"),
         (once("a"), ValueError, "jobs returned 'a'. It must return a list of Job and Query"),
+        (
+            lambda of, done: None,
+            TypeError,
+            "Scripted.jobs returned None. It must return a list, empty to end the step",
+        ),
+        (once(Query(0, (5, 10))), ValueError, r"asks about ids outside the vocabulary. Use ids in \[0, 10\)"),
+        (once(Query(0, (-1,))), ValueError, "asks about ids outside the vocabulary"),
         (once(*[Job(0)] * 9), ValueError, "asks for 9 rollouts in one step, max_rollouts is 8. Raise max_rollouts"),
         (once(Job(0, prefix=(5, 0, 5))), ValueError, "a prefix that holds 0, which no unfinished rollout does"),
         (once(Job(0, prefix=(5, 10))), ValueError, r"a prefix that holds 10.*token ids in \[0, 10\)"),
@@ -291,6 +298,22 @@ def test_what_a_judgement_must_not_be(change, message):
     method = Scripted(once(Job(0), Job(1)), lambda done: replace(Judgement.of(np.ones(len(done))), **change))
     with pytest.raises(ValueError, match=message):
         run(method)
+
+
+@pytest.mark.parametrize(
+    ("judged", "message"),
+    [
+        (lambda done: done.rewards, r"Scripted.judge returned array\(.*It must return a Judgement"),
+        (lambda done: None, "Scripted.judge returned None. It must return a Judgement"),
+        (
+            lambda done: replace(Judgement.of(done.rewards), in_gradient=np.array([1, 1])),
+            r"judge returned in_gradient array\(\[1, 1\]\). It must hold True and False",
+        ),
+    ],
+)
+def test_a_judgement_is_one(judged, message):
+    with pytest.raises(TypeError, match=message):
+        run(Scripted(once(Job(0), Job(1)), judged))
 
 
 def test_rounds_add_up_and_answers_come_in_their_order():
@@ -366,7 +389,7 @@ class Wrong(TableEngine):
         (lambda done: done[:-1], r"asked for rollouts 0..\d+ and returned"),
         (lambda done: done[::-1], "and returned .*with its number and in their order"),
         (lambda done: [*done, done[0]], "and returned"),
-        (lambda done: [replace(one, token_ids=one.token_ids * 200, logprobs=None) for one in done], "may have 96"),
+        (lambda done: [replace(one, token_ids=one.token_ids * 200) for one in done], "may have 96"),
         (lambda done: [replace(one, logprobs=[]) for one in done], "returned 0 log-probs for the"),
     ],
     ids=["fewer", "reordered", "unasked", "longer", "logprobs"],
@@ -377,3 +400,10 @@ def test_an_engine_that_returns_something_else_trains_nothing(tiny_path, tmp_pat
     with pytest.raises(ValueError, match=message):
         trainer.train()
     assert torch.equal(weights(trainer), start)
+
+
+def test_figures_of_a_record_follow_its_rollouts():
+    step = run(Scripted(once(Job(0))))
+    assert step.num_rollouts.tolist() == [1, 0, 0]
+    step.done = run(Scripted(once(Job(0), Job(2)))).done
+    assert step.num_rollouts.tolist() == [1, 0, 1] and len(step.counted) == 2

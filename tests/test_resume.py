@@ -12,7 +12,7 @@ import torch
 from benchmarks.common import process_environment, python_command
 from duet_trl.seams.resuming import _restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
-from tests.runs import duet_trainer, logged
+from tests.runs import abstains_on_short, duet_trainer, logged
 
 STATE = "duet_state.json"
 
@@ -77,9 +77,19 @@ def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_pat
     [
         ({"seed": 8}, "seed: 7 in the state, 8 now"),
         ({"method": "paper", "marker": "math"}, "method: 'duet' in the state"),
+        ({"budget_fraction": 0.8}, "budget_fraction: 0.9 in the state, 0.8 now"),
+        (
+            {"rewards": [abstains_on_short]},
+            r"rewards: \{'count_fours': 1.0\} in the state, \{'abstains_on_short': 1.0\} now",
+        ),
+        ({"reward_weights": [0.5]}, r"rewards: \{'count_fours': 1.0\} in the state, \{'count_fours': 0.5\} now"),
+        (
+            {"ending_reward_weight": 0.25},
+            r"rewards: .* in the state, \{'count_fours': 1.0, 'ending_reward': 0.25\} now",
+        ),
     ],
 )
-def test_resuming_with_another_seed_or_method_is_an_error(tiny_path, tmp_path, change, named):
+def test_resuming_with_another_seed_method_budget_or_reward_is_an_error(tiny_path, tmp_path, change, named):
     duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     with pytest.raises(ValueError, match=named):
         duet_trainer(tiny_path, tmp_path, max_steps=2, **change).train(

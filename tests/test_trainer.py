@@ -2,6 +2,7 @@
 """DUETGRPOTrainer on transformers' generate: parity with GRPO, every supported option, every refusal."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -331,3 +332,27 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path, data=data, prompt_id_column="name")
     trainer.train()
     assert set(trainer._current.prompts.keys) <= {"q0", "q1", "q2", "q3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "limited"),
+    [({"marker": "regex:never"}, r"\d+"), ({"max_completion_length": 8, "max_rollouts": 96}, "[5-9]\\d")],
+    ids=["never", "too short"],
+)
+def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog, options, limited):
+    """By price, the default, nothing is aborted before answers are known: no other figure shows it."""
+    trainer = duet_trainer(tiny_path, tmp_path, abort_rule="price", **options)
+    trainer.train()
+    assert logged(trainer, "duet/share_marker") == [0.0] * 3
+    assert logged(trainer, "duet/share_marker_less") == [0.0] * 3
+    found = re.findall(
+        r"None of the \d+ rollouts that were rewarded in the first 3 .*none of all \d+ does.*", caplog.text
+    )
+    assert len(found) == 1 and re.search(rf"does. {limited} ran into max_completion_length", found[0])
+
+
+def test_a_marker_that_fires_is_shown_by_what_has_ended(tiny_path, tmp_path, caplog):
+    trainer = duet_trainer(tiny_path, tmp_path, abort_rule="price")
+    trainer.train()
+    assert all(0.2 < share <= 1.0 for share in logged(trainer, "duet/share_marker"))
+    assert "that were rewarded in the first" not in caplog.text

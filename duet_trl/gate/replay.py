@@ -256,6 +256,7 @@ def _mismatch(row: int, num_wrong: int, length: np.ndarray, gate_stopped: np.nda
     expected = "does not stop it at all" if latest >= NEVER else expected
     return (
         f"{found}, but this gate {expected} ({num_wrong} of {len(length)} rollouts disagree). The engine did not "
-        "run this gate with these coins: load it with duet_trl.engines.vllm:DUETLogitsProcessor in "
-        "logits_processors, and give trainer and engine the same marker and tokenizer."
+        "run this gate with these coins. Give trainer and engine the same marker and tokenizer; a vLLM engine needs "
+        "duet_trl.engines.vllm:DUETLogitsProcessor in logits_processors, one of your own asks StreamingGate before "
+        "each token, with the gate, coin, prefix and in_thought of its Request."
     )

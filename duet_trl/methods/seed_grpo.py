@@ -18,7 +18,7 @@ exponential and focal forms are ours. Every rollout is generated and trained, so
 rollout's own answer: the gradient is that of another objective, as any scale by the group is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,8 +103,19 @@ class SeedGRPO(Method):
         logps = np.zeros(len(done))
         if self.options.weights == "rao":
             found = done.answers or [logprobs for _, logprobs in done.tokens(range(len(done)))]
-            logps = np.array([np.mean(one) for one in found])
+            logps = mean_logps(found)
         return semantic_entropy(done.answer_class(), done.prompt, logps, len(done.prompts))
+
+
+def mean_logps(found: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """Mean log-prob of the tokens of each rollout, nats, shape (N,).
+
+    A token whose log-prob is not known is left out. A rollout of such tokens alone has the mean of the others.
+    """
+    tokens = [np.array(one, dtype=np.float64) for one in found]  # None: nan
+    means = np.array([np.nan if np.isnan(one).all() else np.nanmean(one) for one in tokens])
+    known = ~np.isnan(means)
+    return np.where(known, means, means[known].mean() if known.any() else 0.0)
 
 
 def semantic_entropy(answer_class: np.ndarray, prompt: np.ndarray, logps: np.ndarray, num_prompts: int) -> np.ndarray:

@@ -21,10 +21,14 @@ from ..engines.transformers import TransformersEngine
 from ..engines.turn import Turn
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
+from .arguments import check_built
 from .gate_setup import extra_eos_ids, warn_of_turns
 from .lockstep import in_lockstep
 
 logger = logging.getLogger(__name__)
+
+_PORTS = {"29500"}
+"""Values of MASTER_PORT that nobody has chosen: that of accelerate, and those of earlier trainers of the process."""
 
 
 class Backend:
@@ -62,7 +66,10 @@ class OwnBackend(Backend):
     def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> Engine:
         super()._engine(trainer, turn, setup, exchange)  # for evaluation
         sampling = Sampling(trainer.temperature, trainer.top_p, trainer.max_completion_length)
-        return self.build(Policy(setup, tuple(trainer.eos_token_ids), sampling, partial(_named_weights, trainer)))
+        policy = Policy(setup, tuple(trainer.eos_token_ids), sampling, partial(_named_weights, trainer))
+        engine = self.build(policy)
+        check_built(engine, type(engine).__name__)
+        return engine
 
 
 class ColocatedBackend(Backend):
@@ -75,14 +82,16 @@ class ColocatedBackend(Backend):
         from ..engines.colocated import llm_factory
 
         original = vllm_generation.LLM
+        given = os.environ.get("MASTER_PORT", "29500") not in _PORTS  # by the user; TRL sets it next
 
         def build(*args: Any, **kwargs: Any) -> Any:
             on_cpu = trainer.accelerator.device.type == "cpu"
             if on_cpu:
                 _share_cores()
-            if trainer.accelerator.num_processes == 1:
+            if trainer.accelerator.num_processes == 1 and not given:
                 # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
                 os.environ["MASTER_PORT"] = str(_free_port())
+                _PORTS.add(os.environ["MASTER_PORT"])
             # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
             dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
             return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None)(*args, **kwargs)

@@ -17,10 +17,16 @@ VERSION = 5
 """Goes up with every change of what a state holds."""
 
 _ARRAY = "__array__"
+_JSON = (str, int, float, type(None))
 
 
 def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Write the state of a run into a checkpoint folder: values as JSON, arrays as safetensors."""
+    """Write the state of a run into a checkpoint folder: values as JSON, arrays as safetensors.
+
+    Raises:
+        TypeError: If a value of the state would not come back as it is.
+    """
+    check_json("the state", state)
     arrays: dict[str, np.ndarray] = {}
     written = {"version": VERSION, "identity": identity, **_without_arrays(state, "", arrays)}
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,6 +65,47 @@ def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
             "configuration of the checkpoint, or start a new output_dir."
         )
     return _with_arrays(state, load_file(folder / ARRAYS_FILE))
+
+
+def check_json(owner: str, value: Any, *, arrays: bool = True) -> None:
+    """Refuse what JSON does not bring back as it was, and arrays that safetensors does not hold.
+
+    Args:
+        owner (str): What holds the value, for the error.
+        value (Any): Nested dicts of JSON values.
+        arrays (bool): Whether numpy arrays may stand in the dicts.
+
+    Raises:
+        TypeError: Naming the place, the value and the remedy.
+    """
+    if isinstance(value, dict):
+        for key, one in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{owner} has the key {key!r}, which JSON turns into text. Use str(key).")
+            check_json(f"{owner}[{key!r}]", one, arrays=arrays)
+    elif isinstance(value, list):
+        for number, one in enumerate(value):
+            if not isinstance(one, _JSON):
+                check_json(f"{owner}[{number}]", one, arrays=False)
+    elif not isinstance(value, _JSON) and not (arrays and _is_numeric(value)):
+        in_lists = "arrays of numbers in nested dicts"
+        remedy = in_lists if isinstance(value, np.ndarray) else "float(x), int(x), list(x) or sorted(x)"
+        raise TypeError(
+            f"{owner} is {value!r} of type {type(value).__name__}, which a checkpoint cannot hold. Keep JSON values "
+            f"(dict, list, str, int, float, bool, None) and numpy arrays: {remedy}."
+        )
+
+
+def _is_numeric(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
+
+
+def round_trip(owner: str, state: dict[str, Any]) -> dict[str, Any]:
+    """A state as a checkpoint brings it back; see `check_json`."""
+    check_json(owner, state)
+    arrays: dict[str, np.ndarray] = {}
+    written = json.dumps(_without_arrays(state, "", arrays))
+    return _with_arrays(json.loads(written), {name: array.copy() for name, array in arrays.items()})
 
 
 def leave_checkpoint(folder: Path, step: int, max_steps: int) -> None:

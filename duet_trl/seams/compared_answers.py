@@ -48,4 +48,4 @@ def classes_of_step(step: StepRecord, verifier: AnswerVerifier, thoughts: Though
         return answer_classes(answers, step.done.prompt, verifier.equivalent) if exchange.process_index == 0 else None
 
     # One process decides: a verifier with a time limit may differ from one to the next.
-    return exchange.first(exchange.fail_together(decide, ValueError))
+    return exchange.first(exchange.fail_together(decide))

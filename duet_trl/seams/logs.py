@@ -3,6 +3,7 @@
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,28 @@ from ..exchange import Exchange
 from ..gate.replay import Outcome
 from ..step_record import StepRecord
 from ..update.advantages import GroupAdvantages
+
+
+class Reporters:
+    """Who reports which metric under `duet/`: a name has one reporter, or two figures would be averaged."""
+
+    def __init__(self) -> None:
+        self._by: dict[str, str] = {}
+
+    def report(self, metrics: dict[str, list], values: Mapping[str, float], by: str) -> None:
+        """Add values to TRL's metrics.
+
+        Raises:
+            ValueError: If somebody else reports one of them.
+            TypeError: If one is no number.
+        """
+        for name, value in values.items():
+            other = self._by.setdefault(name, by)
+            if other != by:
+                raise ValueError(f"{by} reports the metric {name!r}, which {other} reports too. Give it another name.")
+            if not isinstance(value, int | float):
+                raise TypeError(f"{by} reports the metric {name!r} as {value!r}. Use float(x).")
+            metrics[f"duet/{name}"].append(value)
 
 
 def share_extra_logs(rows: np.ndarray, pending: dict[str, list], exchange: Exchange) -> dict[str, list]:

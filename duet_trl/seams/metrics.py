@@ -76,7 +76,11 @@ def _counts(n: np.ndarray) -> dict[str, float]:
 
 def _gate(step: StepRecord) -> dict[str, float]:
     outcome, trimmed = step.replay.outcome[step.counted], step.replay.trimmed[step.counted]
+    finished = step.counted & ~step.truncated
+    shown = step.replay.answered_at[finished] >= 0
+    gated = any(job.gate is not None for job in step.jobs)  # else nothing has looked for a marker
     return {
+        **({"share_marker": float(shown.mean()) if shown.size else 0.0} if gated else {}),
         "share_ended_before_gate": float((outcome == Outcome.NATURAL).mean()),
         "share_marker_seen": float((outcome == Outcome.ANSWERED).mean()),
         "share_marker_less": float(((outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)).mean()),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One short line for each entry of the log, or the same figures beside the Trainer's bar.
 
-    step 12/200 | reward 0.512 | tokens 15,824 of 16,000 | held out 0.431 | ETA 0:41:10
+    step 12/200 | reward 0.512 | tokens 15,824 | held out 0.431 | ETA 0:41:10
 
 A bar is drawn where a terminal shows it; a file, a pipe and a notebook get lines. `report_to` and `log_history` get
 all metrics. ETA is the time that remains at the mean pace since training began, measurements included.
@@ -16,18 +16,25 @@ from typing import Any
 from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 
+from ..config import DUETGRPOConfig
+
 _HELD_OUT = re.compile(r"held_out/(?:average|mean@\d+)")
 
 
-def shown(logs: dict[str, Any] | None) -> dict[str, str]:
-    """The figures that a run is followed by, out of one entry of the log."""
+def shown(logs: dict[str, Any] | None, counts_tokens: bool = False) -> dict[str, str]:
+    """The figures that a run is followed by, out of one entry of the log.
+
+    Args:
+        logs (dict[str, Any] | None): The entry.
+        counts_tokens (bool): Whether the budget is one of tokens, which then stands beside those of the step.
+    """
     logs = {name: value for name, value in (logs or {}).items() if value is not None}
     found = {}
     if "reward" in logs:
         found["reward"] = _number(logs["reward"])
     if "duet/generated_tokens" in logs:
         found["tokens"] = _number(logs["duet/generated_tokens"])
-        if "duet/budget_tokens" in logs:
+        if counts_tokens and "duet/budget_tokens" in logs:
             found["tokens"] += f" of {_number(logs['duet/budget_tokens'])}"
     if "eval_reward" in logs:
         found["eval reward"] = _number(logs["eval_reward"])
@@ -52,14 +59,16 @@ class Figures:
     def __init__(self) -> None:
         self._held_out: dict[str, str] = {}
         self._began: tuple[float, int] | None = None  # seconds, optimizer steps
+        self._counts_tokens = False
 
-    def begin(self, state: TrainerState) -> None:
+    def begin(self, args: DUETGRPOConfig, state: TrainerState) -> None:
         """Training begins, maybe behind a checkpoint."""
         self._began = time.perf_counter(), state.global_step
+        self._counts_tokens = args.budget_reading != "rollouts"
 
     def of(self, logs: dict[str, Any] | None) -> dict[str, str]:
         """Figures of an entry; that of a step has the latest held-out accuracy too."""
-        found = shown(logs)
+        found = shown(logs, self._counts_tokens)
         if "held out" in found:
             self._held_out = {"held out": found["held out"]}
         return found | self._held_out if "reward" in found else found
@@ -100,7 +109,7 @@ class ProgressBar(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Open the bar, or start the clock of the lines."""
-        self._figures.begin(state)
+        self._figures.begin(args, state)
         if self._drawn:
             super().on_train_begin(args, state, control, **kwargs)
 
@@ -151,7 +160,7 @@ class ProgressLine(PrinterCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the clock."""
-        self._figures.begin(state)
+        self._figures.begin(args, state)
 
     def on_log(
         self,

@@ -13,6 +13,8 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from ..methods.method import Method
+from .checkpoint import check_json
 from .data_checks import data_sample
 
 logger = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ class Resuming(GRPOTrainer):
 
     _saved_step: int | None = None  # the last one that this process has written a checkpoint of
     _sampler: RepeatSampler | None = None  # of the training data; a stream has none
+    _state_checked = False
 
     @property
     def epochs_done(self) -> int:
@@ -40,8 +43,8 @@ class Resuming(GRPOTrainer):
     def checkpoint_if_failing(self) -> AbstractContextManager:
         """While active, an error of a reward function or an engine leaves a checkpoint of the state before the step.
 
-        The error goes on to the caller as it is. On several processes there is none: the others do not know of the
-        error, and to write a checkpoint takes all of them.
+        The error goes on to the caller as it is. On several processes there is none: to write it takes all of them,
+        and not every error is known to all.
         """
         stack = ExitStack()
         stack.push(self._failed)
@@ -54,6 +57,12 @@ class Resuming(GRPOTrainer):
         self.save_unless_saved()
         folder = self._checkpoint_folder(None)
         logger.error("The step failed with %s. The state before it is in %s.", kind.__name__, folder)
+
+    def check_first_state(self, method: Method) -> None:
+        """Check the state of a method after the first step: a fresh one says little of what it will hold."""
+        if not self._state_checked:
+            check_json(f"{type(method).__name__}.state_dict()", method.state_dict())
+            self._state_checked = True
 
     def save_unless_saved(self) -> None:
         """Write a checkpoint of the state as it is; one that this process has just written stays as it is."""

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 
 from ..rollouts import NoMorePrompts, Prompt
-from .data_checks import check_text, prompt_keys
+from .data_checks import check_row, prompt_keys
 
 SHUFFLED = 2**18
 """Rows up to which a step shuffles all of them; of more it draws one by one, and a row that came before again."""
@@ -53,8 +53,8 @@ class PromptSource:
                     "data set are not in the step yet. Use more data, or fewer prompts in a step."
                 )
             example = self.dataset[row]
+            check_row(example, f"The prompt of row {row} of the data set", self.column)
             key = prompt_keys([example], self.column)[0]
             if key not in taken and key not in found:
-                check_text([example["prompt"]])
                 found[key] = Prompt(key, example)
         return list(found.values())

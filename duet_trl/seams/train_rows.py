@@ -81,7 +81,7 @@ def replay_batch(
     would otherwise take it for one that ran into the length limit.
     """
     rows = step.packed_rows[process]
-    rollouts = _fetch(step, exchange, rows)
+    rollouts = _fetch(step, exchange)
     closing = ((rows == PADDING_ROW) | (mask_truncated & step.stopped[rows])).tolist()
     train = [rollouts[row] for row in rows.tolist()]
     completion_ids = [r.completion_ids + [eos_id] * end for r, end in zip(train, closing, strict=True)]
@@ -115,10 +115,10 @@ def _rewards(step: StepRecord) -> torch.Tensor:
     return torch.where((everywhere >= 0)[:, None], step.done.rewards_per_func[everywhere.clamp(min=0)], 0.0)
 
 
-def _fetch(step: StepRecord, exchange: Exchange, rows: np.ndarray) -> dict[int, LocalRollout]:
-    """The rollouts with these global numbers, and an empty one for padding."""
+def _fetch(step: StepRecord, exchange: Exchange) -> dict[int, LocalRollout]:
+    """The rollouts of this process's packed rows by number, and an empty one for padding."""
     local = {row: rollout for row, rollout in step.local.items() if step.judgement.in_gradient[row]}
-    wanted = exchange.rollouts(local, [row for row in rows.tolist() if row != PADDING_ROW])
+    wanted = exchange.rollouts(local, [rows[rows != PADDING_ROW].tolist() for rows in step.packed_rows])
     # Any prompt does; it is attended to by one token that no loss sees.
     return wanted | {PADDING_ROW: LocalRollout(step.spare.prompt_ids, [], step.spare.completion, [])}
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from ..gate.replay import Outcome
+from ..step_record import StepRecord
 
 logger = logging.getLogger(__name__)
 
@@ -36,37 +36,60 @@ def noticed_if_slow(functions: list[str], step: int) -> Iterator[None]:
         timer.cancel()
 
 
+ENOUGH = 8
+"""Rewarded rollouts without a marker that are more than chance."""
+
+
 class RunWatch:
     """Warns, once each, about what spoils a run without stopping it."""
 
-    def __init__(self, marker: str, patience: int = 3, abort_rate: float = 0.1) -> None:
+    def __init__(self, marker: str | None, patience: int = 3) -> None:
         self.marker = marker
         self.patience = patience
-        self.abort_rate = abort_rate
-        self._steps = self._rollouts = self._aborted = 0
-        self._marker_settled = self._values_warned = False
+        self._steps = self._rollouts = self._better = self._limited = 0
+        self._any_marker = self._marker_settled = self._values_warned = False
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
         self._endings = 0  # the same, in which endings alone told rollouts apart
 
-    def outcomes(self, outcome: np.ndarray) -> None:
-        """Rollouts are aborted although no marker was ever seen: likely the wrong marker. `outcome` has shape (N,)."""
+    def judged(self, step: StepRecord, ending: bool) -> None:
+        """What a judged step tells of markers, advantages and, if they are paid, of endings."""
+        if any(job.gate is not None for job in step.jobs):  # else nothing has looked for a marker
+            shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
+            self.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
+        self.advantages(step.judgement.advantages)
+        if ending:
+            self.endings(step.done.rewards_per_func.cpu().numpy(), step.done.prompt)
+
+    def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
+        """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.
+
+        Args:
+            shown (np.ndarray): Rollouts with a marker, shape (N,), bool.
+            better (np.ndarray): With a positive advantage, shape (N,), bool.
+            limited (np.ndarray): That ran into the length limit, shape (N,), bool.
+        """
         if self._marker_settled:
             return
         self._steps += 1
-        self._rollouts += len(outcome)
-        self._aborted += int((outcome == Outcome.ABORTED).sum())
-        if (outcome == Outcome.ANSWERED).any():
+        self._rollouts += len(shown)
+        self._better += int(better.sum())
+        self._limited += int(limited.sum())
+        self._any_marker |= bool(shown.any())
+        if (shown & better).any():
             self._marker_settled = True
-        elif self._steps >= self.patience and self._aborted >= self.abort_rate * self._rollouts:
+        elif self._steps >= self.patience and (self._better >= ENOUGH or not self._any_marker):
             self._marker_settled = True
             logger.warning(
-                "No rollout of the first %d generation steps showed the marker %r at a poll, and %d of %d were "
-                "aborted. If answers look otherwise, set `marker` ('math', 'code', 'qa' or 'regex:<pattern>'); with "
-                "abort=False nothing is lost meanwhile.",
+                "None of the %d rollouts that were rewarded in the first %d generation steps shows the marker %r, and "
+                "%s of all %d does. %d ran into max_completion_length: if these are most, raise it. If answers look "
+                "otherwise, set `marker` ('math', 'code', 'qa' or 'regex:<pattern>'). Until then nothing is trimmed, "
+                "and what is aborted may hold an answer; see duet/share_marker.",
+                self._better,
                 self._steps,
                 self.marker,
-                self._aborted,
+                "one or more" if self._any_marker else "none",
                 self._rollouts,
+                self._limited,
             )
 
     def advantages(self, advantages: np.ndarray) -> None:

@@ -10,11 +10,13 @@ import json
 import logging
 import re
 import shutil
+import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -84,11 +86,14 @@ def writing(folder: Path) -> Iterator[None]:
         written = True
     finally:
         if not written:
+            # Of Python, of torch and of safetensors: what a full disk raises. Another error says itself what is wrong.
+            disk = isinstance(sys.exception(), OSError | RuntimeError | SafetensorError)
+            free = f"; {shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free on its disk" if disk else ""
             logger.error(
-                "%s was not written to its end; %.1f GB are free on its disk. Make room if that is little, and resume "
-                "with resume_from_checkpoint=True, which takes the newest checkpoint that is whole.",
+                "%s was not written to its end%s. resume_from_checkpoint=True takes the newest checkpoint that is "
+                "whole.",
                 folder,
-                shutil.disk_usage(folder.parent).free / 1e9,
+                f"{free}. Make room if that is little" if disk else "",
             )
 
 

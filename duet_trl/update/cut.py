@@ -15,6 +15,8 @@ class Cut:
 
 CUTS = {"several": Cut(2, 2), "sfpo": Cut(4, 1)}
 """By the value of `updates`."""
+CUT_FIELDS = ("num_iterations", "steps_per_generation", "gradient_accumulation_steps", "per_device_train_batch_size")
+"""Fields that are set."""
 
 
 def cut_batch(config: Any) -> None:

@@ -39,7 +39,7 @@ class TableEngine:
         pass
 
     def _rollout(self, request: Request) -> Completion:
-        last, ids, logprobs, slot = request.input_ids[-1], [], [], np.array([0])
+        last, ids, slot = request.input_ids[-1], [], np.array([0])
         spec = request.gate
         if spec is not None:
             gate = StreamingGate(1, [self.policy.gate.automaton])
@@ -50,12 +50,11 @@ class TableEngine:
                 ends = row.argmax() in self.policy.eos_ids
                 certain = -(row[row > 0] * np.log(row[row > 0])).sum() < spec.entropy_threshold and not ends
                 if gate.stops(slot, np.array([certain]))[0]:
-                    return Completion(ids, logprobs, True, request.number)
+                    return Completion(ids, gate_stopped=True, number=request.number)
             last = int(self._random.choice(len(row), p=row))
             ids.append(last)
-            logprobs.append(float(np.log(row[last])))
             if last in self.policy.eos_ids:
                 break
             if spec is not None:
                 gate.step(slot, np.array([last]))
-        return Completion(ids, logprobs, number=request.number)
+        return Completion(ids, number=request.number)

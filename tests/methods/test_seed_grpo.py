@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from duet_trl.methods.grouping import group_relative
-from duet_trl.methods.seed_grpo import FORMS, SeedGRPO, SeedGRPOOptions, semantic_entropy
+from duet_trl.methods.seed_grpo import FORMS, SeedGRPO, SeedGRPOOptions, mean_logps, semantic_entropy
 from duet_trl.rollouts import Query
 
 from .simulator import make_prompts, rollouts, run_step, setting, table
@@ -88,3 +88,14 @@ def test_answers_and_sampling_log_probs_weigh_alike_and_longer_is_not_less_likel
 def test_linear_may_not_change_the_sign_of_an_advantage() -> None:
     with pytest.raises(ValueError, match="alpha must be at most 1 with form='linear', got 1.5"):
         SeedGRPOOptions(form="linear", alpha=1.5)
+
+
+def test_a_log_prob_that_is_not_known_is_left_out() -> None:
+    """TRL makes None of a NaN of vLLM's. A rollout of such tokens alone weighs as the others do on average."""
+    np.testing.assert_array_equal(mean_logps([[-1.0, None, -3.0], [None], [-4.0]]), [-2.0, -3.0, -4.0])
+    np.testing.assert_array_equal(mean_logps([[None, None], [None]]), [0.0, 0.0])
+    prompts, method = make_prompts("a"), SeedGRPO(setting(num_prompts=1), SeedGRPOOptions())
+    done = rollouts(prompts, [method.jobs(prompts, None)], [0, 1] * 2, [3] * 4)
+    unknown = replace(done, fetch=lambda rows: [([7] * 3, [-1.0, None, -1.0]) for _ in rows])
+    known = replace(done, fetch=lambda rows: [([7] * 3, [-1.0] * 3) for _ in rows])
+    np.testing.assert_array_equal(method.judge(unknown).advantages, method.judge(known).advantages)

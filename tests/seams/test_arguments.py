@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arguments that cannot work are refused before a model is loaded: the one named here does not exist."""
 
+import numpy as np
 import pytest
 from datasets import Dataset, IterableDataset
 from trl import GRPOConfig
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from tests.runs import count_fours, prompts, settings
+from duet_trl.engines.engine import Engine
+from duet_trl.methods.method import Method
+from duet_trl.rewards import ChoiceVerifier
+from duet_trl.rollouts import Job, Judgement
+from tests.runs import count_fours, duet_trainer, prompts, settings
 
 PICTURE = {"type": "image", "path": "picture.png"}
 WORDS = {"type": "text", "text": "Count."}
 
 
-def build(tmp_path, data=None, args=None, overrides=None, **arguments):
+def build(tmp_path, data=None, args=None, overrides=None, rewards=count_fours, **arguments):
     args = args or DUETGRPOConfig(**settings(tmp_path, **(overrides or {})))
     data = prompts() if data is None else data
-    return DUETGRPOTrainer("no/such-model", count_fours, args=args, train_dataset=data, **arguments)
+    return DUETGRPOTrainer("no/such-model", rewards, args=args, train_dataset=data, **arguments)
 
 
 @pytest.mark.parametrize(
@@ -31,8 +36,8 @@ def test_what_ends_rollouts_itself_needs_plain_grpo(tmp_path, arguments, name):
         build(tmp_path, **arguments)
     with pytest.raises(ValueError, match=f"audit_log=True records what DUET decides; with {name}"):
         build(tmp_path, overrides={"method": "grpo", "audit_log": True}, **arguments)
-    with pytest.raises(ValueError, match=f"desired_kl=0.1 cannot have an effect with {name}, where GRPOTrainer"):
-        build(tmp_path, overrides={"method": "grpo", "num_iterations": 2, "desired_kl": 0.1}, **arguments)
+    with pytest.raises(ValueError, match=f"updates='several' cannot have an effect with {name}, where GRPOTrainer"):
+        build(tmp_path, overrides={"method": "grpo", "updates": "several"}, **arguments)
     with pytest.raises(ValueError, match=f"exclude_zero_variance_groups=True cannot have an effect with {name}"):
         build(tmp_path, overrides={"method": "grpo", "exclude_zero_variance_groups": True}, **arguments)
 
@@ -91,3 +96,148 @@ def test_data_that_can_be_trained_on_is_not_refused(tmp_path):
     for data in (prompts(), prompts(conversational=True), prompts().to_iterable_dataset(), parts):
         with pytest.raises(OSError):  # there is no such model
             build(tmp_path, data)
+
+
+# ---- Methods, engines and reward functions ------------------------------------------------------------------------
+
+
+class Even(Method):
+    """As many rollouts for every prompt; remembers how many steps there were."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def jobs(self, of, done):
+        return [] if done is not None else [Job(prompt) for prompt in range(len(of)) for _ in range(4)]
+
+    def judge(self, done):
+        return Judgement.of(np.nan_to_num(done.rewards))
+
+    def observe(self, done, judgement, sum_logps):
+        self.seen += 1
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+
+def changed(**functions):
+    """`Even` with other functions."""
+    return type("Changed", (Even,), functions)()
+
+
+class Bare:
+    """A method without the base class."""
+
+    jobs, judge, observe = Even.jobs, Even.judge, Even.observe
+
+
+class Unseeing(Method):
+    jobs, judge = Even.jobs, Even.judge
+
+
+class Forgetful(Method):
+    jobs, judge, observe, state_dict, seen = Even.jobs, Even.judge, Even.observe, Even.state_dict, 0
+
+
+@pytest.mark.parametrize(
+    ("method", "error", "message"),
+    [
+        (Even, TypeError, r"method must be an object, got the class Even. Pass Even\(...\)"),
+        ("pods", TypeError, r"got 'pods'. A name goes to DUETGRPOConfig\(method=...\)"),
+        (Unseeing(), TypeError, "Unseeing has no observe. A method has jobs, judge and observe"),
+        (Bare(), TypeError, "Bare has no state_dict. Name duet_trl.methods.method.Method as its base"),
+        (changed(state_dict=lambda self: None), TypeError, "Changed.state_dict returned None. It must return a dict"),
+        (Forgetful(), TypeError, "Forgetful has state_dict and no load_state_dict, so a resumed run would lose it"),
+        (
+            changed(state_dict=lambda self: {"seen": {1}}),
+            TypeError,
+            r"Changed.state_dict\(\)\['seen'\] is \{1\} of type set, which a checkpoint cannot hold",
+        ),
+        (
+            changed(state_dict=lambda self: {"seen": np.float32(1)}),
+            TypeError,
+            r"Changed.state_dict\(\)\['seen'\] is .* of type float32",
+        ),
+        (changed(identity={"levels": (1, 2)}), TypeError, r"Changed.identity\['levels'\] is \(1, 2\) of type tuple"),
+        (changed(load_state_dict=lambda self, state: state["lost"]), KeyError, "lost"),
+        (
+            changed(
+                state_dict=lambda self: {} if self.seen else {"old": 1},
+                load_state_dict=lambda self, state: setattr(self, "seen", 1),
+            ),
+            ValueError,
+            r"Changed.load_state_dict restores \[\] from the state \['old'\]",
+        ),
+    ],
+)
+def test_a_method_is_checked_before_a_model_is_loaded(tmp_path, method, error, message):
+    with pytest.raises(error, match=message):
+        build(tmp_path, overrides={"method": "own"}, method=method)
+
+
+def test_a_method_that_can_be_resumed_is_not_refused(tmp_path):
+    with pytest.raises(OSError):  # there is no such model
+        build(tmp_path, overrides={"method": "own"}, method=Even())
+
+
+class Silent:
+    """An engine that lacks a function."""
+
+    def __init__(self, policy):
+        pass
+
+    def generate(self, requests):
+        return []
+
+    def sample(self, prompts, sampling):
+        return []
+
+    def close(self):
+        pass
+
+
+class Unsynced(Silent, Engine):
+    """It inherits the description of `sync_weights`, and nothing that does it."""
+
+
+@pytest.mark.parametrize(
+    ("engine", "message"),
+    [
+        (
+            Silent(None),
+            "engine must build an engine from a Policy, got <.*Silent.*>. Pass Silent, or functools.partial",
+        ),
+        ("vllm", "engine must build an engine from a Policy, got 'vllm'. .*is chosen by use_vllm and vllm_mode"),
+        (Silent, "the engine Silent has no sync_weights. An engine has generate, sync_weights, sample and close"),
+        (Unsynced, "the engine Unsynced has no sync_weights"),
+    ],
+)
+def test_an_engine_is_checked_before_a_model_is_loaded(tmp_path, engine, message):
+    with pytest.raises(TypeError, match=message):
+        build(tmp_path, engine=engine)
+
+
+@pytest.mark.parametrize("built", [None, "an engine", Silent(None)])
+def test_what_a_function_builds_is_checked_too(tiny_path, tmp_path, built):
+    with pytest.raises(TypeError, match=f"the engine {type(built).__name__} has no "):
+        duet_trainer(tiny_path, tmp_path, engine=lambda policy: built)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        (
+            ChoiceVerifier,
+            r"must be callable, got <class .*ChoiceVerifier.*Pass an object of it, ChoiceVerifier\(...\)",
+        ),
+        ((count_fours, count_fours), "must be callable, got .* Pass a function, or a list of functions"),
+        ([count_fours, None], "must be callable, got None"),
+        ([1.0], "must be callable, got 1.0"),
+    ],
+)
+def test_what_cannot_be_called_for_rewards_is_refused(tmp_path, rewards, message):
+    with pytest.raises(TypeError, match=f"a reward function {message}"):
+        build(tmp_path, rewards=rewards)

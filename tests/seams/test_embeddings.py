@@ -136,7 +136,7 @@ def test_what_is_embedded_is_what_the_user_says(prompt, text):
 
 @pytest.mark.parametrize("conversational", [False, True])
 def test_the_policy_embeds_by_the_mean_of_its_input_embeddings(tiny_path, tmp_path, conversational):
-    texts = ["Say 4", "the answer is", "", "\\boxed{2} 2"]
+    texts = ["Say 4", "the answer is", "" if conversational else " ", "\\boxed{2} 2"]
     column = [[{"role": "user", "content": text}] for text in texts] if conversational else texts
     data = Dataset.from_dict({"prompt": column * 2})
     trainer = duet_trainer(tiny_path, tmp_path, method="vip", data=data)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.gate.replay import GateSpec, Outcome, Replay
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
 from duet_trl.seams.metrics import step_metrics
 from duet_trl.step_record import StepRecord
@@ -15,7 +15,8 @@ def example() -> dict[str, float]:
     """Three prompts with 1, 3 and 0 rollouts: natural (two of its tokens a prefix), answered, kept and aborted."""
     prompts = Prompts([Prompt(key, {"prompt": key}) for key in "ab"], source=lambda count, taken: [Prompt("c", {})])
     prompts.more(1)
-    jobs = [Job(0, prefix=(1, 2)), Job(1), Job(1), Job(1, max_tokens=60)]
+    gate = GateSpec(8, 16, 4)
+    jobs = [Job(0, prefix=(1, 2), gate=gate), *[Job(1, gate=gate)] * 2, Job(1, max_tokens=60, gate=gate)]
     replay = Replay(
         np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED]),
         marker_at=np.array([-1, 12, -1, -1]),
@@ -65,6 +66,7 @@ def example() -> dict[str, float]:
         ("engine_end_rate", 0.25),
         ("share_marker_seen", 0.25),
         ("share_marker_less", 0.5),
+        ("share_marker", 2 / 3),  # the first ran into its limit, the last was stopped without one
         ("abort_rate", 0.25),
         ("keep_rate", 0.25),
         ("trim_rate", 0.25),

@@ -38,13 +38,12 @@ def test_without_a_terminal_a_step_is_one_line_with_the_four_figures(tiny_path, 
     lines = [line for line in out.splitlines() if line.startswith("step ")]
     assert "\r" not in err.rpartition("Loading weights")[2]
     assert "{" not in out + err
-    reward, tokens, budget = (
-        [number(value) for value in logged(trainer, name)]
-        for name in ("reward", "duet/generated_tokens", "duet/budget_tokens")
+    reward, tokens = (
+        [number(value) for value in logged(trainer, name)] for name in ("reward", "duet/generated_tokens")
     )
     assert lines[0] == "step 0/2 | held out 1"
     for step in (1, 2):
-        figures = f"reward {reward[step - 1]} | tokens {tokens[step - 1]} of {budget[step - 1]} | held out 1"
+        figures = f"reward {reward[step - 1]} | tokens {tokens[step - 1]} | held out 1"
         assert re.fullmatch(re.escape(f"step {step}/2 | {figures}") + r" \| ETA \d:\d\d:\d\d", lines[step])
     assert lines[2].endswith("ETA 0:00:00")
     assert re.fullmatch(r"step 2/2 \| trained in 0:\d\d:\d\d", lines[3])
@@ -68,11 +67,12 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_gets_the_bar_with_the_figures_and_no_lines(tiny_path, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    trainer = duet_trainer(tiny_path, tmp_path, disable_tqdm=False, max_steps=2)
+    budget = {"budget_reading": "tokens", "budget_tokens": 1500.0}
+    trainer = duet_trainer(tiny_path, tmp_path, disable_tqdm=False, max_steps=2, **budget)
     trainer.train()
     out, err = capfd.readouterr().out, sys.stderr.getvalue()
     reward, tokens = logged(trainer, "reward")[1], logged(trainer, "duet/generated_tokens")[1]
-    assert re.search(rf"2/2 .*reward={number(reward)}, tokens={number(tokens)} of ", err)
+    assert re.search(rf"2/2 .*reward={number(reward)}, tokens={number(tokens)} of 1,500", err)
     assert "{" not in out + err and "step 1/2" not in out + err
 
 
@@ -90,7 +90,8 @@ def test_the_figures_of_an_entry():
     assert shown({"held_out/mean@4": 0.25, "held_out/low": 0.2}) == {"held out": "0.25"}
     assert shown({"duet/generated_tokens": 15824.0, "reward": 0.51234}) == {"reward": "0.5123", "tokens": "15,824"}
     with_budget = {"duet/generated_tokens": 950.0, "duet/budget_tokens": 1000.4}
-    assert shown(with_budget) == {"tokens": "950 of 1,000"}
+    assert shown(with_budget, counts_tokens=True) == {"tokens": "950 of 1,000"}
+    assert shown(with_budget) == {"tokens": "950"}  # a budget of rollouts, at their expected lengths
     assert shown({"reward": None, "entropy": 1.0}) == {}  # what TRL logs where every value is nan
     assert Figures().line(TrainerState(), {"loss": 1.0}) is None
 

@@ -6,26 +6,36 @@ import logging
 import numpy as np
 import pytest
 
-from duet_trl.gate.replay import Outcome
 from duet_trl.seams.watch import RunWatch
+
+YES, NO = np.ones(4, dtype=bool), np.zeros(4, dtype=bool)
+ONE = np.array([True, False, False, False])
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "warned"),
+    ("shown", "better", "warned_at"),
     [
-        ([Outcome.ABORTED, Outcome.NATURAL], True),
-        ([Outcome.ABORTED, Outcome.ANSWERED], False),
-        ([Outcome.NATURAL, Outcome.NATURAL], False),
+        (NO, NO, 2),  # nothing is rewarded, and no marker anywhere
+        (NO, YES, 2),
+        (ONE, ~ONE, 3),  # 3 rewarded ones a step, 8 are enough: the marker stands in one that is not rewarded
+        (ONE, ONE, None),
+        (ONE, NO, None),  # nothing is rewarded so far
     ],
 )
-def test_it_warns_once_when_rollouts_are_aborted_and_no_marker_is_ever_seen(caplog, outcomes, warned):
+def test_it_warns_once_when_no_rewarded_rollout_shows_the_marker(caplog, shown, better, warned_at):
     watch = RunWatch("math", patience=2)
     with caplog.at_level(logging.WARNING):
-        for _ in range(5):
-            watch.outcomes(np.array(outcomes))
-    messages = [record.getMessage() for record in caplog.records]
-    assert len(messages) == int(warned)
-    assert all("set `marker`" in message for message in messages)
+        for step in range(1, 6):
+            watch.markers(shown, better, limited=YES)
+            assert len(caplog.records) == int(warned_at is not None and step >= warned_at)
+    for record in caplog.records:
+        message = record.getMessage()
+        assert (
+            f"None of the {warned_at * int(better.sum())} rollouts that were rewarded in the first {warned_at}"
+            in message
+        )
+        assert f"{4 * warned_at} does. {4 * warned_at} ran into max_completion_length" in message
+        assert "set `marker`" in message
 
 
 def test_it_warns_once_when_no_group_differs_for_several_steps_in_a_row(caplog):

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines that look right and are not: end tokens that are missing, text behind them, other weights, other tokens."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.engines.engine import Completion, Policy, Request
+from duet_trl.seams.engine_checks import EngineChecks
+from tests.engines.table_engine import TableEngine
+from tests.runs import duet_trainer, logged, settings, weights
+from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
+
+EOS = 7
+
+
+def checks(tmp_path, own: bool = True, **overrides) -> EngineChecks:
+    config = DUETGRPOConfig(**settings(tmp_path, **overrides))
+    return EngineChecks("Mine", own, config, {EOS}, vocab_size=10)
+
+
+def returned(found: EngineChecks, *ids: list[int], limit: int = 6, **fields) -> None:
+    done = [Completion(one, number=number, **fields) for number, one in enumerate(ids)]
+    found.completions(done, [Request([1], max_tokens=limit)] * len(ids))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1, EOS, 2, EOS], "returned 2 tokens behind the end token 7 of rollout 1. It must end a rollout at each"),
+        ([EOS, EOS], "returned 1 tokens behind the end token 7"),
+        ([1, 10], "returned token 10 in rollout 1; the model has tokens 0 to 9. Serve the model that is trained"),
+        ([-1, 3], "returned token -1 in rollout 1"),
+    ],
+)
+def test_tokens_that_no_rollout_of_the_policy_has_are_refused(tmp_path, ids, message):
+    with pytest.raises(ValueError, match=f"Mine {message}"):
+        returned(checks(tmp_path), [1, EOS], ids)
+
+
+def test_a_run_may_ignore_ends(tmp_path):
+    returned(checks(tmp_path, generation_kwargs={"ignore_eos": True}), [1, EOS, 2])
+
+
+@pytest.mark.parametrize("done", [None, [[1, 2]], (), {}])
+def test_an_engine_returns_completions(tmp_path, done):
+    with pytest.raises(ValueError, match="Mine.generate returned .* It must return a list of Completion"):
+        checks(tmp_path).completions(done, [])
+
+
+def test_an_engine_that_never_returns_an_end_token_is_told_which(tmp_path):
+    found = checks(tmp_path)
+    returned(found, *[[1, 2]] * 15)
+    with pytest.raises(
+        ValueError, match=r"Mine has ended 16 rollouts below .* with an end token \(\[7\]\). Servers in"
+    ):
+        returned(found, [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("of_run", "ids", "fields"),
+    [
+        ({}, [[1, EOS], *[[1]] * 40], {}),  # one has it
+        ({}, [[1] * 6] * 40, {}),  # all ran to their limits
+        ({}, [[1, 2]] * 40, {"gate_stopped": True}),
+        ({"own": False}, [[1, 2]] * 40, {}),  # of TRL: it says which end is which
+        ({"generation_kwargs": {"stop": ["\n"]}}, [[1, 2]] * 40, {}),
+    ],
+)
+def test_rollouts_that_end_elsewhere_may_have_no_end_token(tmp_path, of_run, ids, fields):
+    returned(checks(tmp_path, **of_run), *ids, **fields)
+
+
+# ---- Log-probs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_gap_is_the_mean_distance_over_tokens_of_the_loss_whose_log_prob_is_known(tmp_path):
+    inputs = {
+        "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -9.0], [-2.0, -3.0, -math.inf]]),
+    }
+    logps = torch.tensor([[-1.5, -9.0, 0.0], [-1.75, -3.0, -4.0]])
+    # 0.5, unknown, padding; 0.25, 0, and the limit of 1,000 for a token that the engine says cannot be.
+    assert checks(tmp_path).gap(logps, inputs).tolist() == [0.5 + 0.25 + 0.0 + 1000.0, 4.0]
+    assert checks(tmp_path).gap(logps, {"completion_mask": inputs["completion_mask"]}) is None
+    assert checks(tmp_path).follow_gap(3.0, 6.0) == {"engine_gap": 0.5}
+    assert checks(tmp_path).follow_gap(0.0, 0.0) == {}  # a micro-batch of padding
+
+
+def test_rounding_and_renormalised_log_probs_are_no_error_and_other_weights_are(tmp_path):
+    assert checks(tmp_path).follow_gap(0.9, 1.0) == {"engine_gap": 0.9}
+    with pytest.raises(
+        ValueError, match="that Mine returned are 39 nats a token away .*bring the weights over in sync"
+    ):
+        checks(tmp_path).follow_gap(390.0, 10.0)
+    for other in ({"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"repetition_penalty": 1.5}):
+        assert checks(tmp_path, **other).follow_gap(20.0, 10.0) == {"engine_gap": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("gaps", "warned"), [([0.02, 0.1, 0.19], 0), ([0.1, 0.3, 0.39], 0), ([0.05, 0.1, 0.21, 0.5], 1)]
+)
+def test_it_warns_once_when_the_policy_leaves_the_engine_behind(tmp_path, caplog, gaps, warned):
+    found = checks(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        for gap in gaps:
+            found.follow_gap(gap, 1.0)
+    assert [record.getMessage()[:24] for record in caplog.records] == ["The log-probs of Mine ar"] * warned
+
+
+# ---- Runs ---------------------------------------------------------------------------------------------------------
+
+
+class Wrong(TableEngine):
+    """Samples what the tiny policy does, and has one mistake."""
+
+    def __init__(self, policy: Policy, mistake: Callable[[Completion], Completion]) -> None:
+        row = np.full(MODEL_VOCAB, 1e-4)
+        for token, probability in UNIGRAM.items():
+            row[tiny_tokenizer()(token).input_ids] = probability
+        super().__init__(policy, np.tile(row / row.sum(), (MODEL_VOCAB, 1)))
+        self.mistake = mistake
+
+    def generate(self, requests: list[Request]) -> list[Completion]:
+        return [self.mistake(replace(one, logprobs=self.logprobs(one))) for one in super().generate(requests)]
+
+    def logprobs(self, one: Completion) -> list[float]:
+        return np.log(self.table[0, one.token_ids]).tolist()
+
+
+def without_end(one: Completion) -> Completion:
+    """As servers in OpenAI's style return them."""
+    ends = tiny_tokenizer().convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    kept = [token for token in one.token_ids if token not in ends]
+    return replace(one, token_ids=kept, logprobs=one.logprobs[: len(kept)])
+
+
+def unsynced(one: Completion) -> Completion:
+    return replace(one, logprobs=[-50.0] * len(one.token_ids))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (without_end, r"Wrong has ended \d+ rollouts below their max_tokens, without the gate, and none of them"),
+        (unsynced, r"log-probs that Wrong returned are 4\d nats a token away"),
+    ],
+)
+def test_a_run_on_such_an_engine_stops_before_the_policy_moves(tiny_path, tmp_path, mistake, message):
+    trainer = duet_trainer(tiny_path, tmp_path, trim=False, engine=partial(Wrong, mistake=mistake))
+    start = weights(trainer)
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert torch.equal(weights(trainer), start)
+
+
+def test_an_engine_that_samples_the_policy_reports_a_small_gap(tiny_path, tmp_path):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=2, engine=partial(Wrong, mistake=lambda one: one))
+    trainer.train()
+    found = logged(trainer, "duet/engine_gap")
+    assert len(found) == 2 and 0.0 < max(found) < 1.0  # its table is the policy's but for the noise of a prefix
