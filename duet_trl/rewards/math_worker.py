@@ -43,6 +43,7 @@ from sympy import (
     simplify,
     zoo,
 )
+from sympy.concrete.expr_with_limits import ExprWithLimits
 
 # The parser can tell R from r, but Math-Verify has no argument for it.
 math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
@@ -204,8 +205,9 @@ def _equal_functions(gold: Expr, answer: Expr) -> bool:
     (`\sqrt{1/n}`); then the two must have the same domain and values on the other side of zero as well.
     """
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    if any(_differ(gold, answer, dict(zip(letters, point, strict=False))) for point in POINTS):
-        return False
+    if not (gold - answer).has(ExprWithLimits):  # sums and integrals have no cheap values
+        if any(_differ(gold, answer, dict(zip(letters, point, strict=False))) for point in POINTS):
+            return False
     try:
         if simplify(gold - answer) == 0:
             return True
