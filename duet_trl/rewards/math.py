@@ -22,6 +22,7 @@ from typing import Any
 from ..gate.markers import extract_boxed
 from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
 from .math_pairs import comparable
+from .math_plain import gold_answer, stated_answer
 from .math_text import readable
 from .workers import Workers, end_session
 
@@ -128,11 +129,11 @@ class MathVerifier:
 
     def _pair(self, answer: str | None, gold: Any) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
-        gold = "" if gold is None else readable(str(gold))
+        gold = "" if gold is None else readable(gold_answer(str(gold)))
         if answer is not None and len(answer) > MAX_ANSWER_LENGTH:
             self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, gold))
             return None, gold
-        return (None, gold) if answer is None else comparable(readable(answer), gold)
+        return (None, gold) if answer is None else comparable(readable(stated_answer(answer)), gold)
 
     def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
         if message not in self._warned:
