@@ -33,7 +33,7 @@ from duet_trl.evaluation.suites import (
     read_rows,
 )
 from duet_trl.gate.markers import extract_boxed
-from duet_trl.rewards.code import names_under_test
+from duet_trl.rewards.code_tests import names_under_test
 
 logger = logging.getLogger(__name__)
 
