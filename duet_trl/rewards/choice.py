@@ -206,7 +206,8 @@ _LETTER_AND_TEXT = re.compile(
     re.DOTALL,
 )
 _REASON = re.compile(
-    r"(?<!\w)(?:because|since|due to|is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?)(?!\w)", re.IGNORECASE
+    r"(?<!\w)(?:because|since|due to|is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?)(?!\w)",
+    re.IGNORECASE,
 )
 _SECOND_LETTER = re.compile(r"(?:\b(?:and|or|maybe|perhaps)\b|[,/&(;|+])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Za-z])\)")
 _LABEL = re.compile(r"(?<![\w.])([A-Za-z])[.:](?=\s|\Z)")

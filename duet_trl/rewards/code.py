@@ -28,6 +28,7 @@ from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
 
+
 def code_reward(completions: list[Completion], **columns: Any) -> list[float | None]:
     """TRL reward function: 1 if the fenced program of the completion passes the tests of its row, else 0.
 
@@ -49,8 +50,8 @@ def code_reward(completions: list[Completion], **columns: Any) -> list[float | N
 class CodeVerifier:
     """Grades programs by unit tests in the sandbox; callable as a TRL reward function.
 
-    The program is the body of a closed fenced block. It may be whole or, where the row has a `code_prompt`, the body of
-    the function that this begins. Programs have Python's standard library and no other package.
+    The program is the body of a closed fenced block. It may be whole or, where the row has a `code_prompt`, the body
+    of the function that this begins. Programs have Python's standard library and no other package.
 
     Args:
         timeout (int): Processor seconds that one program, with all its tests, may use. Twice as much wall-clock time

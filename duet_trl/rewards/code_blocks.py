@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program among the fenced blocks of a completion, as Markdown has them: longer fences, indented ones, languages."""
+"""The program among the fenced blocks of a completion: Markdown's longer and indented fences, other languages."""
 
 import re
 from collections.abc import Generator, Sequence
@@ -29,7 +29,9 @@ def program_of(text: str | Written, which: Which, names: Sequence[str]) -> str |
 def _defines(name: str) -> re.Pattern[str]:
     if name == "run_script":
         return _SCRIPT
-    return re.compile(rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|\b{name}\b[^\n]*=|import[^\n]*\b{name}\b", re.MULTILINE)
+    return re.compile(
+        rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|\b{name}\b[^\n]*=|import[^\n]*\b{name}\b", re.MULTILINE
+    )
 
 
 def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:

@@ -118,7 +118,8 @@ def _assertions(row: Row) -> dict[str, Any]:
 
 def _script(row: Row) -> dict[str, Any]:
     inputs, outputs = (
-        json.loads(column) if isinstance(column, str) else column for column in (row["inputs"], row.get("outputs") or ())
+        json.loads(column) if isinstance(column, str) else column
+        for column in (row["inputs"], row.get("outputs") or ())
     )
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs, but {len(outputs)} outputs")

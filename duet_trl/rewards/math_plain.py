@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Mathematics in plain text, Markdown and siunitx as LaTeX: `pi/6`, `exp(9)`, `x**2`, `**73**`, `\num{12345}`.
 
-And TeX's rule for arguments, which Math-Verify does not know: one without braces is one token, `\sqrt[4]3`, `\frac\pi2`.
+And TeX's rule for arguments, which Math-Verify does not know: one without braces is one token (`\sqrt[4]3`,
+`\frac\pi2`).
 """
 
 import re
@@ -19,7 +20,7 @@ _ENCLOSING = {
     **{"abs": (r"\left|", r"\right|"), "floor": (r"\lfloor ", r"\rfloor "), "ceil": (r"\lceil ", r"\rceil ")},
 }
 """What takes the brackets behind it into LaTeX's own."""
-_CALL = re.compile(rf"(?:(?<![a-zA-Z\\])(?:sqrt|cbrt|exp|abs|floor|ceil)|\\(?:sqrt|exp)|√|\^)\s?\(")
+_CALL = re.compile(r"(?:(?<![a-zA-Z\\])(?:sqrt|cbrt|exp|abs|floor|ceil)|\\(?:sqrt|exp)|√|\^)\s?\(")
 _NAME = re.compile(
     rf"{_FONTS}|\\[a-zA-Z]+|(?<![a-zA-Z])(?:({'|'.join(_FUNCTIONS)})(?=[^a-zA-Z]|[a-zA-Z](?![a-zA-Z])|\Z)"
     rf"|({'|'.join([*_ALIASES, *_GREEK])})(?![a-zA-Z])|(max|min|sec)(?=\s?\())"
@@ -35,7 +36,10 @@ _SIGNS = (
     (re.compile(r"\A\s*([a-zA-Z])\s+in\s+(?=[(\[{])"), r"\1 \\in "),
     (re.compile(r"\^\s?-\s?(\d+|[a-zA-Z])"), r"^{-\1}"),
     (re.compile(r"≡"), r"\\equiv "),
-    (re.compile(r"(?:\\pmod|\\pod)\s?(\d+|[a-z])|\(\s?(?:\\?b?mod|\\text\{\s*mod\s*\})\s*\{?(\w+)\}?\s?\)"), r"\\pmod{\1\2}"),
+    (
+        re.compile(r"(?:\\pmod|\\pod)\s?(\d+|[a-z])|\(\s?(?:\\?b?mod|\\text\{\s*mod\s*\})\s*\{?(\w+)\}?\s?\)"),
+        r"\\pmod{\1\2}",
+    ),
 )
 _NUM = re.compile(r"\\(?:num|ang)\s?\{\s*([-+\d.,e\s]+)\}")
 _QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{\s*([-+\d.,e\s]+)\}\s?\{([^{}]*)\}")
@@ -47,7 +51,8 @@ _CLAUSE = re.compile(
 )
 """A clause behind a formula that says nothing about its letters: `\\text{ for any } c`."""
 _STATED = re.compile(
-    r"(?:[^.\n]*\b)?(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is\s*:?|:)\s+(\S.*?)\s*\.?\s*\Z", re.IGNORECASE | re.DOTALL
+    r"(?:[^.\n]*\b)?(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is\s*:?|:)\s+(\S.*?)\s*\.?\s*\Z",
+    re.IGNORECASE | re.DOTALL,
 )
 _COMMAND = re.compile(r"\\(?!text|mbox|mathrm)[a-zA-Z]+")
 _PROSE_WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}(?![a-zA-Z{])")

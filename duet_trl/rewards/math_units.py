@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Units and words behind an answer: `5\text{ cm}` is 5 and 50 mm, `3\text{ dozen}` is 36, `5\text{ below zero}` is no 5.
+r"""Units and words behind an answer: `5\text{ cm}` is 5 and 50 mm, `3\text{ dozen}` 36, `5\text{ below zero}` not 5.
 
 A word is dropped only if it is known to change nothing: a unit, a thing that is counted, a number such as a dozen
 (which multiplies). Another word must stand on both sides. Units of both sides are converted, or the answer is wrong.
@@ -40,6 +40,8 @@ _CONSTANT = re.compile(rf"{_FONT}\{{\s*([ie]|\\pi)\s*\}}|\{{\s*\\rm\s+([ie])\s*\
 _CURRENCY = re.compile(r"(-?)\s*(?:\\?\$|(€))\s*(?=[\d.])")
 _TOKEN = re.compile(r"[^\W\d_]+|\^-?\d+|/")
 _NO_NUMBER = re.compile(r"[,;=<>]|\\(?:l?eq?|g?eq?|le|ge|ne|in|cup|pm|text|mbox)(?![a-zA-Z])")
+_TURNS = {"degree", "celsius", "fahrenheit", "kelvin"}
+"""Base units that are written with a degree sign or the word."""
 _MOST_UNITS, _LONGEST_UNIT = 8, 40
 
 
@@ -82,7 +84,7 @@ def without_units(answer: str, gold: str) -> tuple[str | None, str]:
         gold_value, value, gold_phrase, phrase = _with_bare(texts[1], texts[0], value, phrase)
     value, words = _with_currency(value, _read(phrase))
     gold_value, gold_words = _with_currency(gold_value, _read(gold_phrase))
-    if not _compatible(words, gold_words):
+    if not _compatible(words, gold_words) or not _angles_agree((value, words), (gold_value, gold_words)):
         return None, gold_value
     ratio = words.factor / gold_words.factor if words.dimension and gold_words.dimension else Fraction(1)
     value, gold_value = value + words.operations, gold_value + gold_words.operations
@@ -104,6 +106,14 @@ def _compatible(one: _Words, other: _Words) -> bool:
     if one.dimension and other.things or other.dimension and one.things:
         return False
     return not (one.things and other.things) or bool(one.things & other.things)
+
+
+def _angles_agree(*sides: tuple[str, _Words]) -> bool:
+    r"""Whether a value with `^\circ`, which is a unit that needs no words, meets no other unit."""
+    for (value, words), (_, others) in (sides, sides[::-1]):
+        if "\\circ" in value and not words.dimension and others.dimension.keys() - _TURNS:
+            return False
+    return True
 
 
 def _read(phrase: str) -> _Words:
@@ -129,7 +139,7 @@ def _read(phrase: str) -> _Words:
             found.things.add(name)
         elif name not in GENERIC:
             found.unknown.append(name)
-    if found.dimension.keys() & {"celsius", "fahrenheit", "kelvin"}:
+    if found.dimension.keys() & _TURNS - {"degree"}:
         del found.dimension["degree"]
     return found
 
@@ -167,27 +177,27 @@ def _split(text: str) -> tuple[str, str]:
     """The value and the phrase behind it; no phrase where nothing is before it."""
     phrase = ""
     for _ in range(_MOST_UNITS):
-        match = _UNIT.search(text) or _UNIT_FRACTION.search(text)
-        if match is not None and any(_NO_UNIT.search(part) for part in match.groups()[:-1]):
+        in_font = _UNIT.search(text) or _UNIT_FRACTION.search(text)
+        match = in_font or _BARE.search(text)
+        if match is None or not (_is_phrase(match) if in_font else _is_word(match[1])):
             break
-        bare = None if match is not None else _BARE.search(text)
-        if match is None and (bare is None or not _is_word(bare[1])):
-            break
-        begin = (match or bare).start()
-        value = _SPACE.sub("", text[:begin])
+        value = _SPACE.sub("", text[: match.start()])
         joint = _JOINT.search(value)
-        if joint and (_UNIT.search(value[: joint.start()].rstrip()) or phrase and joint[1] == "/"):
-            value = value[: joint.start()].rstrip()
-        else:
-            joint = None
-        is_long = bare is not None and len(bare[1].rstrip(".")) > 3 or bare is not None and bare[1] not in SHORT_BARE
-        if not (_is_value(value) or is_long and _VALUE_END.search(value)):
+        is_quotient = joint is not None and joint[1] == "/" and bool(phrase)
+        if joint and (is_quotient or _UNIT.search(value[: joint.start()].rstrip())):
+            value, is_quotient = value[: joint.start()].rstrip(), joint[1] == "/"
+        is_short = not in_font and match[1] in SHORT_BARE
+        if not (_is_value(value) or not in_font and not is_short and _VALUE_END.search(value)):
             break
-        if bare is not None and not is_long and len(value) == begin and not _is_number(value):
+        if is_short and len(value) == match.start() and not _is_number(value):
             break  # the letters after a variable: a unit is set off by a blank
-        parts = [re.sub(r"[\s{}]", "", part or "") if part and part.lstrip()[:1] == "^" else (part or "") for part in (match or bare).groups()]
-        text, phrase = value, ("/" if joint and joint[1] == "/" else " ") + "/".join(parts[:-1]) + parts[-1] + " " + phrase
+        *words, power = match.groups("")
+        text, phrase = value, "/" * is_quotient + "/".join(words) + re.sub(r"[\s{}]", "", power) + " " + phrase
     return text, phrase
+
+
+def _is_phrase(match: re.Match[str]) -> bool:
+    return not any(_NO_UNIT.search(part) for part in match.groups("")[:-1])
 
 
 def _is_word(word: str) -> bool:

@@ -23,10 +23,8 @@ celsius 1 celsius C; fahrenheit 1 fahrenheit F; kelvin 1 kelvin K
 cent 1 cent; cent 100 dollar usd buck; euro 1 euro eur; rupee 1 rupee rs; peso 1 peso; yen 1 yen; am 1 am; pm 1 pm
 """
 """Base units, factor and names. What converts only on some days (months and days, dollars and euros) has its own."""
-_PREFIXES = {
-    **{"n": "1e-9", "µ": "1e-6", "u": "1e-6", "m": "1e-3", "c": "1e-2", "d": "1e-1", "k": "1e3", "M": "1e6", "G": "1e9"},
-    **{"nano": "1e-9", "micro": "1e-6", "milli": "1e-3", "centi": "1e-2", "deci": "1e-1", "kilo": "1e3", "mega": "1e6"},
-}
+_POWERS = {-9: "n nano", -6: "µ u micro", -3: "m milli", -2: "c centi", -1: "d deci", 3: "k kilo", 6: "M mega"}
+_PREFIXES = {prefix: Fraction(10) ** power for power, names in _POWERS.items() for prefix in names.split()}
 
 
 def _entries(table: str) -> list[tuple[str, Unit]]:
@@ -41,7 +39,7 @@ def _entries(table: str) -> list[tuple[str, Unit]]:
 
 
 _PREFIXED = {
-    prefix + name: (factor * Fraction(size), dimension)
+    prefix + name: (factor * size, dimension)
     for name, (factor, dimension) in _entries(_METRIC)
     for prefix, size in _PREFIXES.items()
     if (len(prefix) > 1) == (len(name) > 3)
@@ -64,26 +62,26 @@ GENERIC = frozenset(
 
 THINGS = frozenset(
     """
-    time grade place edge side face vertex vertice angle diagonal root zero term factor divisor multiple integer prime
-    triangle rectangle circle line segment arc region path route arrangement permutation combination
-    possibility outcome subset element function polynomial sequence word letter symbol position move turn step game
-    round match group team row column table block tile cube card coin die dice ball marble toy bead stick stone
-    people person man men woman women boy girl child children kid baby student pupil teacher adult parent friend guest
-    worker employee member player customer passenger patient soldier farmer driver voter senior junior sister
-    brother dog cat puppy kitten bird chicken hen duck cow pig sheep goat horse fish rabbit mouse mice rat frog bee ant
-    bug insect spider snake turtle monkey elephant lion tiger bear animal pet leg wheel eye head tooth teeth hand finger
-    apple orange banana pear peach plum grape cherry berry lemon lime mango melon watermelon pineapple fruit vegetable
-    tomato potato carrot onion egg cookie cake cupcake muffin donut pie pizza slice piece sandwich loaf loaves bread
-    cracker candy lollipop chocolate meal dish snack drink soda juice water milk coffee tea burger pancake
-    flower rose tulip petal tree plant seed leaf leaves bush branch shell seashell rock star balloon sticker
-    book page notebook magazine newspaper stamp photo picture painting poster pen pencil crayon marker
-    eraser paper sheet ticket coupon gift present prize medal trophy doll truck car bike bicycle bus train plane boat
-    ship vehicle tire wheel seat chair desk table bed lamp window door room floor house home building apartment store
-    box bag basket bucket barrel bottle can jar glass plate bowl spoon fork knife knives pack packet package carton
-    crate case container pot pan tray shelf shelve stack bundle bunch load shirt pant sock shoe hat dress glove coat
-    button ribbon rope string wire nail screw bolt brick board pipe bar candle match toothpick straw movie song
-    video story test quiz question problem exam lesson class course school vote point goal lap mile trip
-    visit call message email post order item copy product penny nickel dime bill
+    adult angle animal ant apartment apple arc arrangement baby bag ball balloon banana bar barrel basket bead
+    bear bed bee berry bicycle bike bill bird block board boat bolt book bottle bowl box boy branch bread brick
+    brother bucket bug building bunch bundle burger bus bush button cake call can candle candy car card carrot
+    carton case cat chair cherry chicken child children chocolate circle class coat coffee coin column combination
+    container cookie copy coupon course cow cracker crate crayon cube cupcake customer desk diagonal dice die dime
+    dish divisor dog doll donut door dress drink driver duck edge egg element elephant email employee eraser exam
+    eye face factor farmer finger fish floor flower fork friend frog fruit function game gift girl glass glove
+    goal goat grade grape group guest hand hat head hen home horse house insect integer item jar juice junior kid
+    kitten knife knives lamp lap leaf leaves leg lemon lesson letter lime line lion load loaf loaves lollipop
+    magazine man mango marble marker match meal medal melon member men message mice mile milk monkey mouse move
+    movie muffin multiple nail newspaper nickel notebook onion orange order outcome pack package packet page
+    painting pan pancake pant paper parent passenger path patient peach pear pen pencil penny people permutation
+    person pet petal photo picture pie piece pig pineapple pipe pizza place plane plant plate player plum point
+    polynomial position possibility post poster pot potato present prime prize problem product pupil puppy
+    question quiz rabbit rat rectangle region ribbon rock room root rope rose round route row sandwich school
+    screw seashell seat seed segment senior sequence sheep sheet shelf shell shelve ship shirt shoe side sister
+    slice snack snake sock soda soldier song spider spoon stack stamp star step stick sticker stone store story
+    straw string student subset symbol table tea teacher team teeth term test ticket tiger tile time tire tomato
+    tooth toothpick toy train tray tree triangle trip trophy truck tulip turn turtle vegetable vehicle vertex
+    vertice video visit vote voter water watermelon wheel window wire woman women word worker zero
     """.split()
 )
 """Things that are counted, in the singular. What stands for a number (pair, score, gross) only where it is counted."""
