@@ -33,7 +33,7 @@ from duet_trl.evaluation.suites import (
     read_rows,
 )
 from duet_trl.gate.markers import extract_boxed
-from duet_trl.rewards.code import names_under_test
+from duet_trl.rewards.code_tests import names_under_test
 
 logger = logging.getLogger(__name__)
 
@@ -246,9 +246,9 @@ def _message(row: Row) -> str:
 
 
 def _level(level: Any) -> int | None:
-    """5 from 5, "5" or "Level 5"; None from "Level ?"."""
-    digits = "".join(character for character in str(level) if character.isdigit())
-    return int(digits) if digits else None
+    """5 from 5, 5.0, "5" or "Level 5"; None from "Level ?"."""
+    digits = re.search(r"\d+", str(level))
+    return int(digits[0]) if digits else None
 
 
 def _without_overlap(examples: list[Row], heldout: str, name: str, drop: bool) -> list[Row]:

@@ -6,6 +6,7 @@ suite and a checksum over prompts and golds are compared with what is recorded h
 a different benchmark, and a loud warning says so.
 """
 
+import csv
 import hashlib
 import json
 import logging
@@ -180,6 +181,8 @@ def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) 
 
 
 def _read_file(path: Path) -> list[Row]:
+    if path.suffix == ".csv":
+        return _read_csv(path)
     if FILE_READERS[path.suffix] != "json":
         return load_dataset(FILE_READERS[path.suffix], data_files=str(path), split="train").to_list()
     # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
@@ -197,6 +200,20 @@ def _read_file(path: Path) -> list[Row]:
             kind = type(row).__name__
             raise ValueError(f"{str(path)!r} must hold objects with columns, got {kind} as row {number}.")
     return rows
+
+
+def _read_csv(path: Path) -> list[Row]:
+    """Rows of a CSV file, every cell as it is written: read as numbers, 007 and long decimals would change."""
+    csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{str(path)!r} is not in UTF-8: {error}. Save it as UTF-8.") from error
+    for number, row in enumerate(rows):
+        if None in row:
+            raise ValueError(f"{str(path)!r} has more cells than columns in row {number}. Put quotes around commas.")
+    return [{column: cell or None for column, cell in row.items()} for row in rows]
 
 
 def _parsed(text: str, path: Path, line: int = 1) -> Any:

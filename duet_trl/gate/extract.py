@@ -49,17 +49,21 @@ def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
 
 def choose(finder: Finder, text: str | Written, which: Which) -> str | None:
     """The first or last answer that a finder sees outside of thoughts; ValueError if `which` is neither."""
-    answers = _outside_thoughts(finder, Written(text) if isinstance(text, str) else text)
     if which == "first":
-        return next(answers, None)
+        return next(_outside_thoughts(finder, Written(text) if isinstance(text, str) else text), None)
     if which == "last":
-        return next(iter(list(answers)[-1:]), None)
+        return next(reversed(every_answer(finder, text)), None)
     raise ValueError(f'which must be "first" or "last", got {which!r}.')
 
 
 def answer_region(text: str | Written) -> str | None:
     """The last stretch of a completion outside of thoughts; None where all of it is thought."""
     return choose(_stretch, text, "last")
+
+
+def every_answer(finder: Finder, text: str | Written) -> list[str]:
+    """All answers that a finder sees outside of thoughts, in order."""
+    return list(_outside_thoughts(finder, Written(text) if isinstance(text, str) else text))
 
 
 def _stretch(text: str, opening: str | None) -> Generator[str, None, int | None]:

@@ -118,7 +118,10 @@ def normalize_answer(text: str) -> str:
 
 
 def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = ()) -> str | None:
-    """The capital letter of the option that an answer names by letter or text; None if it names none or several."""
+    """The capital letter of the option that an answer names by letter or text; None if it names none or several.
+
+    Behind a letter may stand a reason ("C because ...") or words that name no other option.
+    """
     letters = string.ascii_uppercase[:num_options]
     plain = unicodedata.normalize("NFKC", _without_latex(answer)).strip().strip(_QUOTES).strip()
     if match := _BARE_LETTER.fullmatch(plain):
@@ -128,14 +131,24 @@ def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = (
     if texts.count(wanted) == 1:
         return letters[texts.index(wanted)]
     match = _LETTER_AND_TEXT.fullmatch(plain)
-    if match is None or (letter := match[1] or match[2]) not in letters:
+    if match is None or (letter := (match[1] or match[2] or match[3]).upper()) not in letters:
         return None
-    rest = normalize_answer(match[3])
-    if texts and texts[letters.index(letter)] == rest:
+    words = match[4].strip()
+    own = texts[letters.index(letter)] if texts else ""
+    if own and normalize_answer(words) == own:
         return letter
-    # "A metal" starts with an article, and "B) or C)" hedges
-    seconds = {found for pair in _SECOND_LETTER.findall(match[3]) for found in pair if found and found in letters}
-    return letter if match[1] and not seconds - {letter} else None
+    reason = _REASON.search(words)
+    head = words[: reason.start()] if reason else words
+    if match[3] and not (reason and not head.strip(" ,;(")):
+        return None  # "A metal" starts with an article
+    named = normalize_answer(head).replace(own, " ") if own else normalize_answer(head)
+    if any(text and text != own and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", named) for text in texts):
+        return None
+    # "B) or C)" hedges, and "A. B. C. D." lists
+    following = letters if texts else letters[letters.index(letter) + 1 :][:1]
+    seconds = {found.upper() for pair in _SECOND_LETTER.findall(words) for found in pair if found}
+    seconds |= {found.upper() for found in _LABEL.findall(head) if found.upper() in following}
+    return None if (seconds & set(letters)) - {letter} or _LETTERS_ONLY.fullmatch(words) else letter
 
 
 def _verdict(answer: str | None, gold: Any, options: Sequence[str] | None) -> float | None:
@@ -188,5 +201,14 @@ _PUNCTUATION = re.compile(r"\.(?!\d)|-(?!\d)|(?<=\w)-|[^\w\s.\-]|_")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _NAMED = r"(?:(?:[Tt]he\s+)?(?:correct\s+|final\s+|best\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b(?:\s+is\b)?:?\s*){0,2}"
 _BARE_LETTER = re.compile(rf"{_NAMED}[(\[{{]?\s*([A-Za-z])\s*[)\]}}]?[.:,;!]?", re.IGNORECASE)
-_LETTER_AND_TEXT = re.compile(rf"{_NAMED}(?:[(\[]?([A-Z])[)\].:]|([A-Z])(?:,|(?=\s)))\s*(.+)", re.DOTALL)
-_SECOND_LETTER = re.compile(r"(?:\b(?:and|or)\b|[,/&(])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Z])\)")
+_LETTER_AND_TEXT = re.compile(
+    rf"{_NAMED}(?:[(\[]?([A-Z])(?:[)\].:]|\s[-\u2013\u2014]\s)|[(\[]?([a-z])[).:]\s|([A-Za-z])(?:\s?[,(]|(?=\s)))\s*(.+)",
+    re.DOTALL,
+)
+_REASON = re.compile(
+    r"(?<!\w)(?:because|since|due to|is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?)(?!\w)",
+    re.IGNORECASE,
+)
+_SECOND_LETTER = re.compile(r"(?:\b(?:and|or|maybe|perhaps)\b|[,/&(;|+])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Za-z])\)")
+_LABEL = re.compile(r"(?<![\w.])([A-Za-z])[.:](?=\s|\Z)")
+_LETTERS_ONLY = re.compile(r"(?:[^\w]*\b(?:[A-Z]|and|or|both|to)\b)+[^\w]*")

@@ -6,35 +6,27 @@ Rows carry their tests in one of three forms, told apart by their columns:
 * HumanEval: `test` (code that defines `check(candidate)`) and `entry_point`, with `code_prompt` (the imports, helpers
   and signature that the task begins with) where there is one;
 * lists of assertions, as in MBPP: `test_list`, with `test_setup_code` or `test_imports`;
-* scripts that read and print: `inputs` and `outputs`, compared line by line without trailing blanks.
+* scripts that read and print: `inputs` and `outputs`, compared line by line without trailing blanks, decimals as
+  numbers.
+
+A row with tests of another form stays ungraded: `code_tests.py` says which cannot be run.
 """
 
-import ast
-import builtins
 import logging
-import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 from ..gate.extract import answer_region
-from ..gate.markers import Which, extract_answer
+from ..gate.markers import Which
 from ..gate.thoughts import Written
+from .code_blocks import program_of
+from .code_tests import Row, tests_of
 from .completions import CACHE_SIZE, Completion, checked_which, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
-
-SCRIPT_NAME = "run_script"
-SAME_OUTPUT = """
-def same_output(printed, expected):
-    def lines(text):
-        return [line.rstrip() for line in text.rstrip().split("\\n")]
-    return lines(printed) == lines(expected)
-"""
-
-Row = dict[str, Any]
 
 
 def code_reward(completions: list[Completion], **columns: Any) -> list[float | None]:
@@ -58,9 +50,8 @@ def code_reward(completions: list[Completion], **columns: Any) -> list[float | N
 class CodeVerifier:
     """Grades programs by unit tests in the sandbox; callable as a TRL reward function.
 
-    The program is the body of a closed fenced block, as the `code` marker sees it. It may be whole or, where the row
-    has a `code_prompt`, the body of the function that this begins. Programs have Python's standard library and no
-    other package.
+    The program is the body of a closed fenced block. It may be whole or, where the row has a `code_prompt`, the body
+    of the function that this begins. Programs have Python's standard library and no other package.
 
     Args:
         timeout (int): Processor seconds that one program, with all its tests, may use. Twice as much wall-clock time
@@ -68,7 +59,8 @@ class CodeVerifier:
             included, is this time and a second, times programs by workers (`Sandbox.longest_seconds`).
         workers (int | None): Programs that run at a time. None: one per core, the cores of a machine shared between
             its ranks.
-        which (str): "first" closed block of a completion (at which the gate stops a rollout), or the "last".
+        which (str): "first" closed block of a completion that defines what the tests call, or the "last" block. The
+            `code` marker completes at the first block, at which the gate stops a rollout.
         fenced (bool): False also takes a completion without a closed block, as it stands: for base models that
             continue a `code_prompt`.
         isolation (str): As for `Sandbox`: "auto" or the name of one.
@@ -132,10 +124,10 @@ class CodeVerifier:
 
     def _check(self, text: str | Written, row: Row) -> Check | Verdict:
         """The check of a completion, or its verdict where nothing needs to run."""
-        tests = _tests(row)
+        tests = tests_of(row)
         if isinstance(tests, str):
             return Verdict(None, tests, self.isolation, 0.0)
-        source = extract_answer("code", text, self._which)
+        source = program_of(text, self._which, tests["names"])
         if source is None and not self._fenced:
             source = answer_region(text)
         if source is None:
@@ -150,108 +142,6 @@ class CodeVerifier:
 
 
 _default_verifier = cache(CodeVerifier)
-
-
-def names_under_test(tests: Sequence[str], setup: Sequence[str] = ()) -> tuple[str, ...]:
-    """Names that assertions use and nothing defines: those of the program under test.
-
-    A built-in name counts only if there is no other and every test calls it (MBPP asks for a function named `sum`):
-    otherwise a program could define `set` or `sorted` to its liking. SyntaxError if tests or setup are no Python.
-    """
-    trees = [ast.parse(test) for test in tests]
-    bound = {name for tree in (*trees, *map(ast.parse, setup)) for name in _bound_names(tree)}
-    modules = _modules_used(trees)
-    free = {name for tree in trees for name in _loaded_names(tree)} - bound - modules
-    own = free - set(vars(builtins))
-    if not own:
-        calls = [{node.func.id for node in ast.walk(tree) if _is_plain_call(node)} for tree in trees]
-        own = set.intersection(free, *calls)
-        own = own if len(own) == 1 else set()
-    return tuple(sorted(own))
-
-
-def _tests(row: Row) -> dict[str, Any] | str:
-    """Everything of a check but its source, or why the row has no usable test."""
-    try:
-        if row.get("test") and row.get("entry_point"):
-            return _check_function(row)
-        if row.get("test_list"):
-            return _assertions(row)
-    except (SyntaxError, ValueError) as error:
-        return f"unusable tests: {type(error).__name__}: {error}"
-    if row.get("inputs") and len(row["inputs"]) == len(row.get("outputs") or ()):
-        pairs = zip(row["inputs"], row["outputs"], strict=True)
-        tests = [f"assert same_output({SCRIPT_NAME}({str(given)!r}), {str(wanted)!r})" for given, wanted in pairs]
-        return {"names": (SCRIPT_NAME,), "tests": tuple(tests), "setup": (SAME_OUTPUT,), "reads_input": True}
-    return "no tests: the row has neither test and entry_point, nor test_list, nor inputs and outputs"
-
-
-def _check_function(row: Row) -> dict[str, Any]:
-    entry_point, prompt = row["entry_point"], row.get("code_prompt") or ""
-    if not entry_point.isidentifier():
-        raise ValueError(f"entry_point {entry_point!r} is no name of a function")
-    return {
-        "names": (entry_point,),
-        "tests": (row["test"], f"check({entry_point})"),
-        "setup": tuple(_whole_statements(prompt)),
-        "preamble": prompt,
-    }
-
-
-def _assertions(row: Row) -> dict[str, Any]:
-    imports = row.get("test_imports") or []
-    setup = ["\n".join([imports] if isinstance(imports, str) else imports), row.get("test_setup_code") or ""]
-    tests = tuple(row["test_list"])
-    setup += [f"import {name}" for name in sorted(_modules_used([ast.parse(test) for test in tests]))]
-    setup = [part for part in setup if part.strip()]
-    names = names_under_test(tests, setup)
-    if not names:
-        raise ValueError(f"cannot tell which function they test, {tests[0][:100]!r}")
-    return {"names": names, "tests": tests, "setup": tuple(setup), "preamble": row.get("code_prompt") or ""}
-
-
-def _whole_statements(prompt: str) -> Iterator[str]:
-    """The prompt, completed if it ends in the middle of a function; the judge needs its helpers and imports."""
-    for ending in ("", "\n    pass\n"):
-        try:
-            ast.parse(prompt + ending)
-        except SyntaxError:
-            continue
-        yield prompt + ending
-        return
-
-
-def _loaded_names(tree: ast.AST) -> Iterator[str]:
-    return (node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
-
-
-def _bound_names(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            yield node.name
-
-
-def _modules_used(trees: Sequence[ast.AST]) -> set[str]:
-    """Modules of the standard library that tests name without importing them, as in `math.isclose(...)`."""
-    bases = {
-        node.value.id
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
-    return (bases & sys.stdlib_module_names) - {name for tree in trees for name in _bound_names(tree)}
-
-
-def _is_plain_call(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
 
 
 def _rows(columns: dict[str, Any], count: int) -> list[Row]:

@@ -22,6 +22,7 @@ from typing import Any
 from ..gate.markers import extract_boxed
 from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
 from .math_pairs import comparable
+from .math_plain import gold_answer, stated_answer
 from .math_text import readable
 from .workers import Workers, end_session
 
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
 """Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
+UNREADABLE_GOLD = "gold answer is empty, a sentence or cannot be parsed; its rows stay ungraded"
 
 
 def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
@@ -41,7 +43,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed, which TRL leaves ungraded.
+        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed or is a sentence, which TRL leaves ungraded.
 
     Raises:
         ImportError: If Math-Verify is not installed.
@@ -53,8 +55,8 @@ class MathVerifier:
     r"""Grades boxed answers against gold answers with Math-Verify; callable as a TRL reward function.
 
     The gold answer is wrapped in `\boxed{}` before parsing and malformed operators such as `\frac12` are accepted, on
-    both sides: without that one gold answer of MATH in five is misread. Completions without a closed, non-empty box
-    score 0.
+    both sides: without that one gold answer of MATH in five is misread. A gold that is a solution counts as the answer
+    that it states, in a box, behind #### or as "The answer is ...". Completions without a closed, non-empty box score 0.
 
     Args:
         timeout (float): CPU seconds that one answer may use; beyond them it scores 0. Ten times as much wall-clock
@@ -97,7 +99,7 @@ class MathVerifier:
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the first answer of each pair would be right if the second were gold."""
         # Answers of a policy need not be readable; the warnings are about gold answers.
-        return [x == 1.0 for x in self._verdicts([self._pair(*pair) for pair in pairs], warn=False)]
+        return [x == 1.0 for x in self._verdicts([self._pair(*pair, warn=False) for pair in pairs], warn=False)]
 
     def close(self) -> None:
         """Ends the worker processes; they start again with the next call."""
@@ -122,17 +124,20 @@ class MathVerifier:
                 if not warn:
                     continue
                 if verdict == "n":
-                    self._warn_once("gold answer cannot be parsed; its rows stay ungraded", pair)
+                    self._warn_once(UNREADABLE_GOLD, pair)
                 elif verdict == "k":
                     self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
 
-    def _pair(self, answer: str | None, gold: Any) -> tuple[str | None, str]:
+    def _pair(self, answer: str | None, gold: Any, warn: bool = True) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
-        gold = "" if gold is None else readable(str(gold))
+        text = "" if gold is None else str(gold)
+        gold = readable(gold_answer(text))
+        if warn and text.strip() and not gold:
+            self._warn_once(UNREADABLE_GOLD, (answer, text))
         if answer is not None and len(answer) > MAX_ANSWER_LENGTH:
             self._warn_once(f"answer has more than {MAX_ANSWER_LENGTH} characters and scores 0", (answer, gold))
             return None, gold
-        return (None, gold) if answer is None else comparable(readable(answer), gold)
+        return (None, gold) if answer is None else comparable(readable(stated_answer(answer)), gold)
 
     def _warn_once(self, message: str, pair: tuple[str | None, str]) -> None:
         if message not in self._warned:

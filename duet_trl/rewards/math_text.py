@@ -8,6 +8,8 @@ quadratic in the length of an answer; it never raises.
 
 import re
 
+from .math_plain import plain_as_latex
+
 _UNICODE = {
     **{"°": r"^\circ ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset "},
     **{"≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "±": r"\pm ", "×": r"\times ", "·": r"\cdot ", "ℝ": r"\mathbb{R} "},
@@ -57,7 +59,7 @@ def readable(answer: str) -> str:
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
     for pattern, plain in _COMMANDS:
         text = pattern.sub(plain, text)
-    text = _plain_letters(_without_wrappers(text))
+    text = _plain_letters(_without_wrappers(plain_as_latex(_without_wrappers(text))))
     text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
     if "," in text and not _BRACKETS.search(text):
         joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)

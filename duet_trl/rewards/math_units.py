@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Units behind an answer: `5\text{ cm}` and `5 cm` are 5, but `5s`, `3m` and `2\mathbf{v}` are products.
+r"""Units and words behind an answer: `5\text{ cm}` is 5 and 50 mm, `3\text{ dozen}` 36, `5\text{ below zero}` not 5.
 
+A word is dropped only if it is known to change nothing: a unit, a thing that is counted, a number such as a dozen
+(which multiplies). Another word must stand on both sides. Units of both sides are converted, or the answer is wrong.
 In LaTeX a blank between letters means nothing, so that a bare letter is a variable, and a unit is a unit by its font
-(`\text{}`, `\mathrm{}` and the like) or by being a word that no product spells. Math-Verify's own option takes every
-letter on its list for a unit, and everything behind the first `\text{` that a brace ends. Time is at most quadratic.
+(`\text{}`, `\mathrm{}` and the like) or by being a word that no product spells. Time is at most quadratic.
 """
 
 import re
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from .unit_words import GENERIC, NUMBERS, SHORT_BARE, THINGS, UNITS, Unit
 
 _FONT = r"\\(?:text|textrm|textnormal|mbox|mathrm|rm)\s?"
 _INSIDE = r"\{((?:[^{}]|\{[^{}]*\})*)\}"
 _POWER = r"\s?\^\s?(?:-?\d|\{-?\d\})"
-_UNIT = re.compile(rf"{_FONT}{_INSIDE}(?:{_POWER})?\Z")
-_UNIT_FRACTION = re.compile(rf"\\[dt]?frac\s?\{{{_FONT}{_INSIDE}\}}\{{{_FONT}{_INSIDE}(?:{_POWER})?\}}\Z")
+_UNIT = re.compile(rf"{_FONT}{_INSIDE}((?:{_POWER})?)\Z")
+_UNIT_FRACTION = re.compile(rf"\\[dt]?frac\s?\{{{_FONT}{_INSIDE}\}}\{{{_FONT}{_INSIDE}((?:{_POWER})?)\}}\Z")
 _WORDS_WITHIN = re.compile(rf"{_FONT}{_INSIDE}(?:_\w|_\{{[^{{}}]*\}})?")
-_LONG_WORDS = (
-    "digit point foot feet inch mile yard meter metre centimeter centimetre millimeter millimetre kilometer kilometre "
-    "liter litre gallon acre hectare degree hour minute second week month year pound ounce gram kilogram dollar cent "
-    "euro rupee unit student ticket apple coin meal edge tile mark round woman women soldier number multiple"
-)
-_SHORT_WORDS = "cm mm km kg ft lb hr yr min sec mph kmph kmh deg gal day man men way toy"
-"""Behind a number or a blank, where they are hardly a product of variables."""
-_WORD = re.compile(
-    rf"(?<![a-zA-Z\\])(?:(?:per|sq\.?|square|cubic)\s+)?"
-    rf"(?:({'|'.join(_LONG_WORDS.split())})(?:e?s)?|(?:{'|'.join(_SHORT_WORDS.split())})s?)(?:{_POWER})?\Z"
-)
+_BARE = re.compile(rf"(?<![a-zA-Z\\])([a-zA-Z]+\.?)((?:{_POWER})?)\Z")
+_BARE_UNIT = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]+(?:\^\d)?(?:/[a-zA-Z]+(?:\^\d)?)?\Z")
 _SPACE = re.compile(r"(?:\s|\\[,;:!> ])+\Z")
-_JOINT = re.compile(r"(?:/|\\cdot|\\times)\s*\Z")
+_JOINT = re.compile(r"(/|\\cdot|\\times)\s*\Z")
 _LAST_COMMAND = re.compile(r"\\[a-zA-Z]+\Z")
 _VALUE_END = re.compile(r"[\w)\]}%!|']\Z")
 _NUMBERS = ("\\pi", "\\infty", "\\circ", "\\theta", "\\alpha", "\\beta", "\\lambda", "\\mu", "\\phi", "\\omega")
@@ -38,32 +35,133 @@ _ORDINALS = (
     (re.compile(rf"(?<=\d)\s?\^?\s?{_SUFFIX}"), r"\\text{\1}"),
     (re.compile(r"(?<=\d)(?:\^\{th\}|\^?th(?![a-zA-Z]))"), r"\\text{th}"),
 )
-_NUMBER_IN_TEXT = re.compile(rf"{_FONT}\{{\s*(-?\d[\d,.]*)\s*([a-zA-Z][a-zA-Z .]*)\}}")
-_SAME = (
-    "mm millimeter millimetre;cm centimeter centimetre;m meter metre;km kilometer kilometre;inch inches in;"
-    "ft foot feet;yd yard;mi mile;s sec second;min minute;h hr hour;day;week;month;yr year;g gram;kg kilogram;"
-    "lb pound;cent;dollar;am;pm"
-)
-_KIND = {word: kind for kind, words in enumerate(_SAME.split(";")) for word in words.split()}
+_NUMBER_IN_TEXT = re.compile(rf"{_FONT}\{{\s*(-?\$?\d[\d,.]*)\s*([a-zA-Z][a-zA-Z .]*)\}}")
+_CONSTANT = re.compile(rf"{_FONT}\{{\s*([ie]|\\pi)\s*\}}|\{{\s*\\rm\s+([ie])\s*\}}")
+_CURRENCY = re.compile(r"(-?)\s*(?:\\?\$|(€))\s*(?=[\d.])")
+_TOKEN = re.compile(r"[^\W\d_]+|\^-?\d+|/")
+_NO_NUMBER = re.compile(r"[,;=<>]|\\(?:l?eq?|g?eq?|le|ge|ne|in|cup|pm|text|mbox)(?![a-zA-Z])")
+_TURNS = {"degree", "celsius", "fahrenheit", "kelvin"}
+"""Base units that are written with a degree sign or the word."""
 _MOST_UNITS, _LONGEST_UNIT = 8, 40
 
 
+@dataclass
+class _Words:
+    """What the words behind a value say: a factor, powers of base units, what is counted, and words not known."""
+
+    factor: Fraction = Fraction(1)
+    dimension: Counter[str] = field(default_factory=Counter)
+    things: set[str] = field(default_factory=set)
+    unknown: list[str] = field(default_factory=list)
+    operations: str = ""  # LaTeX behind the value
+
+    def multiply(self, unit: Unit, power: int) -> None:
+        """Multiply by a unit to a power, which is small in any phrase that means something."""
+        factor, dimension = unit
+        self.factor *= factor ** max(-9, min(power, 9))
+        for base, count in dimension.items():
+            self.dimension[base] += count * power
+            if not self.dimension[base]:
+                del self.dimension[base]
+
+
 def without_units(answer: str, gold: str) -> tuple[str | None, str]:
-    r"""Answer and gold without the units behind them; None in place of an answer in another unit than the gold's.
+    r"""Answer and gold without the words behind them; None in place of an answer whose words contradict the gold's.
 
     A bare unit (`5 m`, `12th`) goes where the other side writes the same as text.
 
     Example:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
         (('5', '5'), ('5s', '5'), ('5', '5'))
+        >>> without_units(r"5\text{ cm}", r"50\text{ mm}")
+        (('\\left(5\\right)\\cdot10', '50'))
     """
-    (value, unit), (gold_value, gold_unit) = _split(_plain_ordinals(answer)), _split(_plain_ordinals(gold))
-    if gold_unit and not unit:
-        value, gold_value = _with_bare(answer, gold, gold_value, gold_unit)
-    elif unit and not gold_unit:
-        gold_value, value = _with_bare(gold, answer, value, unit)
-    kinds = [_KIND.get(one, _KIND.get(one.removesuffix("s"))) for one in (_letters(unit), _letters(gold_unit))]
-    return (None if None not in kinds and kinds[0] != kinds[1] else value), gold_value
+    texts = [_plain_ordinals(_CONSTANT.sub(r"\1\2", text)) for text in (answer, gold)]
+    (value, phrase), (gold_value, gold_phrase) = map(_split, texts)
+    if gold_phrase and not phrase:
+        value, gold_value, phrase, gold_phrase = _with_bare(texts[0], texts[1], gold_value, gold_phrase)
+    elif phrase and not gold_phrase:
+        gold_value, value, gold_phrase, phrase = _with_bare(texts[1], texts[0], value, phrase)
+    value, words = _with_currency(value, _read(phrase))
+    gold_value, gold_words = _with_currency(gold_value, _read(gold_phrase))
+    if not _compatible(words, gold_words) or not _angles_agree((value, words), (gold_value, gold_words)):
+        return None, gold_value
+    ratio = words.factor / gold_words.factor if words.dimension and gold_words.dimension else Fraction(1)
+    value, gold_value = value + words.operations, gold_value + gold_words.operations
+    if ratio != 1 and (_NO_NUMBER.search(value) or _NO_NUMBER.search(gold_value)):
+        return None, gold_value
+    return _times(value, ratio.numerator), _times(gold_value, ratio.denominator)
+
+
+def _times(value: str, factor: int) -> str:
+    return value if factor == 1 else rf"\left({value}\right)\cdot{factor}"
+
+
+def _compatible(one: _Words, other: _Words) -> bool:
+    """Whether the words of two values may be left out: what both sides say must agree, what one says be harmless."""
+    if sorted(one.unknown) != sorted(other.unknown):
+        return False
+    if one.dimension and other.dimension:
+        return one.dimension == other.dimension
+    if one.dimension and other.things or other.dimension and one.things:
+        return False
+    return not (one.things and other.things) or bool(one.things & other.things)
+
+
+def _angles_agree(*sides: tuple[str, _Words]) -> bool:
+    r"""Whether a value with `^\circ`, which is a unit that needs no words, meets no other unit."""
+    for (value, words), (_, others) in (sides, sides[::-1]):
+        if "\\circ" in value and not words.dimension and others.dimension.keys() - _TURNS:
+            return False
+    return True
+
+
+def _read(phrase: str) -> _Words:
+    """The meaning of a phrase such as "million square miles per hour"."""
+    found, sign, power, last = _Words(), 1, 1, None
+    for token in _TOKEN.findall(phrase.replace(".", "")):
+        name = _singular(token)
+        if token in ("/", "per"):
+            sign = -1
+        elif token[0] == "^" or name in ("squared", "cubed") and last:
+            times = int(token[1:]) if token[0] == "^" else 2 if name == "squared" else 3
+            if last is not None:
+                found.multiply(last, sign * (times - 1))
+        elif name in ("square", "sq", "cubic", "cu"):
+            power = 2 if name[0] == "s" else 3
+        elif name in NUMBERS and not found.dimension:
+            found.operations += NUMBERS[name]
+        elif (unit := _unit(token)) is not None:
+            last = unit
+            found.multiply(unit, sign * power)
+            power = 1
+        elif name in THINGS:
+            found.things.add(name)
+        elif name not in GENERIC:
+            found.unknown.append(name)
+    if found.dimension.keys() & _TURNS - {"degree"}:
+        del found.dimension["degree"]
+    return found
+
+
+def _unit(token: str) -> Unit | None:
+    return UNITS.get(token) or (UNITS.get(_singular(token)) if len(token) > 1 else None)
+
+
+def _singular(word: str) -> str:
+    word = word.lower()
+    for ending, single in (("ies", "y"), ("sses", "ss"), ("xes", "x"), ("ches", "ch"), ("shes", "sh"), ("oes", "o")):
+        if word.endswith(ending) and len(word) > 4 and word != "shoes":
+            return word.removesuffix(ending) + single
+    return word[:-1] if len(word) > 2 and word.endswith("s") and not word.endswith(("ss", "us")) else word
+
+
+def _with_currency(text: str, words: _Words) -> tuple[str, _Words]:
+    """The value without a dollar sign before it, which counts as the word."""
+    if (match := _CURRENCY.match(text)) and not words.dimension:
+        words.multiply(UNITS["euro" if match[2] else "dollar"], 1)
+        return match[1] + text[match.end() :], words
+    return text, words
 
 
 def _plain_ordinals(text: str) -> str:
@@ -76,26 +174,39 @@ def _plain_ordinals(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The value and the units behind it, without blanks, fonts and braces; no unit where nothing is before it."""
-    unit = ""
+    """The value and the phrase behind it; no phrase where nothing is before it."""
+    phrase = ""
     for _ in range(_MOST_UNITS):
-        match = _UNIT.search(text) or _UNIT_FRACTION.search(text)
-        if match is not None and any(_NO_UNIT.search(part) for part in match.groups() if part):
-            break
-        is_word = match is None
-        match = match or _WORD.search(text)
-        if match is None:
+        in_font = _UNIT.search(text) or _UNIT_FRACTION.search(text)
+        match = in_font or _BARE.search(text)
+        if match is None or not (_is_phrase(match) if in_font else _is_word(match[1])):
             break
         value = _SPACE.sub("", text[: match.start()])
-        if (joint := _JOINT.search(value)) and _UNIT.search(value[: joint.start()].rstrip()):
-            value = value[: joint.start()].rstrip()
-        is_long = is_word and match[1] is not None
-        if not (_is_value(value) or is_long and _VALUE_END.search(value)):
+        joint = _JOINT.search(value)
+        is_quotient = joint is not None and joint[1] == "/" and bool(phrase)
+        if joint and (is_quotient or _UNIT.search(value[: joint.start()].rstrip())):
+            value, is_quotient = value[: joint.start()].rstrip(), joint[1] == "/"
+        is_short = not in_font and match[1] in SHORT_BARE
+        if not (_is_value(value) or not in_font and not is_short and _VALUE_END.search(value)):
             break
-        if is_word and not is_long and len(value) == match.start() and not _is_number(value):
+        if is_short and len(value) == match.start() and not _is_number(value):
             break  # the letters after a variable: a unit is set off by a blank
-        text, unit = value, _bare(match[0]) + unit
-    return text, unit
+        *words, power = match.groups("")
+        text, phrase = value, "/" * is_quotient + "/".join(words) + re.sub(r"[\s{}]", "", power) + " " + phrase
+    return text, phrase
+
+
+def _is_phrase(match: re.Match[str]) -> bool:
+    return not any(_NO_UNIT.search(part) for part in match.groups("")[:-1])
+
+
+def _is_word(word: str) -> bool:
+    """Whether a word without a text font is one, and no product of variables."""
+    word = word.removesuffix(".")
+    if len(word) <= 3:
+        return word in SHORT_BARE or _singular(word) in SHORT_BARE or word in ("per", "sq")
+    name = _singular(word)
+    return name in UNITS or name in NUMBERS or name in THINGS or name in GENERIC or name in ("square", "cubic")
 
 
 def _is_value(text: str) -> bool:
@@ -108,23 +219,17 @@ def _is_number(text: str) -> bool:
     return re.search(r"[a-zA-Z]", re.sub(r"\\[a-zA-Z]+", "", _WORDS_WITHIN.sub("", text))) is None
 
 
-def _bare(unit: str) -> str:
-    return re.sub(r"[\s{}]", "", re.sub(_FONT, "", unit))
-
-
-def _letters(unit: str) -> str:
-    return re.sub(r"[^a-z^\d/]", "", unit.lower())
-
-
-def _with_bare(text: str, other: str, value: str, unit: str) -> tuple[str, str]:
-    """A text without a unit in text font, and the value of the other, which has one.
+def _with_bare(text: str, other: str, value: str, phrase: str) -> tuple[str, str, str, str]:
+    """Values and phrases of a text without a unit in text font, and of the other, which has one.
 
     The text may write the same unit as letters, at its end (`5 m`) or as a factor (`\\frac{37m}{4}`).
     """
+    unit = re.sub(r"[\s{}]", "", phrase)
     letters = r"\s*".join(rf"\{{?{re.escape(letter)}\}}?" for letter in unit[:_LONGEST_UNIT])
-    if (match := re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text)) and _is_value(
-        before := text[: match.start()].rstrip()
-    ):
-        return before, value
+    tail = re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text) or _BARE_UNIT.search(text)
+    if tail and _is_value(before := text[: tail.start()].rstrip()):
+        bare = _read(tail[0])
+        if re.sub(r"[\s{}]", "", tail[0]) == unit or not bare.unknown and bare.dimension == _read(phrase).dimension:
+            return before, value, tail[0], phrase
     is_factor = len(unit) == 1 and unit in re.sub(r"\\[a-zA-Z]+", "", _WORDS_WITHIN.sub("", text))
-    return _split(_plain_ordinals(text))[0], other if is_factor else value
+    return (text, other, "", "") if is_factor else (text, value, "", phrase)

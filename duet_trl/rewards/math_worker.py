@@ -15,16 +15,35 @@ import re
 import resource
 import signal
 import sys
+from decimal import Decimal
 from functools import lru_cache, partial
-from itertools import combinations
+from itertools import combinations, product
 from typing import BinaryIO
 
+import math_verify.grader
 import math_verify.parser
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import Basic, Expr, I, MatrixBase, Set, Symbol, Tuple
-from sympy.core.relational import Relational
+from sympy import (
+    Basic,
+    Dummy,
+    Expr,
+    Float,
+    I,
+    Integer,
+    MatrixBase,
+    Pow,
+    Rational,
+    Symbol,
+    UnevaluatedExpr,
+    log,
+    nan,
+    oo,
+    simplify,
+    zoo,
+)
+from sympy.concrete.expr_with_limits import ExprWithLimits
 
 # The parser can tell R from r, but Math-Verify has no argument for it.
 math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
@@ -45,8 +64,18 @@ E_NOTATION = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)e(?=[+-]?\d{1,4}(?![
 """`1e-5`, which the parser reads as a product with Euler's number, but not `1E-5`."""
 EITHER_NOTATION = re.compile(r"(?<![\w.\\}])(?!1e)\d+e[+-]\d(?![\w.^])")
 """`2e-1`, which may be both."""
-SMALL, SAME_DIGITS = 1e-3, 1e-3
-"""Math-Verify rounds to six decimals. Below SMALL, where that leaves few digits, the relative difference counts."""
+SMALL, ROUNDED_DIGITS = Rational(1, 1000), 6
+"""A decimal stands for what it is rounded from if it has so many decimals, or digits where it is SMALL."""
+DOUBLE_DIGITS, DOUBLE_NOISE = 15, Rational(4, 10**16)
+"""A decimal of so many digits was printed by a program, whose last bits may be off by this share."""
+FIRST_DIGITS, GUARD_DIGITS, MOST_DIGITS = 50, 12, 20_000
+"""Digits that numbers are told apart by, those of them that arithmetic may spoil, and most for a last comparison."""
+POINTS = tuple(
+    tuple(Rational(seed * prime + 3, 29) for prime in (7, 11, 13, 17, 19, 23, 31, 37)) for seed in (2, 5, 31)
+)
+"""Values of letters at which expressions are told apart; letters beyond these stay letters, and tell nothing apart."""
+MOST_SIGNS = 4
+"""Letters of which every combination of signs is tried."""
 BRACKETS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
 RETIRED = 3
 """Exit code of a fork that makes room."""
@@ -89,23 +118,122 @@ def grade(answer: str | None, gold: str) -> bytes:
 
 def _any_equal(golds: list, answers: list) -> bool:
     """Whether some reading of the answer equals one of the gold."""
-    pairs = ((gold, answer) for gold in golds for answer in answers)
-    return any(verify(*pair, timeout_seconds=None) and _same_scale(*pair) for pair in pairs)
+    return verify(golds, answers, timeout_seconds=None, allow_set_relation_comp=True)
 
 
-def _same_scale(gold: Basic | MatrixBase | str, answer: Basic | MatrixBase | str) -> bool:
-    """Whether what is equal to six decimals is so to three digits: 1e-7 is not 2e-7."""
-    if isinstance(gold, Expr) and isinstance(answer, Expr) and gold.is_number and answer.is_number:
-        try:
-            values = complex(gold), complex(answer)
-        except (ArithmeticError, TypeError, ValueError):  # not finite, or no value at all
+def equal_expressions(gold: Basic | MatrixBase, answer: Basic | MatrixBase, *_: int) -> bool:
+    """Whether two expressions are the same number, or the same function of their letters.
+
+    In place of Math-Verify's comparison, which rounds to six decimals and takes what is below 1e-15 for zero.
+    """
+    if isinstance(gold, MatrixBase) and isinstance(answer, MatrixBase):
+        return gold.shape == answer.shape and all(map(equal_expressions, gold.flat(), answer.flat()))
+    if not isinstance(gold, Expr) or not isinstance(answer, Expr):
+        return False
+    if gold.is_number and answer.is_number:
+        return _equal_numbers(gold, answer)
+    return not (gold.is_number and answer.free_symbols) and _equal_functions(_exact(gold), _exact(answer))
+
+
+def _equal_numbers(gold: Expr, answer: Expr) -> bool:
+    """Equality of numbers: with intervals where they differ, exactly where they are rational.
+
+    Irrational ones are equal if they agree to as many digits as their integers have, and FIRST_DIGITS more. A decimal
+    is the number that it is rounded from, if it has six decimals (six digits below SMALL).
+    """
+    if all(isinstance(_without_percent(one), Integer) for one in (gold, answer)):
+        return _without_percent(gold) == _without_percent(answer)  # 9% is 9
+    exact = [_exact(gold), _exact(answer)]
+    values = [_value(one, FIRST_DIGITS) for one in exact]
+    if None not in values and any(values):
+        difference = abs(values[0] - values[1])
+        if 0 < difference <= max(map(_rounding, (gold, answer), exact)):
             return True
-        largest = max(map(abs, values))
-        return not largest < SMALL or abs(values[0] - values[1]) <= SAME_DIGITS * largest
-    containers = Set | Tuple | Relational
-    if isinstance(gold, containers) and isinstance(answer, containers) and len(gold.args) == len(answer.args):
-        return all(map(_same_scale, gold.args, answer.args))
-    return True
+        if difference > max(map(abs, values)) * Float(10) ** (GUARD_DIGITS - FIRST_DIGITS):
+            return False
+    difference = (exact[0] - exact[1]).doit()
+    if difference.is_Rational or difference in (oo, -oo, zoo, nan):
+        return difference == 0
+    digits = FIRST_DIGITS + sum(one.p.bit_length() + one.q.bit_length() for one in difference.atoms(Rational)) // 3
+    if digits <= MOST_DIGITS and None not in values and any(values):
+        values = [_value(one, digits) for one in exact]
+        close = max(map(abs, values)) * Float(10, digits) ** (GUARD_DIGITS - digits)
+        return abs(values[0] - values[1]) <= close
+    return simplify(difference) == 0
+
+
+def _without_percent(number: Expr) -> Expr:
+    parts = number.args
+    return parts[0] if len(parts) == 2 and isinstance(parts[1], UnevaluatedExpr) else number
+
+
+def _exact(expression: Expr) -> Expr:
+    """The expression with its decimals as the fractions that they are written as."""
+    exact = expression.xreplace({one: Rational(str(one)) for one in expression.atoms(Float)})
+    return exact.xreplace({one: one.args[0] for one in exact.atoms(UnevaluatedExpr)})
+
+
+def _value(number: Expr, digits: int) -> Expr | None:
+    """The number to so many digits, as a complex one if it must be; None if it has no finite value."""
+    try:
+        parts = number.evalf(digits, maxn=4 * digits).as_real_imag()
+    except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError):
+        return None
+    if not all(one.is_Number and one.is_finite for one in parts):
+        return None
+    real, imaginary = parts
+    return real if abs(imaginary) <= abs(real) * Float(10) ** (GUARD_DIGITS - digits) else real + I * imaginary
+
+
+def _rounding(number: Expr, exact: Expr) -> Rational:
+    """Most that a decimal may be away from what it is rounded from; 0 for other numbers and few decimals."""
+    written = [one for one in (number, *number.args) if isinstance(one, Float) and one]
+    if len(written) != 1 or len(number.atoms(Float)) != 1 or not (exact := exact.doit()).is_Rational:
+        return Rational(0)
+    _, digits, exponent = Decimal(str(written[0])).normalize().as_tuple()
+    last_place = Rational(10) ** exponent * abs(exact / Rational(str(written[0])))
+    enough = len(digits) >= ROUNDED_DIGITS if abs(exact) < SMALL else last_place <= Rational(10) ** -ROUNDED_DIGITS
+    if not enough:
+        return Rational(0)
+    return max(last_place / 2, abs(exact) * DOUBLE_NOISE if len(digits) >= DOUBLE_DIGITS else 0)
+
+
+def _equal_functions(gold: Expr, answer: Expr) -> bool:
+    r"""Equality of expressions with letters, which stand for real numbers.
+
+    What differs at some point is different. The rest must be proved, if need be for positive letters only
+    (`\sqrt{1/n}`); then the two must have the same domain and values on the other side of zero as well.
+    """
+    letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    if not (gold - answer).has(ExprWithLimits):  # sums and integrals have no cheap values
+        if any(_differ(gold, answer, dict(zip(letters, point, strict=False))) for point in POINTS):
+            return False
+    try:
+        if simplify(gold - answer) == 0:
+            return True
+        if not letters or len(letters) > MOST_SIGNS or not (gold - answer).atoms(Pow, log):
+            return False
+        positive = {one: Dummy(one.name, positive=True) for one in letters}
+        if simplify(gold.xreplace(positive) - answer.xreplace(positive)) != 0:
+            return False
+    except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError, RecursionError):
+        return False
+    signs = product((1, -1), repeat=len(letters))
+    points = [{one: sign * size for one, sign, size in zip(letters, row, POINTS[0], strict=False)} for row in signs]
+    return not any(_differ(gold, answer, point, domain=True) for point in points)
+
+
+def _differ(gold: Expr, answer: Expr, point: dict[Symbol, Rational], domain: bool = False) -> bool:
+    """Whether both have real values at a point that are different; or, if asked, only one of them has one."""
+    values = [_value(one.xreplace(point), FIRST_DIGITS) for one in (gold, answer)]
+    real = [one is not None and one.is_real for one in values]
+    if not all(real):
+        return domain and any(real)
+    return bool(abs(values[0] - values[1]) > max(1, *map(abs, values)) * Float(10) ** (GUARD_DIGITS - FIRST_DIGITS))
+
+
+math_verify.grader.sympy_numeric_eq = equal_expressions
+math_verify.grader.sympy_symbolic_eq = lambda gold, answer: False  # asked after the one above, which answers both
 
 
 def _same_repeats(golds: list[str], answers: list[str]) -> bool:

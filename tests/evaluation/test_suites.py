@@ -237,6 +237,21 @@ def test_json_and_csv_files_load_like_jsonl(tmp_path):
     assert load_suite("gsm8k", str(tmp_path / "a.csv")).to_list() == expected
 
 
+def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
+    golds = ["007", "12345678901234567890.5", "0.1234567890123456789012", "1e3", "NA", "5.00", "1,024"]
+    text = "question,answer,level\n" + "".join(f'Q?,"{gold}",\n' for gold in [*golds, ""])
+    (tmp_path / "a.csv").write_text("\ufeff" + text, encoding="utf-8")
+    rows = read_rows(str(tmp_path / "a.csv"))
+    assert [row["answer"] for row in rows] == [*golds, None]
+    assert rows[0] == {"question": "Q?", "answer": "007", "level": None}
+
+
+def test_row_of_a_csv_file_with_too_many_cells_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("question,answer\nQ?,1\nQ?,1,024\n")
+    with pytest.raises(ValueError, match="more cells than columns in row 1"):
+        read_rows(str(tmp_path / "a.csv"))
+
+
 class Hub(BaseHTTPRequestHandler):
     """Answers as the Hub does: by the name of the data set gated without token, gated without terms, or missing."""
 

@@ -5,7 +5,7 @@ Functions come with assertions, scripts with pairs of input and output. Shared b
 """
 
 from duet_trl.rewards import Check
-from duet_trl.rewards.code import SAME_OUTPUT, SCRIPT_NAME
+from duet_trl.rewards.code_tests import SAME_OUTPUT, SCRIPT_NAME
 
 
 def module(source: str, *tests: str, names: tuple[str, ...] = ("f",), setup: tuple[str, ...] = ()) -> Check:

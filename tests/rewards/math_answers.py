@@ -295,11 +295,14 @@ x_{max} ACCEPTS x_{\text{max}} ;; x_\text{max}
 """
 
 
-def pairs() -> list[tuple[str, str, float]]:
+VERDICTS = {" ACCEPTS ": 1.0, " REFUSES ": 0.0, " UNGRADED ": None}
+
+
+def pairs(table: str = _TABLE) -> list[tuple[str, str, float | None]]:
     """Answer, gold and verdict of every pair."""
     found = []
-    for line in _TABLE.strip("\n").replace("ZERO-WIDTH", "\u200b").split("\n"):
-        word = "ACCEPTS" if " ACCEPTS " in line else "REFUSES"
-        gold, answers = line.split(f" {word} ")
-        found += [(answer, gold, float(word == "ACCEPTS")) for answer in answers.split(" ;; ")]
+    for line in table.strip("\n").replace("ZERO-WIDTH", "\u200b").split("\n"):
+        word = next(word for word in VERDICTS if word in line)
+        gold, answers = line.split(word)
+        found += [(answer, gold, VERDICTS[word]) for answer in answers.split(" ;; ")]
     return found

@@ -10,7 +10,7 @@ import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
-from duet_trl.rewards.code import names_under_test
+from duet_trl.rewards.code_tests import names_under_test
 from tests.rewards.hostile_programs import PROGRAMS, TEST
 
 DATA = Path(__file__).parents[3] / "shared" / "data"

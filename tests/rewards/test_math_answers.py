@@ -2,6 +2,7 @@
 """The math reward on answers of every kind of MATH as models write them, and on a hundred and more hostile ones."""
 
 import json
+import logging
 import random
 import re
 import string
@@ -20,6 +21,7 @@ from duet_trl.rewards.math_pairs import comparable, contradicts
 from duet_trl.rewards.math_text import readable
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 from tests.rewards.math_answers import pairs
+from tests.rewards.math_kinds import KINDS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
@@ -46,6 +48,31 @@ def test_answers_of_every_kind_are_graded_as_a_person_would(verifier):
     wrong = [pair for pair, verdict in zip(pairs(), verdicts, strict=True) if verdict != pair[2]]
     assert wrong == []
     assert len(expected) > 300 and 40 < expected.count(0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_that_verifiers_get_wrong(verifier, kind):
+    table = pairs(KINDS[kind])
+    verdicts = verifier.grade([answer for answer, _, _ in table], [gold for _, gold, _ in table])
+    assert [row for row, verdict in zip(table, verdicts, strict=True) if verdict != row[2]] == []
+    assert len(table) > 100
+
+
+def test_towers_of_powers_are_told_apart_without_being_computed(verifier, caplog):
+    towers = ["10^{10^{10}}", "-10^{10^{10}}", "10^{-10^{10}}", r"\frac{1}{9^{9^9}}", "2^{2^{40}}"]
+    assert verifier.grade(towers, ["7"] * len(towers)) == [0.0] * len(towers)
+    assert verifier.grade(["10^{10^{10}}"], ["10^{10^{11}}"]) == [0.0]
+    assert "used up its time" not in caplog.text
+
+
+def test_a_gold_that_is_a_sentence_is_ungraded_and_said_once(caplog):
+    verifier = MathVerifier(workers=1)
+    prose = "The function grows because its derivative is positive."
+    with caplog.at_level(logging.WARNING):
+        assert verifier.grade(["5", "positive"], [prose, prose + " So it has one zero."]) == [None, None]
+    assert [record.message.count("stay ungraded") for record in caplog.records] == [1]
+    assert "The function grows" in caplog.text
+    verifier.close()
 
 
 def test_no_letter_is_its_other_case_or_a_unit(verifier):

@@ -82,10 +82,11 @@ def test_labelled_pairs_of_bare_answers(verifier):
     verdicts = verifier.grade([pred for pred, _, _ in triples], [gold for _, gold, _ in triples])
     wrong = {triple[:2] for triple, verdict in zip(triples, verdicts, strict=True) if verdict != triple[2]}
     # Conventions in which the suites differ from Math-Verify on a boxed answer: the order of a list, rounding, spaces
-    # and commas inside a number, and "and" between assignments.
+    # and commas inside a number, and "and" between assignments. A relation is the set that it describes.
     assert wrong <= {
         ("10, 4, -2", "4, 10, -2"),
         ("0.3333333333", "1/3"),
+        (r"-2 \\le x \\le 7", r"x \in [-2,7]"),
         ("1 000", "1000"),
         ("1.22", "1,22"),
         ("p=5,q=2;p=7,q=2", r" p = 5, q = 2 \quad \text{and} \quad p = 7, q = 2"),

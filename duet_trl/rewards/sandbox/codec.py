@@ -3,7 +3,7 @@
 
 A value crosses as JSON. On the other side it is built anew from this module's own types, so that an object whose
 `__eq__` always agrees, or whose class runs code when it is loaded, cannot cross: a subclass arrives as the plain value
-it holds, anything else not at all.
+it holds, anything else as a number that stands for it, if `objects` gives it one.
 """
 
 import json
@@ -33,6 +33,21 @@ class NotPlainData(Exception):
 
 class EndOfData(Exception):
     """The other side has closed its end."""
+
+
+class Objects:
+    """What is not plain data, by number. This one has none; the two sides of a check put theirs in its place."""
+
+    def number_of(self, value: Any) -> int:
+        """The number of an object; NotPlainData if it cannot have one."""
+        raise NotPlainData(f"a value of type {type(value).__name__!r}, which cannot leave the program")
+
+    def object_of(self, number: Any) -> Any:
+        """The object of a number; NotPlainData if there is none."""
+        raise NotPlainData(f"object {number!r}, which is not there")
+
+
+objects = Objects()
 
 
 class Caught:
@@ -98,7 +113,8 @@ def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
 def encode(value: Any) -> Any:
     """JSON form of a value of the types of `_CODES`, of strings, lists and iterators, and of what these hold.
 
-    Of a subclass only the plain value crosses. NotPlainData for any other type, and for what is nested too deeply.
+    Of a subclass only the plain value crosses, of other types a number. NotPlainData where `objects` refuses one, and
+    for what is nested too deeply.
     """
     try:
         return _encode(value)
@@ -129,7 +145,7 @@ def _encode(value: Any) -> Any:
             return _encode(_REBUILT[base](value))
     if isinstance(value, Iterator):
         return {"iterator": _items_of_iterator(value)}
-    raise NotPlainData(f"a value of type {kind.__name__!r}, which cannot leave the program")
+    return {"object": objects.number_of(value)}
 
 
 def _encode_pairs(value: dict) -> list:
@@ -222,6 +238,7 @@ _CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: decoder for kind, (_, decoder) in _CODES.items()},
     "int": lambda content: int(content, 16),
+    "object": lambda content: objects.object_of(content),
     "iterator": lambda content: iter([_decode(item) for item in content]),
 }
 _REBUILT: dict[type, Callable[[Any], Any]] = {

@@ -7,7 +7,7 @@ and cannot touch this process.
 """
 
 import builtins
-from collections.abc import Callable
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -61,39 +61,96 @@ def _prepare(check: dict[str, Any], program: "_Program") -> tuple[list[CodeType]
             exec(compile(setup, "<setup>", "exec", dont_inherit=True), namespace)
     if outcome.error is not None:
         raise UnusableTests(f"unusable tests, {codec.description(outcome.error)}")
-    namespace.update({name: program.function(name) for name in check["names"]})
+    namespace.update({name: program.object_of(place) for place, name in enumerate(check["names"])})
     return tests, namespace
 
 
-class _Program:
+class _Remote:
+    """Stands for a function, class or object of the program: what is asked of it is asked of the program.
+
+    Equality is not: an object of the program that says it equals an expected value proves nothing. Neither are
+    arithmetic and `in`, whose other side is an expected value as well.
+    """
+
+    def __init__(self, program: "_Program", number: int) -> None:
+        object.__setattr__(self, "_ask", partial(program.ask, number))
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return object.__getattribute__(self, "_ask")("call", *arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_ask")("attribute", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_ask")("assign", name, value)
+
+    def __len__(self) -> int:
+        return object.__getattribute__(self, "_ask")("length")
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Any:
+        return iter(object.__getattribute__(self, "_ask")("items"))
+
+    def __contains__(self, item: Any) -> bool:
+        return item in list(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return object.__getattribute__(self, "_ask")("item", key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        object.__getattribute__(self, "_ask")("replace", key, value)
+
+    def __str__(self) -> str:
+        return object.__getattribute__(self, "_ask")("text")
+
+    __repr__ = __str__
+    __hash__ = object.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Remote) and other is not self:
+            raise UnusableTests("unusable tests: they compare two objects of the program")
+        return other is self
+
+
+class _Program(codec.Objects):
     """The program under test, as seen from here. Its first failure is final, whatever the tests make of it."""
 
     def __init__(self, link: int) -> None:
         self._link = link
         self._has_answered = False
+        self._remotes: dict[int, _Remote] = {}
         self.failure: str | None = None
+        codec.objects = self
 
     def load(self, program: dict[str, Any]) -> None:
         self._send(program)
         self._receive("loaded")
 
-    def function(self, name: str) -> Callable[..., Any]:
-        """A stand-in for the function of that name."""
+    def object_of(self, number: Any) -> _Remote:
+        """The stand-in for an object of the program; the first are those that the tests name."""
+        if type(number) is not int or number < 0:
+            return super().object_of(number)
+        return self._remotes.setdefault(number, _Remote(self, number))
 
-        def stand_in(*arguments: Any, **options: Any) -> Any:
-            try:
-                request = {"name": name, "arguments": codec.encode(arguments), "options": codec.encode(options)}
-            except NotPlainData as error:
-                if self._has_answered:  # what it answered may be part of the argument
-                    self._fail(f"an argument that came from the program is {error}")
-                raise UnusableTests(f"unusable tests, an argument is {error}") from error
-            self._send(request)
-            value = self._receive("value")
-            self._has_answered = True
-            return value
+    def number_of(self, value: Any) -> int:
+        """The number of an object that came from the program; tests have none of their own to give it."""
+        number = next((number for number, remote in self._remotes.items() if remote is value), None)
+        return super().number_of(value) if number is None else number
 
-        stand_in.__name__ = stand_in.__qualname__ = name
-        return stand_in
+    def ask(self, number: int, operation: str, *arguments: Any, **options: Any) -> Any:
+        """What the program answers to an operation on one of its objects."""
+        try:
+            request = {"operation": operation, "arguments": codec.encode(arguments), "options": codec.encode(options)}
+        except NotPlainData as error:
+            if self._has_answered:  # what it answered may be part of the argument
+                self._fail(f"an argument that came from the program is {error}")
+            raise UnusableTests(f"unusable tests, an argument is {error}") from error
+        self._send({"object": number, **request})
+        value = self._receive("value")
+        self._has_answered = True
+        return value
 
     def _send(self, message: Any) -> None:
         if self.failure is not None:

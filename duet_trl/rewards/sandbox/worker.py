@@ -7,6 +7,7 @@ verdict ever comes here, and whatever is sent to the judge is read as the value 
 
 import atexit
 import builtins
+import operator
 import os
 import re
 import sys
@@ -24,6 +25,36 @@ _NEXT_STATEMENT = re.compile(r"^(?:class|def|async def|if|for|while|print|assert
 """Where a base model that was asked for a function body goes on to something else."""
 
 
+class _Own(codec.Objects):
+    """Objects of the program that the tests may ask for, by number."""
+
+    def __init__(self, named: list[Any]) -> None:
+        self._all = named
+        self._numbers = {id(value): number for number, value in enumerate(named)}
+
+    def number_of(self, value: Any) -> int:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._all)
+            self._all.append(value)  # kept, so that its id stays its own
+        return self._numbers[id(value)]
+
+    def object_of(self, number: Any) -> Any:
+        return self._all[number]
+
+
+OPERATIONS = {
+    "call": lambda function, *arguments, **options: function(*arguments, **options),
+    "attribute": getattr,
+    "assign": setattr,
+    "length": len,
+    "items": iter,
+    "item": operator.getitem,
+    "replace": operator.setitem,
+    "text": str,
+}
+"""What the tests may ask of an object."""
+
+
 def work(link: int) -> None:
     """Load the program that the judge sends first, then answer calls until the judge closes the link."""
     builtins.exit = builtins.quit = sys.exit  # what `site` would add; it is not imported
@@ -33,6 +64,7 @@ def work(link: int) -> None:
             os.close(INPUT)
             os.close(OUTPUT)
         functions = _load(program)
+        codec.objects = _Own([functions[name] for name in program["names"]])
         codec.write_frame(link, {"loaded": True})
     if outcome.error is not None:
         codec.write_frame(link, {"ended": codec.description(outcome.error)})
@@ -43,15 +75,15 @@ def work(link: int) -> None:
         except EndOfData:
             return
         with Caught() as outcome:
-            codec.write_frame(link, _answer(functions, request))
+            codec.write_frame(link, _answer(request))
         if outcome.error is not None:
             codec.write_frame(link, {"ended": codec.description(outcome.error)})
 
 
-def _answer(functions: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     arguments, options = codec.decode(request["arguments"]), codec.decode(request["options"])
     with Caught() as outcome:
-        value = functions[request["name"]](*arguments, **options)
+        value = OPERATIONS[request["operation"]](codec.objects.object_of(request["object"]), *arguments, **options)
         return {"value": codec.encode(value)}
     if isinstance(outcome.error, NotPlainData):
         return {"ended": f"it returned {outcome.error}"}
