@@ -216,8 +216,8 @@ class DUETGRPOConfig(GRPOConfig):
         "its chat template."
     )
     ending_reward_weight: float | None = knob(
-        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is above "
-        "0: the trim hides what follows an answer, so this teaches to end there. Logged as "
+        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
+        "above 0: the trim hides what follows an answer, so this teaches to end there. Logged as "
         "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
     )
     exclude_zero_variance_groups: bool = knob(
@@ -230,11 +230,11 @@ class DUETGRPOConfig(GRPOConfig):
         "(paper)."
     )
     updates: str = knob(
-        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). 'several': "
-        "two passes in two mini-batches each, inside a trust region: the learning rate, which starts at learning_rate, "
-        "follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the memory of one "
-        "more copy of the trained weights. 'sfpo': the rule of SFPO, three fast updates, a step back, a slow one. An "
-        "optimizer step (max_steps) is one update.",
+        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
+        "'several': two passes in two mini-batches each, inside a trust region: the learning rate, which starts at "
+        "learning_rate, follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the "
+        "memory of one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "
+        "SFPO has it. An optimizer step (max_steps) is one update.",
         default="once",
     )
     desired_kl: float | None = knob(

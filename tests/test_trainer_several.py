@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several updates of a batch in training: what is measured, skipped and pulled back, against the weights themselves."""
+"""Several updates of a batch in training: what is measured, skipped and pulled back, against the weights."""
 
 import numpy as np
 import pytest

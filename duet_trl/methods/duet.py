@@ -42,6 +42,7 @@ from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
 
+
 class Duet(Method):
     """The joint controller of counts and stops."""
 

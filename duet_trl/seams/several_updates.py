@@ -48,7 +48,9 @@ class SeveralUpdates(TrainerCallback):
         args = trainer.args
         cut = CUTS[args.updates]
         self.trainer = trainer
-        self.region = TrustRegion(args.desired_kl, cut.passes * cut.mini_batches) if args.updates == "several" else None
+        self.region = (
+            TrustRegion(args.desired_kl, cut.passes * cut.mini_batches) if args.updates == "several" else None
+        )
         self.epsilon = RelativeEpsilon() if args.updates == "several" else None
         self.fast = None if args.updates == "several" else cut.passes - 1
         self.num_updates = cut.passes * cut.mini_batches
@@ -129,9 +131,7 @@ class SeveralUpdates(TrainerCallback):
         return max(found - self._rounding, 0.0) if math.isfinite(found) else found
 
     def _sums(self, now: list[torch.Tensor], before: list[torch.Tensor]) -> torch.Tensor:
-        parts = [
-            divergence_sums(new - old, torch.ones_like(new)) for new, old in zip(now, before, strict=True)
-        ]
+        parts = [divergence_sums(new - old, torch.ones_like(new)) for new, old in zip(now, before, strict=True)]
         own = torch.stack(parts).sum(dim=0) if parts else torch.zeros(2, dtype=torch.float64)
         accelerator = self.trainer.accelerator
         return accelerator.reduce(own.float().to(accelerator.device), reduction="sum")
@@ -148,7 +148,10 @@ class SeveralUpdates(TrainerCallback):
         device, padding = self.trainer.accelerator.device, self.trainer._tokenizer.pad_token_id
         left, right = ([torch.tensor(ids, device=device) for ids in side] for side in _sides(rows))
         ids = torch.cat([pad(left, padding, "left"), pad(right, padding, "right")], dim=1)
-        mask = torch.cat([pad([torch.ones_like(x) for x in left], 0, "left"), pad([torch.ones_like(x) for x in right], 0, "right")], dim=1)
+        mask = torch.cat(
+            [pad([torch.ones_like(x) for x in left], 0, "left"), pad([torch.ones_like(x) for x in right], 0, "right")],
+            dim=1,
+        )
         width = max(map(len, right))
         labels = ids.masked_fill(mask == 0, -100)
         labels[:, :-width] = -100

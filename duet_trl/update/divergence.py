@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far updates moved a policy: KL divergence per token, read where bf16 would only read its own rounding.
 
-Log-probs of one policy, computed twice in bf16 with weights a hair apart, differ by 0.03 to 0.04 nats a token: whatever
-the change, the estimator reads the truth plus 1e-3 nats per token. So the log-probs are computed in float32, from
+Log-probs of one policy, computed twice in bf16 with weights a hair apart, differ by 0.03 to 0.04 nats a token:
+whatever the change, the estimator reads the truth plus 1e-3 nats per token. So they are computed in float32, from
 float32 weights or from weights of a lower precision that are widened module by module. Where neither can be had
 (sharded or quantised weights), the rounding is measured, with a change of the weights too small to matter, and
 subtracted.
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 NUDGE = 1e-6
-"""Change of a weight, relative to the root mean square of its tensor, whose own divergence is far below what matters."""
+"""Change of a weight, relative to the root mean square of its tensor, whose own divergence does not matter."""
 
 
 def divergence_sums(moved: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -65,7 +65,7 @@ def in_float32(model: nn.Module) -> Iterator[Callable[..., object]]:
 
 @contextmanager
 def nudged(weights: Sequence[torch.Tensor], seed: int) -> Iterator[None]:
-    """While active, weights differ by `NUDGE` of their size, at random: what then differs in the output is rounding."""
+    """While active, weights differ at random by `NUDGE` of their size: what the output differs by is rounding."""
     kept = [one.clone() for one in weights]
     with torch.no_grad():
         for place, one in enumerate(weights):

@@ -6,8 +6,8 @@ adaptive penalty of Schulman et al., arXiv 1707.06347, section 4). A rate alone 
 that was too long when the step is made, and one such step can undo a model. So the divergence is measured after every
 update of a batch, and there is a region that no batch leaves:
 
-* a small divergence grows with the square of the way gone, so what the next update would come to is known before. Where
-  that is more than `CEILING` times what is desired, the remaining updates of the batch are skipped;
+* a small divergence grows with the square of the way gone, so what the next update would come to is known before.
+  Where that is more than `CEILING` times what is desired, the remaining updates of the batch are skipped;
 * where an update went beyond `LIMIT` times what is desired all the same, the weights are pulled back towards where the
   batch began until it is what is desired.
 """

@@ -302,7 +302,7 @@ def test_rewards_on_any_scale_teach_in_every_open_prompt(tmp_path, failure_nats)
 
 
 def test_a_small_part_of_the_reward_is_no_small_difference(tmp_path):
-    # All solved, and half of them paid a tenth for ending: the rest of the run has failures, which make 0.1 look small.
+    # All solved, and half of them paid a tenth for ending; the other prompts fail, beside which 0.1 looks small.
     rewards = np.concatenate([np.tile([1.1, 1.0, 1.1, 1.0], 4), np.tile([1.0, 0.0, 0.0, 0.0], 4)])
     assert after_visits(tmp_path, rewards, failure_nats=1.0).in_gradient[:16].all()
 
