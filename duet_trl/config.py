@@ -51,14 +51,6 @@ FIELD_ACTS = {
     "exclude_zero_variance_groups": Acts(
         lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0, as the KL term of these rollouts counts"
     ),
-    "grad_norm_quantile": Acts(
-        lambda v: v.max_grad_norm > 0 and v.deepspeed_plugin is None,
-        "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
-    ),
-    "ema_decay": Acts(
-        lambda v: v.deepspeed_plugin is None and not v.load_best_model_at_end,
-        "no DeepSpeed (FSDP2 will do), and load_best_model_at_end=False: it brings back the weights of one update",
-    ),
     "old_logps": Acts(
         lambda v: (
             v.use_vllm
@@ -91,10 +83,8 @@ FIELD_RULES = {
     "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
-    "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
     "updates": one_of("once", *CUTS),
     "desired_kl": (lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
-    "ema_decay": (lambda x: 0 < x < 1, "in (0, 1), such as 0.9; None shows the weights of the last update; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""
@@ -225,10 +215,6 @@ class DUETGRPOConfig(GRPOConfig):
         "trained (trl#6365). False: they count (TRL's way, paper).",
         default=False,
     )
-    grad_norm_quantile: float | None = knob(
-        "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
-        "(paper)."
-    )
     updates: str = knob(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
         "'several': two passes in two mini-batches each, inside a trust region: the learning rate, which starts at "
@@ -240,11 +226,6 @@ class DUETGRPOConfig(GRPOConfig):
     desired_kl: float | None = knob(
         "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
         f"one after. None: {DESIRED_KL:g}."
-    )
-    ema_decay: float | None = knob(
-        "Decay, per optimizer step, of an exponential moving average of the weights, which evaluation, samples, the "
-        "saved and the pushed model have; training goes on from the last ones, which checkpoints have. Takes the "
-        "memory of one more copy in float32. None: no average (paper)."
     )
     old_logps: str | None = knob(
         "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
