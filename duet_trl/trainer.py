@@ -118,7 +118,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
             settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
-        self._rewards = dict(zip(self.reward_func_names, self.reward_weights.tolist(), strict=True))
+        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of a float32 tensor
+        self._rewards = dict(zip(self.reward_func_names, weights, strict=True))
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
