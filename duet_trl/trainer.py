@@ -46,7 +46,7 @@ from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
 from .seams.leaving import warn_of_gloo
 from .seams.progress import show_few_figures
-from .seams.resuming import Resuming, TrainingStopped
+from .seams.resuming import Resuming, TrainingStopped, run_identity
 from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
 from .seams.start import StartNotice
@@ -77,6 +77,10 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     _tag_names = ["trl", "grpo", "duet"]
     _name = "DUET"
     _paper = PAPER
+    _last_loaded_step = -1  # TRL's, which has it with vLLM only
+    _current: StepRecord | None = None
+    _captured_logps: torch.Tensor | None = None
+    _loss_inputs: dict[str, Any] | None = None
 
     def __init__(
         self,
@@ -100,10 +104,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         embed = embedder(needs.embeddings, train_dataset, args.prompt_id_column, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
         backend = choose_backend(args, engine)
-        self._last_loaded_step = -1  # TRL's, which has it with vLLM only
-        self._current: StepRecord | None = None
-        self._captured_logps: torch.Tensor | None = None
-        self._loss_inputs: dict[str, Any] | None = None
         with backend.construction(self):
             super().__init__(
                 model=model,
@@ -118,14 +118,13 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
             settle_router_loss(args, self.router_aux_loss_coef)
         if args.ending_reward_weight:
             add_ending_reward(self, args.ending_reward_weight)
-        weights = [round(weight, 6) for weight in self.reward_weights.tolist()]  # of a float32 tensor
-        self._rewards = dict(zip(self.reward_func_names, weights, strict=True))
         automaton = None if setup is None else setup.automaton
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
         self.exchange = Exchange(self.accelerator)
         self.engine = backend.attach(self, self._turn, setup, self.exchange)
         self.loop = self._build_loop(automaton)
+        self._identity = run_identity(self, self.method, automaton)
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
@@ -387,23 +386,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         """Write what the method remembers into a folder, as every checkpoint has it."""
         updates = {} if self.several is None else self.several.state_dict()
         write_state(folder, self.loop.state_dict() | updates, self._identity)
-
-    @property
-    def _identity(self) -> dict[str, Any]:
-        """What must agree between a checkpoint and the run that resumes from it."""
-        automaton, args = self.loop.automaton, self.args
-        return {
-            "marker": args.marker if automaton is not None else None,
-            "automaton": None if automaton is None else automaton.fingerprint,
-            "max_completion_length": args.max_completion_length,
-            "num_generations": args.num_generations,
-            "seed": args.seed,
-            "updates": args.updates,
-            "budget_fraction": args.budget_fraction,
-            "rewards": self._rewards,
-            "method": type(self.method).__name__,
-            **self.method.identity,
-        }
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""

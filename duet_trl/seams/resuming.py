@@ -13,6 +13,7 @@ from torch.utils.data import Sampler
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
+from ..gate.automaton import TokenAutomaton
 from ..methods.method import Method
 from .checkpoint import check_json
 from .data_checks import data_sample
@@ -127,6 +128,23 @@ class Resuming(GRPOTrainer):
         super()._save_rng_state(output_dir)
         # The file that is written next says that the checkpoint is whole: with the parts of every process.
         self.accelerator.wait_for_everyone()
+
+
+def run_identity(trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that resumes from it."""
+    args = trainer.args
+    return {
+        "marker": args.marker if automaton is not None else None,
+        "automaton": None if automaton is None else automaton.fingerprint,
+        "max_completion_length": args.max_completion_length,
+        "num_generations": args.num_generations,
+        "seed": args.seed,
+        "updates": args.updates,
+        "budget_fraction": args.budget_fraction,
+        "rewards": dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
+        "method": type(method).__name__,
+        **method.identity,
+    }
 
 
 @cache
