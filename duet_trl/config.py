@@ -218,8 +218,7 @@ class DUETGRPOConfig(GRPOConfig):
         default=0.0,
     )
     exclude_zero_variance_groups: bool = knob(
-        "Leave rollouts of prompts whose rewards are all equal out of what the loss divides by, unless one of them is "
-        "trained (trl#6365). False: they count (TRL's way, paper).",
+        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
     )
     grad_norm_quantile: float | None = knob(
