@@ -159,8 +159,7 @@ class DUETGRPOConfig(GRPOConfig):
         "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
     )
     exclude_zero_variance_groups: bool = knob(
-        "Leave rollouts of prompts whose rewards are all equal out of what the loss divides by, unless one of them is "
-        "trained (trl#6365). False: they count (TRL's way, paper).",
+        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
     )
     updates: str = knob(
