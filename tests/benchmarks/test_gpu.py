@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The script for one GPU: no step stops the next one, what was measured is on disk, a CPU runs all but the kernel."""
 
+import ast
 import json
 import os
 import sys
@@ -72,6 +73,14 @@ def test_steps_of_several_commands_are_kept_only_if_nothing_else_differs(folder)
     assert list(written(folder)["steps"]) == ["first", "second"]
     run_all([Step("third", ["echo"], 60)], {**COMMON, "seed": 1})
     assert list(written(folder)["steps"]) == ["third"]
+
+
+def test_the_kernel_is_measured_before_anything_but_torch_and_triton_is_installed():
+    code = "import sys; sys.path.insert(0, 'benchmarks'); import benchmarks.gpu, gpu_gate; print(sorted(sys.modules))"
+    done = fresh(["-c", code])
+    assert done.returncode == 0, done.stderr
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "triton" in loaded and not loaded & {"transformers", "trl", "datasets", "accelerate", "peft"}
 
 
 @pytest.mark.slow
