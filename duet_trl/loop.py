@@ -205,7 +205,7 @@ class Loop:
             jobs=(),
             prompt=nothing,
             round=nothing,
-            replay=Replay(nothing, nothing, nothing.astype(bool), nothing, nothing),
+            replay=Replay(nothing, nothing, nothing.astype(bool), nothing, nothing, nothing),
             terminated=nothing.astype(bool),
             rewards_per_func=torch.zeros(0, len(self.host.reward_weights)),
             rewards=nothing.astype(np.float64),
@@ -255,12 +255,12 @@ class Loop:
     def _outcomes(self, placement: Placement, jobs: list[Job], generated: Generated) -> tuple[Replay, np.ndarray]:
         """Replay the gate on the local rollouts, and gather what every process must know of all of them."""
         local = self.exchange.fail_together(lambda: self._replay(jobs, generated))
-        columns = [local.outcome, local.marker_at, local.trimmed, local.length, local.answered_at]
         table = self.exchange.numbers(
-            placement, np.stack([*columns, generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
+            placement, np.stack([*vars(local).values(), generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
         )
-        found = Replay(table[:, 0], table[:, 1], table[:, 2].astype(bool), table[:, 3], table[:, 4])
-        return found, table[:, 5].astype(bool)
+        *columns, terminated = table.T
+        found = {name: column.astype(one.dtype) for (name, one), column in zip(vars(local).items(), columns, strict=True)}
+        return Replay(**found), terminated.astype(bool)
 
     def _replay(self, jobs: list[Job], generated: Generated) -> Replay:
         """Outcome of each local rollout of a round."""

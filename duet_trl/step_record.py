@@ -45,6 +45,12 @@ class Generated:
         ]
 
 
+def policy_mask(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Tokens in the loss that the policy drew, shape (B, C): without the EOS that is taught (`duet_end`)."""
+    mask, end = batch["completion_mask"], batch["duet_end"]
+    return mask * (torch.arange(mask.size(1), device=mask.device) != end[:, None])
+
+
 @dataclass
 class StepRecord:
     """One generation step on one process. What has shape (N,) is equal on every process."""
@@ -61,7 +67,9 @@ class StepRecord:
     packed_rows: np.ndarray | None = None  # rollout of each row, -1: padding, (W, rows)
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns of reward functions, all N
     train_rows: dict[str, torch.Tensor] = field(default_factory=dict)  # TRL's batch of this process
-    loss_tokens: np.ndarray | None = None  # policy tokens left in the loss, (N,)
+    row_tokens: np.ndarray | None = None  # policy tokens that stand in a row of the batch, (N,)
+    loss_tokens: np.ndarray | None = None  # those of them left in the loss, (N,)
+    taught_to_end: np.ndarray | None = None  # an EOS behind these is trained, (N,), bool
     in_divisor: np.ndarray | None = None  # counts in what the loss divides by, (N,), bool
     num_train_tokens: int = 0  # with a forward pass, all processes
     num_kept_tokens: int = 0  # N_t of Eq. 6
@@ -71,7 +79,7 @@ class StepRecord:
 
     def capture(self, batch: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
         """Note number, sum log pi and policy tokens of each row of a batch; `logps` has shape (B, C), nats."""
-        mask = batch["completion_mask"]
+        mask = policy_mask(batch)
         columns = (batch["duet_row"], (logps * mask).sum(dim=1), mask.sum(dim=1))
         self.captured.append(torch.stack([column.double() for column in columns], dim=1))
 

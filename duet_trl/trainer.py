@@ -234,8 +234,10 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         # Where some rollouts get no forward pass, the others move up.
         plain = self.method.plain and bool(step.judgement.in_gradient.all())
         self._keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
+        loss_divisor.count_tokens(
+            step, self.mask_truncated_completions, self.args.exclude_zero_variance_groups, self.method.teaches_ending
+        )
         train_rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
-        loss_divisor.count_tokens(step, self.mask_truncated_completions, self.args.exclude_zero_variance_groups)
         process = self.accelerator.process_index
         inputs, self._replay = train_rows.replay_batch(
             step, self.exchange, process, self.eos_token_ids[0], self.mask_truncated_completions
@@ -294,6 +296,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
 
     def _multiply_tokens(self, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor) -> None:
         """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place."""
+        train_rows.teach_endings(inputs, logps)
         advantages = inputs["advantages"]
         batch = TokenBatch(logps, entropies, inputs["completion_mask"], advantages, inputs["duet_row"])
         factor = self.method.token_factor(batch)

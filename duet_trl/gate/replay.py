@@ -139,6 +139,7 @@ class Replay:
         answered_at (np.ndarray): The first poll time at or after a marker completed, wherever the rollout shows one:
             the tau of a rollout that ended before it was polled, or that a gate far behind it would have polled, shape
             (N,), int64; -1 without a marker.
+        completed_at (np.ndarray): Tokens with which its first marker completes, shape (N,), int64; -1 without one.
     """
 
     outcome: np.ndarray
@@ -146,6 +147,7 @@ class Replay:
     trimmed: np.ndarray
     length: np.ndarray
     answered_at: np.ndarray
+    completed_at: np.ndarray
 
 
 def replay(
@@ -186,11 +188,12 @@ def replay(
             f"{len(length)} rollouts."
         )
     last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
-    tau, answered_at = np.full(length.shape, NEVER), np.full(length.shape, NEVER)
+    tau, answered_at, first = (np.full(length.shape, NEVER) for _ in range(3))
     if automaton is not None:
         rows, completed_at = automaton.completions(completion_ids, in_thought)
         np.minimum.at(tau, rows, spec.seen_at(completed_at))
         np.minimum.at(answered_at, rows, replace(spec, abort=False).seen_at(completed_at))
+        np.minimum.at(first, rows, completed_at)
     elif spec.active:
         raise ValueError("trim and abort need a marker automaton. Switch both off, or compile a marker.")
     answered = tau <= last_decision
@@ -202,14 +205,15 @@ def replay(
         earliest, latest = np.maximum(earliest, prefix_length), np.maximum(latest, prefix_length)
     consistent = np.where(gate_stopped, (earliest <= length) & (length <= latest), length <= latest)
     if not consistent.all():
-        first, between = int(np.argmin(consistent)), np.stack([earliest, latest])
-        raise GateMismatch(_mismatch(first, int((~consistent).sum()), length, gate_stopped, between))
+        row, between = int(np.argmin(consistent)), np.stack([earliest, latest])
+        raise GateMismatch(_mismatch(row, int((~consistent).sum()), length, gate_stopped, between))
     return Replay(
         outcome=outcome.astype(np.int64),
         marker_at=np.where(answered, tau, -1),
         trimmed=gate_stopped & answered,
         length=length,
         answered_at=np.where(answered_at < NEVER, answered_at, -1),
+        completed_at=np.where(first < NEVER, first, -1),
     )
 
 

@@ -52,6 +52,7 @@ class Duet(Method):
         self.allocator = allocator
         self.gate = gate
         self.gated = config.gated
+        self.teaches_ending = config.trim and self.options.teach_ending
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self.num_candidates = config.num_candidates

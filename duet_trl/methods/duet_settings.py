@@ -176,6 +176,12 @@ class DuetOptions(Options):
         paper="mask",
         rule=one_of("mask", "failure"),
     )
+    teach_ending: bool = option(
+        "Train a trimmed rollout as far as its answer goes, and where that was good an EOS behind it. False: with the "
+        "tokens that the grace window let through, whatever the policy would have written next.",
+        duet=True,
+        paper=False,
+    )
     stratification: str = option(
         "'clip' of n_q over the mean to [stratification_floor, 1], 'exact' without the upper clip, 'none': a prompt "
         "weighs as much as it has rollouts.",
@@ -250,7 +256,7 @@ ACTS = {
         "advantage_baseline other than 'group', prompt_candidates above 1, or allocate=True and "
         "allocation_objective='mixed'",
     ),
-    "entropy_threshold": Acts(lambda v: v.trim, "trim=True"),
+    **dict.fromkeys(("entropy_threshold", "teach_ending"), Acts(lambda v: v.trim, "trim=True")),
     "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
     "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),

@@ -71,6 +71,8 @@ class Method(Protocol):
 
     Attributes:
         gated (bool): Some of its jobs carry a `GateSpec`, so that the run needs a marker.
+        teaches_ending (bool): A rollout that was trimmed behind its answer is trained as far as that goes, with an EOS
+            behind it where its advantage is above 0.
         plain (bool): It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight
             1, and rows stay where `GRPOTrainer` has them.
         compares_answers (bool): It asks for `Rollouts.answer_class`, so that the run needs a reward function that can
@@ -81,6 +83,7 @@ class Method(Protocol):
     """
 
     gated: bool = False
+    teaches_ending: bool = False
     plain: bool = False
     compares_answers: bool = False
     embeddings: str | None = None

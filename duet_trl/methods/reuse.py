@@ -95,7 +95,7 @@ class Reuse(Method):
     def __init__(self, inner: Method, options: ReuseOptions, name: str) -> None:
         self.inner = inner
         self.setting = inner.setting
-        self.gated = inner.gated
+        self.gated, self.teaches_ending = inner.gated, inner.teaches_ending
         self.lenience = options.lenience
         self.max_reuses = options.max_reuses
         self.identity = {**inner.identity, "method": name}

@@ -337,7 +337,7 @@ def _gate(answer_at: np.ndarray, logged: Logged) -> tuple[GateSpec, float]:
     unit = PricedThresholds(lengths.longest, settings.grace_window, width=settings.poll_interval)
     size = len(answer_at)
     outcome, unseen, untrimmed = np.full(size, Outcome.NATURAL), np.full(size, -1), np.zeros(size, dtype=bool)
-    whole = Replay(outcome, unseen, untrimmed, logged.tokens.lengths, seen_at)
+    whole = Replay(outcome, unseen, untrimmed, logged.tokens.lengths, seen_at, seen_at)
     unit.observe(whole, np.ones(size), logged.reward, 1, logged.price)
     return replace(spec, abort_threshold=unit.abort_threshold), unit.keep_probability if keep is None else keep
 

@@ -13,6 +13,7 @@ import torch
 
 from ..config import DUETGRPOConfig
 from ..engines.engine import Completion, Request
+from ..step_record import policy_mask
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class EngineChecks:
         if "sampling_per_token_logps" not in inputs:
             return None
         sampled = inputs["sampling_per_token_logps"]
-        mask = inputs["completion_mask"].bool() & ~sampled.isnan()
+        mask = policy_mask(inputs).bool() & ~sampled.isnan()
         distance = (logps - sampled).abs().clamp(max=1e3)
         return torch.stack([distance[mask].double().sum(), mask.sum().double()])
 

@@ -25,10 +25,17 @@ _ROUNDING = 1e-2
 """Below it an advantage of equal rewards is what float32 leaves of them over the 1e-4 added to their deviation."""
 
 
-def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: bool) -> None:
-    """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do."""
+def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: bool, teaches_ending: bool) -> None:
+    """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
+
+    With `teaches_ending` a trimmed rollout is trained as far as its answer goes: what follows has no say in the reward.
+    Where the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
+    """
     judgement = step.judgement
-    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.replay.length)
+    cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
+    step.row_tokens = np.where(cut, step.replay.completed_at, step.replay.length)
+    step.taught_to_end = cut & judgement.in_gradient & (judgement.weight * judgement.advantages > 0)
+    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.row_tokens)
     step.num_train_tokens = int(step.loss_tokens[judgement.in_gradient].sum())
     step.in_divisor = judgement.in_divisor & ~_zero_variance(step) if exclude_zero_variance else judgement.in_divisor
     step.num_kept_tokens = int(step.loss_tokens[step.in_divisor].sum())

@@ -205,9 +205,9 @@ class SeveralUpdates(TrainerCallback):
 
 def _drawn(step: StepRecord, trainer: Any) -> list[LocalRollout]:
     """Rollouts of this process to be scored again, as many on every process: a sharded model gathers weights."""
-    counted = step.counted & (step.replay.length > 0)
+    counted = step.counted & (step.row_tokens > 0)
     num_processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
-    mean_length = float(step.replay.length[counted].mean()) if counted.any() else 1.0
+    mean_length = float(step.row_tokens[counted].mean()) if counted.any() else 1.0
     share = counted.sum() / num_processes
     count = math.ceil(max(min(share * PROBE_SHARE, PROBE_TOKENS / mean_length), min(share, PROBE_ROLLOUTS)))
     own = [row for row in step.local if counted[row]]
@@ -215,7 +215,9 @@ def _drawn(step: StepRecord, trainer: Any) -> list[LocalRollout]:
     if not own:
         ids = step.spare.completion_ids or [trainer.eos_token_ids[0]]
         return [replace(step.spare, completion_ids=ids)] * count
-    return [step.local[row] for row in np.resize(random.permutation(own), count)]
+    chosen = np.resize(random.permutation(own), count).tolist()
+    cut = ((step.local[row], int(step.row_tokens[row])) for row in chosen)  # what follows an answer is not trained
+    return [replace(rollout, completion_ids=rollout.completion_ids[:tokens]) for rollout, tokens in cut]
 
 
 def _sides(rows: Sequence[LocalRollout]) -> tuple[list[list[int]], list[list[int]]]:

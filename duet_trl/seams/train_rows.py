@@ -2,7 +2,7 @@
 """From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -60,7 +60,7 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order
     if rest or num_windows == 0:
         num_windows = 1  # optimizer steps and generation steps are out of phase
     trained = np.flatnonzero(step.judgement.in_gradient)
-    lengths = step.replay.length[trained]
+    lengths = step.row_tokens[trained]
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
@@ -78,12 +78,12 @@ def replay_batch(
     """Rows of one process as TRL's `_generate` would have returned them, in micro-batch order.
 
     Padding rows hold one EOS that is not a policy token. A rollout that the gate stopped gets such an EOS where TRL
-    would otherwise take it for one that ran into the length limit.
+    would otherwise take it for one that ran into the length limit, or where it is taught (`weigh`).
     """
     rows = step.packed_rows[process]
     rollouts = _fetch(step, exchange)
-    closing = ((rows == PADDING_ROW) | (mask_truncated & step.stopped[rows])).tolist()
-    train = [rollouts[row] for row in rows.tolist()]
+    closing = ((rows == PADDING_ROW) | (mask_truncated & step.stopped[rows]) | step.taught_to_end[rows]).tolist()
+    train = [_first_tokens(rollouts[row], step.row_tokens[row]) for row in rows.tolist()]
     completion_ids = [r.completion_ids + [eos_id] * end for r, end in zip(train, closing, strict=True)]
     masks = [[1] * len(r.completion_ids) + [0] * end for r, end in zip(train, closing, strict=True)]
     logprobs = None
@@ -103,10 +103,16 @@ def replay_batch(
     return inputs, ReplayBatch(generated, _rewards(step))
 
 
+def _first_tokens(rollout: LocalRollout, count: int) -> LocalRollout:
+    """A rollout as far as it stands in a row; that of padding has no token."""
+    logprobs = None if rollout.logprobs is None else rollout.logprobs[:count]
+    return replace(rollout, completion_ids=rollout.completion_ids[:count], logprobs=logprobs)
+
+
 def _any_closing(step: StepRecord, mask_truncated: bool) -> bool:
     """Whether any process has a token outside the loss, so that all build the same mask."""
     closed = mask_truncated and (step.stopped & step.judgement.in_gradient).any()
-    return bool(closed or (step.packed_rows == PADDING_ROW).any())
+    return bool(closed or step.taught_to_end.any() or (step.packed_rows == PADDING_ROW).any())
 
 
 def _rewards(step: StepRecord) -> torch.Tensor:
@@ -135,7 +141,8 @@ def check_token_count(step: StepRecord, counted: int) -> None:
 def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> None:
     """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
 
-    What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding.
+    What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding, or the EOS that
+    the row teaches: `duet_end` is its place, -1 where there is none.
     """
     check_token_count(step, int(output["num_items_in_batch"]))
     advantages = torch.from_numpy(step.judgement.advantages).to(output["advantages"])
@@ -146,6 +153,11 @@ def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> No
     output["duet_row"] = numbers
     if "tool_mask" in output:
         output["completion_mask"] = output["completion_mask"] * output.pop("tool_mask")
+    rows = step.packed_rows[process]
+    ends = np.where((rows != PADDING_ROW) & step.taught_to_end[rows], step.row_tokens[rows], -1)
+    output["duet_end"] = torch.from_numpy(ends).to(advantages.device)
+    taught = (output["duet_end"] >= 0).nonzero()[:, 0]
+    output["completion_mask"][taught, output["duet_end"][taught]] = 1
 
 
 def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
@@ -231,3 +243,18 @@ def _width(mask: torch.Tensor, multiple: int | None) -> int:
     if multiple is not None:
         width = -(-width // multiple) * multiple
     return min(width, mask.size(1))
+
+
+def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
+    """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place.
+
+    Args:
+        inputs (dict[str, torch.Tensor]): A micro-batch, before TRL reads its ratios.
+        logps (torch.Tensor): Log-probs of its tokens now, shape (B, C), without a gradient.
+    """
+    taught = (inputs["duet_end"] >= 0).nonzero()[:, 0]
+    place = (taught, inputs["duet_end"][taught])
+    for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
+        known = inputs.get(name)
+        if known is not None and known.shape == logps.shape:  # a sequence-level ratio is that of the tokens drawn
+            inputs[name] = known.index_put(place, value[place].to(known.dtype))

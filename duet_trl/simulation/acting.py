@@ -135,6 +135,7 @@ def through(spec: GateSpec, keep: np.ndarray, drawn: Drawn, prefix: np.ndarray) 
         trimmed=answered & (length < drawn.natural),
         length=length,
         answered_at=np.where(shown < NEVER, shown, -1),
+        completed_at=np.where(drawn.completed_at <= length, drawn.completed_at, -1),
     )
 
 

@@ -15,7 +15,8 @@ def replayed(length: list[int], answered_at: list[int], aborted: int = 0) -> Rep
     size = len(length)
     outcome = np.full(size, Outcome.NATURAL)
     outcome[size - aborted :] = Outcome.ABORTED
-    return Replay(outcome, np.full(size, -1), np.zeros(size, bool), np.array(length), np.array(answered_at))
+    times = np.array(answered_at)
+    return Replay(outcome, np.full(size, -1), np.zeros(size, bool), np.array(length), times, times)
 
 
 def step(unit: PricedThresholds, rewards: list[float], price: float, **rollouts) -> None:

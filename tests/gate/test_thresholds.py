@@ -15,7 +15,7 @@ def observe(thresholds: LengthThresholds, lengths, propensity=None, step: int = 
     lengths = np.asarray(lengths)
     size = len(lengths)
     unknown = np.full(size, -1)
-    replay = Replay(np.full(size, Outcome.NATURAL), unknown, np.zeros(size, bool), lengths, unknown)
+    replay = Replay(np.full(size, Outcome.NATURAL), unknown, np.zeros(size, bool), lengths, unknown, unknown)
     propensity = np.ones(size) if propensity is None else np.asarray(propensity)
     thresholds.observe(replay, propensity, np.zeros(size), step, float("nan"))
 
@@ -140,7 +140,7 @@ def test_rewarded_is_told_from_the_rest_by_the_halfway_mark(rewards, expected):
 def test_aborted_and_unscored_rollouts_stay_out_of_the_window():
     thresholds = LengthThresholds(1000, min_samples=1, refit_every=1)
     outcome, unknown = np.array([Outcome.NATURAL, Outcome.ABORTED, Outcome.KEPT]), np.full(3, -1)
-    replay = Replay(outcome, unknown, np.zeros(3, bool), np.array([10, 20, 30]), unknown)
+    replay = Replay(outcome, unknown, np.zeros(3, bool), np.array([10, 20, 30]), unknown, unknown)
     thresholds.observe(replay, np.ones(3), np.array([0.0, 0.0, np.nan]), 1, 1.0)
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (10, 10)
 

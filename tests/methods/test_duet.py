@@ -60,7 +60,7 @@ def done(of: Prompts, jobs, outcome, length, rewards, answered_at=None, trimmed=
         jobs=tuple(jobs),
         prompt=np.array([job.prompt for job in jobs]),
         round=np.zeros(len(jobs), dtype=np.int64),
-        replay=Replay(np.asarray(outcome), marker_at, trimmed, np.asarray(length), answered_at),
+        replay=Replay(np.asarray(outcome), marker_at, trimmed, np.asarray(length), answered_at, answered_at),
         terminated=np.ones(len(jobs), dtype=bool),
         rewards_per_func=per_func,
         rewards=weighted_sum(per_func, torch.ones(per_func.shape[1])).double().numpy(),

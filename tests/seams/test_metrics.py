@@ -23,6 +23,7 @@ def example() -> dict[str, float]:
         trimmed=np.array([False, True, False, False]),
         length=np.array([8, 17, 60, 35]),
         answered_at=np.array([-1, 12, 48, -1]),
+        completed_at=np.array([-1, 11, 44, -1]),
     )
     done = Rollouts(
         prompts,
