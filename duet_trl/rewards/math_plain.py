@@ -93,7 +93,7 @@ def gold_answer(gold: str) -> str:
         ('5', '5', '')
     """
     boxed = extract_boxed(gold, "last")
-    answer = stated_answer(boxed or gold.rpartition("####")[2])
+    answer = stated_answer((boxed or gold.rpartition("####")[2]).strip())
     return "" if _is_prose(answer) else answer
 
 

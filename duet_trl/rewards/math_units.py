@@ -74,7 +74,7 @@ def without_units(answer: str, gold: str) -> tuple[str | None, str]:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
         (('5', '5'), ('5s', '5'), ('5', '5'))
         >>> without_units(r"5\text{ cm}", r"50\text{ mm}")
-        (('\\left(5\\right)\\cdot10', '50'))
+        ('\\left(5\\right)\\cdot10', '50')
     """
     texts = [_plain_ordinals(_CONSTANT.sub(r"\1\2", text)) for text in (answer, gold)]
     (value, phrase), (gold_value, gold_phrase) = map(_split, texts)

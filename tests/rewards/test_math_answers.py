@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The math reward on answers of every kind of MATH as models write them, and on a hundred and more hostile ones."""
 
+import doctest
 import json
 import logging
 import random
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
 from duet_trl.gate.markers import extract_answer
-from duet_trl.rewards import ChoiceVerifier, MathVerifier
+from duet_trl.rewards import ChoiceVerifier, MathVerifier, math_pairs, math_plain, math_text, math_units
 from duet_trl.rewards.math_pairs import comparable, contradicts
 from duet_trl.rewards.math_text import readable
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
@@ -56,6 +57,11 @@ def test_kinds_that_verifiers_get_wrong(verifier, kind):
     verdicts = verifier.grade([answer for answer, _, _ in table], [gold for _, gold, _ in table])
     assert [row for row, verdict in zip(table, verdicts, strict=True) if verdict != row[2]] == []
     assert len(table) > 100
+
+
+@pytest.mark.parametrize("module", [math_pairs, math_plain, math_text, math_units])
+def test_examples_in_the_docstrings_run(module):
+    assert doctest.testmod(module).failed == 0
 
 
 def test_towers_of_powers_are_told_apart_without_being_computed(verifier, caplog):
