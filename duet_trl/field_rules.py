@@ -24,14 +24,6 @@ FIELD_ACTS = {
     "exclude_zero_variance_groups": Acts(
         lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0, as the KL term of these rollouts counts"
     ),
-    "grad_norm_quantile": Acts(
-        lambda v: v.max_grad_norm > 0 and v.deepspeed_plugin is None,
-        "max_grad_norm above 0, and without DeepSpeed, which clips by itself",
-    ),
-    "ema_decay": Acts(
-        lambda v: v.deepspeed_plugin is None and not v.load_best_model_at_end,
-        "no DeepSpeed (FSDP2 will do), and load_best_model_at_end=False: it brings back the weights of one update",
-    ),
     "old_logps": Acts(
         lambda v: (
             v.use_vllm
@@ -61,10 +53,8 @@ FIELD_RULES = {
     "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
     "budget_fraction": (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
     "keep_probability": (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
-    "grad_norm_quantile": (lambda x: 0 < x < 1, "in (0, 1), such as 0.5; None leaves max_grad_norm alone; got {}"),
     "updates": one_of("once", *CUTS),
     "desired_kl": (lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
-    "ema_decay": (lambda x: 0 < x < 1, "in (0, 1), such as 0.9; None shows the weights of the last update; got {}"),
     "ending_reward_weight": (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
 }
 """What the value of a field must be; the options of a method carry their own rules."""

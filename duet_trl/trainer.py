@@ -34,13 +34,13 @@ from .seams import logs, loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
 from .seams.arguments import check_arguments, own_config
 from .seams.audit import AuditLog
-from .seams.averaging import Averaging
 from .seams.backend import choose_backend
 from .seams.checkpoint import leave_checkpoint, read_state, write_state
 from .seams.data_checks import check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
+from .seams.generating import Generating
 from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
@@ -58,7 +58,7 @@ from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
+class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -130,7 +130,6 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
-        self.start_averaging()
         self.several = None if args.updates == "once" else SeveralUpdates(self)
         if self.several is not None:
             self.add_callback(self.several)
@@ -380,11 +379,13 @@ class DUETGRPOTrainer(Publishing, Averaging, Resuming, UpdateSize):
         if checkpoint is not None:
             state = read_state(Path(checkpoint), self._identity)
             self.loop.load_state_dict(state)
-            self.load_update_state(state)
+            if self.several is not None:
+                self.several.load_state_dict(state)
 
     def save_method_state(self, folder: Path) -> None:
         """Write what the method remembers into a folder, as every checkpoint has it."""
-        write_state(folder, self.loop.state_dict() | self.update_state(), self._identity)
+        updates = {} if self.several is None else self.several.state_dict()
+        write_state(folder, self.loop.state_dict() | updates, self._identity)
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""

@@ -2,8 +2,8 @@
 # python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about six minutes
 """Plain GRPO, then DUET at half the token budget, on a task that two CPU cores learn in minutes.
 
-DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with the
-updates that docs/recipes.md recommends. All start from the same policy and take the same prompts in the same order, in
+DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
+`updates="several"`. All start from the same policy and take the same prompts in the same order, in
 the same number of batches. Each runs in a process of its own, because a vLLM engine keeps state of the process it was
 built in. The table, the figures and summary.json of the output folder show what came out, whatever it is.
 """
@@ -19,24 +19,16 @@ from typing import Any, NamedTuple
 
 import yaml
 from tiny_math.cpu import ENVIRONMENT
-from tiny_math.scaled import GRACE_WINDOW, UPDATES, UPDATES_MINI_BATCHES, UPDATES_RATE
+from tiny_math.scaled import GRACE_WINDOW, UPDATES
 
 DUET = {
     "method": "duet",
     "budget_fraction": 0.5,
     "grace_window": GRACE_WINDOW,
-    # The trim hides from the reward what follows an answer, so the policy is paid for ending (docs/recipes.md).
-    "ending_reward_weight": 0.1,
     # Zero advantages: no part of the method, plain GRPO could save this time as well.
     "method_kwargs": {"drop_zero_advantage": False},
 }
-MICRO_BATCHES = 4  # of 32 rollouts, in each batch
-RECOMMENDED = UPDATES | {
-    "learning_rate": UPDATES_RATE,
-    "steps_per_generation": MICRO_BATCHES,
-    "gradient_accumulation_steps": MICRO_BATCHES // UPDATES_MINI_BATCHES,
-    "method_kwargs": {},  # defaults, that is without rollouts that have next to no advantage
-}
+RECOMMENDED = UPDATES | {"method_kwargs": {}}  # defaults, that is without rollouts that have next to no advantage
 
 
 class Arm(NamedTuple):
@@ -50,9 +42,7 @@ class Arm(NamedTuple):
 ARMS = {
     "grpo": Arm("GRPO", {"method": "grpo"}),
     "duet": Arm("DUET, b = 0.5", DUET),
-    "duet_updates": Arm(
-        "DUET, b = 0.5, recommended updates", DUET | RECOMMENDED, UPDATES["num_iterations"] * UPDATES_MINI_BATCHES
-    ),
+    "duet_updates": Arm("DUET, b = 0.5, several updates", DUET | RECOMMENDED, 4),
 }
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
 ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"

@@ -74,20 +74,12 @@ def main() -> None:
         judge(step)
 
     trainer.loop.judge = recorded
-    divergences = []
-    follow = trainer.follow_kl
-
-    def followed():
-        divergences.append(follow())
-        return divergences[-1]
-
-    trainer.follow_kl = followed
     start = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train(resume_from_checkpoint=resumes)
     end = [p.detach() for p in trainer.model.parameters()]
     report = {
-        "state": plain(trainer.loop.state_dict() | trainer.update_state()),
-        "divergences": divergences,
+        "state": plain(trainer.loop.state_dict() | ({} if trainer.several is None else trainer.several.state_dict())),
+        "divergences": [x["duet/update_kl"] for x in trainer.state.log_history if "duet/update_kl" in x],
         "weights": hashlib.sha256(b"".join(p.numpy().tobytes() for p in end)).hexdigest(),
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "plans": plans,

@@ -39,10 +39,11 @@ def launch(processes: int, model: Path, output_dir: Path, script: str = "distrib
     "overrides",
     [
         {},
-        {**WINDOWS, "beta": 0.04, "mask_truncated_completions": True, "desired_kl": 1e-12},
+        {**WINDOWS, "beta": 0.04, "mask_truncated_completions": True},
+        {"updates": "several", "max_steps": 8},
         {"log_completions": True, "audit_log": True, "eval_strategy": "steps", "eval_steps": 2},
     ],
-    ids=["default", "windows", "logs-and-evaluation"],
+    ids=["default", "windows", "several", "logs-and-evaluation"],
 )
 def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, overrides):
     # Of 32 rollouts of a step 27 are in the budget, of 64 in windows 55: the processes cannot have equally many.
@@ -50,7 +51,7 @@ def test_both_processes_hold_the_same_state_and_weights(tiny_path, tmp_path, ove
     assert first["state"] == second["state"]
     assert first["weights"] == second["weights"]
     assert first["divergences"] == second["divergences"]  # of the rows of both
-    assert any(first["divergences"]) == ("desired_kl" in overrides)
+    assert len(first["divergences"]) == 2 * ("updates" in overrides)
     assert first["moved"] > 1e-4
     assert first["samples"] == second["samples"]  # three prompts over two processes, known to both
     assert [len(row) for row in first["samples"]] == [1, 1, 1]
@@ -106,7 +107,9 @@ def test_a_run_of_several_processes_resumes_where_it_was(tmp_path, sharded):
         assert found["weights_were_loaded"] > 1e-3 and found["moved"] > found["weights_were_loaded"]
         assert found["same_state"]
         assert found["difference"] < 1e-6  # weights and Adam's moments were restored
-        assert found["average_difference"] < 1e-6
+        assert found["same_rate"]
+        # In float32 where weights are whole; where they are sharded in bf16, less its rounding.
+        assert len(found["divergences"]) == 4 and 0 < max(found["divergences"]) < 5e-2
 
 
 @pytest.mark.distributed
@@ -118,8 +121,6 @@ def test_sharded_weights_generate_and_are_saved_whole(tmp_path):
         assert found["sharding"]["sharded"] == found["sharding"]["parameters"] > 0
     assert first["samples"] == second["samples"] == first["greedy"]  # of the saved model, which was never sharded
     assert first["saved"] == 0.0
-    for found in (first, second):
-        assert found["averaged"] > 0.0 and found["restored"] == 0.0
     assert first["state"] == second["state"]
     # One process has sampled its last token long before the other.
     assert (first["longest"][-1], second["longest"][-1]) == (12, 1)

@@ -49,7 +49,9 @@ TABLE = {
     "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange", "step_record"})),
     "seams": Room(
         None,
-        CORE | {"rollouts", "methods", "engines", "config", "exchange", "step_record", "loop", "report", "rewards"},
+        CORE
+        | {"rollouts", "methods", "engines", "config", "exchange", "step_record", "loop"}
+        | {"evaluation", "report", "rewards"},
     ),
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),

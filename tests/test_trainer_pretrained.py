@@ -25,9 +25,9 @@ ROOT = Path(__file__).parents[1]
 SMALL = {
     "max_steps": 2,
     "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
+    "gradient_accumulation_steps": 1,
     "num_generations": 4,
-    "max_completion_length": 24,
+    "max_completion_length": 16,
     "use_cpu": True,
     "logging_steps": 1,
     "save_strategy": "no",

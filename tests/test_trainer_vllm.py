@@ -89,7 +89,7 @@ def test_colocated_training_gates_and_samples_from_the_policy_it_trains(tiny_pat
 @pytest.mark.vllm
 @pytest.mark.slow
 def test_the_engines_log_probs_stand_for_those_before_the_updates_without_a_forward_pass(tiny_path, tmp_path):
-    options = {"num_iterations": 2, "desired_kl": 1e-4, "vllm_importance_sampling_correction": False, "max_steps": 4}
+    options = {"updates": "several", "vllm_importance_sampling_correction": False, "max_steps": 4}
     own = run(tiny_path, tmp_path / "trainer", **options)
     engine = run(tiny_path, tmp_path / "engine", **options, old_logps="engine")
     assert own["passes"]["before"] > 0 == engine["passes"]["before"]

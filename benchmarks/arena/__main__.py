@@ -51,7 +51,7 @@ def arguments() -> argparse.Namespace:
         profile = PROFILES[args.profile]
         names = {
             "tasks": (args.tasks, profile.tasks, TASKS),
-            "entrants": (args.entrants, profile.entrants, ENTRANTS),
+            "entrants": (args.entrants, profile.entrants, [name for name, one in ENTRANTS.items() if not one.retired]),
             "stages": (args.stages, STAGES, STAGES),
         }
         chosen = {}

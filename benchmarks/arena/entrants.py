@@ -18,7 +18,8 @@ from benchmarks.common import grouped
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields
 from duet_trl.methods.reuse import ReuseOptions
-from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_MINI_BATCHES, UPDATES_RATE
+from duet_trl.update.cut import CUTS
+from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_RATE
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
 PROMPTS_PER_STEP = 16
@@ -45,6 +46,7 @@ class Entrant:
         mini_batches (int): Optimizer steps that a batch of rollouts is split into, each over an equal part of it.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
             learns from the log-probs of all rollouts, or of all in the gradient, cannot do without them.
+        retired (bool): A setting of it is no longer there: its records are reported, and it is not run.
     """
 
     name: str
@@ -56,10 +58,14 @@ class Entrant:
     rate: float | None = None
     mini_batches: int = 1
     lean: bool = True
+    retired: bool = False
 
     @property
     def updates(self) -> int:
         """Optimizer steps that it makes of a batch of rollouts."""
+        if "updates" in self.settings:
+            cut = CUTS[self.settings["updates"]]
+            return cut.passes * cut.mini_batches
         return self.settings.get("num_iterations", 1) * self.mini_batches
 
     def __post_init__(self) -> None:
@@ -75,21 +81,18 @@ ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
 """What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
-CLIP = {"grad_norm_quantile": 0.5}
 SAMPLE = {"small_advantages": "sample"}
 EVEN, UNEVEN = {"allocate": False}, {"allocate": True}
 """Counts alike; counts that follow what is known of a prompt."""
 HISTORY = {**UNEVEN, "advantage_baseline": "history"}
 UNGATED = {"trim": False, "abort": False}
 """Every rollout runs to its own end."""
-LAST = {"ema_decay": None}
-"""The weights of the last update are measured, not their average."""
 MEAN = {**UNEVEN, "advantage_baseline": "measured"}
 """The baseline at the mean of the rewards."""
-_steered = partial(Entrant, rate=UPDATES_RATE, mini_batches=UPDATES_MINI_BATCHES)
+_steered = partial(Entrant, rate=UPDATES_RATE)
 _ALL = (
     Entrant("grpo_8", "grpo"),
-    Entrant("grpo_8_clip", "grpo", 1.0, CLIP, tuned_as="grpo_8"),
+    Entrant("grpo_8_clip", "grpo", 1.0, tuned_as="grpo_8", retired=True),  # gradients clipped to their median norm
     Entrant("grpo_4", "grpo", 0.5),
     Entrant("grpo_2", "grpo", 0.25),
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
@@ -98,19 +101,17 @@ _ALL = (
     _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
     _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
     _steered("duet_quarter_ungated", "duet", 0.25, {**ENDING, **UPDATES, **UNGATED}),
-    # `duet` without the average of the weights; each of the next two differs from the one above it in one part more:
-    # uneven counts, then a baseline at the mean.
-    _steered("duet_last", "duet", 0.5, {**ENDING, **UPDATES, **LAST}),
-    _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **UNEVEN}),
-    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **LAST, **MEAN}),
-    # GRPO updated as `duet_quarter` is, then as `duet_last` is.
+    # Each of the next two differs from the one above it in one part more: uneven counts, then a baseline at the mean.
+    _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **UNEVEN}),
+    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **MEAN}),
+    # GRPO updated as these are.
     _steered("grpo_2_steered", "grpo", 0.25, UPDATES),
-    _steered("grpo_4_steered", "grpo", 0.5, {**UPDATES, **LAST}),
-    _steered("grpo_8_steered", "grpo", 1.0, {**UPDATES, **LAST}),
+    _steered("grpo_4_steered", "grpo", 0.5, UPDATES),
+    _steered("grpo_8_steered", "grpo", 1.0, UPDATES),
     Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
     Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN, **SAMPLE}, mini_batches=4),
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),
-    Entrant("duet_2x2_clip", "duet", 0.5, {**ENDING, **MEAN, **TWO, **CLIP}, tuned_as="duet_2x2", mini_batches=2),
+    Entrant("duet_2x2_clip", "duet", 0.5, {**MEAN, **TWO}, tuned_as="duet_2x2", mini_batches=2, retired=True),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
     # Of these two each differs from `duet_history` in one switch, at the same rate.
     Entrant("duet_history_uniform", "duet", 0.5, {**ENDING, **HISTORY, **EVEN}, tuned_as="duet_history"),
@@ -171,6 +172,7 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
     rollouts = PROMPTS_PER_STEP * own["num_generations"]
     mini_batch = rollouts // entrant.mini_batches
     micro_batch = min(shared["per_device_train_batch_size"], mini_batch)
+    several = "updates" in entrant.settings  # which cuts the batch itself
     return grouped(
         shared
         | {"method": entrant.method}
@@ -181,7 +183,7 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
             "seed": seed,
             "per_device_train_batch_size": micro_batch,
             "gradient_accumulation_steps": mini_batch // micro_batch,
-            "steps_per_generation": rollouts // micro_batch,
+            "steps_per_generation": None if several else rollouts // micro_batch,
             "use_vllm": True,
             "generation_kwargs": {"detokenize": False},  # texts are decoded from the ids
             "report_to": "none",

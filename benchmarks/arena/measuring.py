@@ -214,9 +214,8 @@ class Watch(TrainerCallback):
             cost = {"step": step, **self.cost}
             llm = self.trainer.vllm_generation.llm
             tokenizer = self.trainer.processing_class
-            with self.trainer.averaged_weights():
-                self.trainer.engine.sync_weights()
-                self.measurements.append(measure(llm, tokenizer, self.task, self.problems, size, cost))
+            self.trainer.engine.sync_weights()
+            self.measurements.append(measure(llm, tokenizer, self.task, self.problems, size, cost))
         self._clocks = self._now()
 
     @staticmethod

@@ -47,7 +47,9 @@ class Profile:
     samples_start: int = 16
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     tasks: tuple[str, ...] = tuple(TASKS)
-    entrants: tuple[str, ...] = tuple(name for name in ENTRANTS if name not in CONTROLS)
+    entrants: tuple[str, ...] = tuple(
+        name for name, entrant in ENTRANTS.items() if name not in CONTROLS and not entrant.retired
+    )
 
 
 PROFILES = {

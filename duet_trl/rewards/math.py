@@ -43,7 +43,8 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed or is a sentence, which TRL leaves ungraded.
+        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed or is a sentence: TRL leaves it
+            ungraded.
 
     Raises:
         ImportError: If Math-Verify is not installed.
@@ -56,7 +57,8 @@ class MathVerifier:
 
     The gold answer is wrapped in `\boxed{}` before parsing and malformed operators such as `\frac12` are accepted, on
     both sides: without that one gold answer of MATH in five is misread. A gold that is a solution counts as the answer
-    that it states, in a box, behind #### or as "The answer is ...". Completions without a closed, non-empty box score 0.
+    that it states, in a box, behind #### or as "The answer is ...". Completions without a closed, non-empty box score
+    0.
 
     Args:
         timeout (float): CPU seconds that one answer may use; beyond them it scores 0. Ten times as much wall-clock

@@ -2,7 +2,7 @@
 """What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`)."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -44,10 +44,6 @@ class Generating(GRPOTrainer):
 
     def stop_with_checkpoint(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""
-        raise NotImplementedError
-
-    def averaged_weights(self) -> AbstractContextManager:
-        """While active, the model holds the weights that the run shows."""
         raise NotImplementedError
 
     # ---- Seams ------------------------------------------------------------------------------------------------------
@@ -275,9 +271,8 @@ class Generating(GRPOTrainer):
         def sample(prompts: list) -> list[list[int]]:
             return self.engine.sample(self._tokenize_prompts(prompts)[0], sampling)
 
-        with self.averaged_weights():
-            self._sync_engine()
-            return self.exchange.spread(prompts, num_samples, sample, size)
+        self._sync_engine()
+        return self.exchange.spread(prompts, num_samples, sample, size)
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:

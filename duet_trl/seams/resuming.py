@@ -133,17 +133,16 @@ class Resuming(GRPOTrainer):
 def run_identity(trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> dict[str, Any]:
     """What must agree between a checkpoint and the run that resumes from it."""
     args = trainer.args
+    weights = [round(weight, 6) for weight in trainer.reward_weights.tolist()]  # of a float32 tensor
     return {
         "marker": args.marker if automaton is not None else None,
         "automaton": None if automaton is None else automaton.fingerprint,
         "max_completion_length": args.max_completion_length,
         "num_generations": args.num_generations,
         "seed": args.seed,
-        "grad_norm_quantile": args.grad_norm_quantile,
         "updates": args.updates,
-        "ema_decay": args.ema_decay,
         "budget_fraction": args.budget_fraction,
-        "rewards": dict(zip(trainer.reward_func_names, trainer.reward_weights.tolist(), strict=True)),
+        "rewards": dict(zip(trainer.reward_func_names, weights, strict=True)),
         "method": type(method).__name__,
         **method.identity,
     }

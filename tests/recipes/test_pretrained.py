@@ -44,7 +44,7 @@ def test_held_out_sums_are_never_trained_on_nor_shown():
     assert {(problem.left, problem.right) for problem in train | held_out}.isdisjoint(EXAMPLES)
     assert len(set(train_problems())) == POOL_SIZE and len(set(held_out_problems())) == 64
     assert train_problems(8, seed=1) == train_problems(8, seed=1) != train_problems(8, seed=2)
-    with pytest.raises(ValueError, match="there are 99 such sums, 100 were asked for"):
+    with pytest.raises(ValueError, match="there are 98 such sums, 100 were asked for"):
         held_out_problems(100)
 
 
@@ -118,11 +118,10 @@ def test_both_configurations_have_eight_prompts_a_batch(tmp_path, name, accumula
 @pytest.mark.slow
 def test_it_trains_and_prints_what_each_step_did(tmp_path):
     small = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--num_generations", "4")
-    done = recipe(tmp_path, "--model", str(smollm2()), "--max_steps", "2", "--desired_kl", "0.05", *small)
+    done = recipe(tmp_path, "--model", str(smollm2()), "--max_steps", "2", *small)
     assert done.returncode == 0, done.stderr[-3000:]
-    steps = re.findall(
-        r"^step (\d)  reward \S+  divergence \S+  desired 5.00e-02  rate \S+  tokens (\d+)$", done.stdout, re.M
-    )
+    line = r"^step (\d)  reward \d\.\d{3}.*  rate 1\.0e-05  tokens ([\d,]+)$"
+    steps = re.findall(line, done.stdout, re.M)
     assert [number for number, _ in steps] == ["1", "2"] and 0 < int(steps[0][1]) < int(steps[1][1])
     measured = re.findall(r"^held out, (greedy|temperature 1): last answer 0\.\d{3}, first", done.stdout, re.M)
     assert measured == ["greedy", "temperature 1"] * 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Kinds of answers that verifiers pay or refuse wrongly: numbers a float cannot tell apart, words that look like units.
+r"""Kinds of answers that verifiers pay or refuse wrongly: numbers that floats confuse, words that look like units.
 
-In the form of `math_answers`: a gold answer, ACCEPTS, REFUSES or UNGRADED, and answers with two semicolons between them.
+A line is a gold answer, ACCEPTS, REFUSES or UNGRADED, and answers with two semicolons between them.
 """
 
 KINDS = {

@@ -215,3 +215,43 @@ def test_hostile_answers_take_no_time():
     assert ChoiceVerifier().grade(hostile, ["B"] * len(hostile), [OPTIONS] * len(hostile)) == [0.0] * len(hostile)
     assert boxed([rf"\boxed{{{answer}}}" for answer in hostile], ["B"] * len(hostile)) == [0.0] * len(hostile)
     assert time.thread_time() - start < 2
+
+
+ROD_OPTIONS = ["iron", "a copper rod", "helium", "none of these"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "letter"),
+    [("C because I computed the integral.", "C"), ("B because a car moves", "B"), ("A because it is a metal", "A")]
+    + [("C, because it is light", "C"), ("C (because it floats)", "C"), ("C since it is light", "C")]
+    + [
+        ("C is correct", "C"),
+        ("Option C is the best answer", "C"),
+        ("C) helium is right because A and iron sink", "C"),
+    ]
+    + [
+        ("b. a copper rod", "B"),
+        ("c) helium", "C"),
+        ("C - helium", "C"),
+        ("C (helium)", "C"),
+        ("c. it is a gas", "C"),
+    ],
+)
+def test_words_behind_a_letter_that_name_no_other_option(answer, letter):
+    assert choice_letter(answer, 4, ROD_OPTIONS) == letter
+
+
+@pytest.mark.parametrize(
+    "answer",
+    ["A. B. C. D.", "A) B) C) D)", "a) b) c) d)", "A B C D", "A;B", "A|B", "A - B", "A to D", "A & C", "(A)(B)(C)"]
+    + ["A. iron B. a copper rod", "A. iron or helium", "A. iron, B. a copper rod, C. helium", "a. iron b. helium"]
+    + ["A: iron; C: helium", "A. helium, iron", "A because iron or B because rods", "A and C because both float"]
+    + ["C. iron", "C (iron)", "B. maybe C", "C is wrong", "A metal rod", "iron or helium"],
+)
+def test_a_list_of_options_or_another_ones_text_is_no_answer(answer):
+    assert choice_letter(answer, 4, ROD_OPTIONS) is None
+
+
+def test_a_list_of_letters_is_no_answer_without_options_either():
+    assert [choice_letter(text) for text in ("A. B. C. D.", "A. x B. y", "A) B)")] == [None] * 3
+    assert choice_letter("B. John F. Kennedy") == "B" and choice_letter("E: a polygenic score") == "E"

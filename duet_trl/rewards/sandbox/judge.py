@@ -135,9 +135,11 @@ class _Program(codec.Objects):
         return self._remotes.setdefault(number, _Remote(self, number))
 
     def number_of(self, value: Any) -> int:
-        """The number of an object that came from the program; tests have none of their own to give it."""
-        number = next((number for number, remote in self._remotes.items() if remote is value), None)
-        return super().number_of(value) if number is None else number
+        """The number of an object that came from the program; those of the tests themselves have none."""
+        for number, remote in self._remotes.items():
+            if remote is value:
+                return number
+        raise UnusableTests(f"unusable tests, an argument is of type {type(value).__name__!r}, which cannot cross")
 
     def ask(self, number: int, operation: str, *arguments: Any, **options: Any) -> Any:
         """What the program answers to an operation on one of its objects."""

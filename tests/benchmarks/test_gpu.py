@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The script for one GPU: no step stops the next one, what was measured is on disk, a CPU runs all but the kernel."""
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.common import write_result
+from benchmarks.gpu import Step, run_all
+from tests.pretrained import smollm2
+from tests.scripts import ROOT, fresh
+
+COMMON = {"device": "a machine", "seed": 0}
+NEVER_ENDS = ["sh", "-c", "echo begun; tail -f /dev/null"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "outputs" / "bench"
+
+
+def written(folder: Path) -> dict:
+    return json.loads((folder / "gpu.json").read_text())
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_a_step_that_outlives_its_limit_is_recorded_and_the_next_one_runs(folder):
+    found = run_all([Step("long", NEVER_ENDS, 0.5), Step("short", ["echo", "here"], 60)], COMMON)
+    assert found["long"]["status"] == "out of time" and found["long"]["last_lines"] == ["begun"]
+    assert 0.5 <= found["long"]["seconds"] < 30
+    assert found["short"]["status"] == "done"
+    assert written(folder) == {**COMMON, "steps": found}
+
+
+def test_limits_are_scaled(folder):
+    (record,) = run_all([Step("long", NEVER_ENDS, 1000)], COMMON, limit_scale=5e-4).values()
+    assert record["status"] == "out of time" and record["limit"] == 0.5
+
+
+def test_a_step_that_fails_says_how_and_the_next_one_runs(folder):
+    failing = Step("failing", python("for i in range(30): print(i)\nraise SystemExit('no such model')"), 60)
+    found = run_all([failing, Step("short", ["echo"], 60)], COMMON)
+    assert found["failing"]["status"] == "failed" and found["failing"]["exit_status"] == 1
+    assert found["failing"]["last_lines"] == [*map(str, range(11, 30)), "no such model"]
+    assert found["short"]["status"] == "done"
+
+
+def test_a_step_leaves_what_it_measured_before_its_time_was_over_and_nothing_of_an_earlier_run(folder):
+    write_result("part", {"batches": [1, 2, 3]})
+    measures = ["sh", "-c", "echo '{\"batches\": [4]}' > outputs/bench/part.json; tail -f /dev/null"]
+    assert run_all([Step("partly", measures, 0.5, "part")], COMMON)["partly"]["result"] == {"batches": [4]}
+    assert run_all([Step("partly", ["echo"], 60, "part")], COMMON)["partly"]["result"] is None
+
+
+def test_the_file_is_there_after_every_step(folder):
+    reads = python("import json; print(list(json.load(open('outputs/bench/gpu.json'))['steps'])); raise SystemExit(1)")
+    found = run_all([Step("first", ["echo"], 60), Step("second", reads, 60)], COMMON)
+    assert found["second"]["last_lines"] == ["['first']"]
+    assert sorted(path.name for path in folder.iterdir()) == ["gpu.json", "gpu_first.log", "gpu_second.log"]
+
+
+def test_steps_of_several_commands_are_kept_only_if_nothing_else_differs(folder):
+    run_all([Step("first", ["echo"], 60)], COMMON)
+    run_all([Step("second", ["echo"], 60)], COMMON)
+    assert list(written(folder)["steps"]) == ["first", "second"]
+    run_all([Step("third", ["echo"], 60)], {**COMMON, "seed": 1})
+    assert list(written(folder)["steps"]) == ["third"]
+
+
+def test_the_kernel_is_measured_before_anything_but_torch_and_triton_is_installed():
+    code = "import sys; sys.path.insert(0, 'benchmarks'); import benchmarks.gpu, gpu_gate; print(sorted(sys.modules))"
+    done = fresh(["-c", code])
+    assert done.returncode == 0, done.stderr
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "triton" in loaded and not loaded & {"transformers", "trl", "datasets", "accelerate", "peft"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_a_cpu_runs_all_but_the_kernel_on_a_pretrained_model(folder):
+    model = smollm2()
+    script = str(ROOT / "benchmarks" / "gpu.py")
+    # Alone on a core the longest step takes a minute; other tests may run beside it.
+    command = [script, "--quick", "--check", "--limit_scale", "4", "--model", str(model)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    done = fresh(command, cwd=folder.parents[1], env=environment, timeout=2700)
+    assert done.returncode == 0, done.stdout + done.stderr + (folder / "gpu.json").read_text()
+    steps = written(folder)["steps"]
+    assert list(steps) == ["gate_kernel", "swap_duet", "swap_grpo", "divergence"]
+    assert steps["gate_kernel"]["status"] == "skipped" and "There is no GPU" in steps["gate_kernel"]["why"]
+    for name in ("swap_duet", "swap_grpo"):
+        figures = steps[name]["result"]
+        assert steps[name]["status"] == "done" and all(figures["targets_met"].values())
+        (batch,) = figures["batches"]
+        assert figures["medians"]["tokens_per_second"] == batch["tokens"] / batch["seconds_generate"] > 0
+        assert 0.5 < figures["peak_memory_gib"] < 64  # 135 million weights in float32 are 0.5 GiB
+    gate = steps["swap_duet"]["result"]["gate"]
+    assert gate["gate_share"] == 1 - gate["step_ms"] / gate["gated_step_ms"]
+    # Half of the rollouts, which the gate may stop before the 16 tokens at which the others are cut.
+    assert steps["swap_duet"]["result"]["batches"][0]["tokens"] <= 8 * 16
+    assert {row["policy"] for row in steps["divergence"]["result"]["rows"]} == {"smollm2_135m"}
