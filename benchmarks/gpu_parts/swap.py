@@ -59,7 +59,7 @@ class Plan:
     repeats: int = 3
 
 
-QUICK = Plan(batches=1, micro_batches=2, tokens=16, gate_rows=4, gate_tokens=16, repeats=1)
+QUICK = Plan(batches=1, micro_batches=2, tokens=16, gate_rows=2, gate_tokens=8, repeats=1)
 
 
 class Recorder(TrainerCallback):

@@ -84,14 +84,14 @@ def test_the_kernel_is_measured_before_anything_but_torch_and_triton_is_installe
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
+@pytest.mark.timeout(3600)
 def test_a_cpu_runs_all_but_the_kernel_on_a_pretrained_model(folder):
     model = smollm2()
     script = str(ROOT / "benchmarks" / "gpu.py")
     # Alone on a core the longest step takes a minute; other tests may run beside it.
-    command = [script, "--quick", "--check", "--limit_scale", "4", "--model", str(model)]
+    command = [script, "--quick", "--check", "--limit_scale", "10", "--model", str(model)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    done = fresh(command, cwd=folder.parents[1], env=environment, timeout=2700)
+    done = fresh(command, cwd=folder.parents[1], env=environment, timeout=3300)
     assert done.returncode == 0, done.stdout + done.stderr + (folder / "gpu.json").read_text()
     steps = written(folder)["steps"]
     assert list(steps) == ["gate_kernel", "swap_duet", "swap_grpo", "divergence"]
