@@ -12,7 +12,6 @@ part, same seeds, graded by the last answer of ungated generations.
 """
 
 import copy
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +81,7 @@ _COLUMNS = ("policy", "tokens", "change", "truth", "measured", "ratio", "less_ro
 
 
 def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{value:.3g}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def is_right(row: dict[str, Any]) -> bool:
@@ -126,7 +125,7 @@ def measure(name: str, sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
                     "change": change,
                     "truth": true,
                     "measured": measured,
-                    "ratio": measured / true if true > 0 else math.nan,
+                    "ratio": measured / true if true > 0 else None,
                     "less_rounding": max(bf16 - floor, 0.0),
                     "bf16": bf16,
                 }

@@ -29,12 +29,10 @@ DEFAULTS = {
     "keep_probability": 0.05,
 }
 """Of the fields of `METHOD_FIELDS`, under a method that reads them and has no default of its own."""
-ENDING_WEIGHT = 0.1
-"""Of `ending_reward_weight` where rollouts are trimmed."""
 _UNREAD = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0, "budget_reading": "rollouts"}
 """What fields hold under a method that does not read them; the others hold None."""
 
-_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "ending_reward_weight", "desired_kl", "generation_batch_size"})
+_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
 """Fields that may hold something else than what was given."""
 
 
@@ -153,10 +151,10 @@ class DUETGRPOConfig(GRPOConfig):
         "Tokens that end a rollout beside those that tokenizer and model declare: for a base model the end of turn of "
         "its chat template."
     )
-    ending_reward_weight: float | None = knob(
+    ending_reward_weight: float = knob(
         "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
-        "above 0: the trim hides what follows an answer, so this teaches to end there. Logged as "
-        "rewards/ending_reward/mean. None: 0.1 with trim, but 0 (none) under paper."
+        "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
+        default=0.0,
     )
     exclude_zero_variance_groups: bool = knob(
         "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
@@ -254,8 +252,6 @@ class DUETGRPOConfig(GRPOConfig):
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
         self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
         self.options = entry.settle(self, self.options)
-        if self.ending_reward_weight is None:
-            self.ending_reward_weight = ENDING_WEIGHT if self.trim and self.method != "paper" else 0.0
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
 

@@ -222,11 +222,10 @@ def notes(run: Run) -> list[str]:
     if config.method != "duet":
         return found
     graded = run.arguments.graded or ("first" if run.arguments.recipe == "code_qwen3" else "last")
-    if config.trim and graded == "last" and not config.ending_reward_weight:
+    if config.trim and graded == "last" and not (config.options.teach_ending or config.ending_reward_weight):
         found.append(
             "the reward grades the last answer, the trim stops behind the first, and nothing teaches the policy to "
-            "stop there: ending_reward_weight is 0. --ending_reward_weight 0.1 rewards rollouts that end by "
-            "themselves (docs/recipes.md)"
+            "stop there: teach_ending is off (docs/recipes.md#ending)"
         )
     if config.beta and not config.options.drop_zero_advantage:
         found.append(

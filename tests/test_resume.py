@@ -80,9 +80,9 @@ def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_pat
         ({"budget_fraction": 0.8}, "budget_fraction: 0.9 in the state, 0.8 now"),
         (
             {"rewards": [abstains_on_short]},
-            r"rewards: \{'count_fours': 1.0, .* in the state, \{'abstains_on_short': 1.0, 'ending_reward': 0.1\} now",
+            r"rewards: \{'count_fours': 1.0\} in the state, \{'abstains_on_short': 1.0\} now",
         ),
-        ({"reward_weights": [0.5]}, r"rewards: \{'count_fours': 1.0, .* in the state, \{'count_fours': 0.5, .* now"),
+        ({"reward_weights": [0.5]}, r"rewards: \{'count_fours': 1.0\} in the state, \{'count_fours': 0.5\} now"),
         (
             {"ending_reward_weight": 0.25},
             r"rewards: .* in the state, \{'count_fours': 1.0, 'ending_reward': 0.25\} now",

@@ -12,7 +12,7 @@ SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "m
 
 @pytest.mark.parametrize("options", [{}, {"num_iterations": 2, "epsilon": 1e-9}], ids=["one pass", "clipped"])
 def test_the_gradient_is_that_of_answers_and_of_ends_behind_good_ones(tiny_path, tmp_path, options):
-    trainer = duet_trainer(tiny_path, tmp_path, **SGD, ending_reward_weight=0.0, **options)
+    trainer = duet_trainer(tiny_path, tmp_path, **SGD, **options)
     if options:  # the second pass is what the clip would silence
         trainer.args.max_steps = 2
     start = weights(trainer).clone()

@@ -52,6 +52,7 @@ def run(tiny_path, tmp_path, **options):
         max_grad_norm=0.0,
         gradient_accumulation_steps=2,
         steps_per_generation=4,
+        **({} if options.get("method") == "grpo" else {"teach_ending": False}),
         **options,
     )
     generator = torch.Generator().manual_seed(3)
@@ -154,7 +155,7 @@ def test_groups_that_agree_leave_the_divisor_by_choice(tiny_path, tmp_path, meth
     norms = []
     for exclude in (False, True):
         options = {"method": method, "max_steps": 1, "exclude_zero_variance_groups": exclude, "max_grad_norm": 0.0}
-        options |= {"advantage_baseline": "group", "abort": False} if method == "duet" else {}
+        options |= {"advantage_baseline": "group", "abort": False, "teach_ending": False} if method == "duet" else {}
         trainer = duet_trainer(tiny_path, tmp_path, rewards=agree_on_even_ones, **options)
         trainer.train()
         norms += logged(trainer, "grad_norm")

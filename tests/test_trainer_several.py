@@ -90,7 +90,7 @@ def test_a_batch_with_nothing_to_train_moves_nothing(tiny_path, tmp_path):
     def alike(prompts, **kwargs):
         return [1.0] * len(prompts)
 
-    trainer, recorder, _ = recorded(tiny_path, tmp_path, rewards=alike, ending_reward_weight=0.0)
+    trainer, recorder, _ = recorded(tiny_path, tmp_path, rewards=alike)
     assert torch.equal(recorder.before[0], recorder.after[-1])
     assert logged(trainer, "duet/update_kl") == [] and logged(trainer, "duet/trained_tokens")[0] == 0.0
 

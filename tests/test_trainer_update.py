@@ -29,6 +29,7 @@ def test_the_gradient_is_that_of_the_weighted_token_mean(tiny_path, tmp_path, op
         lr_scheduler_type="constant",
         max_grad_norm=0.0,
         keep_probability=0.5,
+        teach_ending=False,
         **options,
     )
     start = weights(trainer).clone()

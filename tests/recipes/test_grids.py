@@ -255,14 +255,14 @@ def test_recommended_cells_have_no_note_and_literal_ones_of_duet_have() -> None:
         assert notes(run) == []
     literal = resolve(*parse("math_qwen3", ["--cell", "table1/qwen3_1.7b_duet_50", "--method", "duet", "--dry_run"]))
     found = notes(literal)
-    assert len(found) == 2 and "ending_reward_weight is 0" in found[0] and "advantage_cutoff are off" in found[1]
+    assert len(found) == 1 and "advantage_cutoff are off" in found[0]
 
 
-def test_what_grades_the_last_answer_and_is_no_cell_of_the_paper_rewards_the_ending() -> None:
+def test_what_is_trimmed_and_is_no_cell_of_the_paper_teaches_the_ending() -> None:
     for cell in CELLS:
-        arguments, config, _ = resolved(cell)
-        rewarded = config.method in ("duet", "duet_reuse") and arguments.recipe != "code_qwen3"
-        assert config.ending_reward_weight == (0.1 if rewarded else 0.0), cell
+        _, config, _ = resolved(cell)
+        if config.method in ("duet", "duet_reuse", "paper"):
+            assert config.options.teach_ending == (config.method != "paper"), cell
 
 
 def test_llamas_prompts_do_not_change_with_the_day_and_base_models_end_their_turn() -> None:

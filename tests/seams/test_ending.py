@@ -40,16 +40,6 @@ def test_endings_are_what_neither_the_length_limit_nor_the_gate_stopped(tiny_pat
     assert logged(trainer, "reward") == pytest.approx([2 + 0.1 * one for one in ended], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "weight"),
-    [({}, 0.1), ({"trim": False}, 0.0), ({"method": "paper"}, 0.0), ({"ending_reward_weight": 0.0}, 0.0)],
-)
-def test_where_rollouts_are_trimmed_the_default_teaches_the_ending(tiny_path, tmp_path, overrides, weight) -> None:
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=1, **overrides)
-    assert trainer.args.ending_reward_weight == weight
-    assert ("ending_reward" in trainer.reward_func_names) == (weight > 0)
-
-
 def test_a_rollout_that_a_verifier_skips_stays_out_of_the_gradient(tiny_path, tmp_path) -> None:
     def skip_half(completions: list, **kwargs: object) -> list[float | None]:
         return [x if row % 2 else None for row, x in enumerate(count_fours(completions))]
