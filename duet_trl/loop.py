@@ -259,7 +259,9 @@ class Loop:
             placement, np.stack([*vars(local).values(), generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
         )
         *columns, terminated = table.T
-        found = {name: column.astype(one.dtype) for (name, one), column in zip(vars(local).items(), columns, strict=True)}
+        found = {
+            name: column.astype(one.dtype) for (name, one), column in zip(vars(local).items(), columns, strict=True)
+        }
         return Replay(**found), terminated.astype(bool)
 
     def _replay(self, jobs: list[Job], generated: Generated) -> Replay:

@@ -57,7 +57,9 @@ def rollouts(
         jobs=jobs,
         prompt=np.fromiter((job.prompt for job in jobs), np.int64, len(jobs)),
         round=np.repeat(np.arange(len(rounds)), [len(round_) for round_ in rounds]),
-        replay=Replay(np.full(len(jobs), int(Outcome.NATURAL)), nowhere, no, length.astype(np.int64), nowhere, nowhere),
+        replay=Replay(
+            np.full(len(jobs), int(Outcome.NATURAL)), nowhere, no, length.astype(np.int64), nowhere, nowhere
+        ),
         terminated=np.array(
             [job.max_tokens is None or own < job.max_tokens for job, own in zip(jobs, length, strict=True)], dtype=bool
         ),
