@@ -28,8 +28,8 @@ _ROUNDING = 1e-2
 def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: bool, teaches_ending: bool) -> None:
     """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
 
-    With `teaches_ending` a trimmed rollout is trained as far as its answer goes: what follows has no say in the reward.
-    Where the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
+    With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
+    the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
     """
     judgement = step.judgement
     cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
