@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several updates of a batch keep a pre-trained model whole in bf16, at any rate that a user may type."""
+
+import copy
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+from duet_trl.update.trust_region import LIMIT
+from recipes.sums import held_out_problems, last_answer_reward, measure, rows, train_problems
+from tests.pretrained import smollm2
+from tests.runs import logged
+
+BATCHES = 8
+RATES = [1e-6, 1e-5, 1e-4, 1e-3]
+
+
+def greedy_first_answers(model) -> float:
+    """Share of 64 held-out problems whose first answer is right, decoded greedily in bf16."""
+    narrow = (
+        copy.deepcopy(model) if not hasattr(model, "merge_and_unload") else copy.deepcopy(model).merge_and_unload()
+    )
+    tokenizer = AutoTokenizer.from_pretrained(smollm2())
+    return measure(narrow.to(torch.bfloat16), tokenizer, held_out_problems(64), temperature=0.0).first
+
+
+@pytest.fixture(scope="module")
+def at_the_start() -> float:
+    return greedy_first_answers(AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("rate", "lora"), [*((rate, False) for rate in RATES), (1e-3, True)])
+def test_eight_batches_leave_the_model_whole(tmp_path, at_the_start, rate, lora):
+    model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16 if lora else torch.float32)
+    config = DUETGRPOConfig(
+        output_dir=str(tmp_path),
+        updates="several",
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        max_steps=4 * BATCHES,
+        per_device_train_batch_size=16,
+        gradient_accumulation_steps=2,
+        num_generations=4,
+        max_completion_length=24,
+        bf16=True,
+        use_cpu=True,
+        seed=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    trainer = DUETGRPOTrainer(
+        model,
+        last_answer_reward,
+        config,
+        Dataset.from_list(rows(train_problems(64))),
+        processing_class=AutoTokenizer.from_pretrained(smollm2()),
+        peft_config=LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM") if lora else None,
+    )
+    trainer.train()
+    divergence = logged(trainer, "duet/update_kl")
+    assert len(divergence) > BATCHES // 2  # the others had nothing to train
+    assert max(divergence) <= LIMIT * config.desired_kl
+    assert greedy_first_answers(trainer.model) >= at_the_start - 0.05
