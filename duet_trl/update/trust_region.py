@@ -18,8 +18,8 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-DESIRED_KL = 1e-3
-"""Divergence of the policy before the updates of a batch from the one after, nats per token."""
+DESIRED_KL = 1e-2
+"""Divergence of the policy before the updates of a batch from the one after, nats per token: PPO's customary value."""
 CEILING, LIMIT = 2.0, 5.0
 """Times what is desired."""
 RISE, FALL = 1.5, 0.5
