@@ -196,6 +196,10 @@ def experiment(words: Sequence[str]) -> None:
     assert plan(options.grid, options.output_dir, options.only, list(words[split + 1 :]))[0]
 
 
+def pretrained(words: Sequence[str]) -> None:
+    recipe("recipes/pretrained.py", ["--config", "pretrained_135m", "--use_cpu", "true", *words])
+
+
 def torchrun(words: Sequence[str]) -> None:
     from torch.distributed.run import get_args_parser
 
@@ -222,7 +226,11 @@ CHECKS = {
     "source": shell,
     "torchrun": torchrun,
 }
-SCRIPT_CHECKS = {"recipes/experiment.py": experiment, "recipes/launch.py": launch}
+SCRIPT_CHECKS = {
+    "recipes/experiment.py": experiment,
+    "recipes/launch.py": launch,
+    "recipes/pretrained.py": pretrained,
+}
 SERVERS = ("vllm", "trl")
 """Programs whose parsers import vLLM: checked by a test of their own."""
 BASH = [one for page in PAGES for one in blocks(page, "bash")]

@@ -99,6 +99,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("marker_window", 0, {"abort": False}, NO_GATE),
     ("poll_interval", 8, {"trim": False}, NO_GATE),
     ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
+    ("teach_ending", False, {"abort": False}, {"trim": False}),
     ("abort_rule", "price", {"abort": False}, NO_GATE),
     ("answer_memory", 50, {}, {"abort": False}),
     ("answer_memory", 50, {"method": "paper", "abort_rule": "price"}, {"method": "paper"}),

@@ -275,7 +275,12 @@ def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path)
 @pytest.mark.parametrize("masking", [False, True])
 def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_path, masking):
     trainer = duet_trainer(
-        tiny_path, tmp_path, max_steps=1, mask_truncated_completions=masking, aborted_rollouts="failure"
+        tiny_path,
+        tmp_path,
+        max_steps=1,
+        mask_truncated_completions=masking,
+        aborted_rollouts="failure",
+        teach_ending=False,
     )
     trainer.train()
     step = trainer._current

@@ -57,8 +57,13 @@ def by_hand(trainer, model):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32, "keep_probability": 0.05},
+        {"teach_ending": False},
+        {
+            "per_device_train_batch_size": 1,
+            "gradient_accumulation_steps": 32,
+            "keep_probability": 0.05,
+            "teach_ending": False,
+        },
         {"mask_truncated_completions": True, "method": "paper"},
     ],
     ids=["padding-rows", "micro-batches-of-padding", "closing-tokens"],

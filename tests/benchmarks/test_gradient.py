@@ -135,11 +135,13 @@ class GradientCheck(TrainerCallback):
         self.method.observe(step.done, judgement, np.where(judgement.in_gradient, sums, np.nan))
 
 
-PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact"}
+PAPER_LIKE = {"aborted_rollouts": "mask", "stratification": "exact", "teach_ending": False}
 PAPER_LIKE |= {"allocate": True, "allocation_objective": "variance"}
 
 
-@pytest.mark.parametrize("fields", [{}, PAPER_LIKE | {"advantage_baseline": "group"}], ids=["duet", "paper_like"])
+@pytest.mark.parametrize(
+    "fields", [{"teach_ending": False}, PAPER_LIKE | {"advantage_baseline": "group"}], ids=["duet", "paper_like"]
+)
 def test_the_weights_are_those_of_the_loss(tiny_path, tmp_path, fields):
     trainer = duet_trainer(tiny_path, tmp_path, data=prompts(8), max_grad_norm=0.0, **fields)
     check = GradientCheck(trainer)
@@ -147,7 +149,7 @@ def test_the_weights_are_those_of_the_loss(tiny_path, tmp_path, fields):
     trainer.train()
     assert [error < 1e-4 for error in check.errors] == [True] * 3
     assert {Outcome.ANSWERED, Outcome.ABORTED} < check.outcomes
-    if fields:
+    if len(fields) > 1:
         assert max(w.max() for w in check.weights) > 3.0  # 1 / 0.3 of a kept one, among others
 
 

@@ -83,11 +83,12 @@ def test_rollouts_that_end_elsewhere_may_have_no_end_token(tmp_path, of_run, ids
 
 def test_the_gap_is_the_mean_distance_over_tokens_of_the_loss_whose_log_prob_is_known(tmp_path):
     inputs = {
-        "completion_mask": torch.tensor([[1, 1, 0], [1, 1, 1]]),
+        "completion_mask": torch.tensor([[1, 1, 1], [1, 1, 1]]),
+        "duet_end": torch.tensor([2, -1]),  # the third token of the first row is taught, the engine drew it not
         "sampling_per_token_logps": torch.tensor([[-1.0, math.nan, -9.0], [-2.0, -3.0, -math.inf]]),
     }
     logps = torch.tensor([[-1.5, -9.0, 0.0], [-1.75, -3.0, -4.0]])
-    # 0.5, unknown, padding; 0.25, 0, and the limit of 1,000 for a token that the engine says cannot be.
+    # 0.5, unknown, taught; 0.25, 0, and the limit of 1,000 for a token that the engine says cannot be.
     assert checks(tmp_path).gap(logps, inputs).tolist() == [0.5 + 0.25 + 0.0 + 1000.0, 4.0]
     assert checks(tmp_path).gap(logps, {"completion_mask": inputs["completion_mask"]}) is None
     assert checks(tmp_path).follow_gap(3.0, 6.0) == {"engine_gap": 0.5}
@@ -112,7 +113,8 @@ def test_it_warns_once_when_the_policy_leaves_the_engine_behind(tmp_path, caplog
     with caplog.at_level(logging.WARNING):
         for gap in gaps:
             found.follow_gap(gap, 1.0)
-    assert [record.getMessage()[:24] for record in caplog.records] == ["The log-probs of Mine ar"] * warned
+    said = [record.getMessage()[:24] for record in caplog.records if record.name.startswith("duet_trl")]
+    assert said == ["The log-probs of Mine ar"] * warned
 
 
 # ---- Runs ---------------------------------------------------------------------------------------------------------
