@@ -75,7 +75,7 @@ def test_home_page_is_the_first_screen_of_the_readme(site: Path) -> None:
     for part in ("GRPO under a token budget", "make demo", "-from trl import GRPOConfig, GRPOTrainer"):
         assert part in shown
     assert "Documentation" not in shown  # a section further down
-    assert 'src="images/arena_one_epoch.png"' in (site / "index.html").read_text()
+    assert 'src="images/method.svg"' in (site / "index.html").read_text()
 
 
 def test_every_room_is_drawn(site: Path) -> None:

@@ -118,11 +118,13 @@ def test_both_configurations_have_eight_prompts_a_batch(tmp_path, name, accumula
 @pytest.mark.slow
 def test_it_trains_and_prints_what_each_step_did(tmp_path):
     small = ("--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "2", "--num_generations", "4")
-    done = recipe(tmp_path, "--model", str(smollm2()), "--max_steps", "2", *small)
+    done = recipe(tmp_path, "--model", str(smollm2()), "--updates", "several", "--max_steps", "8", *small)
     assert done.returncode == 0, done.stderr[-3000:]
-    line = r"^step (\d)  reward \d\.\d{3}.*  rate 1\.0e-05  tokens ([\d,]+)$"
+    # A batch is four updates; one with nothing to train has no divergence.
+    line = r"^step (\d)  reward \d\.\d{3}(  divergence \S+  desired 1\.00e-02)?  rate (\S+)  tokens ([\d,]+)$"
     steps = re.findall(line, done.stdout, re.M)
-    assert [number for number, _ in steps] == ["1", "2"] and 0 < int(steps[0][1]) < int(steps[1][1])
+    assert [number for number, *_ in steps] == ["4", "8"] and 0 < int(steps[0][-1]) < int(steps[1][-1])
+    assert 0 < float(steps[0][2]) <= 1e-5
     measured = re.findall(r"^held out, (greedy|temperature 1): last answer 0\.\d{3}, first", done.stdout, re.M)
     assert measured == ["greedy", "temperature 1"] * 2
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 49_152
