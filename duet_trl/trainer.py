@@ -210,8 +210,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
         self.watch.judged(step, ending=bool(self.args.ending_reward_weight))
         self.histograms.observe(step, self.max_completion_length)
-        self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         rows = self._train_rows(step)
+        self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         if self.several is not None:
             self.several.begin(step)
         return rows

@@ -48,6 +48,7 @@ def fails_in_step(step: int) -> Callable:
             raise OSError("the verifier of process 1 is gone")
         return count_fours(completions)
 
+    score.__name__ = count_fours.__name__  # as the run that resumes has it
     return score
 
 

@@ -104,7 +104,7 @@ def test_a_run_of_several_processes_resumes_where_it_was(tmp_path, sharded):
     for report in resume(tmp_path, "resumes", sharded):
         found = report["resumes"]
         assert found["steps"] == [3, 4]
-        assert found["weights_were_loaded"] > 1e-3 and found["moved"] > found["weights_were_loaded"]
+        assert found["weights_were_loaded"] > 1e-4 and found["moved"] > found["weights_were_loaded"]
         assert found["same_state"]
         assert found["difference"] < 1e-6  # weights and Adam's moments were restored
         assert found["same_rate"]

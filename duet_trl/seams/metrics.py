@@ -54,7 +54,7 @@ def _tokens(step: StepRecord, num_generations: int) -> dict[str, float]:
         "aborted_tokens": float(generated[aborted].sum()),
         "trimmed_tokens": float(generated[step.replay.trimmed].sum()),
         "saved_tokens": full - float(generated.sum()),
-        "trained_tokens": float(length[step.judgement.in_gradient].sum()),
+        "trained_tokens": float(step.row_tokens[step.judgement.in_gradient].sum()),
         "asked_tokens": float(step.asked_tokens),
     }
 

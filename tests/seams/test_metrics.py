@@ -43,6 +43,7 @@ def example() -> dict[str, float]:
         in_gradient=np.array([False, True, True, False]),
     )
     step = StepRecord(prompts, jobs=jobs, done=done, rounds=2, judgement=judgement, asked_tokens=5)
+    step.row_tokens = np.array([8, 11, 60, 35])
     return step_metrics(step, num_generations=4, max_tokens=100)
 
 
@@ -52,7 +53,7 @@ def example() -> dict[str, float]:
         ("generated_tokens", 6 + 17 + 60 + 35),
         ("aborted_tokens", 35),
         ("trimmed_tokens", 17),
-        ("trained_tokens", 17 + 60),
+        ("trained_tokens", 11 + 60),
         # Mean natural length (8 + 17 + 2 * 60) / 4 over 2 prompts x 4 rollouts, less what was generated.
         ("saved_tokens", 8 * (8 + 17 + 120) / 4 - 118),
         ("asked_tokens", 5),
