@@ -18,7 +18,7 @@ RATES = [1e-6, 1e-5, 1e-4, 1e-3]
 
 
 def greedy_first_answers(model) -> float:
-    """Share of 64 held-out problems whose first answer is right, decoded greedily under autocast, as it was trained."""
+    """Share of 64 held-out problems whose first answer is right, decoded greedily under autocast."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return measure(model, AutoTokenizer.from_pretrained(smollm2()), held_out_problems(64), temperature=0.0).first
 
