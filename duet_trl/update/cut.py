@@ -25,11 +25,17 @@ def cut_batch(config: Any) -> None:
     Micro-batches are shared out over the mini-batches, or halved where there is an odd number of them.
 
     Raises:
-        ValueError: If passes or mini-batches were set by hand, or the batch is too small to cut.
+        ValueError: If passes or mini-batches were set by hand, the batch is too small to cut, or updates that are skipped
+            meet a loss scaler.
     """
     if config.updates == "once":
         return
     cut = CUTS[config.updates]
+    if config.updates == "several" and config.fp16:
+        raise ValueError(
+            "updates='several' skips updates, which the loss scaler of fp16=True cannot do. Set bf16=True, or "
+            "updates='once'."
+        )
     for name, stock in (("num_iterations", 1), ("steps_per_generation", None), ("generation_batch_size", None)):
         value = getattr(config, name)
         if value != stock:
