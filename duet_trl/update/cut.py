@@ -25,7 +25,7 @@ def cut_batch(config: Any) -> None:
     Micro-batches are shared out over the mini-batches, or halved where there is an odd number of them.
 
     Raises:
-        ValueError: If passes or mini-batches were set by hand, if the batch is too small to cut, or if a loss scaler is
+        ValueError: If passes or mini-batches were set by hand, the batch is too small to cut, or a loss scaler is
             used, which cannot skip updates.
     """
     if config.updates == "once":
