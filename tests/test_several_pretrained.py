@@ -4,7 +4,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -18,7 +18,11 @@ RATES = [1e-6, 1e-5, 1e-4, 1e-3]
 
 
 def greedy_first_answers(model) -> float:
-    """Share of 64 held-out problems whose first answer is right, decoded greedily under autocast."""
+    """Share of 64 held-out problems whose first answer is right, decoded greedily in bf16."""
+    if not isinstance(model, PeftModel):  # a copy in bf16 is fast, and whatever a trainer has patched is not in it
+        trained = model.state_dict()
+        model = AutoModelForCausalLM.from_pretrained(smollm2(), dtype=torch.bfloat16)
+        model.load_state_dict(trained)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         return measure(model, AutoTokenizer.from_pretrained(smollm2()), held_out_problems(64), temperature=0.0).first
 
