@@ -248,7 +248,8 @@ class Clock:
         def call(trainer: GRPOTrainer, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
             mask = inputs["completion_mask"] * inputs.get("tool_mask", 1)
             self.record.kept_tokens = int(inputs["num_items_in_batch"])
-            self.record.trained_tokens += int(mask.sum())
+            taught = inputs.get("duet_end")  # ends that no policy drew
+            self.record.trained_tokens += int(mask.sum()) - (0 if taught is None else int((taught >= 0).sum()))
             self.record.computed_tokens += inputs["prompt_ids"].numel() + inputs["completion_ids"].numel()
             return compute_loss(trainer, model, inputs)
 

@@ -167,6 +167,7 @@ class SeveralUpdates(TrainerCallback):
         else:
             with trainer.accelerator.autocast():
                 yield trainer.model
+            reshard(trainer.model)  # what stayed whole would not see the next update
 
     # ---- Weights ----------------------------------------------------------------------------------------------------
 

@@ -99,7 +99,8 @@ def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
     np.testing.assert_array_equal(trained, [r.trained_tokens for r in records[ON]])
     generated, aborted = (logged(trainers[ON], f"duet/{kind}_tokens")[:STEPS] for kind in ("generated", "aborted"))
     assert aborted.sum() > 0  # trained as failures: kept like the others
-    np.testing.assert_array_equal(generated, [r.kept_tokens for r in records[ON]])
+    kept = np.array([r.kept_tokens for r in records[ON]])
+    assert ((trained <= kept) & (kept < generated)).all()  # what the gate let through behind an answer does not count
 
 
 @pytest.mark.slow
