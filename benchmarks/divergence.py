@@ -6,9 +6,6 @@ the size of each tensor. Truth: the KL divergence over the whole vocabulary at e
 model. Beside it what `updates="several"` measures (one drawn token of each distribution, a model under bf16 autocast,
 its forward pass in float32), what it measures where weights are sharded or quantised (bf16 less its own rounding), and
 what bf16 alone would say. Policies: the two pre-trained ones (`make models`) and the tiny one of `two_ways`.
-
---train adds what each part of the rule is worth: the tiny policy of `sums` trained with all of it and without one
-part, same seeds, graded by the last answer of ungated generations.
 """
 
 import copy
