@@ -359,6 +359,7 @@ def test_a_continued_rollout_is_superseded_by_the_one_that_goes_on():
     assert step.done.superseded.tolist() == [False, True, False, False]
     np.testing.assert_array_equal(step.done.rewards, [1, np.nan, 1, 1])
     assert step.num_rollouts.tolist() == [2, 0, 1] and not step.nonfinite.any()
+    step.row_tokens = step.replay.length
     figures = step_metrics(step, 2, 20)
     # Two rows of prompt 0 that last, one of prompt 2. The prefix was generated in this step: nothing is reused.
     assert (figures["num_rollouts/max"], figures["reused_tokens"]) == (2, 0)
