@@ -154,7 +154,7 @@ def test_rewriting_never_raises_and_settles(text, other):
 def test_rewriting_a_hostile_answer_takes_no_time(name):
     begin = time.process_time()
     comparable(readable(HOSTILE_ANSWERS[name]), readable(HOSTILE_ANSWERS[name] + r"\text{ cm}"))
-    assert time.process_time() - begin < 0.5
+    assert time.process_time() - begin < 1.5  # a blow-up takes minutes
 
 
 @pytest.mark.slow
