@@ -64,8 +64,7 @@ class Entrant:
     def updates(self) -> int:
         """Optimizer steps that it makes of a batch of rollouts."""
         if "updates" in self.settings:
-            cut = CUTS[self.settings["updates"]]
-            return cut.passes * cut.mini_batches
+            return CUTS[self.settings["updates"]].updates
         return self.settings.get("num_iterations", 1) * self.mini_batches
 
     def __post_init__(self) -> None:

@@ -63,16 +63,23 @@ def positive_rewards(rewards: np.ndarray, extremes: Sequence[float] | None) -> n
     return rewards > (low + high) / 2.0 if low < high else np.zeros(len(rewards), dtype=bool)
 
 
+def spread_within(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
+    """Largest minus smallest of the values (N,) of each group, shape (num_groups,); nan counts as no value.
+
+    -inf for a group without any.
+    """
+    low, high = np.full(num_groups, np.inf), np.full(num_groups, -np.inf)
+    np.fmin.at(low, group, values)
+    np.fmax.at(high, group, values)
+    return high - low
+
+
 def mixed_prompts(done: Rollouts) -> np.ndarray:
     """Prompts whose scored rollouts do not all have the very same reward, shape (M,), bool.
 
     Exact equality over whole groups: a tolerance, or the spread of the others of each rollout, would split groups.
     """
-    num_prompts, scored = len(done.prompts), done.scored
-    low, high = np.full(num_prompts, np.inf), np.full(num_prompts, -np.inf)
-    np.minimum.at(low, done.prompt[scored], done.rewards[scored])
-    np.maximum.at(high, done.prompt[scored], done.rewards[scored])
-    return low < high
+    return spread_within(done.rewards, done.prompt, len(done.prompts)) > 0.0
 
 
 def visit_metrics(done: Rollouts) -> dict[str, float]:

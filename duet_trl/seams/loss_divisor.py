@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from ..config import DUETGRPOConfig
+from ..methods.grouping import spread_within
 from ..step_record import StepRecord
 from .train_rows import only_padding
 
@@ -43,13 +44,11 @@ def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: 
 
 def _zero_variance(step: StepRecord) -> np.ndarray:
     """Rollouts of prompts whose rewards are all equal, and of which none moves the policy, shape (N,), bool."""
-    judgement, group, rewards = step.judgement, step.done.prompt, step.done.rewards
-    low, high = np.full(len(step.prompts), np.inf), np.full(len(step.prompts), -np.inf)
-    np.fmin.at(low, group, rewards)
-    np.fmax.at(high, group, rewards)
+    judgement, group = step.judgement, step.done.prompt
+    spread = spread_within(step.done.rewards, group, len(step.prompts))
     moves = judgement.in_gradient & (np.abs(judgement.weight * judgement.advantages) > _ROUNDING)
-    moved = np.bincount(group, weights=moves, minlength=len(low)) > 0
-    return ((high - low <= _ONE_REWARD) & ~moved)[group]
+    moved = np.bincount(group, weights=moves, minlength=len(spread)) > 0
+    return ((spread <= _ONE_REWARD) & ~moved)[group]
 
 
 def scale(step: StepRecord, batch: dict[str, torch.Tensor], args: DUETGRPOConfig, num_processes: int) -> float:

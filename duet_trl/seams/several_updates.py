@@ -48,12 +48,10 @@ class SeveralUpdates(TrainerCallback):
         args = trainer.args
         cut = CUTS[args.updates]
         self.trainer = trainer
-        self.region = (
-            TrustRegion(args.desired_kl, cut.passes * cut.mini_batches) if args.updates == "several" else None
-        )
+        self.region = TrustRegion(args.desired_kl, cut.updates) if args.updates == "several" else None
         self.epsilon = RelativeEpsilon() if args.updates == "several" else None
         self.fast = None if args.updates == "several" else cut.passes - 1
-        self.num_updates = cut.passes * cut.mini_batches
+        self.num_updates = cut.updates
         self.made = self._passed = 0  # updates of the batch: those made, and those whose turn has been
         self._rows: list[LocalRollout] = []
         self._logps: list[torch.Tensor] = []  # before the first update
@@ -131,8 +129,8 @@ class SeveralUpdates(TrainerCallback):
         return max(found - self._rounding, 0.0) if math.isfinite(found) else found
 
     def _sums(self, now: list[torch.Tensor], before: list[torch.Tensor]) -> torch.Tensor:
-        parts = [divergence_sums(new - old, torch.ones_like(new)) for new, old in zip(now, before, strict=True)]
-        own = torch.stack(parts).sum(dim=0) if parts else torch.zeros(2, dtype=torch.float64)
+        moved = torch.cat(now) - torch.cat(before)
+        own = divergence_sums(moved, torch.ones_like(moved))
         accelerator = self.trainer.accelerator
         return accelerator.reduce(own.float().to(accelerator.device), reduction="sum")
 

@@ -156,8 +156,13 @@ def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> No
     rows = step.packed_rows[process]
     ends = np.where((rows != PADDING_ROW) & step.taught_to_end[rows], step.row_tokens[rows], -1)
     output["duet_end"] = torch.from_numpy(ends).to(advantages.device)
-    taught = (output["duet_end"] >= 0).nonzero()[:, 0]
-    output["completion_mask"][taught, output["duet_end"][taught]] = 1
+    output["completion_mask"][_taught(output)] = 1
+
+
+def _taught(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each EOS that a batch teaches."""
+    rows = (batch["duet_end"] >= 0).nonzero()[:, 0]
+    return rows, batch["duet_end"][rows]
 
 
 def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
@@ -252,8 +257,7 @@ def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
         inputs (dict[str, torch.Tensor]): A micro-batch, before TRL reads its ratios.
         logps (torch.Tensor): Log-probs of its tokens now, shape (B, C), without a gradient.
     """
-    taught = (inputs["duet_end"] >= 0).nonzero()[:, 0]
-    place = (taught, inputs["duet_end"][taught])
+    place = _taught(inputs)
     for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
         known = inputs.get(name)
         if known is not None and known.shape == logps.shape:  # a sequence-level ratio is that of the tokens drawn

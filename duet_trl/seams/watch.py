@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from ..methods.grouping import spread_within
 from ..step_record import StepRecord
 
 logger = logging.getLogger(__name__)
@@ -116,7 +117,8 @@ class RunWatch:
         """
         if self._endings < 0:
             return
-        differs = [_differs_within(column, group) for column in rewards_per_func.T]
+        size = int(group.max()) + 1
+        differs = [(spread_within(column, group, size) > 0.0).any() for column in rewards_per_func.T]
         if any(differs[:-1]):
             self._endings = 0
         elif differs[-1]:
@@ -141,12 +143,3 @@ class RunWatch:
                 int(nonfinite.sum()),
                 len(nonfinite),
             )
-
-
-def _differs_within(values: np.ndarray, group: np.ndarray) -> bool:
-    """Whether any two values of a group differ; nan says nothing."""
-    known = ~np.isnan(values)
-    values, group = values[known], group[known]
-    order = np.argsort(group, kind="stable")
-    values, group = values[order], group[order]
-    return bool(((np.diff(values) != 0) & (np.diff(group) == 0)).any())

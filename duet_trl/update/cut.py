@@ -12,6 +12,11 @@ class Cut:
     passes: int
     mini_batches: int
 
+    @property
+    def updates(self) -> int:
+        """Optimizer steps that a batch of rollouts is meant for."""
+        return self.passes * self.mini_batches
+
 
 CUTS = {"several": Cut(2, 2), "sfpo": Cut(4, 1)}
 """By the value of `updates`."""
