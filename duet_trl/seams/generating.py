@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
-from trl.trainer.utils import pad
 
 from ..engines.engine import Completion, Engine, Request, Sampling
 from ..engines.errors import ServerError
@@ -25,7 +24,7 @@ from .compared_answers import answer_verifier, classes_of_step
 from .ending import pay_endings
 from .engine_checks import EngineChecks
 from .reward_checks import Deferred, checked
-from .train_rows import ReplayBatch
+from .train_rows import ReplayBatch, side_by_side
 from .watch import noticed_if_slow
 
 
@@ -210,13 +209,8 @@ class Generating(GRPOTrainer):
         return self.exchange.in_order(own, found)
 
     def _answer_batch(self, prompts: list[list[int]], queries: list[Query]) -> list[np.ndarray]:
-        device, padding = self.accelerator.device, self._tokenizer.pad_token_id
-        left = [torch.tensor(ids, device=device) for ids in prompts]
-        right = [torch.tensor(query.ids, device=device) for query in queries]
-        ids = torch.cat([pad(left, padding, "left"), pad(right, padding, "right")], dim=1)
-        masks = [[torch.ones_like(x) for x in side] for side in (left, right)]
-        mask = torch.cat([pad(masks[0], 0, "left"), pad(masks[1], 0, "right")], dim=1)
-        width = max(map(len, right))
+        asked = [query.ids for query in queries]
+        ids, mask, width = side_by_side(prompts, asked, self._tokenizer.pad_token_id, self.accelerator.device)
         hidden = logps = None
         if any(query.hidden_at is not None for query in queries):
             output = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)

@@ -19,7 +19,6 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
-from trl.trainer.utils import pad
 
 from ..step_record import LocalRollout, StepRecord
 from ..update.cut import CUTS
@@ -27,6 +26,7 @@ from ..update.divergence import divergence_sums, in_float32, nudged
 from ..update.relative_epsilon import RelativeEpsilon
 from ..update.trust_region import TrustRegion
 from .backend import reshard
+from .train_rows import side_by_side
 
 logger = logging.getLogger(__name__)
 
@@ -143,18 +143,13 @@ class SeveralUpdates(TrainerCallback):
             return [logps for chunk in chunks for logps in self._score_chunk(forward, chunk)]
 
     def _score_chunk(self, forward: Any, rows: Sequence[LocalRollout]) -> list[torch.Tensor]:
-        device, padding = self.trainer.accelerator.device, self.trainer._tokenizer.pad_token_id
-        left, right = ([torch.tensor(ids, device=device) for ids in side] for side in _sides(rows))
-        ids = torch.cat([pad(left, padding, "left"), pad(right, padding, "right")], dim=1)
-        mask = torch.cat(
-            [pad([torch.ones_like(x) for x in left], 0, "left"), pad([torch.ones_like(x) for x in right], 0, "right")],
-            dim=1,
-        )
-        width = max(map(len, right))
+        prompts, completions = [row.prompt_ids for row in rows], [row.completion_ids for row in rows]
+        padding, device = self.trainer._tokenizer.pad_token_id, self.trainer.accelerator.device
+        ids, mask, width = side_by_side(prompts, completions, padding, device)
         labels = ids.masked_fill(mask == 0, -100)
         labels[:, :-width] = -100
         logps = forward(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
-        return [row[: len(x)].float() for row, x in zip(logps, right, strict=True)]
+        return [row[: len(drawn)].float() for row, drawn in zip(logps, completions, strict=True)]
 
     @contextmanager
     def _forward(self) -> Iterator[Any]:
@@ -217,7 +212,3 @@ def _drawn(step: StepRecord, trainer: Any) -> list[LocalRollout]:
     chosen = np.resize(random.permutation(own), count).tolist()
     cut = ((step.local[row], int(step.row_tokens[row])) for row in chosen)  # what follows an answer is not trained
     return [replace(rollout, completion_ids=rollout.completion_ids[:tokens]) for rollout, tokens in cut]
-
-
-def _sides(rows: Sequence[LocalRollout]) -> tuple[list[list[int]], list[list[int]]]:
-    return [row.prompt_ids for row in rows], [row.completion_ids for row in rows]

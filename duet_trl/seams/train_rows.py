@@ -2,6 +2,7 @@
 """From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -248,6 +249,21 @@ def _width(mask: torch.Tensor, multiple: int | None) -> int:
     if multiple is not None:
         width = -(-width // multiple) * multiple
     return min(width, mask.size(1))
+
+
+def side_by_side(
+    prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]], padding: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Prompts padded on the left and completions padded on the right, as TRL lays them out.
+
+    Returns:
+        tuple: Ids and attention mask, shape (B, P + C) each, and C, the tokens of the longest completion.
+    """
+    left, right = ([torch.tensor(ids, device=device) for ids in side] for side in (prompts, completions))
+    ids = torch.cat([pad(left, padding, "left"), pad(right, padding, "right")], dim=1)
+    masks = [[torch.ones_like(one) for one in side] for side in (left, right)]
+    mask = torch.cat([pad(masks[0], 0, "left"), pad(masks[1], 0, "right")], dim=1)
+    return ids, mask, max(map(len, right))
 
 
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
