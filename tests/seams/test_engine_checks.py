@@ -26,9 +26,10 @@ def checks(tmp_path, own: bool = True, **overrides) -> EngineChecks:
     return EngineChecks("Mine", own, config, {EOS}, vocab_size=10)
 
 
-def returned(found: EngineChecks, *ids: list[int], limit: int = 6, **fields) -> None:
+def returned(found: EngineChecks, *ids: list[int], limit: int = 6, **fields) -> list[list[int]]:
     done = [Completion(one, number=number, **fields) for number, one in enumerate(ids)]
-    found.completions(done, [Request([1], max_tokens=limit)] * len(ids))
+    passed = found.completions(done, [Request([1], max_tokens=limit)] * len(ids))
+    return [one.token_ids for one in passed]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def test_tokens_that_no_rollout_of_the_policy_has_are_refused(tmp_path, ids, mes
 
 
 def test_a_run_may_ignore_ends(tmp_path):
-    returned(checks(tmp_path, generation_kwargs={"ignore_eos": True}), [1, EOS, 2])
+    assert returned(checks(tmp_path, generation_kwargs={"ignore_eos": True}), [1, EOS, 2]) == [[1, EOS, 2]]
 
 
 @pytest.mark.parametrize("done", [None, [[1, 2]], (), {}])
@@ -75,7 +76,7 @@ def test_an_engine_that_never_returns_an_end_token_is_told_which(tmp_path):
     ],
 )
 def test_rollouts_that_end_elsewhere_may_have_no_end_token(tmp_path, of_run, ids, fields):
-    returned(checks(tmp_path, **of_run), *ids, **fields)
+    assert returned(checks(tmp_path, **of_run), *ids, **fields) == ids
 
 
 # ---- Log-probs ----------------------------------------------------------------------------------------------------
