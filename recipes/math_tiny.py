@@ -87,9 +87,20 @@ def compare(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train one arm and write its record."""
+    from tiny_math.demo_report import run_record
+
+    arm = ARMS[args.arm]
+    trainer, evaluation = build(args, arm, args.output_dir / args.arm)
+    trainer.train()
+    asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
+    record = run_record(arm.name, trainer.state.log_history, evaluation.evaluations, asked)
+    (args.output_dir / f"{args.arm}.json").write_text(json.dumps(record))
+
+
+def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
+    """The trainer of an arm, and the evaluation that is one of its callbacks."""
     # Only the training process pays for these imports, and only it has the environment they need.
     from datasets import Dataset
-    from tiny_math.demo_report import run_record
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
     from tiny_math.reward import is_correct, last_box_reward
@@ -98,7 +109,6 @@ def train(args: argparse.Namespace) -> None:
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
     from duet_trl.evaluation.callbacks import HeldOutEvaluation
 
-    arm = ARMS[args.arm]
     pool = sample_problems(TRAIN, POOL_SIZE, seed=0)
     held_out = sample_problems(HELD_OUT, args.eval_problems, seed=0)
     settings = yaml.safe_load(SETTINGS.read_text()) | arm.settings
@@ -107,7 +117,7 @@ def train(args: argparse.Namespace) -> None:
     elif args.engine == "transformers":
         settings.pop("old_logps", None)  # only vLLM says them
     config = DUETGRPOConfig(
-        output_dir=str(args.output_dir / args.arm),
+        output_dir=str(folder),
         max_steps=args.steps * arm.updates,
         seed=args.seed,
         use_vllm=args.engine != "transformers",
@@ -126,10 +136,7 @@ def train(args: argparse.Namespace) -> None:
         every=args.eval_every * arm.updates,
     )
     trainer.add_callback(evaluation)
-    trainer.train()
-    asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
-    record = run_record(arm.name, trainer.state.log_history, evaluation.evaluations, asked)
-    (args.output_dir / f"{args.arm}.json").write_text(json.dumps(record))
+    return trainer, evaluation
 
 
 if __name__ == "__main__":

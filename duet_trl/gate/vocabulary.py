@@ -88,7 +88,7 @@ class _Anchor(NamedTuple):
 
 def _written(backend: Any) -> dict[int, bytes | None]:
     """Bytes by id of all tokens, special ones as their text."""
-    tokens = {number: token for token, number in backend.get_vocab(with_added_tokens=True).items()}
+    tokens = dict(sorted((number, token) for token, number in backend.get_vocab(with_added_tokens=True).items()))
     anchor = _find_anchor(backend, tokens)
     rows = [[anchor.number, number, number, anchor.number] for number in tokens]
     written: dict[int, bytes | None] = {}

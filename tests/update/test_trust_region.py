@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from duet_trl.update.trust_region import CEILING, DESIRED_KL, FALL, LIMIT, RISE, TrustRegion
+from duet_trl.update.trust_region import CEILING, DESIRED_KL, FALL, LIMIT, RISE, SEARCH, TrustRegion
 
 
 class Policy:
@@ -48,7 +48,7 @@ def test_no_batch_leaves_the_region_and_the_rate_settles_where_all_updates_come_
 ):
     # Quadratic in the way, and for some policies nowhere more than 6 nats a token, as for a ruined one.
     policy, region = Policy(lambda way: min(curvature * way**2, highest)), TrustRegion(desired, 4)
-    for _ in range(40):
+    for _ in range(100):
         made = train(region, policy, rate)
         assert policy.divergence(policy.way) <= LIMIT * desired * (1 + 1e-9)
     settled = math.sqrt(desired / curvature) / 4 / rate
@@ -101,7 +101,15 @@ def test_a_batch_without_anything_to_train_is_skipped_and_says_nothing_of_the_ra
 
 def test_the_rate_moves_by_bounded_factors_where_no_batch_is_pulled_back():
     region = TrustRegion(1.0, 1)
-    for divergence, expected in ((0.0, 1.0), (1e-6, RISE), (4.9, RISE * FALL), (1.0, RISE * FALL)):
+    factors = (
+        (0.0, 1.0),  # says nothing
+        (1e-6, SEARCH),
+        (1e-6, SEARCH**2),
+        (4.9, SEARCH**2 * FALL),
+        (1e-6, SEARCH**2 * FALL * RISE),  # once it had to go down, it goes up by small steps
+        (1.0, SEARCH**2 * FALL * RISE),
+    )
+    for divergence, expected in factors:
         region.begin(worth=True)
         region.after_update(divergence, pytest.fail)
         assert region.end(1)["update_kl"] == divergence and region.factor == pytest.approx(expected)
