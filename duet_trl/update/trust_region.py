@@ -24,9 +24,9 @@ DESIRED_KL = 3e-3
 CEILING, LIMIT = 2.0, 5.0
 """Times what is desired."""
 SEARCH, RISE, FALL = 1.5, 1.1, 0.5
-"""Factors by which the rate goes up and down at most from one batch to the next: up by the first until it first has to
-go down, and by the second from then on, since some batches have little to teach and say nothing about the next one. A
-batch that was pulled back tells exactly how much too high the rate was."""
+"""Factors by which the rate goes up and down at most from one batch to the next: up by the first until it has to go
+down after it went up, and by the second from then on, since some batches have little to teach and say nothing about
+the next one. A batch that was pulled back tells exactly how much too high the rate was."""
 LOWEST, HIGHEST = 1e-4, 1e2
 """Bounds of the whole factor on the rate that the user gave."""
 _SHORTEST = 1e-6
@@ -49,7 +49,7 @@ class TrustRegion:
         self.desired, self.num_updates = desired, num_updates
         self.factor = 1.0
         self.skipped = self.pulled_back = 0  # over the run
-        self._searching = True
+        self._searching, self._rose = True, False
         self._steered: LRScheduler | None = None
         self.begin(worth=False)
 
@@ -121,12 +121,13 @@ class TrustRegion:
         if self.divergence > 0.0:
             whole = self.divergence * (self.num_updates / self._way) ** 2
             step = math.sqrt(self.desired / whole)
-            self._searching &= step >= 1.0 and not pulled
+            fell = pulled or step < 1.0
+            self._searching &= not (fell and self._rose)
+            self._rose |= not fell
             step = min(step, 1.0 if pulled else SEARCH if self._searching else RISE)
             self.factor *= step if pulled else max(step, FALL)
         elif pulled:  # all of it was undone
             self.factor *= _SHORTEST**0.25
-            self._searching = False
         self.factor = min(max(self.factor, LOWEST), HIGHEST)
         return {
             "update_kl": self.divergence,
@@ -142,11 +143,12 @@ class TrustRegion:
         return {
             "rate_factor": self.factor,
             "searching": self._searching,
+            "rose": self._rose,
             "skipped": self.skipped,
             "pulled_back": self.pulled_back,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore `state_dict()`."""
-        self.factor, self._searching = state["rate_factor"], state["searching"]
+        self.factor, self._searching, self._rose = state["rate_factor"], state["searching"], state["rose"]
         self.skipped, self.pulled_back = state["skipped"], state["pulled_back"]

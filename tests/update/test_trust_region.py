@@ -103,11 +103,12 @@ def test_the_rate_moves_by_bounded_factors_where_no_batch_is_pulled_back():
     region = TrustRegion(1.0, 1)
     factors = (
         (0.0, 1.0),  # says nothing
-        (1e-6, SEARCH),
-        (1e-6, SEARCH**2),
-        (4.9, SEARCH**2 * FALL),
-        (1e-6, SEARCH**2 * FALL * RISE),  # once it had to go down, it goes up by small steps
-        (1.0, SEARCH**2 * FALL * RISE),
+        (4.9, FALL),
+        (1e-6, FALL * SEARCH),
+        (1e-6, FALL * SEARCH**2),
+        (4.9, FALL**2 * SEARCH**2),
+        (1e-6, FALL**2 * SEARCH**2 * RISE),  # once it had to go down after a rise, it goes up by small steps
+        (1.0, FALL**2 * SEARCH**2 * RISE),
     )
     for divergence, expected in factors:
         region.begin(worth=True)
