@@ -148,6 +148,12 @@ def run(name: str, seed: int) -> None:
     (folder / "figures.json").write_text(json.dumps(figures))
 
 
+def _train(name: str, seed: int) -> None:
+    command = [sys.executable, __file__, "--run", name, "--seed", str(seed)]
+    with (RESULTS / "updates.log").open("a") as log:
+        subprocess.run(command, env=ENVIRONMENT | os.environ, stdout=log, stderr=log, check=True)
+
+
 def _folder(name: str, seed: int) -> Path:
     return RESULTS / "updates" / f"{name}_{seed}"
 
@@ -193,6 +199,7 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
     parser.add_argument("--arms", nargs="+", choices=tuple(ARMS), default=list(ARMS))
+    parser.add_argument("--keep", action="store_true", help="do not repeat runs whose figures are there")
     parser.add_argument("--run", choices=tuple(ARMS), help="train this arm only, with --seed, in this process")
     args = parser.parse_args()
     if args.run:
@@ -202,10 +209,10 @@ def main() -> None:
     found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in args.arms}
     for seed in args.seeds:
         for name in args.arms:
-            command = [sys.executable, __file__, "--run", name, "--seed", str(seed)]
-            with (RESULTS / "updates.log").open("a") as log:
-                subprocess.run(command, env=ENVIRONMENT | os.environ, stdout=log, stderr=log, check=True)
-            found[name][seed] = json.loads((_folder(name, seed) / "figures.json").read_text())
+            path = _folder(name, seed) / "figures.json"
+            if not (args.keep and path.exists()):
+                _train(name, seed)
+            found[name][seed] = json.loads(path.read_text())
             print(f"seed {seed}, {ARMS[name][0]}: {found[name][seed]['accuracy'][-1]:.3f}", flush=True)
     print(text_table(HEADERS, table(found)))
     write_result(
