@@ -64,7 +64,7 @@ def _verdict(estimate: Estimate) -> str:
     marker = estimate.usual_marker
     gate = "without a gate, as no completion shows a marker" if marker is None else f"with the gate of marker {marker}"
     shares = [
-        f"{_percent(item.token_share, item.token_share_interval)}% at a budget of {100 * item.budget:g}%"
+        f"{_percent(item.token_share, item.token_share_interval, '%')} at a budget of {100 * item.budget:g}%"
         for item in estimate.projections
         if item.marker == marker
     ]
@@ -106,8 +106,8 @@ def _rule(settings: Settings) -> str:
 def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> dict[str, str]:
     if groups.zero_variance is None:
         return {"zero variance": "not known: no group has two completions with a reward or an advantage"}
-    share = _percent(groups.zero_variance, groups.zero_variance_interval)
-    zero = f"{share}% of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
+    share = _percent(groups.zero_variance, groups.zero_variance_interval, "%")
+    zero = f"{share} of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
     if groups.mean_std is None:
         return {"zero variance": zero, "reward spread": "not known: the files have no reward column"}
     quantiles = ", ".join(f"{name} {value:.3g}" for name, value in groups.std_quantiles.items())
@@ -185,10 +185,12 @@ def _projection_table(estimate: Estimate) -> str:
     return textwrap.indent(text_table([*headers, "remark"], rows), "  ")
 
 
-def _percent(share: float, interval: Interval | None) -> str:
-    """A share in %, with its interval where there is one."""
-    text = f"{100 * share:.1f}"
-    return text if interval is None else f"{text} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
+def _percent(share: float, interval: Interval | None, unit: str = "") -> str:
+    """A share in %, with its interval where there is one that is no point."""
+    text = f"{100 * share:.1f}{unit}"
+    if interval is None or interval[0] == interval[1]:
+        return text
+    return f"{text} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _assumptions(estimate: Estimate) -> list[str]:

@@ -70,7 +70,7 @@ def test_the_first_sentence_has_the_tokens_of_every_budget_with_the_marker_that_
     for budget in (1.0, 0.5):
         item = projected(result, "math", budget)
         low, high = (f"{100 * end:.1f}" for end in item["token_share_interval"])
-        assert f"{100 * item['token_share']:.1f} [{low}, {high}]% at a budget of {100 * budget:g}%" in said
+        assert f"{100 * item['token_share']:.1f}% [{low}, {high}] at a budget of {100 * budget:g}%" in said
     assert said.endswith("with the gate of marker math.")
 
 
