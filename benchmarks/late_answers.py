@@ -15,7 +15,7 @@ Rules: that of `duet`, and the paper's, a quantile of lengths.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -136,45 +136,26 @@ class Found:
     keep: float
 
 
-def closed_loop(
-    thresholds: Any, mixture: Mixture, steps: int, seed: int
-) -> Iterator[tuple[int, MarkerGate, Drawn, Replay]]:
-    """Steps of a gate that is judged by what it let through.
-
-    Args:
-        thresholds (Any): The rule for K2.
-        mixture (Mixture): What the rollouts would do without a gate.
-        steps (int): How many.
-        seed (int): Of rollouts and coins.
-
-    Yields:
-        tuple: The step, from 1, the gate that it ran through, its rollouts without a gate, and what became of them.
-    """
-    rng = np.random.default_rng(seed)
-    gate = MarkerGate(thresholds, trim=False, abort=True, grace_window=GRACE, seed=seed)
-    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
-    mean = 400.0
-    for step in range(1, steps + 1):
-        drawn = mixture.draw(step / steps, len(keys), rng)
-        found = through(gate.spec(), gate.coins(step, keys), drawn)
-        yield step, gate, drawn, found
-        paid = drawn.right & (found.outcome != Outcome.ABORTED)
-        gate.observe(found, paid.astype(float), step, price_at(mean))
-        mean += (found.length.mean() - mean) / 10.0
-
-
 def run(rule: str, mixture: Mixture, cuts: dict[int, int], seed: int) -> Found:
-    """A rule for `STEPS` steps; `cuts` has the exact cut of each step that counts."""
-    sums, limits, coins = np.zeros(6), [], []
-    for step, gate, drawn, found in closed_loop(RULES[rule](), mixture, STEPS, seed):
+    """A rule judged by what its gate let through, for `STEPS` steps; `cuts` has the exact cut of each that counts."""
+    rng, sums, limits, coins = np.random.default_rng(seed), np.zeros(6), [], []
+    gate = MarkerGate(RULES[rule](), trim=False, abort=True, grace_window=GRACE, seed=seed)
+    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
+    mean = 400.0  # tokens of a rollout, by which the price goes
+    for step in range(1, STEPS + 1):
+        drawn = mixture.draw(step / STEPS, len(keys), rng)
+        found = through(gate.spec(), gate.coins(step, keys), drawn)
+        aborted = found.outcome == Outcome.ABORTED
         if step in cuts:
-            aborted, late, cut = found.outcome == Outcome.ABORTED, drawn.right & drawn.late, cuts[step]
+            late, cut = drawn.right & drawn.late, cuts[step]
             exact = np.where(drawn.completed_at > cut, np.maximum(drawn.natural - cut, 0), 0)
             saved = drawn.natural - found.length
             counted = (drawn.right & aborted, drawn.right, late & aborted, late, saved, exact)
             sums += [float(each.sum()) for each in counted]
             limits.append(gate.spec().abort_at)
             coins.append(gate.keep_probability)
+        gate.observe(found, (drawn.right & ~aborted).astype(float), step, price_at(mean))
+        mean += (found.length.mean() - mean) / 10.0
     lost, late_lost, saved = (float(part / max(whole, 1.0)) for part, whole in sums.reshape(3, 2))
     return Found(lost, late_lost, saved, float(np.median(limits)), float(np.mean(coins)))
 
