@@ -107,7 +107,8 @@ def scripted(processes: int, folder: Path, sharded: bool = False) -> list[dict]:
     folder.mkdir()
     options = {"max_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4 // processes}
     arguments = [str(TESTS / "scripted_run.py"), str(folder), json.dumps(options)]
-    done = forked(arguments, env=process_environment() | (fsdp_environment() if sharded else {}), processes=processes)
+    environment = process_environment() | (fsdp_environment() if sharded else {})
+    done = forked(arguments, env=environment, processes=processes, timeout=1400)
     assert done.returncode == 0, done.stderr[-3000:]
     found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
     for rank, one in enumerate(found):
@@ -121,7 +122,7 @@ def scripted(processes: int, folder: Path, sharded: bool = False) -> list[dict]:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("processes", "sharded"), [(2, False), (4, False), (2, True)], ids=["ddp2", "ddp4", "fsdp2"])
 def test_any_number_of_processes_plans_stops_and_trains_as_one_does(tmp_path, processes, sharded):
     (single,) = scripted(1, tmp_path / "one")
