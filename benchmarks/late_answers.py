@@ -11,13 +11,12 @@ The exact cut K* of each mixture follows from a large sample of its law: over al
 x E min(T, K). Late answers earn their tokens where K* lies behind them. There at most 2% of the right answers may be
 lost; elsewhere at least 90% of the tokens that K* saves must be saved. Counted in the second half of a run.
 
-Rules: that of `duet`; the paper's, a quantile of lengths; and one that keeps clear of 0.995 of the rewarded answers.
+Rules: that of `duet`, and the paper's, a quantile of lengths.
 """
 
-import math
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,10 @@ from benchmarks.common import argument_parser, write_result  # noqa: E402
 from duet_trl.allocate.openness import price_of_more  # noqa: E402
 from duet_trl.gate.marker_gate import MarkerGate  # noqa: E402
 from duet_trl.gate.priced import PricedThresholds  # noqa: E402
-from duet_trl.gate.replay import NEVER, Outcome, Replay  # noqa: E402
-from duet_trl.gate.thresholds import LengthThresholds, reward_bar, weighted_quantile  # noqa: E402
+from duet_trl.gate.replay import NEVER, GateSpec, Outcome, Replay  # noqa: E402
+from duet_trl.gate.thresholds import LengthThresholds  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
-from duet_trl.simulation.acting import through  # noqa: E402
-from duet_trl.simulation.population import Drawn  # noqa: E402
 
 CAP, PROMPTS, EACH, GRACE, STEPS = 3072, 64, 8, 150, 300
 OPENNESS = 0.2
@@ -47,6 +44,23 @@ GROWTH, EXACT = 1000.0, 100_000
 SHARES, RIGHT, SILENT = (0.0, 0.01, 0.03, 0.05, 0.07, 0.1, 0.2, 0.3), (0.0, 0.5, 0.9), (0.03, 0.1)
 COURSES = ("steady", "growing", "from the middle")
 TARGETS = {"most_lost": 0.02, "least_saved": 0.9}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Rollouts as they would be without a gate, shape (N,) each.
+
+    Attributes:
+        completed_at (np.ndarray): Length at which the answer is complete; `NEVER` without one.
+        natural (np.ndarray): Length at which it ends by itself or at the limit.
+        right (np.ndarray): Whether the answer is right, bool.
+        late (np.ndarray): Whether it is a late one, bool.
+    """
+
+    completed_at: np.ndarray
+    natural: np.ndarray
+    right: np.ndarray
+    late: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -66,7 +80,7 @@ class Mixture:
     course: str
 
     def draw(self, time: float, size: int, rng: np.random.Generator) -> Drawn:
-        """Rollouts at a time in [0, 1] of the run, as they would be without a gate."""
+        """Rollouts at a time in [0, 1] of the run."""
         share = 0.0 if self.course == "from the middle" and time < 0.25 else self.share
         late = np.where(rng.random(size) < share, LATE, EARLY)
         kind = np.where(rng.random(size) < self.silent, NEVER_ANSWERS, late)
@@ -78,40 +92,28 @@ class Mixture:
         return Drawn(completed_at, natural, right, kind == LATE)
 
 
-class AnswerQuantile(LengthThresholds):
-    """K2 at 1.25 times the 0.95 quantile of answer times, or the 0.995 quantile of rewarded ones if that is later.
-
-    Answer times come from the last 4 x 1,024 kept rollouts, weighted by 1 / propensity. One that the coin kept, that
-    answered late and was rewarded, raises K2 at once.
-    """
-
-    def __init__(self, max_length: int) -> None:
-        super().__init__(max_length)
-        self._answers = np.zeros((3, 0))  # time, or -1; reward; weight
-
-    def observe(self, replay: Replay, propensity: np.ndarray, rewards: np.ndarray, step: int, price: float) -> None:
-        """As `LengthThresholds.observe`."""
-        before = self.abort_threshold
-        super().observe(replay, propensity, rewards, step, price)
-        kept = replay.outcome != Outcome.ABORTED
-        added = np.stack([replay.answered_at[kept], rewards[kept], 1.0 / propensity[kept]])
-        self._answers = np.concatenate([self._answers, added], axis=1)[:, -4 * self.window :]
-        time, reward, weight = self._answers
-        paid = (time >= 0) & (reward >= reward_bar(reward))
-        new = np.arange(len(time)) >= len(time) - kept.sum()
-        abort = max(before, math.ceil(1.25 * time[paid & new & (weight > 1.0)].max(initial=0.0)))
-        if step % self.refit_every == 0 and (time >= 0).sum() >= self.min_samples:
-            (late,) = weighted_quantile(time[time >= 0], weight[time >= 0], (0.95,))
-            if paid.any():
-                late = max(late, *weighted_quantile(time[paid], weight[paid], (0.995,)))
-            abort = math.ceil(1.25 * late)
-        self._set(self.poll_threshold, abort)
+def through(spec: GateSpec, keep: np.ndarray, drawn: Drawn) -> Replay:
+    """`gate.replay.replay` of rollouts with one answer each and a gate that does not trim; coins have shape (N,)."""
+    seen_at, last = spec.seen_at(drawn.completed_at), drawn.natural - 1
+    undecided = (seen_at > last) & (last >= spec.abort_at)
+    aborted = undecided & ~keep
+    outcome = np.select([seen_at <= last, aborted, undecided], [Outcome.ANSWERED, Outcome.ABORTED, Outcome.KEPT])
+    length = np.where(aborted, np.minimum(drawn.natural, spec.abort_at), drawn.natural)
+    shown = drawn.completed_at <= length
+    polled = replace(spec, abort=False).seen_at(drawn.completed_at)
+    return Replay(
+        outcome=outcome.astype(np.int64),
+        marker_at=np.where(seen_at <= last, seen_at, -1),
+        trimmed=np.zeros(len(length), dtype=bool),
+        length=length,
+        answered_at=np.where(shown, polled, -1),
+        completed_at=np.where(shown, drawn.completed_at, -1),
+    )
 
 
 RULES: dict[str, Callable[[], Any]] = {
     "duet": lambda: PricedThresholds(CAP, GRACE),
     "paper": lambda: LengthThresholds(CAP, weighted=False),
-    "answer quantile": lambda: AnswerQuantile(CAP),
 }
 
 
@@ -134,46 +136,26 @@ class Found:
     keep: float
 
 
-def closed_loop(
-    thresholds: Any, mixture: Mixture, steps: int, seed: int, length: float | None = None
-) -> Iterator[tuple[int, MarkerGate, Drawn, Replay]]:
-    """Steps of a gate that is judged by what it let through.
-
-    Args:
-        thresholds (Any): The rule for K2.
-        mixture (Mixture): What the rollouts would do without a gate.
-        steps (int): How many.
-        seed (int): Of rollouts and coins.
-        length (float | None): Tokens of a rollout, by which the price goes; None: their running mean.
-
-    Yields:
-        tuple: The step, from 1, the gate that it ran through, its rollouts without a gate, and what became of them.
-    """
-    rng = np.random.default_rng(seed)
-    gate = MarkerGate(thresholds, trim=False, abort=True, grace_window=GRACE, seed=seed)
-    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
-    mean = 400.0
-    for step in range(1, steps + 1):
-        drawn = mixture.draw(step / steps, len(keys), rng)
-        found = through(gate.spec(), gate.coins(step, keys), drawn, np.zeros(len(keys), dtype=np.int64))
-        yield step, gate, drawn, found
-        paid = drawn.right & (found.outcome != Outcome.ABORTED)
-        gate.observe(found, paid.astype(float), step, price_at(mean if length is None else length))
-        mean += (found.length.mean() - mean) / 10.0
-
-
 def run(rule: str, mixture: Mixture, cuts: dict[int, int], seed: int) -> Found:
-    """A rule for `STEPS` steps; `cuts` has the exact cut of each step that counts."""
-    sums, limits, coins = np.zeros(6), [], []
-    for step, gate, drawn, found in closed_loop(RULES[rule](), mixture, STEPS, seed):
+    """A rule judged by what its gate let through, for `STEPS` steps; `cuts` has the exact cut of each that counts."""
+    rng, sums, limits, coins = np.random.default_rng(seed), np.zeros(6), [], []
+    gate = MarkerGate(RULES[rule](), trim=False, abort=True, grace_window=GRACE, seed=seed)
+    keys = np.repeat([str(prompt) for prompt in range(PROMPTS)], EACH)
+    mean = 400.0  # tokens of a rollout, by which the price goes
+    for step in range(1, STEPS + 1):
+        drawn = mixture.draw(step / STEPS, len(keys), rng)
+        found = through(gate.spec(), gate.coins(step, keys), drawn)
+        aborted = found.outcome == Outcome.ABORTED
         if step in cuts:
-            aborted, late, cut = found.outcome == Outcome.ABORTED, drawn.right & drawn.late, cuts[step]
+            late, cut = drawn.right & drawn.late, cuts[step]
             exact = np.where(drawn.completed_at > cut, np.maximum(drawn.natural - cut, 0), 0)
             saved = drawn.natural - found.length
             counted = (drawn.right & aborted, drawn.right, late & aborted, late, saved, exact)
             sums += [float(each.sum()) for each in counted]
             limits.append(gate.spec().abort_at)
             coins.append(gate.keep_probability)
+        gate.observe(found, (drawn.right & ~aborted).astype(float), step, price_at(mean))
+        mean += (found.length.mean() - mean) / 10.0
     lost, late_lost, saved = (float(part / max(whole, 1.0)) for part, whole in sums.reshape(3, 2))
     return Found(lost, late_lost, saved, float(np.median(limits)), float(np.mean(coins)))
 

@@ -2,9 +2,8 @@
 """`duet-trl <command>`, or `python -m duet_trl <command>`.
 
 `estimate` says what DUET would save on a run that stock TRL GRPO did; `tables` and `figures` make the paper's from a
-folder of runs; `simulate` predicts tokens and seconds of a step; `check` says whether this machine can train. Only
-`check` loads a model, one of its own. None needs a network. Exit status: 0 done, 1 unreadable input or a failed check,
-2 wrong usage.
+folder of runs; `check` says whether this machine can train. Only `check` loads a model, one of its own. None needs a
+network. Exit status: 0 done, 1 unreadable input or a failed check, 2 wrong usage.
 """
 
 import argparse
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 
 from . import __version__, check
 from .report import estimate_command, paper_commands
-from .report import simulate as simulate_command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     estimate_command.add_command(commands)
     paper_commands.add_commands(commands)
-    simulate_command.add_command(commands)
     check.add_command(commands)
     options = parser.parse_args(arguments)
     return options.run(options)

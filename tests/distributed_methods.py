@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.common import leave
 from duet_trl.methods import METHODS
+from tests.processes import leave
 from tests.runs import count_fours, duet_trainer, logged, prompts
 from tests.states import plain
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from benchmarks.common import leave
-from benchmarks.process_parts.run import allow_fsdp_on_cpu, build, sharding
 from duet_trl.seams.backend import _named_weights
+from tests.processes import leave
+from tests.scripted_run import allow_fsdp_on_cpu, build, sharding
 from tests.states import plain
 
 STEPS, SAVED = 4, 2
@@ -33,7 +33,7 @@ def generates(folder: Path, options: dict) -> dict:
     """Training on rollouts that the policy itself samples, which end at other lengths on each process."""
     # The policy hardly moves, so that how long its answers are is known.
     steps = {"max_steps": 2, "learning_rate": 1e-5, "lr_scheduler_type": "constant"}
-    trainer = build("duet", folder, scripted=False, **steps, **options)
+    trainer = build(folder, scripted=False, **steps, **options)
     ids: list[list[list[int]]] = []
     turn = trainer.engine._turn
 
@@ -77,10 +77,10 @@ def resumes(folder: Path, options: dict) -> dict:
         **options,
     }
     options |= {"save_strategy": "steps"}
-    trainer = build("duet", folder, **options)
+    trainer = build(folder, **options)
     trainer.train()
     uninterrupted, state = whole(trainer), plain(trainer.loop.state_dict())
-    resumed = build("duet", folder, **options)
+    resumed = build(folder, **options)
     resumed.engine.round = SAVED  # one round a step
     steps = []
     run = resumed.loop.run

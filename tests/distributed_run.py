@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import leave
 from duet_trl.engines.engine import Completion
+from tests.processes import leave
 from tests.runs import count_fours, duet_trainer, prompts
 from tests.states import plain
 

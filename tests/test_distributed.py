@@ -5,16 +5,30 @@ import json
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from safetensors.numpy import load_file
 
-from benchmarks.common import process_environment, python_command
-from benchmarks.processes import fsdp_environment
+from duet_trl.gate.replay import Outcome
 from duet_trl.methods import METHODS
+from tests.processes import process_environment, python_command
 from tests.scripts import forked, fresh
 
 TESTS = Path(__file__).parent
 WINDOWS = {"steps_per_generation": 4, "num_iterations": 2}
 """Four optimizer steps of each batch of rollouts."""
+
+
+def fsdp_environment() -> dict[str, str]:
+    """What `accelerate launch --config_file recipes/accelerate/fsdp2.yaml` sets for its processes."""
+    line = ["--config_file", str(TESTS.parent / "recipes" / "accelerate" / "fsdp2.yaml"), "--num_processes", "2"]
+    arguments, _, _ = _validate_launch_command(
+        launch_command_parser().parse_args([*line, "--main_process_port", "0", "--mixed_precision", "no", "script.py"])
+    )
+    found = prepare_multi_gpu_env(arguments)
+    return {name: value for name, value in found.items() if name.startswith("FSDP_")} | {"ACCELERATE_USE_FSDP": "true"}
 
 
 def run(
@@ -86,6 +100,47 @@ def test_every_method_trains_alike_on_both_processes(tiny_path, tmp_path):
         assert one["moved"] > 1e-5, method
         assert len(one["trained_tokens"]) == 2 and min(one["trained_tokens"]) > 0, method
         assert (one["reused_tokens"] > 0) == (method in ("spec_rl", "duet_reuse")), method
+
+
+def scripted(processes: int, folder: Path, sharded: bool = False) -> list[dict]:
+    """What each process of scripted_run.py saw; its weights lie as they were asked to."""
+    folder.mkdir()
+    options = {"max_steps": 3, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 4 // processes}
+    arguments = [str(TESTS / "scripted_run.py"), str(folder), json.dumps(options)]
+    environment = process_environment() | (fsdp_environment() if sharded else {})
+    done = forked(arguments, env=environment, processes=processes, timeout=1400)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(processes)]
+    for rank, one in enumerate(found):
+        one["weights"] = load_file(folder / f"rank{rank}.safetensors")
+        assert one["sharding"]["type"] == ("FSDP" if sharded else "NO" if processes == 1 else "MULTI_CPU")
+        assert one["sharding"]["sharded"] == (one["sharding"]["parameters"] if sharded else 0)
+    if sharded:  # each element is on one process
+        assert sum(one["sharding"]["local_elements"] for one in found) == found[0]["sharding"]["elements"]
+    return found
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize(("processes", "sharded"), [(2, False), (4, False), (2, True)], ids=["ddp2", "ddp4", "fsdp2"])
+def test_any_number_of_processes_plans_stops_and_trains_as_one_does(tmp_path, processes, sharded):
+    (single,) = scripted(1, tmp_path / "one")
+    first, *others = scripted(processes, tmp_path / "several", sharded)
+    assert single["moved"] > 1e-3
+    assert all(other["steps"] == first["steps"] and other["losses"] == first["losses"] for other in others)
+    outcomes = {outcome for step in single["steps"] for outcome in step["outcomes"]}
+    assert outcomes == {*Outcome} and any(sum(step["trimmed"]) for step in single["steps"])
+    for step, same in zip(single["steps"], first["steps"], strict=True):
+        logps, other_logps = step.pop("sum_logps"), same.pop("sum_logps")
+        np.testing.assert_allclose(logps, other_logps, atol=1e-3)  # sums of up to 64
+        for name in ("rewards", "advantages"):
+            np.testing.assert_allclose(step.pop(name), same.pop(name), atol=1e-5)
+        assert step == same  # plans, coins, thresholds, outcomes
+    assert first["losses"] == pytest.approx(single["losses"], abs=1e-5)
+    for name, weight in single["weights"].items():
+        np.testing.assert_allclose(first["weights"][name], weight, atol=1e-5)
+        assert all((other["weights"][name] == first["weights"][name]).all() for other in others)
 
 
 def resume(folder: Path, parts: str, sharded: bool) -> list[dict]:

@@ -56,10 +56,9 @@ TABLE = {
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
     "evaluation": Room(NUMERIC | {"transformers", "datasets"}, frozenset({"gate", "rewards"})),
-    "simulation": Room(NUMERIC, frozenset({"gate", "methods", "rollouts"})),
     "report": Room(
         NUMERIC | VERIFIER_AND_REPORT_LIBRARIES | {"tokenizers"},
-        frozenset({"allocate", "gate", "methods", "config", "simulation"}),
+        frozenset({"allocate", "gate", "methods", "config"}),
     ),
     "check": Room(None, None),
     "__main__": Room(frozenset(), frozenset({"report", "check"})),

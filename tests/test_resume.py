@@ -9,9 +9,9 @@ import subprocess
 import pytest
 import torch
 
-from benchmarks.common import process_environment, python_command
 from duet_trl.seams.resuming import _restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
+from tests.processes import process_environment, python_command
 from tests.runs import abstains_on_short, duet_trainer, logged
 
 STATE = "duet_state.json"

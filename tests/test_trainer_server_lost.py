@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import TrainerCallback
 
-from benchmarks.common import process_environment, python_command
+from tests.processes import process_environment, python_command
 from tests.runs import duet_trainer, logged
 from tests.server_process import GATE, GUARD, ServerProcess
 from tests.tiny import tiny_tokenizer

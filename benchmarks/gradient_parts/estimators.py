@@ -2,8 +2,7 @@
 """Gradient estimators as configurations of the library, and simulated steps of each over the same rollouts.
 
 A simulated step draws 16 prompts of the pool. Of each prompt's recorded rollouts the last `HISTORY` in a random order
-are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's. A
-method that asks for more prompts draws them from the whole pool.
+are an earlier visit, from which methods learn what they would have learnt a pass ago; the first are this step's.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +17,15 @@ from benchmarks.arena.tasks import Task
 from benchmarks.gradient_parts.recording import Recording
 from benchmarks.gradient_parts.settings import DUET, GRPO, TRIM, UNIFORM, configuration
 from duet_trl import DUETGRPOConfig
-from duet_trl.allocate.allocators import UniformAllocator
-from duet_trl.allocate.neyman import Allocation, neyman_allocation
-from duet_trl.allocate.openness import PRIOR, openness
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
 
 HISTORY = 4
 """Rollouts of the earlier visit."""
-CANDIDATES = 2.5
-"""Prompts that compete for a visit, in the rows in which they do."""
-GROUP = {"advantage_baseline": "group"}
 HISTORY_BASELINE = {"advantage_baseline": "history", "advantage_cutoff": 0.0}
 CUTOFFS = (0.0, 0.2, 0.4, 0.6)
 """Variants of `duet`, which has one of its own."""
-SPREAD = "spread"
-"""Beside the library's objectives: Theorem 1 on sqrt(p (1 - p)) in place of its surrogate."""
 
 
 @dataclass(frozen=True)
@@ -44,18 +35,14 @@ class Estimator:
     Attributes:
         name (str): In the table.
         config (DUETGRPOConfig): What a run of it would have.
-        spread (bool): Counts by `SpreadAllocator`.
     """
 
     name: str
     config: DUETGRPOConfig
-    spread: bool = False
 
     def method(self, thresholds: dict | None) -> Duet:
         """A fresh method; thresholds None: K1 and K2 as at the start of a run."""
         method = build_method(self.config)
-        if self.spread:
-            method.allocator = SpreadAllocator.like(method.allocator)
         if thresholds is not None and method.gated:
             method.gate.load_state_dict(thresholds)
         return method
@@ -63,32 +50,7 @@ class Estimator:
     @property
     def remembers(self) -> bool:
         """Whether an earlier visit makes a difference."""
-        options = self.config.options
-        return self.config.allocate or options.advantage_baseline != "group" or options.prompt_candidates > 1
-
-
-class SpreadAllocator(UniformAllocator):
-    """Theorem 1 with sigma = sqrt(E[p (1 - p)]) under the Beta posterior of the prompt's success rate p."""
-
-    @classmethod
-    def like(cls, other: UniformAllocator) -> "SpreadAllocator":
-        """With budget, statistics and bounds of another allocator."""
-        names = ("budget", "max_length", "statistics", "price_aborted")
-        return cls(**{name: other.__dict__[name] for name in names}, **other.bounds)
-
-    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step; see `UniformAllocator.plan`."""
-        self.budget.advance(epoch)
-        cost, history = self._cost(keys), self.statistics.reward_history(keys)
-        share = self.statistics.success_share(history.mean)
-        a, b = PRIOR + history.count * share, PRIOR + history.count * (1.0 - share)
-        self.cold = history.count == 0.0
-        return neyman_allocation(
-            np.sqrt(openness(a, b)),
-            cost,
-            self.budget.tokens(cost),
-            **self.bounds,
-        )
+        return self.config.allocate or self.config.options.advantage_baseline != "group"
 
 
 def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]:
@@ -101,10 +63,10 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
     """
     found: dict[str, Estimator] = {}
 
-    def add(name: str, parts: Mapping[str, Any], n: int, spread: bool = False, **overrides: Any) -> None:
+    def add(name: str, parts: Mapping[str, Any], n: int, **overrides: Any) -> None:
         bounds = {"num_rollouts_max": num_rollouts - HISTORY}
         fields = configuration(parts, n, seed, task.fields | bounds | overrides)
-        found[name] = Estimator(name, DUETGRPOConfig(output_dir="unused", max_steps=1, **fields), spread)
+        found[name] = Estimator(name, DUETGRPOConfig(output_dir="unused", max_steps=1, **fields))
 
     counts = (8, 4, 2)
     for n in counts:
@@ -118,18 +80,12 @@ def estimators(task: Task, num_rollouts: int, seed: int) -> dict[str, Estimator]
         add(f"trim + abort masked, 1/eps, eps {keep:g}, 4", UNIFORM, 4, **masked)
     for n in counts:
         add(f"gate + history baseline, {n}", UNIFORM, n, **HISTORY_BASELINE)
-    for label, objective in (("variance", "variance"), ("p(1-p)", SPREAD), ("mixed", "mixed")):
+    for objective in ("variance", "mixed"):
         for weights in ("none", "exact", "clip"):
-            fields = GROUP | {"stratification": weights}
-            if objective != SPREAD:
-                fields["allocation_objective"] = objective
-            add(f"gate + counts by {label}, weights {weights}, 4", DUET, 4, spread=objective == SPREAD, **fields)
+            fields = {"advantage_baseline": "group", "stratification": weights, "allocation_objective": objective}
+            add(f"gate + counts by {objective}, weights {weights}, 4", DUET, 4, **fields)
     for n in counts:
         add(f"duet, {n}", DUET, n)
-    for n in counts:
-        add(f"gate + history baseline + choice, {n}", UNIFORM, n, **HISTORY_BASELINE, prompt_candidates=CANDIDATES)
-    for n in counts:
-        add(f"duet + choice, {n}", DUET, n, prompt_candidates=CANDIDATES)
     for cutoff in CUTOFFS:
         add(f"duet, cutoff {cutoff:g}, 4", DUET, 4, advantage_cutoff=cutoff)
     return found
@@ -145,13 +101,10 @@ class Draw:
     Attributes:
         prompts (np.ndarray): Prompts of the step, shape (M,).
         order (np.ndarray): Random order of the rollouts of every prompt of the pool, shape (Q, n).
-        others (np.ndarray): Prompts of the pool that are not in the step, in the order in which more are drawn, shape
-            (Q - M,).
     """
 
     prompts: np.ndarray
     order: np.ndarray
-    others: np.ndarray
 
 
 def draw_steps(count: int, num_prompts: int, num_rollouts: int, groups: int, seed: int) -> list[Draw]:
@@ -161,14 +114,13 @@ def draw_steps(count: int, num_prompts: int, num_rollouts: int, groups: int, see
     prompts only. Any one step then still has 16 random prompts of the pool, while a bootstrap over groups shows what
     other prompts and other rollouts would have given.
     """
-    rng, more = np.random.default_rng(seed), np.random.default_rng([seed, 1])
+    rng = np.random.default_rng(seed)
     orders = np.tile(np.arange(num_rollouts), (num_prompts, 1))
     dealt = np.array_split(rng.permutation(num_prompts), groups)
     found = []
     for own in np.repeat(np.arange(groups), count // groups):
         prompts = rng.choice(dealt[own], PROMPTS_PER_STEP, replace=False)
-        others = more.permutation(np.setdiff1d(np.arange(num_prompts), prompts))
-        found.append(Draw(prompts, rng.permuted(orders, axis=1), others))
+        found.append(Draw(prompts, rng.permuted(orders, axis=1)))
     return found
 
 
@@ -220,13 +172,10 @@ def simulate(
 
 def take_step(method: Duet, recording: Recording, draw: Draw, step: int) -> tuple[Rollouts, np.ndarray]:
     """What a method asks for in a draw, and the row of each rollout; the coins of different steps differ."""
-    pool = [Prompt(key, {}) for key in recording.keys]
-    batch, others = ([pool[q] for q in own] for own in (draw.prompts, draw.others))
-    prompts = Prompts(batch, step, epoch=1, source=lambda count, taken: others[:count])
+    prompts = Prompts([Prompt(recording.keys[q], {}) for q in draw.prompts], step, epoch=1)
     jobs = method.jobs(prompts, None)
     counts = np.bincount([job.prompt for job in jobs], minlength=len(prompts))
-    asked = [*draw.prompts, *draw.others][: len(prompts)]
-    numbers = [q * recording.num_rollouts + draw.order[q, :n] for q, n in zip(asked, counts, strict=True)]
+    numbers = [q * recording.num_rollouts + draw.order[q, :n] for q, n in zip(draw.prompts, counts, strict=True)]
     return recording.look_up(prompts, jobs, method.gate.spec(), np.concatenate(numbers))
 
 

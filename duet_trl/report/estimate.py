@@ -3,7 +3,8 @@
 
 Measured, from the completions alone: where each marker completes, what was generated after it, how many tokens lie
 beyond the abort gate, how rewards spread within the groups. Projected, by arithmetic: a budget b buys b x the logged
-rollouts at the mean length that the gate leaves. Nothing is trained or sampled, so nothing is said about accuracy.
+rollouts at the mean length that the gate leaves. Intervals are over the prompts of the run, each with all its visits;
+the tokens of the run are held fixed. Nothing is trained or sampled, so nothing is said about accuracy.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from ..gate.markers import MARKERS
 from ..gate.priced import PricedThresholds
 from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay
 from ..gate.thresholds import scaled_grace_window, weighted_quantile
+from .intervals import ratio_interval
 from .logged_completions import Completions, UnreadableRun
 from .tokens import LoggedThoughts, Tokens
 
@@ -25,6 +27,9 @@ PAPER_KEEP = 0.05
 
 STD_QUANTILES = (0.1, 0.5, 0.9)
 """Quantiles over groups that are reported."""
+
+Interval = tuple[float, float]
+"""Both ends of a 95% interval."""
 
 _NOISE = 1e-6
 """Relative spread up to which rewards of a group count as equal: they are float32 sums."""
@@ -73,6 +78,7 @@ class GroupSpread:
     num_groups: int  # groups by run, step and prompt
     num_scored: int  # of those, groups with two scored completions or more; the rest of the table is about them
     zero_variance: float | None  # share without any difference in reward: they teach nothing
+    zero_variance_interval: Interval | None
     mean_std: float | None  # mean within-group standard deviation of the reward (n - 1)
     std_quantiles: dict[str, float]  # its quantiles over groups
     # variance of Theorem 1's optimum, relative to equal counts at equal tokens, if every group's reward spread were
@@ -91,8 +97,10 @@ class MarkerEstimate:
     shown: float  # completions in which it completes outside of thoughts
     in_thought: float  # completions in which it first completes inside of one, where it does not count
     tokens_after_answer: float  # tokens after its first completion
+    tokens_after_answer_interval: Interval | None
     trim_saves: float  # tokens beyond tau + G of answered completions
     tail: float  # completions that reach K2 + G without a marker that a poll saw
+    tail_interval: Interval | None
     tail_tokens: float  # their tokens beyond K2 + G
     abort_saves: float  # (1 - eps) of these: what aborting saves in expectation
     # of the tail, completions that scored above their group's mean. Aborting stops these too. None without a tail or a
@@ -100,6 +108,7 @@ class MarkerEstimate:
     tail_above_mean: float | None
     answer_changes: float | None  # of the trimmed, completions whose last answer is another one after the cut
     gated_mean: float  # expected tokens of a completion under the gate
+    gated_share_interval: Interval | None  # of gated_mean over the mean length
 
 
 @dataclass(frozen=True)
@@ -111,16 +120,9 @@ class Projection:
     rollouts: float  # b x logged completions
     tokens: float  # rollouts x mean length under the gate
     token_share: float  # relative to what was logged
+    token_share_interval: Interval | None  # None: no gate, or one prompt
     time_share_low: float  # the step's time, relative, if all of it shrinks with the tokens
     time_share_high: float  # the same if only generation does
-
-
-@dataclass(frozen=True)
-class GatedTokens:
-    """What a gate leaves of each of N completions, in expectation over its coin; tokens, shape (N,) each."""
-
-    generated: np.ndarray
-    trained: np.ndarray  # without aborted completions
 
 
 def measure_lengths(completions: Completions, tokens: Tokens, settings: Settings) -> Lengths:
@@ -177,22 +179,20 @@ def measure_groups(
     flat = [_flat(rows, reward, advantage) for rows in usable]
     std = np.array([0.0 if _equal(reward[rows]) else reward[rows].std(ddof=1) for rows in usable])
     known = bool(columns) and len(std) > 0
-    batch = np.array([completions.batch[rows[0]] for rows in usable], dtype=np.int64)
+    first = np.array([rows[0] for rows in usable], dtype=np.int64)
     return GroupSpread(
         num_groups=len(groups),
         num_scored=len(usable),
         zero_variance=float(np.mean(flat)) if usable else None,
+        zero_variance_interval=_share_interval(flat, np.ones(len(flat)), completions.prompt_number[first])
+        if usable
+        else None,
         mean_std=float(std.mean()) if known else None,
         std_quantiles={f"p{100 * q:g}": float(np.quantile(std, q)) for q in STD_QUANTILES} if known else {},
-        neyman_variance=_neyman_variance(batch, std, [lengths[rows].mean() for rows in usable]) if known else None,
+        neyman_variance=_neyman_variance(completions.batch[first], std, [lengths[rows].mean() for rows in usable])
+        if known
+        else None,
     )
-
-
-def differing(completions: Completions, reward: np.ndarray, groups: np.ndarray) -> np.ndarray:
-    """Groups with known rewards that differ, as do advantages if any do; `groups` (G, n) are rows. (G,), bool."""
-    advantage = _informative(completions.advantage)
-    known = [rows[~np.isnan(reward[rows])] for rows in groups]
-    return np.array([len(rows) > 1 and not _flat(rows, reward, advantage) for rows in known], dtype=bool)
 
 
 def above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
@@ -234,9 +234,11 @@ def measure_marker(name: str, completions: Completions, logged: Logged) -> Marke
     tokens, thoughts, lengths = logged.tokens, logged.thoughts, logged.lengths
     length, total = tokens.lengths, lengths.total
     spec, keep, answer_at, tail, stop = _under_gate(name, logged)
-    tail_tokens = int((length[tail] - spec.abort_at).sum())
+    beyond = tail * (length - spec.abort_at)  # (N,)
+    tail_tokens, gated = int(beyond.sum()), stop - (1.0 - keep) * beyond
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - keep) * tail_tokens
-    shown = answer_at < NEVER
+    shown, prompts = answer_at < NEVER, completions.prompt_number
+    after = shown * (length - np.minimum(answer_at, length))
     above = above_group_mean(completions, logged.reward)[tail]
     return MarkerEstimate(
         marker=name,
@@ -245,22 +247,18 @@ def measure_marker(name: str, completions: Completions, logged: Logged) -> Marke
         abort_can_act=spec.abort_at < lengths.longest,
         shown=float(shown.mean()),
         in_thought=float(thoughts.hides_first(name, tokens).mean()),
-        tokens_after_answer=float((length - answer_at)[shown].sum()) / total,
+        tokens_after_answer=float(after.sum()) / total,
+        tokens_after_answer_interval=_share_interval(after, length, prompts),
         trim_saves=trim_tokens / total,
         tail=float(tail.mean()),
+        tail_interval=_share_interval(tail, np.ones(len(tail)), prompts),
         tail_tokens=tail_tokens / total,
         abort_saves=abort_tokens / total,
         tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
         answer_changes=thoughts.answer_changes(name, completions.texts, tokens, stop),
         gated_mean=(total - trim_tokens - abort_tokens) / len(length),
+        gated_share_interval=_share_interval(gated, length, prompts),
     )
-
-
-def gated_tokens(name: str, logged: Logged) -> GatedTokens:
-    """Tokens of each completion under the gate of one marker."""
-    spec, keep, _, tail, stop = _under_gate(name, logged)
-    aborted = (1.0 - keep) * tail
-    return GatedTokens(stop - aborted * (stop - spec.abort_at), stop - aborted * stop)
 
 
 def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, settings: Settings) -> list[Projection]:
@@ -270,13 +268,17 @@ def project(lengths: Lengths, markers: Sequence[MarkerEstimate], num: int, setti
     tokens. The rest of a step is taken to stay as it is (high) or to shrink likewise (low).
     """
 
-    def projection(marker: str | None, mean: float, budget: float) -> Projection:
+    def projection(marker: str | None, mean: float, interval: Interval | None, budget: float) -> Projection:
         share = budget * mean / lengths.mean
+        ends = None if interval is None else (budget * interval[0], budget * interval[1])
         high = 1.0 - settings.generation_share * (1.0 - share)
-        return Projection(marker, budget, budget * num, budget * num * mean, share, share, high)
+        return Projection(marker, budget, budget * num, budget * num * mean, share, ends, share, high)
 
-    means = [(None, lengths.mean), *((m.marker, m.gated_mean) for m in markers if m.shown)]
-    return [projection(marker, mean, budget) for marker, mean in means for budget in settings.budgets]
+    gates = [
+        (None, lengths.mean, None),
+        *((m.marker, m.gated_mean, m.gated_share_interval) for m in markers if m.shown),
+    ]
+    return [projection(*gate, budget) for gate in gates for budget in settings.budgets]
 
 
 def logged_price(completions: Completions, lengths: np.ndarray, reward: np.ndarray) -> float:
@@ -340,6 +342,12 @@ def _gate(answer_at: np.ndarray, logged: Logged) -> tuple[GateSpec, float]:
     whole = Replay(outcome, unseen, untrimmed, logged.tokens.lengths, seen_at, seen_at)
     unit.observe(whole, np.ones(size), logged.reward, 1, logged.price)
     return replace(spec, abort_threshold=unit.abort_threshold), unit.keep_probability if keep is None else keep
+
+
+def _share_interval(top: Sequence[bool] | np.ndarray, bottom: np.ndarray, prompts: np.ndarray) -> Interval | None:
+    """Interval of the share sum(top) / sum(bottom) over prompts, within [0, 1]; None for a single prompt."""
+    ends = ratio_interval(np.asarray(top, dtype=np.float64), bottom, prompts)
+    return None if ends is None else (max(ends[0], 0.0), min(ends[1], 1.0))
 
 
 def _flat(rows: np.ndarray, reward: np.ndarray, advantage: np.ndarray) -> bool:

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..gate.markers import MARKERS, get_marker
 from .estimate import (
+    GroupSpread,
     Logged,
     MarkerEstimate,
     Settings,
-    gated_tokens,
     logged_price,
     measure_groups,
     measure_lengths,
@@ -24,13 +24,23 @@ from .estimate import (
     project,
     total_reward,
 )
-from .estimate_rivals import project_rivals
 from .estimate_text import RARE, Estimate, as_json, report_text
-from .logged_completions import Completions, RunLog, UnreadableRun, find_files, read_completions, read_run_log
+from .logged_completions import (
+    Completions,
+    RunLog,
+    UnreadableRun,
+    counted,
+    find_files,
+    read_completions,
+    read_run_log,
+)
 from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
 
 FEW_COMPLETIONS = 32
 """Fewer say little about length quantiles: the trainer, too, waits for as many before its first refit."""
+
+FEW_GROUPS = 32
+"""Intervals over fewer are rough."""
 
 DISAGREEMENT = 0.1
 """Relative difference from the mean length in the run's log that is reported."""
@@ -38,9 +48,8 @@ DISAGREEMENT = 0.1
 DESCRIPTION = """\
 What would DUET save on a run that trl.GRPOTrainer did with log_completions=True? Reads the parquet files that it wrote
 to <output_dir>/completions and prints, per answer marker, the tokens after the answer and the marker-less tail, the
-groups without any difference in reward, and projected tokens and seconds under each budget; then what dynamic
-sampling, skipping, down-sampling and a pilot would have generated and trained. Works offline and needs no model.
-Accuracy is not predicted."""
+groups without any difference in reward, and projected tokens and seconds under each budget, with 95% intervals over
+the prompts of the run. Works offline and needs no model. Accuracy is not predicted."""
 
 
 def add_command(commands: Any) -> None:
@@ -130,13 +139,10 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         price = logged_price(completions, tokens.lengths, reward)
         logged = Logged(tokens, thoughts, lengths, settings, reward, price)
         markers = [measure_marker(name, completions, logged) for name in settings.markers]
-        usual = max(markers, key=lambda marker: marker.shown)
-        gated = gated_tokens(usual.marker, logged) if usual.shown else None
     except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
     projections = project(lengths, markers, len(completions.texts), settings)
-    shown = [item for item in projections if item.marker == (usual.marker if usual.shown else None)]
-    rivals = project_rivals(completions, tokens.lengths, reward, gated, shown, settings.budgets)
+    groups = measure_groups(completions, tokens.lengths, columns, reward)
     seconds, seconds_source = _seconds(log, options.seconds_per_step)
     notes = [*completions.notes, *thought_notes(thoughts), *notes, *guessed]
     if same := [name for name in columns if _constant(completions.numbers[name])]:
@@ -150,16 +156,15 @@ def _estimate(options: argparse.Namespace) -> Estimate:
         chars_per_token=ratio,
         thoughts=thoughts,
         lengths=lengths,
-        groups=measure_groups(completions, tokens.lengths, columns, reward),
+        groups=groups,
         reward_columns=columns,
         markers=markers,
         projections=projections,
-        rivals=rivals,
         seconds_per_step=seconds,
         seconds_source=seconds_source,
         num_steps=log.num_steps or None,
         settings=settings,
-        notes=[*notes, *_notes(completions, markers, log, settings), *rivals.notes],
+        notes=[*notes, *_notes(completions, markers, log, settings), *_interval_notes(completions, groups)],
     )
 
 
@@ -237,6 +242,19 @@ def _notes(completions: Completions, markers: Sequence[MarkerEstimate], log: Run
         )
     if any(0 < marker.shown < RARE for marker in markers):
         notes.append("A rare marker saves little by trimming, and aborting stops answers in another form too.")
+    return notes
+
+
+def _interval_notes(completions: Completions, groups: GroupSpread) -> list[str]:
+    notes = []
+    if groups.zero_variance == 1.0:
+        notes.append("No group differs in reward: nothing is learnt by any method that compares rollouts of a prompt.")
+    if not completions.prompt_number.any():
+        notes.append("All completions are of one prompt: there are no intervals.")
+    elif groups.num_groups < FEW_GROUPS:
+        notes.append(f"{counted(groups.num_groups, 'group')}: the intervals are rough.")
+    if len(completions.steps) == 1:
+        notes.append("One batch is logged: the intervals know nothing of how the run changes.")
     return notes
 
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from .estimate import GroupSpread, Lengths, MarkerEstimate, Projection, Settings
-from .estimate_rivals import ASSUMPTIONS, Interval, Rivals
+from .estimate import GroupSpread, Interval, Lengths, MarkerEstimate, Projection, Settings
 from .logged_completions import Completions, counted
 from .tables import text_table
 from .tokens import LoggedThoughts
@@ -34,26 +33,42 @@ class Estimate:
     reward_columns: list[str]  # columns it was measured on
     markers: list[MarkerEstimate]  # measured per marker
     projections: list[Projection]  # projected cost
-    rivals: Rivals  # projected cost of other methods
     seconds_per_step: float | None  # of the run; None if unknown
     seconds_source: str  # where they come from, or what to do
     num_steps: int | None  # optimizer steps of the run; None if unknown
     settings: Settings  # what was assumed
     notes: list[str]  # what the reader should know about this run
 
+    @property
+    def usual_marker(self) -> str | None:
+        """The marker that most completions show; None if none shows any."""
+        usual = max(self.markers, key=lambda marker: marker.shown)
+        return usual.marker if usual.shown else None
+
 
 def report_text(estimate: Estimate) -> str:
     """The tables for a terminal, without a final newline."""
     window = estimate.settings.grace_window
     parts = [
-        "What would DUET save on this run?",
+        "What would DUET save on this run?\n" + _verdict(estimate),
         "MEASURED on the logged completions\n" + _measured(estimate),
         f"MEASURED per marker, in % (G = {window})\n" + _marker_table(estimate),
         "PROJECTED for the logged batches\n" + _projection_table(estimate),
-        "PROJECTED for other methods, with 95% intervals\n" + _rivals_table(estimate.rivals),
         "NOTES\n" + "\n".join(_wrapped(line, "* ") for line in [*estimate.notes, *_assumptions(estimate)]),
     ]
     return "\n\n".join(parts)
+
+
+def _verdict(estimate: Estimate) -> str:
+    """Share of the logged tokens at each budget, with the gate of the marker that fits."""
+    marker = estimate.usual_marker
+    gate = "without a gate, as no completion shows a marker" if marker is None else f"with the gate of marker {marker}"
+    shares = [
+        f"{_percent(item.token_share, item.token_share_interval, '%')} at a budget of {100 * item.budget:g}%"
+        for item in estimate.projections
+        if item.marker == marker
+    ]
+    return _wrapped(f"It would have generated, of the logged tokens, {', '.join(shares)}, {gate}.")
 
 
 def _measured(estimate: Estimate) -> str:
@@ -91,7 +106,8 @@ def _rule(settings: Settings) -> str:
 def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> dict[str, str]:
     if groups.zero_variance is None:
         return {"zero variance": "not known: no group has two completions with a reward or an advantage"}
-    zero = f"{100 * groups.zero_variance:.1f}% of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
+    share = _percent(groups.zero_variance, groups.zero_variance_interval, "%")
+    zero = f"{share} of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
     if groups.mean_std is None:
         return {"zero variance": zero, "reward spread": "not known: the files have no reward column"}
     quantiles = ", ".join(f"{name} {value:.3g}" for name, value in groups.std_quantiles.items())
@@ -130,15 +146,16 @@ def _marker_table(estimate: Estimate) -> str:
         shares = {
             "shown in": marker.shown,
             **({"in thought": marker.in_thought} if thinks else {}),
-            "tokens after answer": marker.tokens_after_answer,
+            "tokens after answer": _percent(marker.tokens_after_answer, marker.tokens_after_answer_interval),
             "trim saves": marker.trim_saves if marker.trim_can_act else None,
-            "tail": marker.tail,
+            "tail": _percent(marker.tail, marker.tail_interval),
             "tail tokens": marker.tail_tokens,
             "abort saves": marker.abort_saves if marker.abort_can_act else None,
             "tail above mean": marker.tail_above_mean,
             "answer changes": marker.answer_changes,
         }
-        rows.append([marker.marker, marker.abort_threshold, *map(_rounded, shares.values()), remark(marker, settings)])
+        cells = [share if isinstance(share, str) else _rounded(share) for share in shares.values()]
+        rows.append([marker.marker, marker.abort_threshold, *cells, remark(marker, settings)])
     legend = (
         f"K2: {_rule(settings)}. shown in: completions with the marker. "
         + ("in thought: those that show it first inside a thought, where it does not count. " if thinks else "")
@@ -146,7 +163,7 @@ def _marker_table(estimate: Estimate) -> str:
         "G. tail: completions without a marker at K2 + G. tail tokens: theirs beyond K2 + G. abort saves: 1 - eps of "
         "these. tail above mean: of the tail, completions better than their group. answer changes: of the trimmed, "
         "completions whose last answer is another one after the cut. cannot act: comes behind the end of the longest "
-        "completion."
+        "completion. In brackets: 95% intervals over the prompts of the run."
     )
     table = text_table(["marker", "K2", *shares, "remark"], rows)
     return f"{textwrap.indent(table, '  ')}\n{_wrapped(legend)}"
@@ -160,48 +177,20 @@ def _projection_table(estimate: Estimate) -> str:
     rows = []
     for item in estimate.projections:
         row = ["none" if item.marker is None else item.marker, _rounded(item.budget), round(item.rollouts)]
-        row += [round(item.tokens), _rounded(item.token_share), _rounded(item.time_share_high)]
+        share = _percent(item.token_share, item.token_share_interval)
+        row += [round(item.tokens), share, _rounded(item.time_share_high)]
         if seconds is not None:
             row += [seconds * item.time_share_high, seconds * item.time_share_low]
         rows.append([*row, remarks.get(item.marker, "")])
     return textwrap.indent(text_table([*headers, "remark"], rows), "  ")
 
 
-def _rivals_table(rivals: Rivals) -> str:
-    if not rivals.rows:
-        return _wrapped(rivals.reason)
-    headers = ["method", "budget %", "rollouts", "tokens", "tokens %", "trained %", "skipped", "dropped", "useful %"]
-    rows = []
-    for rival in rivals.rows:
-        row = [rival.method, "-" if rival.budget is None else f"{100 * rival.budget:g}", _counts(rival.rollouts)]
-        row += [None if rival.generated is None else round(rival.generated.value)]
-        row += [_percent(rival.generated_share), _percent(rival.trained_share)]
-        rows.append([*row, _counts(rival.skipped), _counts(rival.dropped), _percent(rival.useful), rival.remark])
-    legend = (
-        "tokens %, trained %: of the tokens of the logged groups. skipped: visits of a prompt without a rollout; for "
-        "pilot, without a second round. dropped: prompts whose rollouts were generated and not trained. useful %: of "
-        "the trained rollouts, those in groups whose rewards differ; pilot and duet compare with a history, so the "
-        "others teach them too. Drawn for the intervals: the prompts of the run, each with all its visits; the tokens "
-        "of the run are held fixed. Accuracy is NOT predicted."
-    )
-    table = textwrap.indent(text_table([*headers, "remark"], rows), "  ")
-    lines = [_wrapped(f"{method}: {text}", "* ") for method, text in ASSUMPTIONS.items()]
-    return "\n".join([table, _wrapped(legend), "  ASSUMED, besides that the policy would have learnt alike:", *lines])
-
-
-def _percent(share: Interval | None) -> str:
-    """A share in %, with its interval unless that is a point."""
-    return "-" if share is None else _with_interval([f"{100 * x:.3g}" for x in (share.value, share.low, share.high)])
-
-
-def _counts(number: Interval | None) -> str:
-    """A count, likewise."""
-    return "-" if number is None else _with_interval([f"{x:,.0f}" for x in (number.value, number.low, number.high)])
-
-
-def _with_interval(texts: Sequence[str]) -> str:
-    value, low, high = texts
-    return value if value == low == high else f"{value} [{low}, {high}]"
+def _percent(share: float, interval: Interval | None, unit: str = "") -> str:
+    """A share in %, with its interval where there is one that is no point."""
+    text = f"{100 * share:.1f}{unit}"
+    if interval is None or interval[0] == interval[1]:
+        return text
+    return f"{text} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _assumptions(estimate: Estimate) -> list[str]:
@@ -249,7 +238,6 @@ def as_json(estimate: Estimate) -> dict[str, Any]:
             }
             for item in estimate.projections
         ],
-        "rivals": asdict(estimate.rivals) | {"assumptions": ASSUMPTIONS},
         "notes": estimate.notes,
         "assumptions": _assumptions(estimate),
     }

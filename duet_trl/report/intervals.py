@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals over seeds, which are few: Student's t."""
+"""Intervals over seeds, which are few, and over prompts of a run: Student's t."""
 
 import math
 from collections.abc import Sequence
@@ -32,3 +32,25 @@ def t_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float] | No
     """Both ends of the 95% t-interval of the mean of one value per seed, shape (S,); None for a single seed."""
     half, mean = half_width(values), float(np.mean(values))
     return None if half is None else (mean - half, mean + half)
+
+
+def ratio_interval(top: np.ndarray, bottom: np.ndarray, cluster: np.ndarray) -> tuple[float, float] | None:
+    """Both ends of the 95% interval of sum(top) / sum(bottom), were other clusters drawn; None for a single cluster.
+
+    Linearised: with r the ratio and d_c = sum of top - r bottom in cluster c, the variance is
+    C / (C - 1) sum_c d_c^2 / (sum bottom)^2.
+
+    Args:
+        top (np.ndarray): Shape (N,).
+        bottom (np.ndarray): Shape (N,), with a sum above 0.
+        cluster (np.ndarray): What was drawn together, such as the prompt of each, shape (N,).
+    """
+    number = np.unique(cluster, return_inverse=True)[1]
+    tops, bottoms = (np.bincount(number, weights=values) for values in (top, bottom))
+    clusters, whole = len(tops), float(bottoms.sum())
+    if clusters < 2:
+        return None
+    ratio = float(tops.sum()) / whole
+    variance = clusters / (clusters - 1) * float(((tops - ratio * bottoms) ** 2).sum())
+    half = t_quantile(clusters - 1) * math.sqrt(variance) / whole
+    return ratio - half, ratio + half

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ class Completions:
     numbers: dict[str, np.ndarray]  # numeric columns but step and advantage, shape (N,), nan where there is none
     advantage: np.ndarray  # shape (N,), nan where there is none
     notes: tuple[str, ...]  # what the reader should know about the files
+
+    @cached_property
+    def prompt_number(self) -> np.ndarray:
+        """Equal for completions of the same prompt, shape (N,), int64."""
+        number = {prompt: index for index, prompt in enumerate(dict.fromkeys(self.prompts))}
+        return np.array([number[prompt] for prompt in self.prompts], dtype=np.int64)
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ class NoiseRatio:
     """How much longer the squared gradients of failures are than those of successes, by how surprising they are.
 
     A rollout's gradient of log pi is a sum over its tokens, and a token says the more the less likely it was, so
-    -log pi of a rollout stands in for its squared length: on the tasks of benchmarks/outcomes.py the ratio of the one
+    -log pi of a rollout stands in for its squared length: on the tasks of the arena the ratio of the one
     is 0.4 to 0.9 of the ratio of the other, and every pass over a batch has it. Older steps count less (`MEMORY`).
     """
 

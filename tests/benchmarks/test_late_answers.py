@@ -4,29 +4,26 @@
 import numpy as np
 import pytest
 
-from benchmarks.late_answers import CAP, EACH, GRACE, PROMPTS, Mixture, compare, exact_cut, price_at
+from benchmarks.late_answers import CAP, EACH, GRACE, PROMPTS, Drawn, Mixture, compare, exact_cut, price_at, through
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.coins import keep_coins
 from duet_trl.gate.markers import get_marker
 from duet_trl.gate.replay import GateSpec, Outcome, replay
-from duet_trl.simulation.acting import through
-from duet_trl.simulation.population import Drawn
 
 AUTOMATON = compile_automaton(get_marker("math"), [b"x", b"\\boxed{4}", None])
 
 
-@pytest.mark.parametrize("trim", [False, True])
-def test_the_vectorised_gate_is_the_real_one(trim):
+def test_the_vectorised_gate_is_the_real_one():
     drawn = Mixture(0.3, 0.5, 0.03, "steady").draw(0.0, PROMPTS * EACH, np.random.default_rng(0))
-    spec = GateSpec(300, 900, GRACE, trim=trim)
+    spec = GateSpec(300, 900, GRACE, trim=False)
     size = len(drawn.natural)
     keep = keep_coins(0, 1, ["a prompt"] * size, np.arange(size), 0.05)
-    found = through(spec, keep, drawn, np.zeros(size, dtype=np.int64))
+    found = through(spec, keep, drawn)
     ids = [[0] * length for length in found.length]
     for row, at in enumerate(drawn.completed_at):
         if at <= found.length[row]:
             ids[row][at - 1] = 1
-    real = replay(spec, AUTOMATON, ids, found.trimmed | (found.outcome == Outcome.ABORTED), keep)
+    real = replay(spec, AUTOMATON, ids, found.outcome == Outcome.ABORTED, keep)
     assert set(real.outcome.tolist()) == {*Outcome}
     for name, values in real.__dict__.items():
         np.testing.assert_array_equal(getattr(found, name), values, err_msg=name)

@@ -284,7 +284,7 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")  # from torchrun
     (Path(folder) / f"{mode}{rank}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():
-        from tests.distributed_run import leave
+        from tests.processes import leave
 
         torch.distributed.barrier()
         leave()

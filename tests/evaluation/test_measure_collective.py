@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from benchmarks.common import process_environment, python_command
 from duet_trl.evaluation.measure import on_first
 from tests.evaluation.policy import write_jsonl
+from tests.processes import process_environment, python_command
 
 
 def test_a_process_that_is_alone_does_everything_itself():

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Intervals over seeds."""
+"""Intervals over seeds, and over prompts."""
 
 import numpy as np
 import pytest
 
-from duet_trl.report.intervals import half_width, t_interval
+from duet_trl.report.intervals import half_width, ratio_interval, t_interval
 
 
 def test_the_interval_of_three_seeds_is_twice_as_wide_as_a_normal_one():
@@ -20,3 +20,23 @@ def test_two_seeds_have_one_degree_of_freedom():
     # values 1 and 3: sd sqrt(2), standard error 1, quantile 12.706
     assert half_width([1.0, 3.0]) == pytest.approx(12.706)
     assert half_width([1.0]) is None
+
+
+def test_a_ratio_of_two_clusters_by_hand():
+    # Sums 2 of 4 and 0 of 4: r = 1/4, d = 2 - 1 and 0 - 1, variance 2 / 1 x 2 / 8^2; one degree of freedom.
+    low, high = ratio_interval(np.array([1.0, 0.0, 1.0]), np.array([2.0, 4.0, 2.0]), np.array([7, 3, 7]))
+    assert (low, high) == pytest.approx((0.25 - 12.706 * 2 / 8, 0.25 + 12.706 * 2 / 8))
+    assert ratio_interval(np.ones(3), np.ones(3), np.zeros(3)) is None
+
+
+def test_the_interval_of_a_ratio_holds_the_ratio_of_the_population_95_times_of_100():
+    """Clusters of two rows, whose share goes with their length: E top / E bottom = (0.2 x 50 + 0.6 x 200) / 250."""
+    random, held, runs = np.random.default_rng(0), 0, 2000
+    cluster = np.repeat(np.arange(40), 2)
+    for _ in range(runs):
+        long = np.repeat(random.random(40) < 0.5, 2)
+        bottom = np.where(long, 200.0, 50.0) * random.uniform(0.5, 1.5, 80)
+        top = bottom * np.where(long, 0.6, 0.2) * random.uniform(0.0, 2.0, 80)
+        low, high = ratio_interval(top, bottom, cluster)
+        held += low < 130.0 / 250.0 < high
+    assert held / runs == pytest.approx(0.95, abs=0.02)

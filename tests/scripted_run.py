@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One process of a run of `benchmarks/processes.py`: trains methods on scripted rollouts and writes what it saw.
+"""One process of a run on scripted rollouts, which writes what it saw; started by test_distributed.py.
 
 A rollout is a function of its prompt, its round and its number among all rollouts of the round, whatever process it is
 on, and goes through the gate of its request. So runs on any number of processes must plan, cut and train alike.
@@ -20,17 +20,15 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoTokenizer
 
-from benchmarks.common import grouped, leave
+from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.engine import Completion, Policy, Request, Sampling
 from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
+from tests.processes import leave
 
 NUM_PROMPTS = 24
-GENERATIONS = 32
-"""Rollouts of a step: 8 prompts x 4."""
-
 # Every outcome of the gate within 64 tokens, from the first step on.
 GATE = {
     "grace_window": 8,
@@ -41,7 +39,6 @@ GATE = {
     "threshold_window": 64,
     "budget_fraction": 0.9,
 }
-OWN = {"duet": {**GATE, "allocate": True}, "pilot": {"budget_fraction": 0.9}, "grpo": {}}
 
 
 class ScriptedEngine:
@@ -132,10 +129,10 @@ def sharding(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, Any]
     }
 
 
-def build(method: str, output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTrainer:
-    """A trainer of one method with SGD, whose rollouts are scripted or sampled from the policy."""
+def build(output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTrainer:
+    """A trainer with SGD, whose rollouts are scripted or sampled from the policy."""
     settings = {
-        "method": method,
+        "allocate": True,
         "output_dir": str(output_dir),
         "num_generations": 4,
         "max_completion_length": 64,
@@ -148,7 +145,7 @@ def build(method: str, output_dir: Path, scripted: bool = True, **options: Any) 
         "save_strategy": "no",
         "disable_tqdm": True,
         "seed": 7,
-        **OWN.get(method, {}),
+        **GATE,
         **options,
     }
     data = Dataset.from_dict({"prompt": [f"Compute {i} + {i % 5} = " for i in range(NUM_PROMPTS)]})
@@ -193,18 +190,17 @@ def train(trainer: DUETGRPOTrainer) -> dict[str, Any]:
 
 
 def main() -> None:
-    """argv: methods, separated by commas, a folder for each of them, and the options of the runs as JSON."""
-    methods, folder, options = sys.argv[1].split(","), Path(sys.argv[2]), json.loads(sys.argv[3])
+    """argv: a folder, and the options of the run as JSON."""
+    folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
     before = load_file(CHECKPOINT / "model.safetensors")
     allow_fsdp_on_cpu()
-    for method in methods:
-        trainer = build(method, folder / method, **options)
-        found = train(trainer)
-        weights = {name: weight.detach().clone() for name, weight in trainer.engine.policy.weights()}
-        found["moved"] = max((weight - before[name]).abs().max().item() for name, weight in weights.items())
-        rank = trainer.accelerator.process_index
-        (folder / method / f"rank{rank}.json").write_text(json.dumps(found))
-        save_file(weights, folder / method / f"rank{rank}.safetensors")
+    trainer = build(folder, **options)
+    found = train(trainer)
+    weights = {name: weight.detach().clone() for name, weight in trainer.engine.policy.weights()}
+    found["moved"] = max((weight - before[name]).abs().max().item() for name, weight in weights.items())
+    rank = trainer.accelerator.process_index
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    save_file(weights, folder / f"rank{rank}.safetensors")
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
         leave()
