@@ -18,14 +18,13 @@ from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
-from . import logs
+from . import metrics
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
 from .ending import pay_endings
 from .engine_checks import EngineChecks
 from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch, side_by_side
-from .watch import noticed_if_slow
 
 
 class Generating(GRPOTrainer):
@@ -179,16 +178,15 @@ class Generating(GRPOTrainer):
         inputs = [dict(step.prompts[job.prompt].example) for job in jobs]
         self._generated = generated
         try:
-            with noticed_if_slow(self.reward_func_names, step.prompts.step):
-                return self._calculate_rewards(
-                    inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
-                )
+            return self._calculate_rewards(
+                inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
+            )
         finally:
             self._generated = None
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
-        return logs.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
+        return metrics.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
 
     def answer_classes(self, step: StepRecord) -> np.ndarray:
         """Class of each rollout's answer; see [`~duet_trl.loop.Host`]."""
