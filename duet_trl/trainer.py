@@ -10,13 +10,11 @@ type is positively homogeneous.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
@@ -35,7 +33,7 @@ from .seams.answer_region import Thoughts
 from .seams.arguments import check_arguments, own_config
 from .seams.audit import AuditLog, audit_columns
 from .seams.backend import choose_backend
-from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.checkpoint import leave_checkpoint
 from .seams.data_checks import check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
@@ -43,18 +41,18 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
-from .seams.resuming import Resuming, TrainingStopped, run_identity
+from .seams.resuming import run_identity
 from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
 from .seams.surrogate_check import check_surrogate
 from .seams.update_size import UpdateSize
 from .seams.watch import RunWatch
-from .seams.whole_checkpoint import resume_point, writing
+from .seams.whole_checkpoint import resume_point
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
+class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -352,37 +350,3 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         """Log values as metrics of DUET."""
         self._reporters.report(self._metrics["train"], values, by)
-
-    # ---- Seams: state -------------------------------------------------------------------------------------------
-
-    def _checkpoint_folder(self, trial: Any) -> Path:
-        return Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        folder = self._checkpoint_folder(trial)
-        with writing(folder) if self.args.should_save else nullcontext():
-            if self.args.should_save:  # before the parent, which pushes the folder to the Hub
-                self.save_method_state(folder)
-                self.write_data_sample(folder)
-            super()._save_checkpoint(model, trial)
-        self._saved_step = self.state.global_step
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            state = read_state(Path(checkpoint), self._identity)
-            self.loop.load_state_dict(state)
-            if self.several is not None:
-                self.several.load_state_dict(state)
-
-    def save_method_state(self, folder: Path) -> None:
-        """Write what the method remembers into a folder, as every checkpoint has it."""
-        updates = {} if self.several is None else self.several.state_dict()
-        write_state(folder, self.loop.state_dict() | updates, self._identity)
-
-    def stop_with_checkpoint(self, reason: str) -> NoReturn:
-        """End training with a checkpoint of the state before the step."""
-        self.save_unless_saved()
-        raise TrainingStopped(
-            f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}."
-        )

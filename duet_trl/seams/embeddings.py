@@ -18,9 +18,6 @@ from ..rollouts import Prompt
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 100_000
-"""Prompts whose vectors a sentence model is not asked for again."""
-
 Embed = Callable[[Sequence[Prompt]], np.ndarray]
 """Prompts -> their vectors, shape (M, D), float32."""
 
@@ -95,17 +92,9 @@ class SentenceVectors:
                 "model or its folder, or set 'policy'."
             ) from error
         self.trainer = trainer
-        self._known: dict[str, np.ndarray] = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """Vectors of some prompts, shape (M, D), float32; those of earlier steps are remembered."""
-        new = {prompt.key: prompt for prompt in prompts if prompt.key not in self._known}
-        if new:
-            texts = [prompt_text(prompt.example["prompt"]) for prompt in new.values()]
-            device = str(self.trainer.accelerator.device)
-            vectors = self.model.encode(texts, device=device, show_progress_bar=False).astype(np.float32)
-            self._known.update(zip(new, vectors, strict=True))
-        found = np.stack([self._known[prompt.key] for prompt in prompts])
-        for key in list(self._known)[: max(len(self._known) - _REMEMBERED, 0)]:
-            del self._known[key]
-        return found
+        """Vectors of some prompts, shape (M, D), float32."""
+        texts = [prompt_text(prompt.example["prompt"]) for prompt in prompts]
+        device = str(self.trainer.accelerator.device)
+        return self.model.encode(texts, device=device, show_progress_bar=False).astype(np.float32)

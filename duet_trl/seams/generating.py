@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
 from ..engines.engine import Completion, Engine, Request, Sampling
@@ -23,11 +22,12 @@ from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
 from .ending import pay_endings
 from .engine_checks import EngineChecks
+from .resuming import Resuming
 from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch, side_by_side
 
 
-class Generating(GRPOTrainer):
+class Generating(Resuming):
     """The part of `DUETGRPOTrainer` that generates and scores."""
 
     engine: Engine
@@ -39,10 +39,6 @@ class Generating(GRPOTrainer):
     _last_loaded_step: int
     _stopped: np.ndarray  # of the round that was generated last, like the next
     _in_thought: np.ndarray
-
-    def stop_with_checkpoint(self, reason: str) -> NoReturn:
-        """End training with a checkpoint of the state before the step."""
-        raise NotImplementedError
 
     # ---- Seams ------------------------------------------------------------------------------------------------------
 

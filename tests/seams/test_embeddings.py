@@ -109,9 +109,6 @@ def test_a_sentence_model_embeds_as_the_library_does(tiny_path, tmp_path):
             hidden = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0]
         np.testing.assert_allclose(vector, hidden.mean(dim=0).numpy(), atol=1e-5)
     assert found.dtype == np.float32
-    again = asked(data, [5, 2])
-    np.testing.assert_array_equal(trainer.method.embed(again)[1], found[2])
-    assert len(trainer.method.embed._known) == 5  # each prompt once
     trainer.train()
 
 

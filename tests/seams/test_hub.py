@@ -139,13 +139,6 @@ def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(tiny_path, 
     assert TOKEN not in card and str(tmp_path) not in card
 
 
-def test_a_run_that_is_to_be_pushed_says_without_a_hub_what_to_do_before_it_trains(tiny_path, tmp_path, hub):
-    hub.shutdown()
-    hub.server_close()  # nothing listens: the HTTP library's own error, which is no OSError
-    with pytest.raises(ConnectionError, match=r"'me/tiny'.*hf auth login.*HF_HUB_OFFLINE.*push_to_hub=False"):
-        duet_trainer(tiny_path, tmp_path, push_to_hub=True, hub_model_id="me/tiny", hub_token=TOKEN)
-
-
 def test_without_a_network_a_push_says_where_the_model_is(tiny_path, tmp_path, hub):
     trainer = trained(tiny_path, tmp_path)
     hub.shutdown()
