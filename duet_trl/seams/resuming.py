@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers and TRL leave out when a run resumes: the order of prompts, the end of the run, all processes."""
+"""Checkpoints with the state of the method, and what transformers and TRL leave out when a run resumes: the order of
+prompts, the end of the run, all processes."""
 
 import json
 import logging
@@ -32,7 +33,7 @@ class TrainingStopped(RuntimeError):
 
 
 class Resuming(GRPOTrainer):
-    """The part of `DUETGRPOTrainer` that takes up a run where its checkpoint ends."""
+    """The part of `DUETGRPOTrainer` that writes checkpoints and takes up a run where one ends."""
 
     loop: Loop
     several: SeveralUpdates | None
