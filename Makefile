@@ -8,7 +8,7 @@ PYTHON ?=
 # Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (docs/operations.md).
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
-EXTRAS := vllm,peft,math,eval,report,trackers,notebooks,test,lint,docs
+EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint,docs
 ARGS ?=
 # Processes that run tests. More than two hardly help: each may start engines of its own.
 WORKERS ?= 2

@@ -10,13 +10,11 @@ type is positively homogeneous.
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput
+from transformers.trainer_utils import TrainOutput
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
@@ -30,35 +28,31 @@ from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
 from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
-from .seams import logs, loss_divisor, metrics, train_rows
+from .seams import loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
 from .seams.arguments import check_arguments, own_config
-from .seams.audit import AuditLog
+from .seams.audit import AuditLog, audit_columns
 from .seams.backend import choose_backend
-from .seams.checkpoint import leave_checkpoint, read_state, write_state
+from .seams.checkpoint import leave_checkpoint
 from .seams.data_checks import check_row, prompt_keys
 from .seams.embeddings import embedder
 from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generating
-from .seams.histograms import Histograms
 from .seams.hub import PAPER, Publishing
 from .seams.interrupt import StopAfterStep
-from .seams.leaving import warn_of_gloo
-from .seams.progress import show_few_figures
-from .seams.resuming import Resuming, TrainingStopped, run_identity
+from .seams.resuming import run_identity
 from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
-from .seams.start import StartNotice
 from .seams.surrogate_check import check_surrogate
 from .seams.update_size import UpdateSize
 from .seams.watch import RunWatch
-from .seams.whole_checkpoint import resume_point, writing
+from .seams.whole_checkpoint import resume_point
 from .step_record import StepRecord
 from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
+class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -101,7 +95,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
-        embed = embedder(needs.embeddings, train_dataset, args.prompt_id_column, self)
+        embed = embedder(needs.embeddings, self)
         self.thoughts = Thoughts(processing_class, thought_delimiters(processing_class, args))
         backend = choose_backend(args, engine)
         with backend.construction(self):
@@ -126,7 +120,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self.loop = self._build_loop(automaton)
         self._identity = run_identity(self, self.method, automaton)
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
-        self.watch = RunWatch(args.marker)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
@@ -134,12 +127,9 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         if self.several is not None:
             self.add_callback(self.several)
         planner = self.method.inner if isinstance(self.method, Reuse) else self.method
-        if isinstance(planner, Duet):
-            self.add_callback(StartNotice(args, planner.gate, train_dataset))
-        self._reporters = logs.Reporters()
-        self.histograms = Histograms(self.callback_handler)
-        self.add_callback(self.histograms)
-        show_few_figures(self)
+        self.watch = RunWatch(args, planner.gate if isinstance(planner, Duet) else None, train_dataset)
+        self.add_callback(self.watch)
+        self._reporters = metrics.Reporters()
 
     def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:
         return Loop(
@@ -176,7 +166,6 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
                 self.accelerator.wait_for_everyone()
                 if self.accelerator.is_main_process:
                     leave_checkpoint(self._checkpoint_folder(None), self.state.global_step, self.state.max_steps)
-            warn_of_gloo(self.accelerator)
             return output
 
     # ---- Seams: generation --------------------------------------------------------------------------------------
@@ -205,11 +194,10 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
                     "columns"
                 )
             self.loop.judge(step)
-        logs.merge_rounds(self._metrics["train"], logged)
+        metrics.merge_rounds(self._metrics["train"], logged)
         self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
         self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.judged(step, ending=bool(self.args.ending_reward_weight))
-        self.histograms.observe(step, self.max_completion_length)
+        self.watch.judged(step)
         rows = self._train_rows(step)
         self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         if self.several is not None:
@@ -252,8 +240,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         if self.aux_loss_enabled:
             train_rows.hide_padding(output, self.args.steps_per_generation)
         step.train_rows = output
-        logs.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self._grouped(step))
-        logs.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
+        metrics.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self._grouped(step))
+        metrics.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
         if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
             step.capture(output, output["old_per_token_logps"])
             self._finish(step)
@@ -314,7 +302,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
             loss = super()._compute_loss(model, self._loss_inputs)
         self._loss_inputs = None
         if not self._keeps_order and train_rows.is_empty(step, self._step % spg, spg):
-            logs.forget_token_means(self._metrics["train"])
+            metrics.forget_token_means(self._metrics["train"])
         position = self._step % (spg * self.num_iterations)
         if position == 0:
             self.report(self.engine_gap(inputs, self._captured_logps))
@@ -338,7 +326,7 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
         self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:
-            self.audit.write(step.prompts.step, logs.audit_columns(step), list(step.prompts), step.done.prompt)
+            self.audit.write(step.prompts.step, audit_columns(step), list(step.prompts), step.done.prompt)
         step.seconds["overhead"] += time.perf_counter() - started
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -362,37 +350,3 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
     def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         """Log values as metrics of DUET."""
         self._reporters.report(self._metrics["train"], values, by)
-
-    # ---- Seams: state -------------------------------------------------------------------------------------------
-
-    def _checkpoint_folder(self, trial: Any) -> Path:
-        return Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-
-    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
-        folder = self._checkpoint_folder(trial)
-        with writing(folder) if self.args.should_save else nullcontext():
-            if self.args.should_save:  # before the parent, which pushes the folder to the Hub
-                self.save_method_state(folder)
-                self.write_data_sample(folder)
-            super()._save_checkpoint(model, trial)
-        self._saved_step = self.state.global_step
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if checkpoint is not None:
-            state = read_state(Path(checkpoint), self._identity)
-            self.loop.load_state_dict(state)
-            if self.several is not None:
-                self.several.load_state_dict(state)
-
-    def save_method_state(self, folder: Path) -> None:
-        """Write what the method remembers into a folder, as every checkpoint has it."""
-        updates = {} if self.several is None else self.several.state_dict()
-        write_state(folder, self.loop.state_dict() | updates, self._identity)
-
-    def stop_with_checkpoint(self, reason: str) -> NoReturn:
-        """End training with a checkpoint of the state before the step."""
-        self.save_unless_saved()
-        raise TrainingStopped(
-            f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}."
-        )

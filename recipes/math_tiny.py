@@ -104,6 +104,7 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
     from tiny_math.policy import CHECKPOINT
     from tiny_math.problems import HELD_OUT, TRAIN
     from tiny_math.reward import is_correct, last_box_reward
+    from tiny_math.step_line import print_lines
     from tiny_math.task import sample_problems
 
     from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
@@ -136,6 +137,7 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
         every=args.eval_every * arm.updates,
     )
     trainer.add_callback(evaluation)
+    print_lines(trainer)
     return trainer, evaluation
 
 

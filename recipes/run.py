@@ -15,7 +15,7 @@ from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
 from run_record import PACKAGES, new_record
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from duet_trl.evaluation.callbacks import SuiteEvaluation
@@ -87,7 +87,7 @@ def train(
         tokenizer (PreTrainedTokenizerBase): Its tokenizer.
         dataset (Dataset): Training data.
         reward (RewardFunc): The verifier.
-        callbacks (Sequence[TrainerCallback]): What the recipe does on the way.
+        callbacks (Sequence[TrainerCallback]): What the recipe does and prints on the way; empty: as transformers does.
 
     Raises:
         ValueError: If a suite cannot be measured with this configuration.
@@ -120,6 +120,8 @@ def train(
         peft_config=get_peft_config(model),
         callbacks=list(callbacks),
     )
+    for printer in (PrinterCallback, ProgressCallback) if callbacks else ():
+        trainer.remove_callback(printer)
     if suites:
         trainer.add_callback(suite_evaluation(trainer, arguments, model.model_name_or_path, suites, graders))
     trainer.card_configuration = configuration_yaml(arguments, model, config, leave_out=derived)

@@ -144,11 +144,10 @@ def test_any_number_of_processes_plans_stops_and_trains_as_one_does(tmp_path, pr
 
 
 def resume(folder: Path, parts: str, sharded: bool) -> list[dict]:
-    """What both processes of distributed_resume.py report; one of them has said how they may end."""
+    """What both processes of distributed_resume.py report."""
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
     done = run(2, "distributed_resume.py", parts, folder, sharded, **options)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stderr.count("a process over gloo may hang") == 1
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -2,10 +2,8 @@
 """Faults injected into a run: what the user sees, and what is left to resume from (docs/operations.md#faults)."""
 
 import json
-import logging
 import re
 import resource
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from safetensors import SafetensorError
 from transformers import TrainerCallback
 from trl import GRPOTrainer
 
-from duet_trl.seams import watch
 from duet_trl.seams.resuming import TrainingStopped
 from duet_trl.seams.whole_checkpoint import why_torn
 from tests.chaos_world import Killer, build, digest
@@ -119,32 +116,6 @@ def test_the_second_interrupt_still_acts_at_once(tiny_path, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     assert not list(tmp_path.glob("checkpoint-*"))
-
-
-def test_a_reward_function_that_hangs_is_named(tiny_path, tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(watch, "SLOW_SECONDS", 0.05)
-    seen = threading.Event()
-
-    class Seen(logging.Handler):
-        def emit(self, record):
-            seen.set()
-
-    trainer = build(tiny_path, tmp_path, "grpo", Killer(None), max_steps=1)
-    trainer.reward_func_names = ["asks_a_server"]
-    reward = trainer.reward_funcs[0]
-
-    def waiting(completions, **columns):
-        assert seen.wait(timeout=60)  # for ever, but for the warning
-        return reward(completions, **columns)
-
-    trainer.reward_funcs[0] = waiting
-    handler = Seen(logging.WARNING)
-    watch.logger.addHandler(handler)
-    try:
-        trainer.train()
-    finally:
-        watch.logger.removeHandler(handler)
-    assert "reward functions asks_a_server have worked on the rollouts of generation step 1 for 0.05 s" in caplog.text
 
 
 @pytest.mark.parametrize("method", ["duet", "paper"])

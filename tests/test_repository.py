@@ -90,7 +90,7 @@ def requirements(text: str) -> list[str]:
 def test_setup_cfg_offers_the_documented_extras() -> None:
     extras = set(setup_cfg()["options.extras_require"])
     of_work = {"test", "lint", "notebooks", "docs", "dev"}
-    assert extras == {"vllm", "peft", "math", "eval", "embeddings", "report", "trackers"} | of_work
+    assert extras == {"vllm", "peft", "math", "eval", "embeddings", "report"} | of_work
 
 
 def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
@@ -104,7 +104,7 @@ def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
             pins[requirement.name.lower().replace("_", "-")] = str(requirement.specifier).removeprefix("==")
     parser = setup_cfg()
     wanted = requirements(parser["options"]["install_requires"])
-    for extra in ("peft", "math", "eval", "report", "trackers", "notebooks", "test", "lint", "docs"):
+    for extra in ("peft", "math", "eval", "report", "notebooks", "test", "lint", "docs"):
         wanted += requirements(parser["options.extras_require"][extra])
     for line in wanted:
         requirement = packaging.Requirement(line)

@@ -77,7 +77,7 @@ class Method(Protocol):
             1, and rows stay where `GRPOTrainer` has them.
         compares_answers (bool): It asks for `Rollouts.answer_class`, so that the run needs a reward function that can
             compare answers.
-        embeddings (str | None): Where vectors of prompts come from that it needs: "policy", a file, or a model
+        embeddings (str | None): Where vectors of prompts come from that it needs: "policy", or a model
             (`duet_trl.seams.embeddings`). The trainer then sets `embed`.
         identity (dict): JSON values that must agree when a state is restored.
     """

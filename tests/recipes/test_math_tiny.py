@@ -14,7 +14,9 @@ from duet_trl.evaluation import mean_at_k
 from duet_trl.evaluation.callbacks import Evaluation
 from recipes.tiny_math.demo_report import run_record, write_report
 from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_reward
+from recipes.tiny_math.step_line import print_lines
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
+from tests.runs import duet_trainer, logged
 
 ROOT = Path(__file__).parents[2]
 FIGURES = ("accuracy.png", "thresholds.png", "outcomes.png")
@@ -70,6 +72,20 @@ def test_the_report_compares_the_last_measurements_and_draws_four_figures(tmp_pa
     assert summary["runs"][1]["history"] == history(400.0)
     assert summary["hardware"]["cores"] >= 1
     assert {"python", "torch", "trl"} <= summary["versions"].keys()
+
+
+@pytest.mark.parametrize("disable_tqdm", [True, False])
+def test_each_step_is_one_line_and_nothing_else_is_printed(tiny_path, tmp_path, capfd, disable_tqdm):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=2, disable_tqdm=disable_tqdm)
+    print_lines(trainer)
+    trainer.train()
+    out, err = capfd.readouterr()
+    figures = zip((1, 2), logged(trainer, "reward"), logged(trainer, "duet/generated_tokens"), strict=True)
+    lines = [
+        f"step {step}/2 | reward {reward:.3f} | generated_tokens {tokens:,.0f}" for step, reward, tokens in figures
+    ]
+    assert [line for line in out.splitlines() if line.startswith("step ")] == lines
+    assert "{" not in out + err
 
 
 @pytest.mark.parametrize(
