@@ -6,12 +6,12 @@ two mixtures of `late_answers.py` with 10% late answers, right nine times of ten
 150 steps of aborting, and as it is. Right: where the gate cuts, step by step.
 """
 
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -21,10 +21,11 @@ from benchmarks.late_answers import CAP, EXACT, GRACE, Mixture, closed_loop, pri
 from duet_trl.allocate.openness import openness  # noqa: E402
 from duet_trl.gate.priced import PricedThresholds  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
-from duet_trl.report.figure_style import BLUE, GREEN, GREY, ORANGE, PAGE, PINK, RED, sheet  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
-DRAWN, SHOWN = ROOT / "outputs" / "bench" / "one_price", ROOT / "docs" / "images" / "one_price.png"
+SHOWN = ROOT / "docs" / "images" / "one_price.png"
+# Of Okabe and Ito's palette.
+BLUE, ORANGE, GREEN, PINK, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#8A8A8A"
 STEPS, LENGTH = 150, 500.0
 PAYING = Mixture(share=0.1, late_right=0.9, silent=0.03, course="steady")
 WORTHLESS = replace(PAYING, late_right=0.0)
@@ -50,29 +51,31 @@ def main() -> None:
     """Draw the figure and write its numbers."""
     arguments = argument_parser(__doc__.splitlines()[0]).parse_args()
     price, ends = price_at(LENGTH), {}
-    with sheet(DRAWN, (PAGE, 2.4), columns=3, legend_columns=6) as (more, wait, course):
-        rollouts = np.arange(1, 17)
-        for name, posterior, color, line in PROMPTS_SHOWN:
-            worth = float(openness(*np.array(posterior)))
-            gain = worth * (np.sqrt(rollouts) - np.sqrt(rollouts - 1)) / LENGTH
-            more.plot(rollouts, gain / price, color=color, linestyle=line, label=name)
-        more.axhline(1.0, color=RED, linewidth=1.0)
-        more.set(title="one more rollout", xlabel="n", ylabel="earns per token, in prices", ylim=(0, 4))
-        for name, mixture, color, line in MIXTURES:
-            cuts, earned, tokens = truth(mixture, arguments.seed)
-            thresholds = PricedThresholds(CAP, GRACE)
-            steps = closed_loop(thresholds, mixture, STEPS, arguments.seed, LENGTH)
-            limits = [min(gate.spec().abort_at, CAP) for _, gate, _, _ in steps]
-            exact = earned - price * tokens
-            _, known, spent = thresholds.times.curves()
-            bounds = np.minimum(np.arange(len(known)) * thresholds.times.width, CAP)
-            wait.plot(cuts, exact, color=GREY, linewidth=2.5, alpha=0.4)
-            wait.plot(bounds, known - price * spent, color=color, linestyle=line, label=name)
-            wait.plot(cuts[exact.argmax()], exact.max(), "o", color=RED)
-            course.plot(limits, color=color, linestyle=line)
-            ends[name] = {"exact cut": int(cuts[exact.argmax()]), "K2 + G": limits[-1]}
-        wait.set(title="going on", xlabel="cut at K, tokens", ylabel="F(K) - price x E min(T, K)")
-        course.set(title="where the gate cuts", xlabel="step", ylabel="K2 + G, tokens", ylim=(0, 1.05 * CAP))
+    figure = Figure(figsize=(6.8, 2.4), layout="constrained")
+    more, wait, course = figure.subplots(1, 3)
+    rollouts = np.arange(1, 17)
+    for name, posterior, color, line in PROMPTS_SHOWN:
+        worth = float(openness(*np.array(posterior)))
+        gain = worth * (np.sqrt(rollouts) - np.sqrt(rollouts - 1)) / LENGTH
+        more.plot(rollouts, gain / price, color=color, linestyle=line, label=name)
+    more.axhline(1.0, color=RED, linewidth=1.0)
+    more.set(title="one more rollout", xlabel="n", ylabel="earns per token, in prices", ylim=(0, 4))
+    for name, mixture, color, line in MIXTURES:
+        cuts, earned, tokens = truth(mixture, arguments.seed)
+        thresholds = PricedThresholds(CAP, GRACE)
+        steps = closed_loop(thresholds, mixture, STEPS, arguments.seed, LENGTH)
+        limits = [min(gate.spec().abort_at, CAP) for _, gate, _, _ in steps]
+        exact = earned - price * tokens
+        _, known, spent = thresholds.times.curves()
+        bounds = np.minimum(np.arange(len(known)) * thresholds.times.width, CAP)
+        wait.plot(cuts, exact, color=GREY, linewidth=2.5, alpha=0.4)
+        wait.plot(bounds, known - price * spent, color=color, linestyle=line, label=name)
+        wait.plot(cuts[exact.argmax()], exact.max(), "o", color=RED)
+        course.plot(limits, color=color, linestyle=line)
+        ends[name] = {"exact cut": int(cuts[exact.argmax()]), "K2 + G": limits[-1]}
+    wait.set(title="going on", xlabel="cut at K, tokens", ylabel="F(K) - price x E min(T, K)")
+    course.set(title="where the gate cuts", xlabel="step", ylabel="K2 + G, tokens", ylim=(0, 1.05 * CAP))
+    figure.legend(loc="outside lower center", frameon=False, ncols=5, fontsize=7)
     payload = {
         "price": price,
         "steps": STEPS,
@@ -83,7 +86,7 @@ def main() -> None:
     }
     rows = [[name, found["exact cut"], found["K2 + G"]] for name, found in ends.items()]
     print(text_table(["late answers", "exact cut", f"K2 + G after {STEPS} steps"], rows))
-    shutil.copy(DRAWN.with_suffix(".png"), SHOWN)
+    figure.savefig(SHOWN, dpi=300)
     print(f"written to {write_result('one_price', payload)} and {SHOWN}")
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`duet-trl <command>`, or `python -m duet_trl <command>`.
 
-`estimate` says what DUET would save on a run that stock TRL GRPO did; `tables` and `figures` make the paper's from a
-folder of runs; `simulate` predicts tokens and seconds of a step; `check` says whether this machine can train. Only
-`check` loads a model, one of its own. None needs a network. Exit status: 0 done, 1 unreadable input or a failed check,
-2 wrong usage.
+`estimate` says what DUET would save on a run that stock TRL GRPO did; `simulate` predicts tokens and seconds of a
+step; `check` says whether this machine can train. Only `check` loads a model, one of its own. None needs a network.
+Exit status: 0 done, 1 unreadable input or a failed check, 2 wrong usage.
 """
 
 import argparse
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__, check
-from .report import estimate_command, paper_commands
+from .report import estimate_command
 from .report import simulate as simulate_command
 
 
@@ -22,7 +21,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"duet-trl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     estimate_command.add_command(commands)
-    paper_commands.add_commands(commands)
     simulate_command.add_command(commands)
     check.add_command(commands)
     options = parser.parse_args(arguments)

@@ -21,9 +21,9 @@ from transformers import AutoTokenizer
 
 from duet_trl.evaluation.prompts import BOXED_SUFFIX
 from notebooks import execute
+from tests.recipes.paper_runs import paper_run, write_paper_runs
 from tests.report.logged_run import EIGHT
 from tests.report.logged_run import write as write_log
-from tests.report.paper_runs import paper_run, write_paper_runs
 from tests.test_imports import private_imports
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
 
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
@@ -69,20 +68,18 @@ class Publishing(Trainer):
             ) from error
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, figures, versions."""
+        """TRL's model card and a section on this run: settings, course, configuration, versions."""
         name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
         super().create_model_card(name, *args, **kwargs)
         if not self.is_world_process_zero():
             return
-        folder = Path(self.args.output_dir)
-        card = folder / "README.md"
+        card = Path(self.args.output_dir, "README.md")
         section = card_section(
             self.args.to_dict(),
             self.state.log_history,
             self.card_configuration or configuration_yaml(self.args),
             versions(*_PACKAGES),
             hardware(),
-            [figure.relative_to(folder) for figure in _figures(self, folder / "figures")],
         )
         card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
@@ -123,20 +120,3 @@ def changed_fields(*configurations: Any, leave_out: Iterable[str] = ()) -> dict[
             if field.init and field.name not in (*_NOT_SHOWN, *leave_out) and value != default:
                 values[field.name] = value
     return values
-
-
-def _figures(trainer: Publishing, folder: Path) -> list[Path]:
-    """The figures of the run so far; none before its first step, or without the extra `report`."""
-    history = [entry for entry in trainer.state.log_history if "duet/num_rollouts/mean" in entry]
-    if not history or importlib.util.find_spec("matplotlib") is None:
-        return []
-    from ..report.figures import fan_out_figure, outcomes_figure, thresholds_figure
-
-    folder.mkdir(parents=True, exist_ok=True)
-    uneven = any(entry["duet/num_rollouts/std"] > 0 for entry in history)
-    drawn = [fan_out_figure(history, folder / "fan_out.png")] if uneven else []
-    if trainer.args.gated:
-        limit = trainer.args.max_completion_length
-        drawn += [thresholds_figure(history, folder / "thresholds.png", limit)]
-        drawn += [outcomes_figure(history, folder / "outcomes.png")]
-    return drawn
