@@ -20,6 +20,7 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from duet_trl.report.intervals import half_width
 
@@ -201,12 +202,24 @@ def sheet(path: Path, rows: int = 1, columns: int = 1, height: float = 2.5, **sh
     yield panels
     named = {n: h for axes in figure.axes for h, n in zip(*axes.get_legend_handles_labels(), strict=True)}
     if named:
-        figure.legend(named.values(), named, loc="outside lower center", frameon=False, ncols=4, fontsize=8)
+        figure.legend(
+            named.values(), named, loc="outside lower center", frameon=False, ncols=2 * min(columns, 2), fontsize=8
+        )
     for axes in panels:
         axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path.with_name(f"{path.name}.png"), dpi=200)
     figure.savefig(path.with_name(f"{path.name}.svg"), metadata={"Date": None})
+
+
+@contextmanager
+def panel_per_budget(path: Path, arms: Sequence[Any], **labels: Any) -> Iterator[list[tuple[Axes, Any]]]:
+    """A panel for each arm of a method, on one scale; `labels` are those of the axes."""
+    with sheet(path, columns=len(arms), sharey=True) as panels:
+        yield list(zip(panels, arms, strict=True))
+        for axes, arm in zip(panels, arms, strict=True):
+            axes.set(title=f"{percent(arm.budget)} of the rollouts", **labels)
 
 
 def look(number: int) -> dict[str, Any]:
@@ -292,6 +305,7 @@ def budget_frontier(report: Report, path: Path) -> None:
         nominal.set(ylabel=label, title="Nominal budget")
         draw_by_method(tokens, arms, score, lambda a: report.of(a).tokens)
         tokens.set(xlabel="Generated tokens in the whole run", title="Measured tokens")
+        tokens.xaxis.set_major_formatter(EngFormatter(sep=""))
         draw_bars(bars, featured(arms), score)
         bars.set(xlabel=label, title="Accuracy at the full budget")
         draw_bars(ratios, featured(arms), lambda a: report.speed_ups(a, reference))
@@ -331,6 +345,7 @@ def token_decomposition(report: Report, path: Path) -> None:
         trimmed = parts.trimmed.where(parts.trimmed > 0)
         axes.plot(trimmed, range(len(parts)), "D", color="white", markeredgecolor="black", label="in trimmed rollouts")
         axes.set(xlabel="Tokens per step", title="Tokens by method and budget")
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.invert_yaxis()
 
 
@@ -360,21 +375,15 @@ def transfer(report: Report, path: Path) -> None:
 
 def surrogate_gain(report: Report, path: Path) -> None:
     """What the online surrogate gains in accuracy over a static one, by budget, paired by seed."""
-    column, by_budget = f"accuracy/{main_suite(report)}", surrogate_arms(report)
-    gains: dict[str, dict[float, pd.Series]] = {}
-    for budget, own in by_budget.items():
-        for name in own.keys() - {"online"}:
-            pairs = report.pairs(own["online"], own[name])
-            if (gain := 100 * (pairs[column] - pairs[f"{column}_other"])).count():
-                gains.setdefault(name, {})[budget] = gain
-    if not gains:
-        raise NotDrawn(f"the surrogates have no seed in common that measured {suite_title(main_suite(report))}.")
+    suite, by_budget = main_suite(report), surrogate_arms(report)
     with sheet(path) as (axes,):
-        for name in sorted(gains):
-            x = [100 * budget + SURROGATES.index(name) for budget in gains[name]]
-            draw_points(axes, x, list(gains[name].values()), f"over {name}", look(SURROGATES.index(name)))
+        for number, name in enumerate(SURROGATES[1:], 1):
+            pairs = {100 * b: report.pairs(own["online"], own[name]) for b, own in by_budget.items() if name in own}
+            gains = [100 * (both[f"accuracy/{suite}"] - both[f"accuracy/{suite}_other"]) for both in pairs.values()]
+            if gains:
+                draw_points(axes, [budget + number for budget in pairs], gains, f"over {name}", look(number))
         axes.axhline(0, color="black", linewidth=0.8)
-        axes.set(ylabel=f"{suite_title(main_suite(report))} gain (points)", title="Gain of the online surrogate")
+        axes.set(ylabel=f"{suite_title(suite)} gain (points)", title="Gain of the online surrogate")
         budget_axis(axes, [own["online"] for own in by_budget.values()])
 
 
@@ -400,16 +409,12 @@ def fan_out(report: Report, path: Path, method: str) -> None:
     own = logged(report, method, "duet/num_rollouts/max")
     if not any((curve(report, a, "duet/num_rollouts/std") > 0).any(axis=None) for a in own):
         raise NotDrawn("every prompt had the same number of rollouts.")
-    with sheet(path, columns=len(own)) as panels:
-        for axes, arm in zip(panels, own, strict=True):
-            low, most = (curve(report, arm, f"duet/num_rollouts/{one}") for one in ("min", "max"))
-            axes.fill_between(
-                low.index, low.min(axis=1), most.max(axis=1), color=COLORS[5], alpha=0.35, label="fewest to most"
-            )
-            draw_curve(
-                axes, curve(report, arm, "duet/num_rollouts/mean"), "mean", look(6) | {"marker": ""}, smooth=False
-            )
-            axes.set(title=f"{percent(arm.budget)} of the rollouts", ylabel="Rollouts per prompt", ylim=(0, None))
+    with panel_per_budget(path, own, ylabel="Rollouts per prompt", ylim=(0, None)) as panels:
+        for axes, arm in panels:
+            low, mean, most = (curve(report, arm, f"duet/num_rollouts/{one}") for one in ("min", "mean", "max"))
+            draw_curve(axes, mean, "mean", look(6) | {"marker": ""}, smooth=False)
+            ends = low.min(axis=1), most.max(axis=1)
+            axes.fill_between(low.index, *ends, color=COLORS[5], alpha=0.35, label="fewest to most")
             if report.suites:
                 values = 100 * curve(report, arm, f"held_out/{report.suites[0]}/mean@{report.k}")
                 twin, label = axes.twinx(), f"{suite_title(report.suites[0])} accuracy"
@@ -453,13 +458,12 @@ def lengths(report: Report, path: Path, method: str) -> None:
 
 def marker_shares(report: Report, path: Path, method: str) -> None:
     """Shares of a step's rollouts: with a marker at the gate, without one, and of these aborted."""
-    own = logged(report, method, "duet/abort_threshold")
+    own = logged(report, method, GATE)
     keys = {"share_marker_seen": "marker seen", "share_marker_less": "no marker", "abort_rate": "aborted"}
-    with sheet(path, columns=len(own), sharey=True) as panels:
-        for axes, arm in zip(panels, own, strict=True):
+    with panel_per_budget(path, own, ylabel="Share of rollouts", ylim=(0, None)) as panels:
+        for axes, arm in panels:
             for number, (key, label) in enumerate(keys.items(), 1):
-                draw_curve(axes, 100 * curve(report, arm, f"duet/{key}"), label, look(number))
-            axes.set(title=f"{percent(arm.budget)} of the rollouts", ylabel="Share of rollouts (%)", ylim=(0, None))
+                draw_curve(axes, curve(report, arm, f"duet/{key}"), label, look(number))
 
 
 def surcharge(report: Report, path: Path, method: str) -> None:
@@ -467,49 +471,45 @@ def surcharge(report: Report, path: Path, method: str) -> None:
     own = [a for a in logged(report, method, "duet/surcharge") if a.own.get("keep_probability") is not None]
     if not own:
         raise NotDrawn("keep_probability is not in the settings of the record.")
-    with sheet(path, columns=len(own), sharey=True) as panels:
-        for axes, arm in zip(panels, own, strict=True):
+    with panel_per_budget(path, own, ylabel="Factor on the second moment", yscale="log") as panels:
+        for axes, arm in panels:
             keep, less = arm.own["keep_probability"], curve(report, arm, "duet/share_marker_less")
             draw_curve(axes, curve(report, arm, "duet/surcharge"), "realised", look(6))
             draw_curve(axes, worst_surcharge(keep, less), "bound at the step's marker rate", look(1))
             axes.axhline(worst_surcharge(keep), color="black", linestyle=":", label="bound without markers")
-            axes.set(
-                yscale="log", ylabel="Factor on the second moment", title=f"{percent(arm.budget)} of the rollouts"
-            )
 
 
-def _by_budget(name: str, lines: dict[str, tuple[str, str]], label: str, title: str, **axis: Any) -> Callable:
-    """A figure with a line per budget over steps for each metric, which has a prefix of its label and a line style."""
+def _by_budget(name: str, title: str, ylabel: str, lines: dict[str, str], needs: str, yscale: str) -> Callable:
+    """A figure with a line per budget over steps for each metric, `lines`: what stands before the budget in the label.
+
+    `needs` is the metric that a method must have logged.
+    """
 
     def draw(report: Report, path: Path, method: str) -> None:
         with sheet(path) as (axes,):
-            for number, arm in enumerate(logged(report, method, next(iter(lines)))):
-                for key, (prefix, line) in lines.items():
+            for number, arm in enumerate(logged(report, method, needs)):
+                for line, (key, prefix) in zip(LINES, lines.items(), strict=False):
                     style = look(number) | {"linestyle": line}
                     draw_curve(axes, curve(report, arm, key), f"{prefix}{percent(arm.budget)}", style)
-            axes.set(ylabel=label, title=title, **axis)
+            axes.set(title=title, ylabel=ylabel, yscale=yscale)
 
     draw.__name__ = name
     return draw
 
 
+GATE = "duet/abort_threshold"
+_KS = {GATE: "K2 at ", "duet/poll_threshold": "K1 at "}
+_LESS, _CHI2 = {"duet/share_marker_less": ""}, {"duet/calibration_chi2": ""}
 COMPARISONS = (budget_frontier, step_time, surrogate_gain, surrogate_ablation, token_decomposition, transfer)
 OF_A_METHOD = (
     fan_out,
-    _by_budget(
-        "thresholds",
-        {"duet/abort_threshold": ("K2 at ", "-"), "duet/poll_threshold": ("K1 at ", "--")},
-        "Threshold (tokens)",
-        "Where the gate begins to look for an answer (K1), and gives up (K2)",
-    ),
+    _by_budget("thresholds", "Gate thresholds", "Threshold (tokens)", _KS, GATE, "linear"),
     difficulty,
     lengths,
-    _by_budget("dual", {"duet/dual": ("", "-")}, "Gain per token", "Dual of the budget", yscale="log"),
+    _by_budget("dual", "Dual of the budget", "Gain per token", {"duet/dual": ""}, "duet/dual", "log"),
     marker_shares,
-    _by_budget(
-        "markerless_rate", {"duet/share_marker_less": ("", "-")}, "Share of rollouts", "No marker at the abort gate"
-    ),
+    _by_budget("markerless_rate", "No marker at the abort gate", "Share of rollouts", _LESS, GATE, "linear"),
     surcharge,
-    _by_budget("calibration", {"duet/calibration_chi2": ("", "-")}, "$\\chi^2$", "Surrogate and sigma", yscale="log"),
+    _by_budget("calibration", "Calibration of the surrogate", "$\\chi^2$", _CHI2, "duet/calibration_chi2", "log"),
 )
 """Figures by the name of their file, with the method behind it where they show one."""

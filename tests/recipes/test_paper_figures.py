@@ -207,7 +207,7 @@ def test_every_figure_is_there_as_png_and_svg_and_says_what_it_shows(drawn):
         "fan_out_duet": ["fewest to most", "MATH-500 accuracy", "Rollouts per prompt"],
         "difficulty_duet": ["each prompt once", "Epoch", "50%"],
         "surcharge_duet": ["realised", "bound without markers"],
-        "marker_shares_duet": ["marker seen", "aborted", "Share of rollouts (%)"],
+        "marker_shares_duet": ["marker seen", "aborted", "Share of rollouts"],
         "thresholds_duet": ["Threshold (tokens)", "K1 at 50%"],
         "lengths_duet": ["Response length (tokens)"],
     }.items():
@@ -222,7 +222,7 @@ def test_what_is_not_drawn_says_why(drawn):
         assert f"qwen3_1.7b: fan_out_{method} is not drawn: every prompt had the same number of rollouts." in notes
         text = rf"qwen3_1.7b: lengths_{method} is not drawn: .* has no audit log. Train with audit_log=True."
         assert any(re.fullmatch(text, note) for note in notes)
-    assert any(note.endswith("duet_50_constant, duet_50_ridge.") for note in notes)
+    assert any("duet_50_constant, duet_50_ridge" in note for note in notes)
 
 
 def test_a_run_of_grpo_alone_draws_nothing_and_says_so(tmp_path):
