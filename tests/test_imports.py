@@ -16,9 +16,7 @@ PACKAGE = ROOT / "duet_trl"
 ENGINES = ("transformers", "vllm")
 HEAVY = frozenset({"transformers", "trl", "vllm", "accelerate", "datasets", "peft"})
 NUMERIC = frozenset({"numpy", "torch"})
-VERIFIER_AND_REPORT_LIBRARIES = frozenset(
-    {"math_verify", "latex2sympy2_extended", "sympy", "matplotlib", "pandas", "pyarrow"}
-)
+VERIFIER_AND_REPORT_LIBRARIES = frozenset({"math_verify", "latex2sympy2_extended", "sympy", "pyarrow"})
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,7 @@ def test_table_catches_a_core_file_that_imports_an_engine() -> None:
     assert violations("from ...engines import vllm", "duet_trl.gate.sub.gate")
     assert violations("from ..engines import vllm", "duet_trl.gate.replay")
     assert violations("import vllm", "duet_trl.config")
-    assert violations("from duet_trl.trainer import DUETGRPOTrainer", "duet_trl.report.figures")
+    assert violations("from duet_trl.trainer import DUETGRPOTrainer", "duet_trl.report.card")
     assert violations("", "duet_trl.utils")
     assert not violations("import json\nimport numpy as np\nfrom . import budget", "duet_trl.allocate.neyman")
 
@@ -176,13 +174,6 @@ NEEDS_EXTRA = {
     "duet_trl.engines.server": "vllm",
     "duet_trl.engines.server_engine": "vllm",
     "duet_trl.engines.vllm": "vllm",
-    "duet_trl.report.audit_data": "report",
-    "duet_trl.report.comparison_figures": "report",
-    "duet_trl.report.controller_figures": "report",
-    "duet_trl.report.figure_marks": "report",
-    "duet_trl.report.figure_style": "report",
-    "duet_trl.report.figures": "report",
-    "duet_trl.report.paper_figures": "report",
     "duet_trl.rewards.math_worker": "math",
     "duet_trl.seams.server_generation": "vllm",
 }

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
 
-from duet_trl.report.figure_style import BLACK, BLUE, GREEN, GREY, ORANGE, RED, Look, finish
 from duet_trl.report.intervals import half_width
 
 from .contest import Contest
@@ -26,9 +25,22 @@ from .entrants import REFERENCE
 from .pace import SECONDS
 from .ranking import TOKENS, best_rivals
 
-APART = {REFERENCE: Look(BLACK, "o", "--", ""), "grpo_4": Look(GREY, "o", "--", ""), "duet": Look(BLUE, "s", "-", "")}
+# Okabe and Ito's palette: distinguishable with any colour vision deficiency.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+GREY, BLACK = "#8A8A8A", "#222222"
+
+
+class Look(NamedTuple):
+    """What tells a line from its neighbours."""
+
+    color: str
+    marker: str
+    line: str
+
+
+APART = {REFERENCE: Look(BLACK, "o", "--"), "grpo_4": Look(GREY, "o", "--"), "duet": Look(BLUE, "s", "-")}
 """Entrants that are always in colour."""
-RIVALS = (Look(RED, "^", "-", ""), Look(GREEN, "D", "-", ""), Look(ORANGE, "v", "-", ""))
+RIVALS = (Look(RED, "^", "-"), Look(GREEN, "D", "-"), Look(ORANGE, "v", "-"))
 """Looks of the best others."""
 _X_LABELS = {TOKENS: "Generated tokens", SECONDS: "Processor seconds of training"}
 _Y_LABELS = {"accuracy": "Held-out accuracy (last answer)", "careful": "Share of careful solutions"}
@@ -103,7 +115,10 @@ def task_figure(contest: Contest, path: Path) -> Path:
     banded = ", ".join(_banded(data))
     bands = f"95% t-interval: {banded}; " if banded else ""
     figure.suptitle(f"{contest.task}: mean over seeds ({bands}dotted: target)", fontsize=11)
-    finish(figure)
+    for axes in figure.axes:
+        axes.grid(True, color="#DDDDDD", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={_DIGEST: _digest(data)})
     return path

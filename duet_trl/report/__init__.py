@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and figures from a run's log history."""
+"""The estimate from a log, the model card, and plain tables."""

@@ -48,7 +48,7 @@ class Publishing(Resuming):
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, accuracy, versions."""
+        """TRL's model card and a section on this run: settings, course, configuration, versions."""
         name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
         super().create_model_card(name, *args, **kwargs)
         if not self.is_world_process_zero():

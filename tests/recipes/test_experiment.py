@@ -20,8 +20,6 @@ import psutil
 import pytest
 import yaml
 
-from duet_trl.report.runs import RunRecord, read_run, read_runs, write_run
-
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "recipes"
 # recipes/ is a folder of scripts that import each other by their file names.
@@ -31,6 +29,7 @@ import experiment  # noqa: E402
 from command_line import parse  # noqa: E402
 from config_files import read_cell, read_grid  # noqa: E402
 from experiment_plan import Pace, Planned, plan  # noqa: E402
+from run_file import RunRecord, read_run, read_runs, write_run  # noqa: E402
 from run_record import difference, new_record  # noqa: E402
 
 POOL = RECIPES / "tiny_math" / "data" / "pool.jsonl"
@@ -380,7 +379,8 @@ def test_a_changed_run_that_is_asked_for_again_moves_the_old_one_aside(tmp_path)
     status, _ = work.finish("second", [replace(work.runs[0], record=other)])
     assert status == 0 and len(work.starts()) == 2
     assert (tmp_path / "runs_earlier" / "works" / "seed_0_1" / "run.json").is_file()
-    assert len(read_runs(tmp_path / "runs").done) == 1
+    (record,) = read_runs(tmp_path / "runs").values()
+    assert record.status == "done"
 
 
 # ---- Real training --------------------------------------------------------------------------------------------------
@@ -400,9 +400,9 @@ def test_a_real_run_that_is_stopped_resumes_and_is_done(tmp_path):
     assert first.returncode == 128 + signal.SIGTERM and "1 stopped" in said, said
     second = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     assert second.returncode == 0 and "started from checkpoint-" in second.stdout, second.stdout
-    (run,) = read_runs(tmp_path).done
-    assert run.record.max_steps == 4 and run.record.budget == 0.25 and run.record.model == "tiny_math"
-    trained = [entry["step"] for entry in run.record.log if "step_time" in entry]
+    (record,) = read_runs(tmp_path).values()
+    assert record.status == "done" and record.max_steps == 4 and record.budget == 0.25 and record.model == "tiny_math"
+    trained = [entry["step"] for entry in record.log if "step_time" in entry]
     assert trained == [1, 2, 3, 4]
     third = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     assert third.returncode == 0 and "1 runs, 1 of them done" in third.stdout

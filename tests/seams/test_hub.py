@@ -135,7 +135,7 @@ def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(tiny_path, 
     for name in (STATE_FILE, ARRAYS_FILE):
         assert hub.files[name] == (tmp_path / "again" / name).read_bytes()
     card = hub.files["README.md"].decode()
-    assert "### Course of the run" in card and "arXiv:2605.08441" in card and "tags:" in card
+    assert "| duet/generated_tokens |" in card and "arXiv:2605.08441" in card and "tags:" in card
     assert TOKEN not in card and str(tmp_path) not in card
 
 

@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of runs, small enough to do by hand."""
 
-from duet_trl.report.runs import RunRecord, write_run
+import sys
+from pathlib import Path
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PAPER = RECIPES / "paper"
+# recipes/ is a folder of scripts that import each other by their file names.
+sys.path.insert(0, str(RECIPES))
+
+from run_file import RunRecord, write_run  # noqa: E402
 
 HARDWARE = {"machine": "x86_64", "gpu": "H100"}
 SWITCHES = {"allocate": True, "trim": True, "abort": True, "keep_probability": 0.05, "budget_fraction": 0.5}

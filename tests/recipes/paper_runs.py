@@ -5,9 +5,9 @@ import zlib
 
 import numpy as np
 
-from duet_trl.report.runs import RunRecord, write_run
 from duet_trl.rollouts import Prompt
 from duet_trl.seams.audit import AuditLog
+from tests.recipes.stored_runs import RunRecord, write_run
 
 METHODS = ("grpo", "dapo", "vip", "arrol", "greso", "pods", "reinforce_ada", "spec_rl", "duet")
 BUDGETS = (1.0, 0.5, 0.25)

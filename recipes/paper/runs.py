@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of a folder as one DataFrame, a row a run. Runs that differ in nothing but their seed are one arm.
+
+A run is known by the settings of its record, never by the name of its folder or cell.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from run_file import RunRecord, UnreadableRuns, read_runs
+
+METHODS = {
+    "grpo": "GRPO",
+    "dapo": "DAPO",
+    "greso": "GRESO",
+    "pods": "PODS",
+    "pilot": "Pilot",
+    "arrol": "ARRoL",
+    "vip": "VIP",
+    "reinforce_ada": "Reinforce-Ada",
+    "knapsack": "Knapsack RL",
+    "seed_grpo": "SEED-GRPO",
+    "dynamo": "DynaMO",
+    "spec_rl": "SPEC-RL",
+    "paper": "DUET (paper)",
+    "duet": "DUET",
+    "duet_reuse": "DUET + reuse",
+}
+"""Titles in the order of rows and legends."""
+
+SUITES = {
+    "math500": "MATH-500",
+    "gsm8k": "GSM8K",
+    "aime2024": "AIME-24",
+    "humaneval": "HumanEval",
+    "gpqa_diamond": "GPQA-D",
+}
+"""Titles in the order of columns."""
+
+FAMILY = ("paper", "duet", "duet_reuse")
+"""Methods whose parts `PARTS` switch."""
+PARTS = ("allocate", "trim", "abort")
+FULL = (True, True, True)
+
+STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
+"""Values of the paper of what its tables sweep: where runs have several, a row takes the arm that has this one."""
+
+OF_THE_METHOD = frozenset(
+    "method_kwargs num_generations allocate trim abort budget_fraction budget_reading budget_tokens num_rollouts_min "
+    "num_rollouts_max max_rollouts marker grace_window keep_probability sentinel_token_id".split()
+)
+"""Settings by which arms of one comparison are meant to differ."""
+
+OPERATIONAL = frozenset(
+    "seed data_seed method output_dir run_name logging_dir logging_steps logging_first_step log_completions "
+    "num_completions_to_print disable_tqdm report_to project trackio_space_id save_steps save_strategy "
+    "save_total_limit save_only_model resume_from_checkpoint push_to_hub hub_model_id hub_strategy hub_private_repo "
+    "hub_always_push hub_revision audit_log audit_columns dataloader_num_workers dataloader_pin_memory "
+    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
+    "generation_batch_size use_vllm vllm_mode vllm_server_base_url vllm_server_host vllm_server_port "
+    "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size "
+    "vllm_max_model_length server_weight_sync server_weights_dir use_cpu num_gpus full_generations sandbox heldout "
+    "eval_sources deepspeed fsdp fsdp_config ddp_timeout gradient_checkpointing max_steps".split()
+)
+"""Settings that say how a run was made, not what was trained; what follows from them is in the column `context`."""
+
+_MEAN_AT_K = re.compile(r"held_out/(.+)/mean@(\d+)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What tables and figures are made of.
+
+    Attributes:
+        runs (pd.DataFrame): A row a run that is done, by arm and seed: `arm` (number), `subject` (model, and task
+            where a model has several), `method`, `budget`, `seed`, `own` and `context` (settings of the
+            method, other settings), `swept` (of `own`, what is not `STANDARD`), `parts`, `complete` (no ablation),
+            `machine` (engine and hardware), `tokens` and `seconds` (of the whole run), `pruned`, `length`,
+            `accuracy/<suite>` and `start/<suite>` (mean@k in [0, 1], after and before training), `log`. What was not
+            logged is NaN.
+        suites (list[str]): Suites that any run measured.
+        k (int): Of mean@k; 0 if none was measured.
+        checkpoint (str): "final" or "best".
+        reference (str): Method that others are compared with.
+        notes (list[str]): Runs that are left out, and why.
+    """
+
+    runs: pd.DataFrame
+    suites: list[str]
+    k: int
+    checkpoint: str
+    reference: str
+    notes: list[str]
+
+    @cached_property
+    def arms(self) -> list[Any]:
+        """The first run of each arm: equal to the others in all but `cell`, seed and what was measured."""
+        return list(self.runs.drop(columns="log").drop_duplicates("arm").itertuples())
+
+    def subjects(self) -> dict[str, "Report"]:
+        """The same report on each subject alone."""
+        return {name: replace(self, runs=runs) for name, runs in self.runs.groupby("subject", sort=False)}
+
+    def of(self, arm: Any | None) -> pd.DataFrame:
+        """The runs of an arm; none of no arm."""
+        return self.runs[self.runs.arm == (-1 if arm is None else arm.arm)]
+
+    def pairs(self, arm: Any, other: Any | None, *same: str) -> pd.DataFrame:
+        """Runs of two arms with the same seed and number of steps side by side, the columns of `other` with `_other`.
+
+        `same` names further columns that must be equal. Without `other` there are no pairs.
+        """
+        return self.of(arm).merge(self.of(other), on=["seed", "max_steps", *same], suffixes=("", "_other"))
+
+    def speed_ups(self, arm: Any, other: Any | None) -> pd.Series:
+        """Seconds of another arm over those of this one by seed, where engine and hardware are the same."""
+        pairs = self.pairs(arm, other, "machine")
+        return pairs.seconds_other / pairs.seconds
+
+    def nearest(self, arm: Any, method: str, budget: float) -> Any | None:
+        """The arm of a method and budget with the settings nearest to those of this arm, then to the paper's."""
+        found = [a for a in self.arms if (a.subject, a.method, a.budget) == (arm.subject, method, budget)]
+        return min(
+            (a for a in found if a.complete),
+            key=lambda a: (len(differing([arm.context, a.context])), len(a.swept)),
+            default=None,
+        )
+
+
+def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo") -> Report:
+    """The runs of a folder that are done.
+
+    Args:
+        folder (str | Path): Folder with `run.json` files, at any depth.
+        checkpoint (str): "final": the last measurement; "best": of each suite the best, which selects on the test set.
+        reference (str): Method that others are compared with.
+
+    Raises:
+        UnreadableRuns: If no run is done, none has the reference method, suites were measured with different k, or as
+            `run_file.read_runs`.
+    """
+    stored = read_runs(folder)
+    done = {place: record for place, record in stored.items() if record.status == "done"}
+    others = [record for place, record in stored.items() if place not in done]
+    notes = [f"{one.name} is left out: {one.status}" + f" ({one.error})" * bool(one.error) for one in others]
+    if not done:
+        raise UnreadableRuns(f"no run of {str(folder)!r} is done: {'; '.join(notes)}. Run experiment.py again.")
+    if reference not in (methods := {record.method for record in done.values()}):
+        raise UnreadableRuns(
+            f"no run of {str(folder)!r} has the reference method {reference!r}. Choose from {sorted(methods)}."
+        )
+    suites, k = _suites(folder, done.values())
+    runs = pd.DataFrame([_row(place, record, suites, k, checkpoint) for place, record in done.items()])
+    repeated = runs.duplicated(["key", "seed"])  # two grids can have a cell in common
+    notes += [f"{name} repeats a run of its setting and seed and is not counted." for name in runs.name[repeated]]
+    runs = runs[~repeated].sort_values(["rank", "method", "budget", "key", "seed"], ignore_index=True)
+    runs["arm"] = runs.groupby("key", sort=False).ngroup()
+    several = runs.groupby("model").task.transform("nunique") > 1
+    runs["subject"] = runs.model.where(~several, runs.model + ", " + runs.task)
+    return Report(runs, suites, k, checkpoint, reference, notes)
+
+
+def _suites(folder: str | Path, records: Iterable[RunRecord]) -> tuple[list[str], int]:
+    """Suites in the order of the tables, and k of their mean@k; mean@1 beside a larger k is the greedy one."""
+    found: dict[str, int] = {}
+    of_k: dict[int, str] = {}
+    for record in records:
+        matches = [m for entry in record.log for name in entry if (m := _MEAN_AT_K.fullmatch(name))]
+        for suite in {m[1] for m in matches}:
+            found[suite] = max(int(m[2]) for m in matches if m[1] == suite)
+            of_k[found[suite]] = record.name
+    if len(of_k) > 1:
+        which = ", ".join(f"mean@{k} ({name})" for k, name in sorted(of_k.items()))
+        raise UnreadableRuns(f"runs of {str(folder)!r} were measured differently: {which}. Report on them apart.")
+    known = [suite for suite in SUITES if suite in found]
+    return [*known, *sorted(found.keys() - SUITES.keys())], max(of_k, default=0)
+
+
+def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoint: str) -> dict[str, Any]:
+    log = pd.DataFrame(record.log) if record.log else pd.DataFrame({"step": []})
+    own = {name: value for name, value in record.settings.items() if name in OF_THE_METHOD and name != "method_kwargs"}
+    own |= record.settings.get("method_kwargs") or {}
+    context = {name: v for name, v in record.settings.items() if name not in OF_THE_METHOD | OPERATIONAL}
+    context |= {"max_steps": record.max_steps, "steps_per_rollouts": record.steps_per_rollouts}
+    if batch := record.settings.get("generation_batch_size"):
+        context["num_prompts"] = batch / record.num_generations
+    parts = tuple(bool(own.get(name, record.method in FAMILY)) for name in PARTS)
+    measured = {suite: by_step(log, f"held_out/{suite}/mean@{k}") for suite in suites}
+    total = {name: running_total(record, log, f"duet/{name}") for name in ("pruned_rollouts", "scored_rollouts")}
+    return {
+        "key": json.dumps([record.model, record.method, record.budget, own, context], sort_keys=True),
+        "rank": list(METHODS).index(record.method) if record.method in METHODS else len(METHODS),
+        "task": ", ".join(
+            str(record.settings[name]) for name in ("recipe", "dataset_name") if record.settings.get(name)
+        ),
+        "machine": json.dumps([record.engine, record.hardware], sort_keys=True),
+        "own": own,
+        "context": context,
+        "swept": swept(own),
+        "parts": parts,
+        "complete": record.method not in FAMILY or parts == FULL,
+        "tokens": running_total(record, log, "duet/generated_tokens"),
+        "seconds": running_total(record, log, "step_time"),
+        "pruned": total["pruned_rollouts"] / total["scored_rollouts"] if total["scored_rollouts"] else np.nan,
+        "length": log.get("completions/mean_length", pd.Series(dtype=float)).mean(),
+        **{f"start/{suite}": values.get(0, np.nan) for suite, values in measured.items()},
+        **{f"accuracy/{suite}": _trained(values, checkpoint) for suite, values in measured.items()},
+        "log": log,
+        "folder": place,
+        **{name: getattr(record, name) for name in ("name", "cell", "model", "method", "budget", "seed", "max_steps")},
+    }
+
+
+def _trained(measured: pd.Series, checkpoint: str) -> float:
+    """The last or the best measurement behind step 0."""
+    values = measured[measured.index > 0]
+    return np.nan if values.empty else float(values.iloc[-1] if checkpoint == "final" else values.max())
+
+
+def by_step(log: pd.DataFrame, key: str) -> pd.Series:
+    """A metric by optimizer step, empty where it was not logged; of two values of a step (resumed) the later one."""
+    if key not in log:
+        return pd.Series(dtype=float)
+    values = log.set_index("step")[key].dropna().astype(float)
+    return values[~values.index.duplicated(keep="last")].sort_index()
+
+
+def running_total(record: RunRecord, log: pd.DataFrame, key: str) -> float:
+    """Sum of a per-step metric over the whole run; NaN where it was not logged.
+
+    An entry of the log is a mean since the entry before it, over optimizer steps (`step_time`) or over generation
+    steps (all other metrics), so each counts as many times as there were.
+    """
+    if key not in log:
+        return np.nan
+    entries = log[log[[name for name in ("step_time", key) if name in log]].notna().any(axis=1)]
+    steps = np.ceil(entries.step / (1.0 if key == "step_time" else record.steps_per_rollouts))
+    return float((entries[key] * steps.diff().fillna(steps)).sum(min_count=1))
+
+
+def swept(own: dict[str, Any], names: Iterable[str] = tuple(STANDARD)) -> dict[str, Any]:
+    """Swept settings that do not have the value of the paper."""
+    return {name: own[name] for name in names if own.get(name) not in (None, STANDARD[name])}
+
+
+def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
+    """Names of settings that are not the same in all of these."""
+    names = {name for one in settings for name in one}
+    return sorted(name for name in names if any(one.get(name) != settings[0].get(name) for one in settings))
+
+
+def method_title(method: str) -> str:
+    """A method as the paper writes it; one without a title keeps its name."""
+    return METHODS.get(method, method)
+
+
+def suite_title(suite: str) -> str:
+    """A suite as the paper's columns are headed; one without a title keeps its name."""
+    return SUITES.get(suite, suite)

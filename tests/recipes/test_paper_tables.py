@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The paper's tables from records of runs that are small enough to do by hand."""
+
+import csv
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.recipes.stored_runs import HARDWARE, SWITCHES, log_of, record, store  # isort: split
+
+from paper.paper_tables import Column, Table, latex, markdown, write_tables
+from paper.runs import read
+from paper_report import main
+from run_file import UnreadableRuns
+
+WARM = {"method_kwargs": {"surrogate_warmup": 1}}
+HALF = ("tiny", "+DUET (paper) (50% budget)")
+
+
+def duet(budget=0.5, seed=0, method="paper", settings=None, **changes):
+    own = SWITCHES | {"budget_fraction": budget} | WARM | (settings or {})
+    return record(method, budget, seed, settings=own, **changes)
+
+
+def written(folder, *records, checkpoint="final", reference="grpo"):
+    """Store records and write their tables beside them; the text."""
+    return write_tables(read(store(folder / "runs", *records), checkpoint, reference), folder)
+
+
+def table(folder, name):
+    """Lines of the CSV of a table by section and row."""
+    with (folder / f"{name}.csv").open() as file:
+        return {(line["section"], line["row"]): line for line in csv.DictReader(file)}
+
+
+def figure(line, key):
+    """Mean, lower and upper end, None where there are none."""
+    return tuple(float(text) if (text := line.get(key + end)) else None for end in ("", "_low", "_high"))
+
+
+THREE_SEEDS = [
+    # finals: GRPO 0.30, 0.34, 0.32; DUET 0.36, 0.37, 0.41
+    *(record(seed=s, accuracies=(0.10 + 0.01 * s, 0.5, 0.30 + d)) for s, d in enumerate((0.0, 0.04, 0.02))),
+    *(
+        duet(seed=s, accuracies=(0.10 + 0.01 * s, 0.2, a), seconds=t, tokens=n)
+        for s, (a, t, n) in enumerate(((0.36, 4.0, 40.0), (0.37, 5.0, 50.0), (0.41, 2.0, 45.0)))
+    ),
+]
+
+
+def test_means_intervals_speed_ups_and_tokens_of_three_seeds(tmp_path):
+    text = written(tmp_path, *THREE_SEEDS)
+    lines = table(tmp_path, "table1")
+    grpo, half = lines["tiny", "+GRPO"], lines[HALF]
+    # mean 0.32, sd 0.02, standard error 0.02 / sqrt(3); t of two degrees of freedom: 4.303
+    assert figure(grpo, "math500") == pytest.approx((0.32, 0.32 - 4.303 * 0.02 / 3**0.5, 0.32 + 4.303 * 0.02 / 3**0.5))
+    # 0.36, 0.37, 0.41: mean 0.38, sd sqrt((4 + 1 + 9) / 2) / 100 = 0.0264575
+    reach = 4.303 * 0.0264575 / 3**0.5
+    assert figure(half, "math500") == pytest.approx((0.38, 0.38 - reach, 0.38 + reach), rel=1e-5)
+    # 16 s of GRPO over 8, 10 and 4 s: 2, 1.6 and 4; mean 2.5333, sd sqrt((0.5333^2 + 0.9333^2 + 1.4667^2) / 2)
+    reach = 4.303 * 1.2858201 / 3**0.5
+    assert figure(half, "speed_up") == pytest.approx((2.533333, 2.533333 - reach, 2.533333 + reach), rel=1e-5)
+    # two steps of 40, 50 and 45 tokens against 200
+    assert float(half["tokens"]) == 90.0
+    assert figure(half, "share_of_tokens")[0] == pytest.approx(0.45)
+    assert (grpo["budget"], half["budget"], grpo["seeds"], half["seeds"]) == ("1.0", "0.5", "3", "3")
+    # step 0 of both runs of a seed: 0.10, 0.11, 0.12; t-interval of three values 0.01 apart
+    reach = 4.303 * 0.01 / 3**0.5
+    assert figure(lines["tiny", "Baseline"], "math500") == pytest.approx((0.11, 0.11 - reach, 0.11 + reach))
+    # 4.303 x 0.02 / sqrt(3) = 0.0497; 0.0657; 3.194; 200 tokens; the interval of 40%, 50%, 45% is 4.303 x 5 / sqrt(3)
+    assert "| +GRPO | 100% | <u>32.0</u> ± 5.0 | <u>1.00×</u> | 200 ± 0 | 100% | 3 |" in text
+    assert "| +DUET (paper) (50% budget) | 50% | **38.0** ± 6.6 | **2.53×** ± 3.19 | 90 ± 25 | 45% ± 12 | 3 |" in text
+    assert "| Baseline | – | 11.0 ± 2.5 | – | – | – | 3 |" in text  # never marked
+    # 0.06, 0.03 and 0.09 by seed: mean 0.06, sd 0.03. Unpaired the interval would be another one.
+    (line,) = table(tmp_path, "table1_differences").values()
+    reach = 4.303 * 0.03 / 3**0.5
+    assert figure(line, "math500") == pytest.approx((0.06, 0.06 - reach, 0.06 + reach))
+    assert line["seeds"] == "3" and f"| +6.0 ± {100 * reach:.1f} | 3 |" in text
+
+
+def test_the_best_checkpoint_is_chosen_only_where_it_is_asked_for_and_never_is_step_0(tmp_path):
+    text = written(tmp_path, *THREE_SEEDS, record("dapo", accuracies=(0.9, 0.4, 0.3)), checkpoint="best")
+    assert figure(table(tmp_path, "table1")["tiny", "+GRPO"], "math500") == pytest.approx((0.5, 0.5, 0.5))
+    assert figure(table(tmp_path, "table1")["tiny", "+DAPO"], "math500") == (0.4, None, None)
+    assert "best checkpoint of each suite, which selects on the test set" in text
+    assert "at the last step" in written(tmp_path, *THREE_SEEDS)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hardware": HARDWARE | {"gpu": "A100"}},
+        {"engine": "transformers"},
+        {"max_steps": 3},
+        {"seed": 5},
+        {"log": [{"step": 2, "held_out/math500/mean@4": 0.5}]},
+    ],
+)
+def test_a_speed_up_across_machines_engines_lengths_or_seeds_is_missing_and_no_zero(tmp_path, changes):
+    text = written(tmp_path, record(), duet(**changes))
+    (line,) = [line for (_, row), line in table(tmp_path, "table1").items() if "DUET" in row]
+    assert line["speed_up"] == "" and line["speed_up_seeds"] == "0"
+    row = next(line for line in text.splitlines() if line.startswith("| +DUET"))
+    assert row.split(" | ")[3] == "–"
+
+
+def test_a_cell_of_fewer_seeds_than_its_row_says_so(tmp_path):
+    """The seeds that can be paired, and the runs that measured a suite."""
+    first = record()
+    more = [{"step": step, "held_out/gsm8k/mean@4": 0.6} for step in (0, 2)]
+    other = duet(seed=1, seconds=1.0, hardware={"gpu": "A100"})
+    text = written(tmp_path, replace(first, log=first.log + more), record(seed=1), duet(seconds=4.0), other)
+    lines = table(tmp_path, "table1")
+    assert figure(lines[HALF], "speed_up") == (2.0, None, None)
+    assert lines[HALF]["gsm8k"] == "" and lines["tiny", "+GRPO"]["gsm8k_seeds"] == "1"
+    assert "| 30.0 ± 0.0 | 60.0 (n=1) |" in text and "**2.00×** (n=1)" in text and "| – |" in text
+    assert text.index("MATH-500 | GSM8K") > 0
+
+
+def test_table_2_shows_the_parts_at_each_budget_against_grpo_at_that_budget(tmp_path):
+    runs = []
+    for budget, seconds in ((0.5, 6.0), (0.25, 3.0)):
+        runs += [
+            record("grpo", budget, num_generations=int(8 * budget), seconds=seconds),
+            duet(budget, cell=f"both{budget}", seconds=seconds / 3),
+            duet(budget, cell=f"gate{budget}", settings={"allocate": False}, seconds=seconds / 2),
+        ]
+    off = {"trim": False, "abort": False, "keep_probability": None}
+    runs.append(duet(0.5, cell="anything", settings=off, accuracies=(0.1, 0.2, 0.4)))
+    text = written(tmp_path, *runs, record())
+    lines = table(tmp_path, "table2")
+    section, quarter = "tiny, DUET (paper), 50% budget", "tiny, DUET (paper), 25% budget"
+    rows = ["Baseline", "+GRPO", "+ allocation only", "+ gate only", "+ both"]
+    assert [row for title, row in lines if title == section] == rows
+    assert figure(lines[section, "+ allocation only"], "math500")[0] == 0.4
+    assert figure(lines[section, "+ gate only"], "speed_up")[0] == pytest.approx(2.0)
+    assert figure(lines[quarter, "+ both"], "speed_up")[0] == pytest.approx(3.0)
+    assert f"{quarter}: no run of allocation only." in text
+    # ablations are no rows of Table 1
+    assert {row for _, row in table(tmp_path, "table1")} == {"Baseline", "+GRPO", HALF[1]}
+
+
+def test_tables_3_and_5_are_sweeps_of_one_setting(tmp_path):
+    eps = [duet(cell=f"e{p}", settings={"keep_probability": p}, seconds=8 * p * 10) for p in (0.01, 0.05, 0.2)]
+    late = {"keep_probability": 0.01, "method_kwargs": {"surrogate_warmup": 2}}
+    other = duet(cell="k2", settings=late, seconds=120.0, hardware={"gpu": "A100"})
+    text = written(tmp_path, record(), *eps, other)
+    third, fifth = table(tmp_path, "table3"), table(tmp_path, "table5")
+    assert [row for _, row in third] == ["0.01", "0.05 (default)", "0.2"]
+    # 16 s of full-budget GRPO over 1.6, 8 and 32 s
+    assert [figure(line, "speed_up")[0] for line in third.values()] == pytest.approx([10.0, 2.0, 0.5])
+    assert "tiny, DUET (paper), 50% budget: no run of 0.1." in text
+    section = "tiny, DUET (paper), 50% budget, keep_probability=0.01"
+    assert list(fifth) == [(section, row) for row in ("1 (default)", "2")]
+    # 2 x 0.8 s and 2 x 120 s
+    assert [figure(line, "minutes")[0] for line in fifth.values()] == pytest.approx([1.6 / 60, 4.0])
+    assert f"{section}: minutes of different engines or hardware are not to be compared." in text
+    # of the sweep Table 1 takes the paper's value
+    assert figure(table(tmp_path, "table1")[HALF], "speed_up")[0] == pytest.approx(2.0)
+
+
+def test_table_6_compares_at_the_same_budget(tmp_path):
+    runs = [record(seconds=8.0), record("grpo", 0.25, num_generations=2, seconds=3.0, tokens=25.0)]
+    runs += [duet(0.25, seconds=1.5, tokens=20.0), record("vip", 0.25, num_generations=2, seconds=4.0)]
+    text = written(tmp_path, *runs)
+    lines, section = table(tmp_path, "table6"), "tiny, 25% budget"
+    assert list(lines) == [(section, row) for row in ("Baseline", "+GRPO", "+VIP", "+DUET (paper)")]
+    assert figure(lines[section, "+DUET (paper)"], "speed_up")[0] == pytest.approx(2.0)
+    assert figure(lines[section, "+VIP"], "speed_up")[0] == pytest.approx(0.75)
+    assert figure(lines[section, "+DUET (paper)"], "share_of_tokens")[0] == pytest.approx(0.8)
+    assert "tiny, 25% budget: no run of DAPO at 25%, ARRoL at 25%." in text
+    assert "tiny, 50% budget: no run of GRPO at 50%, " in text
+
+
+def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
+    """Pruned at 0.5: 38 of 50 in each step; at 0.25: 14 of 20 in one and 54 of 60 in the other."""
+    runs = [record()]
+    for keep, counts in ((0.5, ((50.0, 38.0), (50.0, 38.0))), (0.25, ((20.0, 14.0), (60.0, 54.0)))):
+        log = log_of(8.0, 100.0, (0.1, 0.2, keep), **{"completions/mean_length": 630.0})
+        for entry, (scored, pruned) in zip((log[1], log[3]), counts, strict=True):
+            entry |= {"duet/scored_rollouts": scored, "duet/pruned_rollouts": pruned}
+        runs.append(record("arrol", cell=f"k{keep}", settings={"method_kwargs": {"keep_rate": keep}}, log=log))
+    written(tmp_path, *runs)
+    lines = table(tmp_path, "table7")
+    assert [row for _, row in lines] == ["0.25", "0.5 (default)"]
+    assert [figure(line, "pruned")[0] for line in lines.values()] == pytest.approx([68 / 80, 0.76])
+    assert {figure(line, "length")[0] for line in lines.values()} == {630.0}
+
+
+def test_what_no_run_covers_is_said(tmp_path):
+    text = written(tmp_path, record(), record(seed=1, status="failed", error="killed"))
+    family = "DUET (paper) or DUET or DUET + reuse"
+    assert f"tiny: no run of DAPO at 100%, ARRoL at 100%, VIP at 100%, {family} at 50%, {family} at 100%." in text
+    for number, reason in (
+        (2, "no run of paper or duet or duet_reuse has one of allocate, trim and abort off"),
+        (3, "no two runs differ in keep_probability alone; the values there are: none"),
+        (5, "no two runs differ in surrogate_warmup alone; the values there are: none"),
+        (6, "no run has a budget below 1"),
+        (7, "no two runs differ in keep_rate alone; the values there are: none"),
+    ):
+        assert f"* Table {number} is not covered: {reason}." in text
+    assert "* grid/grpo_1, seed 1 is left out: failed (killed)" in text
+    assert not (tmp_path / "table2.md").exists()
+    bare = written(tmp_path / "bare", record(log=[{"step": 2, "step_time": 1.0}]))
+    assert "No accuracy was measured: set eval_suites." in bare and "| +GRPO | 100% | 1.00× | – | – | 1 |" in bare
+
+
+def test_models_tasks_and_other_settings_have_sections_and_rows_of_their_own(tmp_path):
+    runs = [record(), duet(), duet(cell="beta", settings={"beta": 0.001})]
+    runs += [record(model="small", cell=t, settings={"dataset_name": t}) for t in ("math", "mbpp")]
+    written(tmp_path, *runs)
+    rows = [("small, math", "+GRPO"), ("small, mbpp", "+GRPO"), ("tiny", "+GRPO"), HALF]
+    rows += [("tiny", "+DUET (paper) (50% budget, beta=0.001)")]
+    assert {key for key in table(tmp_path, "table1") if key[1] != "Baseline"} == set(rows)
+
+
+def test_a_cell_of_two_grids_counts_once(tmp_path):
+    """The lines of two tables can mean the same run: its second copy is no second seed."""
+    text = written(tmp_path, record(), record(grid="other", cell="same", accuracies=(0.1, 0.2, 0.9)))
+    line = table(tmp_path, "table1")["tiny", "+GRPO"]
+    assert line["seeds"] == "1" and figure(line, "math500")[0] == 0.3
+    assert "* other/same, seed 0 repeats a run of its setting and seed and is not counted." in text
+
+
+def test_where_a_run_was_made_does_not_tell_arms_apart(tmp_path):
+    """Another number of processes, another micro-batch: the same arm, whose seeds are averaged."""
+    batches = (
+        {"generation_batch_size": 64, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 8},
+        {"generation_batch_size": 64, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+    )
+    runs = [record(seed=s, settings=b | {"output_dir": f"{s}"}) for s, b in enumerate(batches)]
+    # but half the prompts of a step are another arm
+    written(tmp_path, *runs, record(seed=1, cell="fewer", settings={"generation_batch_size": 32}))
+    lines = table(tmp_path, "table1")
+    assert lines["tiny", "+GRPO"]["seeds"] == "2" and lines["tiny", "+GRPO (num_prompts=4)"]["seeds"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("log", "settings", "seconds", "tokens"),
+    [
+        (log_of(8.0, 100.0, (0.1, 0.2, 0.3), every=10), {}, 160.0, 2000.0),
+        # A measurement at step 7 makes the trainer log there: 7 x 1 s, then 3 x 5 s.
+        ([{"step": 7, "step_time": 1.0}, {"step": 10, "step_time": 5.0}], {}, 22.0, None),
+        # Two optimizer steps per generation step, logged every three steps: (100 + 200) / 2 for two generation steps,
+        # those of steps 1 and 3, then 400 for that of step 5.
+        (
+            [{"step": s, "step_time": 1.0, "duet/generated_tokens": t} for s, t in ((3, 150.0), (6, 400.0))],
+            {"gradient_accumulation_steps": 4, "steps_per_generation": 8},
+            6.0,
+            700.0,
+        ),
+    ],
+)
+def test_an_entry_of_the_log_counts_for_all_steps_since_the_one_before(tmp_path, log, settings, seconds, tokens):
+    runs = read(store(tmp_path, record(log=log, settings=settings))).runs
+    assert runs.seconds.tolist() == [seconds]
+    assert runs.tokens.tolist() == [tokens] if tokens else runs.tokens.isna().all()
+
+
+def test_the_later_of_two_measurements_of_a_step_holds(tmp_path):
+    again = record()
+    again.log.append({"step": 2, "held_out/math500/mean@4": 0.7})
+    assert read(store(tmp_path, again)).runs["accuracy/math500"].tolist() == [0.7]
+
+
+def made_up(mean, best, note=""):
+    """A table of one column with a section of three rows."""
+    rows = pd.DataFrame({"section": "tiny_1", "row": ["Baseline", "a & b", "c", "d"], "x": [0.9, *mean]})
+    return Table(
+        "t", f"Accuracy ± 50%{note}", {"x": Column("X_1", "{:.1f}".format, best)}, rows, ["A note: 5% & more."]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mean", "best", "shown"),
+    [
+        ((0.31, 0.29, 0.12), 1, ["0.9", "**0.3**", "**0.3**", "<u>0.1</u>"]),  # equal as rounded: best alike
+        ((0.31, 0.29, 0.12), -1, ["0.9", "<u>0.3</u>", "<u>0.3</u>", "**0.1**"]),
+        ((0.31, 0.29, np.nan), 1, ["0.9", "0.3", "0.3", "–"]),  # one value is no best
+        ((0.31, 0.22, 0.12), 0, ["0.9", "0.3", "0.2", "0.1"]),
+    ],
+)
+def test_the_best_and_the_second_of_a_section_are_marked_as_rounded(mean, best, shown):
+    rows = [line for line in markdown(made_up(mean, best)).splitlines() if line.startswith("|")]
+    assert [row.split("|")[2].strip() for row in rows[3:]] == shown
+
+
+def test_latex_is_a_table_for_booktabs_with_every_special_sign_escaped():
+    text = latex(made_up((0.31, 0.22, np.nan), 1, "\\ ~ ^ & % $ # _ { } × ± ✓ ∘ −"))
+    assert r"\textbackslash{} \textasciitilde{} \textasciicircum{} \& \% \$ \# \_ \{ \}" in text
+    for part in (
+        r"\toprule",
+        r"\bottomrule",
+        r"tiny\_1 & a \& b & \textbf{0.3} \\",
+        r" & d & -- \\",
+        r"\label{tab:t}",
+    ):
+        assert part in text
+    assert text.isascii()  # pdflatex needs no package for any sign
+    assert r"5\% \& more." in text
+
+
+def test_the_command_writes_every_format_and_prints_what_it_wrote(tmp_path, capsys):
+    runs = store(tmp_path / "runs", *THREE_SEEDS, duet(cell="e", settings={"keep_probability": 0.2}))
+    assert main([str(runs), "--only", "tables"]) == 0
+    out = capsys.readouterr().out
+    folder = runs / "tables"
+    assert out.rstrip().endswith(f"written to {folder}") and all(p.read_text() in out for p in folder.glob("*.md"))
+    names = {"table1", "table1_differences", "table3", "table4", "table6", "table6_differences"}
+    assert {path.name for path in folder.iterdir()} == {n + end for n in names for end in (".md", ".tex", ".csv")}
+    assert {n: (folder / f"{n}.tex").read_text().count(r"\toprule") for n in names} == dict.fromkeys(names, 1)
+    assert "| Adaptive prompt selection | − | ∘ | − | ✓ | ✓ | ✓ |" in (folder / "table4.md").read_text()
+    assert main([str(runs), "--only", "tables"]) == 0  # its own output is no run
+
+
+def test_another_reference(tmp_path):
+    runs = store(tmp_path / "runs", record("dapo", seconds=12.0), record(seconds=8.0))
+    assert main([str(runs), "--only", "tables", "--reference", "dapo", "--output_dir", str(tmp_path)]) == 0
+    assert figure(table(tmp_path / "tables", "table1")["tiny", "+GRPO"], "speed_up")[0] == pytest.approx(1.5)
+
+
+def test_runs_that_cannot_be_reported_on_are_refused_with_their_folder_and_a_remedy(tmp_path):
+    with pytest.raises(
+        UnreadableRuns, match=r"no run of '.*a' has the reference method 'grpo'. Choose from \['paper'\]"
+    ):
+        read(store(tmp_path / "a", duet()))
+    eight = record(seed=1, log=[{"step": 2, "held_out/math500/mean@8": 0.5}])
+    found = r"'.*b' were measured differently: mean@4 \(grid/grpo_1, seed 0\), mean@8 \(grid/grpo_1, seed 1\)"
+    with pytest.raises(UnreadableRuns, match=found + ". Report on them apart"):
+        read(store(tmp_path / "b", record(), eight))
+    with pytest.raises(
+        UnreadableRuns, match="'.*c' is done: grid/grpo_1, seed 0 is left out: failed .killed.. Run exp"
+    ):
+        read(store(tmp_path / "c", record(status="failed", error="killed")))
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "run.json").write_text(json.dumps({"version": 7}))
+    with pytest.raises(SystemExit, match=re.escape(str(tmp_path / "d" / "run.json")) + " has layout 7"):
+        main([str(tmp_path / "d")])
+    assert not (tmp_path / "d" / "tables").exists()

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a run: written, read back, and refused where it is none."""
+
+import json
+
+import pytest
+
+from tests.recipes.stored_runs import record, write_run  # isort: split
+
+from run_file import UnreadableRuns, read_runs
+
+
+def test_a_record_is_read_as_it_was_written_at_any_depth(tmp_path):
+    written = record(settings={"method_kwargs": {"surrogate_warmup": 2}}, seed=3)
+    write_run(tmp_path / "a" / "b" / "seed_3", written)
+    write_run(tmp_path / "c", record("duet", 0.5))
+    (tmp_path / "a" / "b" / "seed_3" / "trainer_state.json").write_text("{")  # others' files are left alone
+    found = {tmp_path / "c": record("duet", 0.5), tmp_path / "a" / "b" / "seed_3": written}
+    assert list(read_runs(tmp_path).items()) == list(found.items())
+
+
+def test_a_record_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path):
+    write_run(tmp_path, record(status="running"))
+    write_run(tmp_path, record())
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert read_runs(tmp_path)[tmp_path].status == "done"
+
+
+def test_one_cell_of_two_models_or_grids_is_two_runs(tmp_path):
+    for number, changes in enumerate(({}, {"model": "small"}, {"grid": "other"}, {"grid": None})):
+        write_run(tmp_path / str(number), record(**changes))
+    assert len(read_runs(tmp_path)) == 4
+
+
+def damaged(**changes):
+    return json.dumps(json.loads(json.dumps(vars(record()))) | changes)
+
+
+def without(name):
+    return json.dumps({key: value for key, value in vars(record()).items() if key != name})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "run.json is no JSON.*repeat the run"),
+        ("[]", "no record of a run: it has no version.*experiment.py"),
+        ("{}", "no record of a run: it has no version.*experiment.py"),
+        (damaged(version=2), "has layout 2, and this report reads layout 1"),
+        (without("engine"), r"it lacks \['engine'\]"),
+        (damaged(extra=1), r"has the unknown \['extra'\]"),
+        (damaged(seed="0"), "seed must be of type int, got '0'"),
+        (damaged(budget="half"), "budget must be of type float, got 'half'"),
+        (damaged(max_steps=True), "max_steps must be of type int, got True"),
+        (damaged(status="finished"), "status must be one of .*, got 'finished'"),
+        (damaged(log=[{"loss": 1.0}]), "every entry of log must be a mapping with its step"),
+    ],
+)
+def test_another_layout_is_refused_with_its_path(tmp_path, content, message):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(UnreadableRuns, match=message) as caught:
+        read_runs(tmp_path)
+    assert str(tmp_path / "run.json") in str(caught.value)
+
+
+def test_a_folder_without_runs_is_refused(tmp_path):
+    with pytest.raises(UnreadableRuns, match="no folder .*missing"):
+        read_runs(tmp_path / "missing")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(UnreadableRuns, match="has no run.json, in no folder below it either. Give the folder that"):
+        read_runs(tmp_path)
+
+
+def test_a_run_twice_is_refused_with_both_places(tmp_path):
+    for name in ("first", "second"):
+        write_run(tmp_path / name, record())
+    with pytest.raises(UnreadableRuns, match="second.*first.*are both grid/grpo_1, seed 0 of tiny. Move one"):
+        read_runs(tmp_path)
+
+
+def test_what_cannot_be_read_back_is_not_written(tmp_path):
+    with pytest.raises(ValueError, match="status must be one of"):
+        write_run(tmp_path, record(status="over"))
+    with pytest.raises(TypeError):
+        write_run(tmp_path, record(settings={"reward": object()}))
+    assert list(tmp_path.iterdir()) == []
