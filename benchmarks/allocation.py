@@ -41,8 +41,6 @@ NUM_GENERATIONS = 8
 NUM_MAX = 32
 STEPS = 20
 DIMENSIONS = 384
-NO_ALLOCATOR = "duet_reuse"
-"""Its counts are those of duet; the rest of its time goes to reading drafts."""
 TARGETS = {"planning_ms": 50.0, "median_ms": 2.0, "least_used": 0.999, "median_excess": 0.002, "large_seconds": 2.0}
 
 
@@ -205,7 +203,6 @@ def main() -> int:
             ]["median"]
             < TARGETS["planning_ms"]
             for name in planned
-            if name != NO_ALLOCATOR
         },
         f"M = {LARGE:,} within {TARGETS['large_seconds']} s": large_seconds <= TARGETS["large_seconds"],
     }

@@ -74,12 +74,12 @@ OWN = {
 """Of single methods; ARRoL prunes in the second step."""
 PRICED, COUNTED, OPEN = "priced", "counted", "open"
 BUDGETS = {
-    **dict.fromkeys(("duet", "paper", "pilot", "duet_reuse"), PRICED),
+    **dict.fromkeys(("duet", "paper", "pilot"), PRICED),
     **dict.fromkeys(("grpo", "pods", "spec_rl", "vip", "knapsack", "seed_grpo", "dynamo"), COUNTED),
     **dict.fromkeys(("greso", "dapo", "reinforce_ada", "arrol"), OPEN),
 }
 """What bounds a step of each method: its rollouts at their expected tokens, their number, or not its share."""
-REUSE = ("spec_rl", "duet_reuse")
+REUSE = "spec_rl"
 COMPARES = "seed_grpo"
 """Compares answers, and so needs a verifier that can."""
 COLUMNS = ("rounds", "rollouts", "prompts", "generated_tokens", "reused_tokens", "trained_tokens")
@@ -186,7 +186,7 @@ def checks(figures: Figures) -> dict[str, bool]:
         if BUDGETS[method] != OPEN:
             found[f"{name}: keeps to its budget"] = all(within_budget(method, share, step) for step in steps)
         first, *later = (step["reused_tokens"] for step in steps)
-        reuses = first == 0 and all((tokens > 0) == (method in REUSE) for tokens in later)
+        reuses = first == 0 and all((tokens > 0) == (method == REUSE) for tokens in later)
         found[f"{name}: reuses tokens of prompts that come again, or none"] = reuses
     return found | orderings(figures)
 
@@ -229,11 +229,6 @@ def orderings(figures: Figures) -> dict[str, bool]:
             "grpo",
             "spec_rl",
             lambda grpo, reuse: reuse["generated_tokens"] < grpo["generated_tokens"],
-        ),
-        "duet_reuse generates less than duet": (
-            "duet",
-            "duet_reuse",
-            lambda duet, reuse: reuse["generated_tokens"] < duet["generated_tokens"],
         ),
         "vip has the rollouts of grpo": ("grpo", "vip", lambda grpo, vip: vip["rollouts"] == grpo["rollouts"]),
     }

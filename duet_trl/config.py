@@ -78,7 +78,7 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"duet_reuse"`, `"grpo"`, `"dapo"`, `"greso"`,
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"dapo"`, `"greso"`,
             `"pods"`, `"pilot"`, `"reinforce_ada"`, `"knapsack"`, `"vip"`, `"dynamo"`, `"seed_grpo"`, `"arrol"`,
             `"spec_rl"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
@@ -250,7 +250,7 @@ class DUETGRPOConfig(GRPOConfig):
         unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
         for name in METHOD_FIELDS - given.keys():
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
-        self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
+        self.options = read_options(entry.options, self.method_kwargs, self.method)
         self.options = entry.settle(self, self.options)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)

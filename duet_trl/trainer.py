@@ -28,7 +28,6 @@ from .methods import build_method
 from .methods.duet import Duet
 from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
-from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import logs, loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
@@ -133,9 +132,8 @@ class DUETGRPOTrainer(Publishing, Generating, Resuming, UpdateSize):
         self.several = None if args.updates == "once" else SeveralUpdates(self)
         if self.several is not None:
             self.add_callback(self.several)
-        planner = self.method.inner if isinstance(self.method, Reuse) else self.method
-        if isinstance(planner, Duet):
-            self.add_callback(StartNotice(args, planner.gate, train_dataset))
+        if isinstance(self.method, Duet):
+            self.add_callback(StartNotice(args, self.method.gate, train_dataset))
         self._reporters = logs.Reporters()
         self.histograms = Histograms(self.callback_handler)
         self.add_callback(self.histograms)

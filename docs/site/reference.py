@@ -23,7 +23,7 @@ BEGIN, END = "<!-- written by python docs/site/reference.py: begin -->", "<!-- e
 _TYPES = {list[str]: "list of str", dict[str, Any]: "dict"}
 
 SOME_METHODS = """\
-`duet`, `paper` and `duet_reuse` read all of them, the others few or none; a method refuses those that it does not
+`duet` and `paper` read all of them, the others few or none; a method refuses those that it does not
 read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
 default follows from other fields, the meaning says so."""
 DUET_OPTIONS = """\
@@ -83,7 +83,7 @@ def _other_defaults(kind: type, taker: str, parents: list[str]) -> list[str]:
     found = []
     for one in fields(kind):
         theirs = next(name for name in parents if one.name in {field.name for field in fields(METHODS[name].options)})
-        own = default_of(one, METHODS[taker].column or taker)
+        own = default_of(one, taker)
         found += [f"`{one.name}={own!r}`"] if own != default_of(one, theirs) else []
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 from .runs import RunRecord
 from .titles import METHODS, method_title
 
-FAMILY = ("paper", "duet", "duet_reuse")
+FAMILY = ("paper", "duet")
 """Methods whose parts `PARTS` switch."""
 PARTS = ("allocate", "trim", "abort")
 FULL = (True, True, True)

@@ -32,7 +32,6 @@ MATRIX = {
     # With `allocate=True` the counts of `duet` maximise the expected number of mixed prompts, a prompt weighs as many
     # as it has rollouts, and there is no coin whose weight would have to be bounded.
     "duet": "++++++---",
-    "duet_reuse": "++++++---",
     "greso": "+---+----",
     "pods": "---------",
     "pilot": "++--+++--",

@@ -57,7 +57,6 @@ _OURS = {
     "grpo": Look(GREY, "o", "--", ""),
     "duet": Look(BLUE, "s", "-", ""),
     "paper": Look(SKY, "^", "-", ""),
-    "duet_reuse": Look(BLACK, "d", "-", ""),
 }
 _BUDGET_LOOKS = (
     Look(ORANGE, "o", "-", ""),

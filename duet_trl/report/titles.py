@@ -16,7 +16,6 @@ METHODS = {
     "spec_rl": "SPEC-RL",
     "paper": "DUET (paper)",
     "duet": "DUET",
-    "duet_reuse": "DUET + reuse",
 }
 """In the order of rows and legends."""
 

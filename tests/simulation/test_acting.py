@@ -11,7 +11,7 @@ from duet_trl.gate.markers import get_marker
 from duet_trl.gate.replay import NEVER, GateSpec, Outcome, replay
 from duet_trl.methods.grpo import GRPO, GRPOOptions
 from duet_trl.methods.method import Method, Setting
-from duet_trl.methods.reuse import Reuse, ReuseOptions
+from duet_trl.methods.spec_rl import SpecRL, SpecRLOptions
 from duet_trl.rollouts import Job, Prompt, Prompts
 from duet_trl.simulation.acting import Actor, through
 from duet_trl.simulation.population import Drawn, Population
@@ -103,7 +103,7 @@ def test_a_continued_rollout_does_what_it_began():
 
 def test_drafts_are_taken_up_at_the_next_visit():
     setting = Setting(4, 8, 1024, 100)
-    method, actor = Reuse(GRPO(setting, GRPOOptions()), ReuseOptions(), "spec_rl"), Actor(POPULATION)
+    method, actor = SpecRL(setting, SpecRLOptions()), Actor(POPULATION)
     first, second = (actor.act(method, prompts(step)).done for step in (1, 2))
     kept = np.array([len(job.prefix) for job in second.jobs])
     assert not any(job.prefix for job in first.jobs) and 0.3 < kept.sum() / second.replay.length.sum() < 1.0

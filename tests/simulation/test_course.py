@@ -26,12 +26,10 @@ def course(name: str, num_prompts: int = 64, num_steps: int = 12) -> tuple[Cours
 def test_every_method_keeps_to_its_bounds(name):
     found, steps = course(name)
     assert len(steps) == 12 and found.most_rollouts <= found.method.setting.max_rollouts
-    assert found.over_budget <= 1 + 1e-9 and (found.over_budget > 0.5) == (
-        name in {"duet", "paper", "pilot", "duet_reuse"}
-    )
+    assert found.over_budget <= 1 + 1e-9 and (found.over_budget > 0.5) == (name in {"duet", "paper", "pilot"})
     assert found.longest_wait == 0 or name == "greso"
     assert all(step.generated_tokens > 0 and step.trained_tokens > 0 for step in steps)
-    assert (found.coins[0] > 0) == (name in {"duet", "paper", "duet_reuse"})
+    assert (found.coins[0] > 0) == (name in {"duet", "paper"})
     assert found.right[0] > found.right[1] >= found.late_right[1]
     assert len(found.seconds) == 12 and min(found.seconds) > 0
 
