@@ -44,17 +44,10 @@ def _chosen(name: str, help_text: str) -> Any:
     return knob(f"{help_text} Default: {DEFAULTS[name]}.{others}")
 
 
-_OPTIONS = {entry.options for entry in METHODS.values()}
-
-
 def _options_help() -> str:
     takers: dict[tuple[str, ...], list[str]] = {}
     for method, entry in METHODS.items():
-        inherited = {one.name for base in entry.options.__bases__ if base in _OPTIONS for one in fields(base)}
-        parents = {name: one for name, one in METHODS.items() if one.options in entry.options.__bases__}
-        shared = [f"those of {name}" for name in parents if name != "paper"]
-        own = [one.name for one in fields(entry.options) if one.name not in inherited]
-        takers.setdefault((*shared, *own), []).append(method)
+        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     meaning = f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
     return f"{meaning} See docs/configuration.md."
