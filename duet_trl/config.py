@@ -44,17 +44,10 @@ def _chosen(name: str, help_text: str) -> Any:
     return knob(f"{help_text} Default: {DEFAULTS[name]}.{others}")
 
 
-_OPTIONS = {entry.options for entry in METHODS.values()}
-
-
 def _options_help() -> str:
     takers: dict[tuple[str, ...], list[str]] = {}
     for method, entry in METHODS.items():
-        inherited = {one.name for base in entry.options.__bases__ if base in _OPTIONS for one in fields(base)}
-        parents = {name: one for name, one in METHODS.items() if one.options in entry.options.__bases__}
-        shared = [f"those of {name}" for name in parents if name != "paper"]
-        own = [one.name for one in fields(entry.options) if one.name not in inherited]
-        takers.setdefault((*shared, *own), []).append(method)
+        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     meaning = f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
     return f"{meaning} See docs/configuration.md."
@@ -78,7 +71,7 @@ class DUETGRPOConfig(GRPOConfig):
         > Parameters that choose the method
 
         method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"duet_reuse"`, `"grpo"`, `"dapo"`, `"greso"`,
+            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"dapo"`, `"greso"`,
             `"pods"`, `"pilot"`, `"reinforce_ada"`, `"knapsack"`, `"vip"`, `"dynamo"`, `"seed_grpo"`, `"arrol"`,
             `"spec_rl"`, or `"own"` for an object that the trainer is given.
         method_kwargs (`dict`, *optional*):
@@ -250,7 +243,7 @@ class DUETGRPOConfig(GRPOConfig):
         unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
         for name in METHOD_FIELDS - given.keys():
             setattr(self, name, (defaults if name in entry.reads else unread).get(name))
-        self.options = read_options(entry.options, self.method_kwargs, self.method, entry.column)
+        self.options = read_options(entry.options, self.method_kwargs, self.method)
         self.options = entry.settle(self, self.options)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         self._refuse_idle(chosen, FIELD_ACTS | entry.acts)

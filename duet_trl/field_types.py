@@ -88,12 +88,10 @@ def default_of(declared: Any, method: str) -> Any:
     return declared.metadata.get("defaults", {}).get(method, declared.default)
 
 
-def read_options(
-    kind: type[Options], given: Mapping[str, Any] | None, method: str, column: str | None = None
-) -> Options:
-    """The options of a method from its `method_kwargs`; with the defaults of `column`, or else its own."""
+def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
+    """The options of a method from its `method_kwargs`."""
     declared = {one.name: one for one in fields(kind)}
-    chosen = {name: default_of(one, column or method) for name, one in declared.items()}
+    chosen = {name: default_of(one, method) for name, one in declared.items()}
     for name, value in (given or {}).items():
         if name not in declared:
             raise ValueError(_unknown(name, value, list(declared), method))

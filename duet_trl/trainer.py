@@ -26,7 +26,6 @@ from .methods import build_method
 from .methods.duet import Duet
 from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
-from .methods.reuse import Reuse
 from .rollouts import Prompt, Prompts
 from .seams import loss_divisor, metrics, train_rows
 from .seams.answer_region import Thoughts
@@ -126,8 +125,7 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         self.several = None if args.updates == "once" else SeveralUpdates(self)
         if self.several is not None:
             self.add_callback(self.several)
-        planner = self.method.inner if isinstance(self.method, Reuse) else self.method
-        self.watch = RunWatch(args, planner.gate if isinstance(planner, Duet) else None, train_dataset)
+        self.watch = RunWatch(args, self.method.gate if isinstance(self.method, Duet) else None, train_dataset)
         self.add_callback(self.watch)
         self._reporters = metrics.Reporters()
 

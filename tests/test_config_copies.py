@@ -19,7 +19,7 @@ def test_a_copy_decides_anew_what_was_left_open(tmp_path):
     assert (paper.marker, paper.allocate, paper.budget_fraction) == ("math_paragraph", True, 0.75)
 
 
-@pytest.mark.parametrize("method", ["grpo", "dapo", "duet_reuse"])
+@pytest.mark.parametrize("method", ["grpo", "dapo", "spec_rl"])
 def test_a_copy_may_have_another_method(tmp_path, method):
     found = replace(config(tmp_path), method=method, generation_batch_size=None)
     assert found.to_dict() == config(tmp_path, method=method).to_dict()

@@ -38,7 +38,7 @@ TABLE = {
     "update": Room(NUMERIC, frozenset({"allocate", "gate"})),
     "rollouts": Room(NUMERIC, frozenset({"gate"})),
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
-    "methods": Room(NUMERIC, CORE | {"rollouts", "field_types"}),
+    "methods": Room(NUMERIC | {"sklearn"}, CORE | {"rollouts", "field_types"}),
     "field_types": Room(frozenset(), frozenset()),
     "field_rules": Room(frozenset(), CORE | {"methods", "field_types"}),
     "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types", "field_rules"}),

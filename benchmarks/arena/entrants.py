@@ -6,7 +6,7 @@ else is the default of the method, or what its authors use beside it. All run th
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -15,9 +15,7 @@ from typing import Any
 import yaml
 
 from benchmarks.common import grouped
-from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields
-from duet_trl.methods.reuse import ReuseOptions
 from duet_trl.update.cut import CUTS
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_RATE
 
@@ -76,8 +74,6 @@ class Entrant:
 ENDING = {"ending_reward_weight": 0.1}
 TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
 """Updates from each batch of rollouts."""
-ONCE_MORE = {one.name: default_of(one, "duet") for one in fields(ReuseOptions)}
-"""What `duet_reuse` reuses, for GRPO."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
 SAMPLE = {"small_advantages": "sample"}
@@ -118,8 +114,6 @@ _ALL = (
     Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),
     Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **HISTORY, **TWO}),
     Entrant("duet_x4", "duet", 0.5, {**ENDING, **HISTORY, **FOUR}),
-    Entrant("duet_reuse", "duet_reuse", 0.5, ENDING),
-    Entrant("grpo_4_reuse", "spec_rl", 0.5, {"method_kwargs": ONCE_MORE}),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),

@@ -18,7 +18,7 @@ SUBJECTS = ("duet", "duet_quarter")
 """Entrants that are held to the targets: with at most half of the reference's rollouts."""
 TOLERANCE = 0.01
 """Accuracy that may be lost."""
-NO_RIVALS = (REFERENCE, *(name for name, entrant in ENTRANTS.items() if entrant.method in ("duet", "duet_reuse")))
+NO_RIVALS = (REFERENCE, *(name for name, entrant in ENTRANTS.items() if entrant.method == "duet"))
 """The reference, which the other targets are about, and forms of `duet`."""
 
 

@@ -23,7 +23,7 @@ BEGIN, END = "<!-- written by python docs/site/reference.py: begin -->", "<!-- e
 _TYPES = {list[str]: "list of str", dict[str, Any]: "dict"}
 
 SOME_METHODS = """\
-`duet`, `paper` and `duet_reuse` read all of them, the others few or none; a method refuses those that it does not
+`duet` and `paper` read all of them, the others few or none; a method refuses those that it does not
 read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
 default follows from other fields, the meaning says so."""
 DUET_OPTIONS = """\
@@ -44,12 +44,7 @@ def tables() -> str:
     ]
     for kind in dict.fromkeys(entry.options for entry in METHODS.values()):
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
-        parents = [name for name, entry in METHODS.items() if entry.options in kind.__bases__ and name != "paper"]
-        if parents:
-            own, theirs = (" and ".join(f"`{name}`" for name in names) for names in (takers, parents))
-            others = " and ".join(_other_defaults(kind, takers[0], parents))
-            parts.append(f"{own} takes the options of {theirs}, with the same defaults but for {others}.")
-        elif fields(kind):
+        if fields(kind):
             heading = f"## `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}"
             parts += [heading, *([DUET_OPTIONS] if "duet" in takers else []), _options(kind, takers)]
     return "\n\n".join(parts)
@@ -76,16 +71,6 @@ def _some_methods(declared: list[Field]) -> str:
         condition = _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts)
         rows.append([f"`{one.name}`", _help(one), _field_values(one), ", ".join(readers), condition])
     return markdown_table(["field", "meaning", "values", "methods", "only with"], rows)
-
-
-def _other_defaults(kind: type, taker: str, parents: list[str]) -> list[str]:
-    """Options whose default is not that of the method which they are from."""
-    found = []
-    for one in fields(kind):
-        theirs = next(name for name in parents if one.name in {field.name for field in fields(METHODS[name].options)})
-        own = default_of(one, METHODS[taker].column or taker)
-        found += [f"`{one.name}={own!r}`"] if own != default_of(one, theirs) else []
-    return found
 
 
 def _options(kind: type, takers: list[str]) -> str:

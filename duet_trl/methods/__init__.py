@@ -5,21 +5,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..field_types import Acts
+from ..field_types import Acts, Options
 from .arrol import Arrol, ArrolOptions
-from .dapo import Dapo, DapoOptions
+from .dapo import Dapo, DapoOptions, ResamplingOptions
 from .duet_parts import build_duet
 from .duet_settings import ACTS, DuetOptions, check_relations, settle
-from .dynamo import Dynamo, DynamoOptions
-from .greso import Greso, GresoOptions
+from .dynamo import Dynamo
+from .greso import Greso
 from .grpo import GRPO, GRPOOptions
-from .knapsack import Knapsack, KnapsackOptions
+from .knapsack import Knapsack
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
 from .pods import Pods, PodsOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
-from .reuse import DuetReuseOptions, Reuse, ReuseOptions
 from .seed_grpo import SeedGRPO, SeedGRPOOptions
+from .spec_rl import SpecRL, SpecRLOptions
 from .vip import Vip, VipOptions
 
 
@@ -34,7 +34,6 @@ class Entry:
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
         acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
-        column (str | None): Method whose column of defaults its options take; None: its own.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
@@ -45,7 +44,6 @@ class Entry:
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
     acts: Mapping[str, Acts] = field(default_factory=dict)
-    column: str | None = None
     settle: Callable[[Any, Any], Any] = lambda config, options: options
     check: Callable[[Any, Any], None] = lambda config, options: None
 
@@ -131,14 +129,6 @@ def _build_duet(config: Any) -> Method:
     return build_duet(config, setting_of(config))
 
 
-def _build_spec_rl(config: Any) -> Method:
-    return Reuse(GRPO(setting_of(config), GRPOOptions()), config.options, "spec_rl")
-
-
-def _build_duet_reuse(config: Any) -> Method:
-    return Reuse(_build_duet(config), config.options, "duet_reuse")
-
-
 def _build_own(config: Any) -> Method:
     raise ValueError(
         "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
@@ -151,24 +141,23 @@ _DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle,
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
     "paper": replace(_DUET, defaults={"allocate": True, "marker": "math_paragraph"}),
-    "duet_reuse": replace(_DUET, build=_build_duet_reuse, options=DuetReuseOptions, column="duet"),
     "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
     "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
-    "greso": _ungated(Greso, GresoOptions, max_batches=4),
+    "greso": _ungated(Greso, ResamplingOptions, max_batches=4),
     "pods": _ungated(Pods, PodsOptions, frozenset()),
     "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
     "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
     "knapsack": _ungated(
         Knapsack,
-        KnapsackOptions,
+        Options,
         frozenset({"budget_fraction", "num_rollouts_min", "num_rollouts_max"}),
         defaults={"num_rollouts_min": 2, "num_rollouts_max": 128, **_ALL},
     ),
     "vip": _ungated(Vip, VipOptions, frozenset({"max_rollouts", "budget_fraction"}), defaults=_ALL),
-    "dynamo": _ungated(Dynamo, DynamoOptions, frozenset({"budget_fraction"}), defaults=_ALL),
+    "dynamo": _ungated(Dynamo, Options, frozenset({"budget_fraction"}), defaults=_ALL),
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "arrol": _ungated(Arrol, ArrolOptions, max_batches=2),
-    "spec_rl": Entry(_build_spec_rl, ReuseOptions),
+    "spec_rl": _ungated(SpecRL, SpecRLOptions, frozenset()),
     "own": Entry(
         _build_own,
         GRPOOptions,

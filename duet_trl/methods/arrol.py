@@ -2,15 +2,14 @@
 """ARRoL: prune rollouts halfway by a quality head that learns while training (arXiv 2603.24840).
 
 Every prompt gets n = `num_generations` rollouts of at most L = `detect_at` tokens. Those that ended by then are kept.
-Each of the others is scored from the last hidden state of the model in training at its L-th token, by a perceptron
-(`quality_head.py`); bins of past scores turn the raw score into a success posterior q. It goes on, from where it is,
-with probability
+Each of the others is scored from the last hidden state of the model in training at its L-th token, by a perceptron;
+20 bins of past scores turn the raw score into a success posterior q = (successes + 1) / (scores + 2). It goes on, from
+where it is, with probability
 
-    p(q) = eps + (1 - eps) sigmoid(alpha + beta q)
+    p(q) = eps + (1 - eps) sigmoid(alpha + beta q),        eps = 0.05
 
 alpha and beta are such that, over the scores of the last steps, the mean of p is kappa and sum of p q / sum of p, the
-share of successes among survivors, is rho (`survival.py`). The others are pruned: they leave baseline, gradient and
-divisor.
+share of successes among survivors, is 1/2. The others are pruned: they leave baseline, gradient and divisor.
 
     A_i = (R_i - mean of the prompt's survivors) / (their std + 1e-4)
 
@@ -28,23 +27,32 @@ reward above the middle of the run's extremes. While all labels are the same, q 
 are pruned at rate kappa whatever their score. kappa holds for scored rollouts only and on average.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+import torch.nn.functional as F
 
+from ..allocate.state import check_state
 from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import group_relative, uniform_jobs
+from .grouping import check_groups, group_relative, positive_rewards, uniform_jobs
 from .method import Method, Setting
-from .quality_head import QualityHead
-from .resampling import check_groups
-from .survival import survival, survival_curve
 
 DETECT_SHARE = 512 / 3072
 """L over the length limit, in the paper's runs."""
-_COIN = 0xA1
-"""Keeps the coins apart from other draws under the seed."""
+POSITIVE_RATIO, EXPLORATION = 0.5, 0.05
+"""rho, and eps, the probability with which the worst rollout goes on."""
+LEARNING_RATE, WIDTH, HISTORY, BATCH_SIZE = 1e-3, 128, 2048, 64
+"""Of the head. The rate of 1e-6 that is reported would not move a fresh head in a few hundred steps."""
+NUM_BINS, LEAST_OBSERVATIONS = 20, 16
+"""Of the calibration: with fewer scores whose end is known, the raw score is q."""
+LARGEST_SLOPE, LARGEST_SHIFT = 20.0, 60.0
+"""|beta| and |alpha|: beyond 40 + |beta| the sigmoid is 0 or 1 in double precision."""
+_COIN = 0xA1  # keeps the coins apart from other draws under the seed
 
 
 @dataclass(frozen=True)
@@ -60,41 +68,13 @@ class ArrolOptions(Options):
     keep_rate: float = option(
         "Share of the scored rollouts that go on, on average.",
         0.5,
-        unit="(eps, 1]",
+        unit="(0.05, 1]",
         symbol="kappa",
-        rule=(lambda x: 0 < x <= 1, "in (0, 1], got {}. 1 prunes nothing"),
-    )
-    positive_ratio: float = option(
-        "Share of successes to aim at among those that go on.",
-        0.5,
-        unit="(0, 1)",
-        symbol="rho",
-        rule=(lambda x: 0 < x < 1, "in (0, 1), got {}"),
-    )
-    exploration: float = option(
-        "Probability with which the worst rollout goes on.",
-        0.05,
-        unit="[0, 1)",
-        symbol="eps",
-        rule=(lambda x: 0 <= x < 1, "in [0, 1), got {}"),
+        rule=(lambda x: EXPLORATION < x <= 1, "in (0.05, 1], got {}. 0.05 of the worst go on; 1 prunes nothing"),
     )
     head_warmup_steps: int = option(
         "Generation steps in which the head trains and nobody is pruned.", 20, unit=">= 0", rule=at_least(0)
     )
-    head_learning_rate: float = option(
-        "Of the head. The 1e-6 that is reported for it would not move a fresh head in a few hundred steps.",
-        1e-3,
-        unit="> 0",
-        rule=(lambda x: 0 < x < float("inf"), "positive, got {}"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.keep_rate <= self.exploration:
-            raise ValueError(
-                f"keep_rate ({self.keep_rate}) must be above exploration ({self.exploration}), with which every "
-                "rollout goes on. Raise it or lower exploration."
-            )
 
 
 class Arrol(Method):
@@ -108,12 +88,11 @@ class Arrol(Method):
                 f"detect_at={self.detect_at} is not below max_completion_length={limit}: no rollout would be scored. "
                 "Lower detect_at."
             )
-        # Both phases count, and all rollouts may survive.
-        check_groups(setting, 2 * setting.num_prompts)
+        check_groups(setting, 2 * setting.num_prompts)  # both phases count, and all rollouts may survive
         self.setting = setting
         self.options = options
         self.identity = {"method": "arrol", "detect_at": self.detect_at}
-        self.head = QualityHead(options.head_learning_rate, setting.seed)
+        self.head = QualityHead(setting.seed)
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
         """Rollouts up to L, questions about those that have not ended, and the survivors' continuations."""
@@ -125,12 +104,14 @@ class Arrol(Method):
         if done.round.max() > 0 or not len(scored) or (warm and done.answers):
             return []
         if not done.answers:
-            tokens = done.tokens(scored)
             return [
                 Query(int(q), tuple(ids[: self.detect_at]), hidden_at=self.detect_at - 1)
-                for q, (ids, _) in zip(done.prompt[scored], tokens, strict=True)
+                for q, (ids, _) in zip(done.prompt[scored], done.tokens(scored), strict=True)
             ]
-        rows = scored[self._survive(done, scored)]
+        alpha, beta = self.head.curve(self.options.keep_rate)
+        quality = self.head.quality(self.head.score(np.stack(done.answers)))
+        coins = np.random.default_rng([self.setting.seed, done.prompts.step, _COIN]).random(len(done))[scored]
+        rows = scored[coins < survival(quality, alpha, beta)]
         return [
             Job(int(q), tuple(ids), None if logprobs is None else tuple(logprobs), continues=int(row))
             for row, q, (ids, logprobs) in zip(rows, done.prompt[rows], done.tokens(rows), strict=True)
@@ -176,23 +157,181 @@ class Arrol(Method):
 
     def _scored(self, done: Rollouts) -> np.ndarray:
         """Rollouts of the first round that had not ended by their L-th token, ascending."""
-        open_ = (
-            ~done.terminated & (done.replay.length == self.detect_at)
-            if self._cut(done)
-            else (done.replay.length > self.detect_at)
-        )
+        length = done.replay.length
+        open_ = ~done.terminated & (length == self.detect_at) if self._cut(done) else length > self.detect_at
         return np.flatnonzero(open_ & (done.round == 0))
 
-    def _survive(self, done: Rollouts, scored: np.ndarray) -> np.ndarray:
-        """Who of the scored rollouts goes on, shape (K,), bool."""
-        head, options = self.head, self.options
-        alpha, beta = survival_curve(
-            head.quality(head.all_scores),
-            options.keep_rate,
-            options.positive_ratio,
-            options.exploration,
-            one_class=len(np.unique(head.positive)) < 2,
+
+class QualityHead:
+    """A perceptron, hidden state (D,) -> WIDTH -> logit of success, with the rollouts that it learned from.
+
+    It runs on the CPU in float32 and trains by AdamW on binary cross-entropy. A hidden state is divided by the root of
+    its mean square, so that one learning rate suits every model. D is that of the first hidden states.
+
+    Args:
+        seed (int): Of the first weights and of the order of training.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.features = np.zeros((0, 0), dtype=np.float32)  # (H, D)
+        self.scores, self.rewards = np.zeros(0), np.zeros(0)  # raw scores when they were made, and how it ended, (H,)
+        self.all_scores = np.zeros(0)  # with those of pruned rollouts, (A,)
+        self.reward_range: list[float] = []
+        self._weights: torch.Tensor | None = None  # all of them, layer after layer, shape (P,)
+
+    @property
+    def positive(self) -> np.ndarray:
+        """Which rollouts of the history succeeded, shape (H,), bool."""
+        return positive_rewards(self.rewards, self.reward_range)
+
+    def quality(self, scores: np.ndarray) -> np.ndarray:
+        """q of raw scores in [0, 1], shape (K,)."""
+        if len(self.scores) < LEAST_OBSERVATIONS:
+            return scores
+        past, now = (np.minimum((s * NUM_BINS).astype(np.int64), NUM_BINS - 1) for s in (self.scores, scores))
+        count, positive = (np.bincount(past[rows], minlength=NUM_BINS) for rows in (slice(None), self.positive))
+        return ((positive + 1.0) / (count + 2.0))[now]
+
+    def curve(self, keep_rate: float) -> tuple[float, float]:
+        """alpha and beta over the scores of the last steps."""
+        return survival_curve(self.quality(self.all_scores), keep_rate, one_class=len(np.unique(self.positive)) < 2)
+
+    def score(self, features: np.ndarray) -> np.ndarray:
+        """Raw scores of hidden states (K, D), shape (K,), in (0, 1)."""
+        if self._weights is None:
+            self._begin(features.shape[1])
+        with torch.no_grad():
+            return torch.sigmoid(self._logits(torch.from_numpy(features).float())).double().numpy()
+
+    def see_rewards(self, rewards: np.ndarray) -> None:
+        """Widen the run's extremes."""
+        known = [*self.reward_range, *rewards]
+        self.reward_range = [float(min(known)), float(max(known))] if known else []
+
+    def learn(self, features: np.ndarray, rewards: np.ndarray, step: int) -> float | None:
+        """Add the scored rollouts of a step, and train for an epoch once the run has seen two rewards.
+
+        Args:
+            features (np.ndarray): Hidden states, shape (K, D), K >= 1.
+            rewards (np.ndarray): Final rewards, shape (K,), which `see_rewards` has seen; nan: pruned, or without one.
+            step (int): Generation step, for the order of training.
+
+        Returns:
+            float | None: Share of those with a reward whose success was foreseen; None where there is none.
+        """
+        scores, known = self.score(features), ~np.isnan(rewards)
+        foreseen = self.quality(scores)[known] > 0.5
+        before = self.features if len(self.features) else features[:0].astype(np.float32)
+        self.all_scores = np.concatenate([self.all_scores, scores])[-HISTORY:]
+        self.features = np.concatenate([before, features[known].astype(np.float32)])[-HISTORY:]
+        self.scores = np.concatenate([self.scores, scores[known]])[-HISTORY:]
+        self.rewards = np.concatenate([self.rewards, rewards[known]])[-HISTORY:]
+        if not len(foreseen):
+            return None
+        if self.reward_range[0] < self.reward_range[1]:
+            inputs, labels = torch.from_numpy(self.features), torch.from_numpy(self.positive.astype(np.float32))
+            order = np.random.default_rng([self.seed, step]).permutation(len(inputs))
+            for chunk in torch.from_numpy(order).split(BATCH_SIZE):
+                self._optimizer.zero_grad()
+                F.binary_cross_entropy_with_logits(self._logits(inputs[chunk]), labels[chunk]).backward()
+                self._optimizer.step()
+        return float((foreseen == positive_rewards(rewards[known], self.reward_range)).mean())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The history; weights and both moments of AdamW, shape (P,) each, and its number of updates."""
+        weights = torch.zeros(0) if self._weights is None else self._weights.detach()
+        adam = {} if self._weights is None else self._optimizer.state.get(self._weights, {})
+        return {
+            "features": self.features,
+            "scores": self.scores,
+            "all_scores": self.all_scores,
+            "rewards": self.rewards,
+            "reward_range": list(self.reward_range),
+            "weights": weights.clone().numpy(),
+            "first_moment": adam.get("exp_avg", torch.zeros_like(weights)).clone().numpy(),
+            "second_moment": adam.get("exp_avg_sq", torch.zeros_like(weights)).clone().numpy(),
+            "updates": int(adam.get("step", 0)),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        check_state("quality head", state, self.state_dict())
+        self.features = np.array(state["features"], dtype=np.float32)
+        self.scores, self.rewards = np.array(state["scores"]), np.array(state["rewards"])
+        self.all_scores = np.array(state["all_scores"])
+        self.reward_range = list(state["reward_range"] or ())
+        if not len(state["weights"]):
+            return
+        self._begin(self.features.shape[1])
+        with torch.no_grad():
+            self._weights.copy_(torch.tensor(state["weights"]))
+        if state["updates"]:
+            moments = {"exp_avg": state["first_moment"], "exp_avg_sq": state["second_moment"]}
+            self._optimizer.state[self._weights] = {
+                "step": torch.tensor(float(state["updates"])),
+                **{name: torch.tensor(values) for name, values in moments.items()},
+            }
+
+    def _begin(self, dim: int) -> None:
+        """Fresh weights, uniform within one over the root of what goes in."""
+        generator = torch.Generator().manual_seed(self.seed)
+        sizes = [(WIDTH * dim, dim), (WIDTH, dim), (WIDTH, WIDTH), (1, WIDTH)]  # and what goes in
+        parts = [(2 * torch.rand(size, generator=generator) - 1) / math.sqrt(fan_in) for size, fan_in in sizes]
+        self._weights = torch.cat(parts).requires_grad_()
+        self._optimizer = torch.optim.AdamW([self._weights], lr=LEARNING_RATE)
+
+    def _logits(self, features: torch.Tensor) -> torch.Tensor:
+        dim = features.shape[1]
+        if len(self._weights) != WIDTH * (dim + 2) + 1:
+            raise ValueError(
+                f"hidden states have {dim} entries, and the head was trained on "
+                f"{(len(self._weights) - 1) // WIDTH - 2}. Resume with the model of the checkpoint."
+            )
+        first, first_bias, second, second_bias = self._weights.split([WIDTH * dim, WIDTH, WIDTH, 1])
+        scaled = features * torch.rsqrt(features.square().mean(dim=1, keepdim=True) + 1e-6)
+        return torch.relu(F.linear(scaled, first.view(WIDTH, dim), first_bias)) @ second + second_bias
+
+
+def survival(quality: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """p(q) of the module, the probability with which a rollout goes on."""
+    return EXPLORATION + (1.0 - EXPLORATION) / (1.0 + np.exp(-(alpha + beta * quality)))
+
+
+def survival_curve(
+    quality: np.ndarray, keep_rate: float, ratio: float = POSITIVE_RATIO, one_class: bool = False
+) -> tuple[float, float]:
+    """alpha and beta of `survival`, so that both constraints hold over some rollouts.
+
+        mean of p(q_i) = kappa          sum of p(q_i) q_i / sum of p(q_i) = rho
+
+    The first has one alpha for each beta; with it, the left side of the second rises in beta. Both are bisected, beta
+    within [-20, 20]: where rho is out of reach, the end that comes closest is taken.
+
+    Args:
+        quality (np.ndarray): q of each rollout, shape (H,); empty: nothing is known, and every rollout is alike.
+        keep_rate (float): kappa, in (eps, 1].
+        ratio (float): rho, in (0, 1).
+        one_class (bool): All labels so far are the same, so that q means nothing: beta = 0.
+    """
+    values, counts = np.unique(quality, return_counts=True) if len(quality) else (np.zeros(1), np.ones(1))
+
+    def shift(beta: float) -> float:
+        return _bisected(
+            lambda alpha: np.average(survival(values, alpha, beta), weights=counts) - keep_rate, LARGEST_SHIFT
         )
-        quality = head.quality(head.score(np.stack(done.answers)))
-        coins = np.random.default_rng([self.setting.seed, done.prompts.step, _COIN]).random(len(done))[scored]
-        return coins < survival(quality, alpha, beta, options.exploration)
+
+    def excess(beta: float) -> float:
+        kept = counts * survival(values, shift(beta), beta)
+        return float(kept @ values / kept.sum()) - ratio
+
+    beta = 0.0 if one_class or len(values) == 1 else _bisected(excess, LARGEST_SLOPE)
+    return shift(beta), beta
+
+
+def _bisected(rising: Callable[[float], float], bound: float) -> float:
+    """Root of a rising function within [-bound, bound], or the end nearest to it."""
+    low, high = -bound, bound
+    while (middle := (low + high) / 2.0) not in (low, high) and high - low > 1e-12 * bound:
+        low, high = (middle, high) if rising(middle) < 0.0 else (low, middle)
+    return high

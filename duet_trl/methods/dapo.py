@@ -7,18 +7,12 @@ trained, the surplus is discarded:
 
     A_i = (R_i - mean of its group) / (std of its group + 1e-4)     over the kept groups
 
-In expectation the sum over the rollouts has the direction of GRPO's, with GRPO's own bias: a dropped group has
-advantage 0 everywhere. What changes is its length, by one over the share of groups that differ, and the divisor, which
-counts trained tokens only. Whole groups are kept or dropped, by exact equality: a rule for single rollouts would split
-groups.
+In expectation the sum over the rollouts has the direction of GRPO's: a dropped group has advantage 0 everywhere. What
+changes is its length, by one over the share of groups that differ, and the divisor, which counts trained tokens only.
+Whole groups are kept or dropped, by exact equality: a rule for single rollouts would split groups.
 
-The other parts of DAPO are settings of GRPOTrainer: clip-higher is `epsilon_high=0.28`, the token mean is
-`loss_type="dapo"`, no KL is `beta=0`, overlong shaping is one more reward function, that of
-`trl.rewards.get_soft_overlong_punishment`. Beside it the authors filter by the accuracy alone: `filter_function` names
-the function to filter by.
-
-Ours: a step that stays under-full trains on what it has and says so once, where the authors' code stops the run after
-`max_batches` batches of three times M (`oversample=3`).
+The other parts of DAPO are settings of GRPOTrainer: docs/fidelity.md#dapo. Ours: a step that stays under-full trains
+on what it has and says so once, where the authors' code stops the run.
 """
 
 import logging
@@ -26,25 +20,36 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..field_types import option
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative, mixed_prompts, uniform_jobs
+from ..field_types import Options, option
+from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
+from .grouping import check_groups, group_relative, mixed_prompts, uniform_jobs
 from .method import Method, Setting
-from .resampling import ResamplingOptions, check_groups, draw, first_mixed, resampling_metrics
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResamplingOptions(Options):
+    """How much a step may generate until M of its prompts have rewards that differ."""
+
+    oversample: float = option(
+        "Prompts of a full batch over M.",
+        1.0,
+        unit=">= 1",
+        rule=(lambda x: 1 <= x < float("inf"), "at least 1, got {}: a batch holds M prompts"),
+    )
+    max_batches: int = option(
+        "Maximum batches of a step. 1 filters and never resamples.",
+        10,
+        unit=">= 1",
+        rule=(lambda x: x >= 1, "at least 1, got {}. 1 never resamples"),
+    )
 
 
 @dataclass(frozen=True)
 class DapoOptions(ResamplingOptions):
     """Options of DAPO, beside those of `ResamplingOptions`."""
 
-    max_tokens_per_step: int | None = option(
-        "Tokens from which a step draws no other batch. A batch is cut to the prompts that it pays for at the mean "
-        "length so far; the first batch is always whole. None: no ceiling.",
-        unit="tokens",
-        rule=(lambda x: x >= 1, "at least 1, got {}. None: any"),
-    )
     filter_function: int | None = option(
         "Reward function, from 0, whose values must differ. None: the weighted sum.",
         rule=(lambda x: x >= 0, "at least 0, got {}. None: their sum"),
@@ -69,8 +74,12 @@ class Dapo(Method):
             return uniform_jobs(range(len(prompts)), n)
         if self._mixed(done).sum() >= prompts.num_drawn:
             return []
-        count, ceiling = self._affordable(done, batch)
-        added, exhausted = draw(prompts, count)
+        room, ceiling = (self.setting.max_rollouts - len(done)) // n, ""
+        if done.round.max() + 1 >= self.options.max_batches:
+            room, ceiling = 0, f"max_batches={self.options.max_batches} is reached. Raise it, or choose other prompts."
+        elif room < 1:
+            ceiling = f"max_rollouts={self.setting.max_rollouts} leaves no room for another group. Raise it."
+        added, exhausted = draw(prompts, min(batch, room))
         if not added:
             self._warn(done, ceiling or exhausted)
         return uniform_jobs(added, n)
@@ -93,22 +102,6 @@ class Dapo(Method):
             raise ValueError(f"filter_function={column} names none of the {num_functions} reward functions, from 0.")
         return mixed_prompts(replace(done, rewards=done.rewards_per_func[:, column].double().cpu().numpy()))
 
-    def _affordable(self, done: Rollouts, batch: int) -> tuple[int, str]:
-        """Prompts of the next batch; where there are none, what forbids them and what to do about it."""
-        options, n, spent = self.options, self.setting.num_generations, int(done.new_tokens.sum())
-        if done.round.max() + 1 >= options.max_batches:
-            return (0, f"max_batches={options.max_batches} is reached. Raise it, or choose other prompts.")
-        room = (self.setting.max_rollouts - len(done)) // n
-        if room < 1:
-            return 0, f"max_rollouts={self.setting.max_rollouts} leaves no room for another group. Raise it."
-        if options.max_tokens_per_step is None:
-            return min(batch, room), ""
-        price = n * max(spent / len(done), 1.0)
-        pays = int((options.max_tokens_per_step - spent) // price)
-        if pays < 1:
-            return 0, f"max_tokens_per_step={options.max_tokens_per_step} pays for no other group. Raise it."
-        return min(batch, room, pays), ""
-
     def _warn(self, done: Rollouts, reason: str) -> None:
         if not self._warned:
             logger.warning(
@@ -118,3 +111,29 @@ class Dapo(Method):
                 "Said once; the metric unfilled_prompts counts on."
             )
         self._warned = True
+
+
+def draw(prompts: Prompts, count: int) -> tuple[range, str]:
+    """More prompts, and what the data set says where it has fewer: then none, and the step ends with what it has."""
+    if count < 1:
+        return range(0), ""
+    try:
+        return prompts.more(count), ""
+    except NoMorePrompts as error:
+        return range(0), str(error)
+
+
+def first_mixed(done: Rollouts, mixed: np.ndarray) -> np.ndarray:
+    """Rollouts of the first M prompts whose rewards differ, M as the sampler drew; the surplus is discarded."""
+    return (mixed & (np.cumsum(mixed) <= done.prompts.num_drawn))[done.prompt]
+
+
+def resampling_metrics(done: Rollouts, mixed: np.ndarray) -> dict[str, float]:
+    """Counts of a step: batches beyond the first, prompts that are degenerate, missing, or beyond M."""
+    visited = len(np.unique(done.prompt))
+    return {
+        "resampled_batches": float(done.round.max()),
+        "degenerate_prompts": float(visited - mixed.sum()),
+        "unfilled_prompts": float(max(done.prompts.num_drawn - mixed.sum(), 0)),
+        "surplus_prompts": float(max(mixed.sum() - done.prompts.num_drawn, 0)),
+    }

@@ -5,116 +5,58 @@ Counts. A step has C = b num_generations M rollouts. A prompt with k successes i
 
     P_q = 4 k (G - k) / (G (G - 1))        four times the unbiased estimate of p (1 - p);  1 for G < 2
 
-Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high (`allocate/units.py`). The
-bounds follow the budget, 0.5 and 1.5 times its average: the authors' 8 and 24 at 16. The sum is C exactly.
+Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high. The bounds follow the budget,
+0.5 and 1.5 times its average: the authors' 8 and 24 at 16. The sum is C exactly.
 
 Tokens. Inside the loss the advantage A of a token is multiplied by boost x decay, without a gradient:
 
-    boost = 1 + (mu_max - 1) (H_max - H) / (H_max - H_min + 1e-8)   where A > 0, else 1
-    decay = lambda + (1 - lambda) / (1 + exp(50 (x - 0.99))),       x = Xi / (max Xi + 1e-8)
-    Xi    = |A (u - mean of u over the rollout)|,                   u = pi (log pi + H)
+    boost = 1 + (1.2 - 1) (H_max - H) / (H_max - H_min + 1e-8)   where A > 0, else 1
+    decay = 0.6 + (1 - 0.6) / (1 + exp(50 (x - 0.99))),          x = Xi / (max Xi + 1e-8)
+    Xi    = |A (u - mean of u over the rollout)|,                u = pi (log pi + H)
 
 H is the entropy before the token and pi its probability. The boost makes up for the small gradient of confident right
-tokens; Xi is proportional to the change of entropy that the token causes, and the largest changes are damped to
-lambda. The extremes are over all tokens with an advantage.
+tokens; Xi is proportional to the change of entropy that the token causes, and the largest changes are damped. The
+extremes are over all tokens of the step with an advantage, so that the factor does not depend on how rollouts are
+packed: a last round asks for log-probs and entropies of these rollouts, one more forward pass (`asked_tokens`).
 
-* `normalisation="window"`: of the step, so that the factor does not depend on how rollouts are packed. A last round
-  asks for log-probs and entropies of these rollouts: one more forward pass over them, counted in `asked_tokens`.
-* `normalisation="micro_batch"`: of the micro-batch that is in the loss, as in the published code. No extra pass.
-
-Ours: the window, and the probability ratio and its clip in Xi count as 1, as they are where a step makes one update.
-`proxy="released"` is the published code's priority, max(4 p (1 - p), 0.01), and 0.01 from p = 0.85 on. A success is a
-share where rewards are graded (`success_share`). docs/fidelity.md#dynamo has what else the code does.
+Ours: that window (the code takes those of a micro-batch), and the probability ratio and its clip in Xi count as 1, as
+they are where a step makes one update. A success is a share where rewards are graded. docs/fidelity.md#dynamo has what
+else the code does.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from ..allocate.budget import Budget
 from ..allocate.statistics import PromptStatistics
-from ..allocate.units import water_filling
-from ..field_types import Options, one_of, option
+from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from ..update.modulation import Extremes, boost, decay, entropy_change
 from .grouping import counted_jobs, group_relative
 from .method import Remembering, Setting, TokenBatch
 
-MASTERED, LEAST_PRIORITY = 0.85, 0.01
-"""Of the published code's priority."""
+LOW, HIGH = 0.5, 1.5
+"""Bounds of a prompt's rollouts over the average of the budget; rounded down, at least 1, and up."""
+BOOST_MAX, DECAY_MIN, DECAY_AT, SLOPE = 1.2, 0.6, 0.99, 50.0
+"""mu_max, lambda, tau and gamma of the authors."""
+_TINY = 1e-8
 
 
-@dataclass(frozen=True)
-class DynamoOptions(Options):
-    """Options of DynaMO; the defaults are the authors', but for `normalisation`."""
+class Extremes(NamedTuple):
+    """What normalises the factors: smallest and largest entropy, nats, and the largest Xi, over the step."""
 
-    proxy: str = option(
-        "Priority of a prompt: 'variance' (paper) or 'released' (the code's rule).",
-        "variance",
-        symbol="P",
-        rule=one_of("variance", "released"),
-    )
-    low: float = option(
-        "Minimum rollouts of a prompt over the average of the budget, rounded down, at least 1.",
-        0.5,
-        unit="[0, 1]",
-        symbol="n_low",
-        rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}"),
-    )
-    high: float = option(
-        "Maximum rollouts of a prompt over the average of the budget, rounded up.",
-        1.5,
-        unit=">= 1",
-        symbol="n_high",
-        rule=(lambda x: 1 <= x < np.inf, "at least 1, got {}"),
-    )
-    normalisation: str = option(
-        "Whose extremes normalise entropies and changes: 'window', of the step, for one more forward pass over "
-        "rollouts with an advantage; 'micro_batch' (the code).",
-        "window",
-        rule=one_of("window", "micro_batch"),
-    )
-    boost_max: float = option(
-        "Factor on a right token without entropy. 1: no boost.",
-        1.2,
-        unit=">= 1",
-        symbol="mu_max",
-        rule=(lambda x: 1 <= x < np.inf, "at least 1; 1 is no boost; got {}"),
-    )
-    decay_min: float = option(
-        "Factor on the token that changes entropy most. 1: no decay.",
-        0.6,
-        unit="(0, 1]",
-        symbol="lambda",
-        rule=(lambda x: 0 < x <= 1, "in (0, 1]; 1 is no decay; got {}"),
-    )
-    decay_at: float = option(
-        "Share of the largest change at which half of the decay acts.",
-        0.99,
-        unit="[0, 1]",
-        symbol="tau",
-        rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}"),
-    )
-
-
-def priorities(count: np.ndarray, success: np.ndarray, proxy: str) -> np.ndarray:
-    """Priority of each prompt from its rollouts so far and the share of successes, shape (M,) each; see the module."""
-    if proxy == "released":
-        known = np.where(success < MASTERED, 4.0 * success * (1.0 - success), 0.0).clip(min=LEAST_PRIORITY)
-        return np.where(count > 0, known, 1.0)
-    variance = success * (1.0 - success) * count / np.maximum(count - 1.0, 1.0)
-    return np.where(count >= 2, 4.0 * variance, 1.0)
+    entropy_min: float
+    entropy_max: float
+    change_max: float
 
 
 class Dynamo(Remembering):
     """Counts and token factors; see the module."""
 
-    def __init__(self, setting: Setting, options: DynamoOptions) -> None:
+    def __init__(self, setting: Setting, options: Options) -> None:
         self.setting = setting
-        self.options = options
         self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
         if self.budget.total_rollouts(setting.num_prompts) <= setting.num_prompts:
             raise ValueError(
@@ -129,41 +71,44 @@ class Dynamo(Remembering):
         """A round of rollouts, and one of questions about those whose advantage is not 0."""
         if done is None:
             return counted_jobs(self._counts(prompts.keys))
-        if done.answers or not self._modulates or self.options.normalisation == "micro_batch":
-            return []
-        rows = np.flatnonzero(group_relative(done, self.setting)).tolist()
+        rows = [] if done.answers else np.flatnonzero(group_relative(done, self.setting)).tolist()
         texts = done.tokens(rows) if rows else []
         return [
-            Query(int(done.prompt[row]), tuple(ids), entropies=True) for row, (ids, _) in zip(rows, texts, strict=True)
+            Query(int(done.prompt[q]), tuple(ids), entropies=True) for q, (ids, _) in zip(rows, texts, strict=True)
         ]
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages within each group; the extremes of the step follow from the answers."""
         advantages = group_relative(done, self.setting)
-        self._extremes = _extremes_of(done.answers, advantages[advantages != 0])
+        self._extremes = None
+        if done.answers:
+            rows = [torch.from_numpy(answer).float().unsqueeze(1) for answer in done.answers]  # (2, 1, T) each
+            trained = torch.from_numpy(advantages[advantages != 0])
+            changes = [
+                float(entropy_change(*row, torch.ones_like(row[0], dtype=torch.bool), one).max())
+                for row, one in zip(rows, trained.split(1), strict=True)
+            ]
+            entropies = np.concatenate([answer[1] for answer in done.answers])
+            self._extremes = Extremes(float(entropies.min()), float(entropies.max()), max(changes))
         return Judgement.of(advantages)
 
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Boost times decay, shape (B, T); 1 where a token has no advantage."""
-        if not self._modulates:
+        if self._extremes is None:
             return None
-        options, mask = self.options, batch.mask.bool()
-        use = mask & ((batch.advantages != 0) & (batch.rollout >= 0)).unsqueeze(1)
-        change = entropy_change(batch.logps, batch.entropies, mask, batch.advantages)
-        extremes = self._extremes or Extremes.of(batch.entropies.float(), change, use)
-        factor = boost(batch.entropies, batch.advantages, extremes, options.boost_max)
-        factor = factor * decay(change, extremes, options.decay_min, options.decay_at)
-        return torch.where(use, factor, 1.0)
+        lowest, highest, largest = self._extremes
+        mask, advantages = batch.mask.bool(), batch.advantages.unsqueeze(1)
+        share = ((highest - batch.entropies.float()) / (highest - lowest + _TINY)).clamp(0.0, 1.0)
+        boost = torch.where(advantages > 0, 1.0 + (BOOST_MAX - 1.0) * share, 1.0)
+        change = entropy_change(batch.logps, batch.entropies, mask, batch.advantages) / (largest + _TINY)
+        decay = DECAY_MIN + (1.0 - DECAY_MIN) * torch.sigmoid(SLOPE * (DECAY_AT - change))
+        return torch.where(mask & (advantages != 0) & (batch.rollout >= 0).unsqueeze(1), boost * decay, 1.0)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Count successes."""
         self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
         if self._extremes is not None:
-            self._metrics = {**self._metrics, **vars(self._extremes)}
-
-    @property
-    def _modulates(self) -> bool:
-        return self.options.boost_max > 1 or self.options.decay_min < 1
+            self._metrics = {**self._metrics, **self._extremes._asdict()}
 
     def _counts(self, keys: tuple[str, ...]) -> np.ndarray:
         """Rollouts of each prompt, shape (M,), int64."""
@@ -171,20 +116,58 @@ class Dynamo(Remembering):
         # One reward so far does not tell what a success is.
         count = history.count if self.statistics.rewards_differ else np.zeros(len(keys))
         average = self.budget.rollouts_per_prompt
-        priority = priorities(count, self.statistics.success_share(history.mean), self.options.proxy)
-        lowest, most = max(math.floor(self.options.low * average), 1), math.ceil(self.options.high * average)
         self._metrics = {"unseen_prompts": float((count == 0).sum())}
-        return water_filling(priority, self.budget.total_rollouts(len(keys)), lowest, most)
+        return water_filling(
+            priorities(count, self.statistics.success_share(history.mean)),
+            self.budget.total_rollouts(len(keys)),
+            max(math.floor(LOW * average), 1),
+            math.ceil(HIGH * average),
+        )
 
 
-def _extremes_of(answers: Sequence[np.ndarray], advantages: np.ndarray) -> Extremes | None:
-    """Over the answers (2, T) about rollouts with these advantages; None without an answer."""
-    if not answers:
-        return None
-    entropies = [float(extreme) for answer in answers for extreme in (answer[1].min(), answer[1].max())]
-    changes = []
-    for answer, advantage in zip(answers, advantages, strict=True):
-        logps, entropy = torch.from_numpy(answer).float().unsqueeze(1)  # (1, T) each
-        change = entropy_change(logps, entropy, torch.ones_like(logps, dtype=torch.bool), torch.tensor([advantage]))
-        changes.append(float(change.max()))
-    return Extremes(min(entropies), max(entropies), max(changes))
+def priorities(count: np.ndarray, success: np.ndarray) -> np.ndarray:
+    """P_q of each prompt from its rollouts so far and the share of successes, shape (M,) each; see the module."""
+    return np.where(count >= 2, 4.0 * success * (1.0 - success) * count / np.maximum(count - 1.0, 1.0), 1.0)
+
+
+def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
+    """Counts between two bounds, the rest of the budget in proportion to priorities.
+
+    Every prompt gets `lowest`. What is left is shared by priority among those below `most`: the floor of each share,
+    then one more for the largest remainders. What a full prompt cannot take is shared again. Where all with a priority
+    are full, the others share alike.
+
+    Args:
+        priority (np.ndarray): Shape (M,), >= 0 and finite.
+        total (int): Sum of the counts, from ``lowest * M`` to ``most * M``.
+        lowest, most (int): Bounds of a prompt's rollouts.
+
+    Returns:
+        np.ndarray: Shape (M,), int64, with the sum `total`.
+
+    Example:
+        >>> water_filling(np.array([1.0, 0.5, 0.0]), 10, 2, 6).tolist()
+        [5, 3, 2]
+    """
+    counts = np.full(priority.size, lowest, dtype=np.int64)
+    while rest := total - int(counts.sum()):
+        open_ = np.flatnonzero((counts < most) & (priority > 0.0))
+        if not open_.size:
+            priority = np.ones(priority.size)
+            continue
+        share = rest * (priority[open_] / priority[open_].sum())
+        added = np.floor(share).astype(np.int64)
+        largest = np.argsort(added - share, kind="stable")  # largest remainders first, of equals the earlier prompt
+        added[largest[: max(rest - int(added.sum()), 0)]] += 1
+        counts[open_] += np.minimum(added, most - counts[open_])
+    return counts
+
+
+def entropy_change(
+    logps: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor, advantages: torch.Tensor
+) -> torch.Tensor:
+    """Xi of the tokens in the mask, shape (B, T), float32, 0 elsewhere; log-probs and entropies (B, T), A (B,)."""
+    logps = logps.float()
+    u = torch.where(mask, logps.exp() * (logps + entropies.float()), 0.0)
+    mean = u.sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+    return torch.where(mask, (advantages.float().unsqueeze(1) * (u - mean)).abs(), 0.0)

@@ -6,11 +6,24 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from ..allocate.statistics import RewardHistory
 from ..rollouts import Job, Rollouts
-from ..update.advantages import EPSILON, group_advantages
-from ..update.baseline import history_advantages
+from ..update.advantages import group_advantages
 from .method import Setting
+
+
+def check_groups(setting: Setting, num_prompts: int) -> None:
+    """Refuse a run whose rollouts have nothing to be compared with, or whose first round is too large."""
+    if setting.num_generations < 2:
+        raise ValueError(
+            f"num_generations must be at least 2, got {setting.num_generations}: this method compares the rollouts of "
+            "a prompt."
+        )
+    rollouts = num_prompts * setting.num_generations
+    if rollouts > setting.max_rollouts:
+        raise ValueError(
+            f"{num_prompts} prompts x num_generations={setting.num_generations} are {rollouts} rollouts, above "
+            f"max_rollouts={setting.max_rollouts}. Raise max_rollouts, or lower num_generations or the batch."
+        )
 
 
 def uniform_jobs(prompts: Iterable[int], num_rollouts: int) -> list[Job]:
@@ -36,22 +49,6 @@ def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None 
         include=None if include is None else torch.from_numpy(include).to(rewards.device),
     )
     return found.advantages.double().cpu().numpy()
-
-
-def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str) -> np.ndarray:
-    """Advantages over a history to which each round adds what it showed, for methods that decide on outcomes.
-
-    See [`~duet_trl.update.baseline.history_advantages`]. What multiplies a rollout depends on no later round, which
-    may exist because of it. `scale_rewards="batch"` divides by the spread of round 1, which is one number for all.
-    """
-    advantages = np.zeros(len(done))
-    for number in range(done.round.max() + 1):
-        rows = done.round == number
-        rewards, group = done.rewards[rows], done.prompt[rows]
-        advantages[rows] = history_advantages(rewards, group, seen, "group" if scale_rewards == "group" else "none")
-        seen = seen.after(rewards, group)
-    first = done.rewards[(done.round == 0) & done.scored]
-    return advantages / (first.std(ddof=1) + EPSILON) if scale_rewards == "batch" and len(first) > 1 else advantages
 
 
 def positive_rewards(rewards: np.ndarray, extremes: Sequence[float] | None) -> np.ndarray:

@@ -15,22 +15,18 @@ The formula, the bounds and what follows are those of the published code (`lizin
 * Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability
   0.9. What the sum of these leaves of the budget is shared evenly by the prompts that were always wrong.
 
-Ours: p is the mean of earlier rewards, discounted from visit to visit (`reward_decay`); the code takes the latest
-visit, and the latest 16 rewards if it had fewer. A graded reward counts as the share of a success that it is between
-the run's extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in the fall-back too, where the
-code forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
-The advantages are GRPO's over each group.
+Ours: p is the mean of earlier rewards, discounted by 0.7 from visit to visit; the code takes the latest visit, and the
+latest 16 rewards if it had fewer. A graded reward counts as the share of a success that it is between the run's
+extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in the fall-back too, where the code
+forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from ..allocate.budget import Budget
 from ..allocate.greedy import greedy_counts
 from ..allocate.statistics import PromptStatistics
-from ..allocate.units import round_robin
-from ..field_types import Options, option
+from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import counted_jobs, group_relative
 from .method import Remembering, Setting
@@ -39,20 +35,7 @@ CONFIDENCE = 0.9
 """Probability of a mixed group at which the fall-back calls a prompt served: the authors' alpha."""
 
 
-@dataclass(frozen=True)
-class KnapsackOptions(Options):
-    """Options of Knapsack RL. The bounds are fields: `num_rollouts_min`, `num_rollouts_max`."""
-
-    fallback: bool = option("Give what the prompts with a value do not need to those that were always wrong.", True)
-    reward_decay: float = option(
-        "Factor on a prompt's reward history from one visit to the next.",
-        0.7,
-        unit="(0, 1]",
-        rule=(lambda x: 0 < x <= 1, "in (0, 1], got {}"),
-    )
-
-
-def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, fallback: bool = True) -> np.ndarray:
+def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
     """Counts of `total` rollouts that maximise the sum of the values; see the module.
 
     Args:
@@ -60,7 +43,6 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, 
         total (int): C, rollouts of the step.
         lowest (int): n_min, >= 1.
         most (int): n_max.
-        fallback (bool): Reserve for prompts that were always wrong what the others do not need.
 
     Returns:
         np.ndarray: Shape (M,), int64, with the sum `total`.
@@ -69,7 +51,7 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, 
         ValueError: If the bounds cannot hold `total`.
 
     Example:
-        >>> knapsack_counts(np.array([0.5, 0.1, 1.0]), 24, 2, 32, fallback=False).tolist()
+        >>> knapsack_counts(np.array([0.5, 0.1, 1.0]), 24, 2, 32).tolist()
         [7, 15, 2]
     """
     size = success.size
@@ -85,43 +67,34 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int, *, 
     rest = total - int(counts.sum())
     p = success[able]
     needed = np.minimum(np.log(1.0 - CONFIDENCE) / np.log1p(-np.minimum(p, 1.0 - p)), most).astype(np.int64)
-    room = int((most - counts[wrong]).sum()) if fallback else 0
-    reserved = min(max(rest - int(needed.sum()), 0), room)
-    counts[able] = _most_valuable(p, lowest, most, rest - reserved)
+    reserved = min(max(rest - int(needed.sum()), 0), int((most - counts[wrong]).sum()))
+    if p.size:
+        n = np.arange(most + 1)[:, None]
+        value = (1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2
+        limit = rest - reserved + lowest * p.size
+        counts[able], _, _ = greedy_counts(value, np.ones(p.size), counts[able], limit, limit + 1)
     rest = total - int(counts.sum())
     for among in (wrong, np.ones(size, dtype=bool)):
-        rest = round_robin(counts, rest, most, among)
-    return counts
-
-
-def _most_valuable(p: np.ndarray, lowest: int, most: int, units: int) -> np.ndarray:
-    """Counts from `lowest` to `most`, at most `units` more than the minimum, that maximise the sum of the values."""
-    if not p.size:
-        return np.zeros(0, dtype=np.int64)
-    n = np.arange(most + 1)[:, None]
-    value = (1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2
-    limit = units + lowest * p.size
-    counts, _, _ = greedy_counts(value, np.ones(p.size), np.full(p.size, lowest), limit, limit + 1)
+        while rest and (open_ := np.flatnonzero(among & (counts < most))[:rest]).size:
+            counts[open_] += 1  # one more for each in turn
+            rest -= open_.size
     return counts
 
 
 class Knapsack(Remembering):
-    """Counts by value; see the module."""
+    """Counts by value, with GRPO's advantages; see the module."""
 
-    def __init__(self, setting: Setting, options: KnapsackOptions) -> None:
+    def __init__(self, setting: Setting, options: Options) -> None:
         self.setting = setting
-        self.options = options
         self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
         self.identity = {"method": "knapsack"}
-        self.statistics = PromptStatistics(reward_decay=options.reward_decay)
+        self.statistics = PromptStatistics()
         self._plan(np.full(setting.num_prompts, np.nan))  # bounds that cannot hold are an error now
         self._metrics = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """One round, by what earlier visits showed."""
-        if done is not None:
-            return []
-        return counted_jobs(self._plan(self._success(prompts.keys)))
+        return counted_jobs(self._plan(self._success(prompts.keys))) if done is None else []
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages within each group."""
@@ -139,14 +112,8 @@ class Knapsack(Remembering):
         return np.where(known, self.statistics.success_share(history.mean), np.nan)
 
     def _plan(self, success: np.ndarray) -> np.ndarray:
-        setting, num_prompts = self.setting, success.size
-        counts = knapsack_counts(
-            success,
-            self.budget.total_rollouts(num_prompts),
-            setting.num_rollouts_min,
-            setting.num_rollouts_max,
-            fallback=self.options.fallback,
-        )
+        total = self.budget.total_rollouts(success.size)
+        counts = knapsack_counts(success, total, self.setting.num_rollouts_min, self.setting.num_rollouts_max)
         if counts.max() < 2:
             raise ValueError(
                 f"the budget of {self.budget.rollouts_per_prompt:g} rollouts per prompt leaves every prompt a single "

@@ -15,17 +15,14 @@ Stopping on outcomes biases a mean, so nothing that multiplies a rollout may dep
 
 Given everything before its round, each rollout has E[A_i grad log pi_i] = grad J_q. Hence, for scale_rewards="none",
 
-    E[sum over i of A_i grad log pi_i] = (k + E[n2_q]) grad J_q        weighting="rollouts": all weights 1
-                                       = b num_generations grad J_q    weighting="prompts": round 2 weighs
-                                                                       (b num_generations - k) / n2_q, n2_q >= 1
+    E[sum over i of A_i grad log pi_i] = (k + E[n2_q]) grad J_q
 
-exactly, whatever the rule for n2: the first is the gradient of a sum in which a prompt counts by the rollouts it is
-expected to get, the second of one in which all count alike. A baseline over both rounds has neither: what it adds to a
-rollout of round 1 depends on n2_q, and so on that rollout. tests/methods/test_pilot_unbiased.py enumerates all three.
-The loss divides by the tokens of the step, a random number, as GRPO's does. With "group" the scale of an advantage is
-the spread of history and of its own and earlier rounds, which holds its own reward: GRPO's own bias, no other. With
-"batch" it is that of round 1, one number for all. A rollout without a reward contributes 0; so does a lone rollout of
-round 1 (k = 1) while nothing at all is remembered.
+exactly, whatever the rule for n2: the gradient of a sum in which a prompt counts by the rollouts it is expected to
+get. A baseline over both rounds has no such law: what it adds to a rollout of round 1 depends on n2_q, and so on that
+rollout. tests/methods/test_pilot_unbiased.py enumerates both. The loss divides by the tokens of the step, a random
+number, as GRPO's does. With "group" the scale of an advantage is the spread of history and of its own and earlier
+rounds, which holds its own reward: GRPO's own bias, no other. With "batch" it is that of round 1, one number for all.
+A rollout without a reward contributes 0; so does a lone rollout of round 1 (k = 1) while nothing is remembered.
 
 B is `budget_fraction` of num_generations rollouts for each prompt at its expected length, less what the pilot
 generated. A graded reward counts as the share of a success that it is between the run's extremes.
@@ -36,41 +33,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocate.openness import open_counts
-from ..allocate.statistics import PromptStatistics
-from ..field_types import Options, one_of, option
+from ..allocate.statistics import PromptStatistics, RewardHistory
+from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import advantages_by_round, counted_jobs, mixed_prompts, uniform_jobs
+from ..update.advantages import EPSILON
+from ..update.baseline import history_advantages
+from .grouping import counted_jobs, mixed_prompts, uniform_jobs
 from .method import Remembering, Setting
 
 
 @dataclass(frozen=True)
 class PilotOptions(Options):
-    """Options of the two-round rule, which is ours; so are the defaults."""
+    """Options of the two-round rule, which is ours; so is the default."""
 
-    pilot_rollouts: int = option(
-        "Rollouts of every prompt in round 1.",
-        2,
-        unit=">= 1",
-        symbol="k",
-        rule=(lambda x: x >= 1, "at least 1, got {}. Use grpo for one round"),
-    )
-    reward_decay: float = option(
-        "Factor on a prompt's reward history from one visit to the next.",
-        0.7,
-        unit="[0, 1]",
-        rule=(lambda x: 0 <= x <= 1, "in [0, 1], got {}. 0 forgets at once"),
-    )
-    weighting: str = option(
-        "'rollouts': a prompt counts by its rollouts. 'prompts': all count alike, and each gets at least one rollout "
-        "of round 2.",
-        "rollouts",
-        rule=one_of("rollouts", "prompts"),
-    )
-
-    @property
-    def num_min(self) -> int:
-        """Rollouts that every prompt gets, both rounds together."""
-        return self.pilot_rollouts + (self.weighting == "prompts")
+    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k", rule=at_least(1))
 
 
 class Pilot(Remembering):
@@ -78,50 +54,40 @@ class Pilot(Remembering):
 
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting
-        self.options = options
+        self.num_pilot = options.pilot_rollouts
         self.rollouts_per_prompt = setting.budget_fraction * setting.num_generations
-        aggregation, k = setting.multi_objective_aggregation, options.pilot_rollouts
-        if options.num_min > self.rollouts_per_prompt:
+        self._check(f"pilot_rollouts={self.num_pilot}")
+        self.identity = {"method": "pilot"}
+        self.statistics = PromptStatistics()
+
+    def _check(self, pilot: str) -> None:
+        setting, k, aggregation = self.setting, self.num_pilot, self.setting.multi_objective_aggregation
+        if k > min(self.rollouts_per_prompt, setting.num_rollouts_max):
             raise ValueError(
-                f"pilot_rollouts={k} with weighting={options.weighting!r} needs {options.num_min} rollouts for each "
-                f"prompt, above budget_fraction x num_generations = {self.rollouts_per_prompt:g}. Raise one of these "
-                "or lower pilot_rollouts."
+                f"{pilot} is above budget_fraction x num_generations = {self.rollouts_per_prompt:g} or "
+                f"num_rollouts_max={setting.num_rollouts_max}. Raise these or lower pilot_rollouts."
             )
-        if setting.num_rollouts_max < options.num_min:
+        if k * setting.num_prompts > setting.max_rollouts:
             raise ValueError(
-                f"num_rollouts_max must be at least {options.num_min}, what every prompt gets with pilot_rollouts={k} "
-                f"and weighting={options.weighting!r}; got {setting.num_rollouts_max}."
-            )
-        if options.num_min * setting.num_prompts > setting.max_rollouts:
-            raise ValueError(
-                f"{options.num_min} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
-                f"{setting.max_rollouts}. Raise it, or lower pilot_rollouts or the batch."
+                f"{pilot} for each of {setting.num_prompts} prompts are above max_rollouts={setting.max_rollouts}. "
+                "Raise it, or lower pilot_rollouts or the batch."
             )
         if aggregation != "sum_then_normalize":
             raise ValueError(
                 f"multi_objective_aggregation={aggregation!r} has no summed reward to remember. Set "
                 "'sum_then_normalize'."
             )
-        self.identity = {"method": "pilot", "reward_decay": options.reward_decay}
-        self.statistics = PromptStatistics(reward_decay=options.reward_decay)
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """Round 1: k for each prompt. Round 2: the rest of the budget by the posterior."""
         if done is None:
-            return uniform_jobs(range(len(prompts)), self.options.pilot_rollouts)
-        if done.round.max() > 0:
-            return []
-        return counted_jobs(self._second_round(done))
+            return uniform_jobs(range(len(prompts)), self.num_pilot)
+        return [] if done.round.max() > 0 else counted_jobs(self._second_round(done))
 
     def judge(self, done: Rollouts) -> Judgement:
         """Advantages round by round: what a round showed is history to the next."""
-        second, seen = done.round > 0, self.statistics.reward_history(done.prompts.keys)
-        advantages, weight = advantages_by_round(done, seen, self.setting.scale_rewards), np.ones(len(done))
-        if self.options.weighting == "prompts":
-            more = np.bincount(done.prompt[second], minlength=len(done.prompts))
-            weight[second] = (self.rollouts_per_prompt - self.options.pilot_rollouts) / more[done.prompt[second]]
-        everything = np.ones(len(done), dtype=bool)
-        return Judgement(advantages, weight, everything, everything, np.ones(len(done)))
+        seen = self.statistics.reward_history(done.prompts.keys)
+        return Judgement.of(advantages_by_round(done, seen, self.setting.scale_rewards))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Remember lengths and rewards, both rounds alike."""
@@ -139,17 +105,28 @@ class Pilot(Remembering):
 
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""
-        keys = done.prompts.keys
         counts, budget, planned = open_counts(
             self.statistics,
-            keys,
+            done.prompts.keys,
             done.prompt,
             done.rewards,
             done.new_tokens,
             rollouts_per_prompt=self.rollouts_per_prompt,
-            num_min=self.options.num_min,
+            num_min=self.num_pilot,
             num_max=self.setting.num_rollouts_max,
             max_rollouts=self.setting.max_rollouts,
         )
         self._metrics = {"budget_tokens": budget, "planned_tokens": planned}
-        return counts - np.bincount(done.prompt, minlength=len(keys))
+        return counts - self.num_pilot
+
+
+def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str) -> np.ndarray:
+    """A of the module, shape (N,), over a history to which each round adds what it showed."""
+    advantages = np.zeros(len(done))
+    for number in range(done.round.max() + 1):
+        rows = done.round == number
+        rewards, group = done.rewards[rows], done.prompt[rows]
+        advantages[rows] = history_advantages(rewards, group, seen, "group" if scale_rewards == "group" else "none")
+        seen = seen.after(rewards, group)
+    first = done.rewards[(done.round == 0) & done.scored]
+    return advantages / (first.std(ddof=1) + EPSILON) if scale_rewards == "batch" and len(first) > 1 else advantages

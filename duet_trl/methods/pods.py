@@ -13,8 +13,7 @@ rollouts: updates become cheaper, generation does not.
 Biased: who is kept depends on the rewards, so rare rewards weigh more than under the policy. With two reward values
 the expectation still points along each prompt's own gradient, as any function of the group's rewards does.
 
-Ours: rollouts without a reward are never kept; a prompt with fewer than m rewards keeps them all. `baseline="all"`
-takes mean and std of all n rollouts.
+Ours: rollouts without a reward are never kept; a prompt with fewer than m rewards keeps them all.
 """
 
 from dataclasses import dataclass
@@ -22,11 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocate.subset import max_variance_subset
-from ..field_types import Options, one_of, option
+from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative, uniform_jobs
+from .grouping import check_groups, group_relative, uniform_jobs
 from .method import Method, Setting
-from .resampling import check_groups
 
 
 @dataclass(frozen=True)
@@ -38,12 +36,7 @@ class PodsOptions(Options):
         "2.",
         unit=">= 2",
         symbol="m",
-        rule=(lambda x: x >= 2, "at least 2, got {}: one rollout has no variance"),
-    )
-    baseline: str = option(
-        "Whose mean and std normalise: 'selected', of the kept rollouts (paper); 'all', of all.",
-        "selected",
-        rule=one_of("selected", "all"),
+        rule=at_least(2),
     )
 
 
@@ -53,14 +46,13 @@ class Pods(Method):
     def __init__(self, setting: Setting, options: PodsOptions) -> None:
         check_groups(setting, setting.num_prompts)
         self.setting = setting
-        self.options = options
         self.num_kept = max(2, setting.num_generations // 4) if options.num_kept is None else options.num_kept
         if self.num_kept > setting.num_generations:
             raise ValueError(
                 f"num_kept={self.num_kept} is above num_generations={setting.num_generations}. Lower it, or generate "
                 "more."
             )
-        self.identity = {"method": "pods", "num_kept": self.num_kept, "baseline": options.baseline}
+        self.identity = {"method": "pods", "num_kept": self.num_kept}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """One round: n rollouts for each prompt."""
@@ -72,8 +64,7 @@ class Pods(Method):
         for prompt in range(len(done.prompts)):
             rows = np.flatnonzero((done.prompt == prompt) & done.scored)
             kept[rows[max_variance_subset(done.rewards[rows], self.num_kept)]] = True
-        include = kept if self.options.baseline == "selected" else None
-        return Judgement.of(group_relative(done, self.setting, include), in_gradient=kept)
+        return Judgement.of(group_relative(done, self.setting, kept), in_gradient=kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Nothing is remembered."""

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reinforce-Ada: sample a prompt in rounds until its rewards say enough (arXiv 2510.04996).
 
-Every prompt gets `round_size` rollouts. A prompt leaves with at least one positive rollout
+Every prompt gets `num_generations` rollouts. A prompt leaves with at least one positive rollout
 (`exit="positive_focused"`) or with n // 2 positive and n - n // 2 negative ones (`"balanced"`), n = `num_kept`. The
-others get another round, up to `max_rounds`. Of each prompt n rollouts are then trained, half of them positive where
-there are so many:
+others get another round, up to four. Of each prompt n rollouts are then trained, half of them positive where there are
+so many:
 
     A_i = R_i - mean of *all* rollouts of the prompt      divided by their std + 1e-4 if `scale_rewards` says so
 
 The authors' runs divide by nothing: `scale_rewards="none"`. All rounds are generated and charged, n rollouts of a
-prompt are trained. An easy or hopeless prompt costs `max_rounds` times what GRPO pays for it: the budget is not that
-of GRPO. The rest of the authors' settings is clip-higher, `epsilon_high=0.28`, and no KL.
+prompt are trained. An easy or hopeless prompt costs four times what GRPO pays for it: the budget is not that of GRPO.
+The rest of the authors' settings is clip-higher, `epsilon_high=0.28`, and no KL.
 
 Biased twice. Stopping on outcomes biases the mean: stopped at its first success, a prompt with success rate p has
-E[share of positives] > p, and a rollout's baseline depends on rounds that exist because of it. Keeping half of each
-kind weighs rare rewards more. `baseline="history"` has neither: all rollouts are trained, each against earlier visits,
-the others of its own round and all of the rounds before (`update/baseline.py`). Then, with `scale_rewards="none"`,
-
-    E[sum over i of A_i grad log pi_i] = E[n_q] grad J_q
-
-for any rule of exit; tests/methods/test_reinforce_ada.py enumerates both.
+E[share of positives] > p, and a rollout's baseline depends on rounds that exist because of it
+(tests/methods/test_reinforce_ada.py enumerates it). Keeping half of each kind weighs rare rewards more.
 
 Ours: who is kept among equals is drawn under the run's seed (the authors keep the first). A rollout without a reward
 is neither positive nor negative and never kept. Positive is a reward above the middle of the run's extremes, this
@@ -34,11 +29,11 @@ import numpy as np
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, at_least, one_of, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import advantages_by_round, group_relative, positive_rewards, uniform_jobs
+from .grouping import check_groups, group_relative, positive_rewards, uniform_jobs
 from .method import Remembering, Setting
 
-_DRAW = 0xADA
-"""Keeps the draw of who is kept apart from other draws under the seed."""
+MAX_ROUNDS = 4
+_DRAW = 0xADA  # keeps the draw of who is kept apart from other draws under the seed
 
 
 @dataclass(frozen=True)
@@ -51,25 +46,11 @@ class ReinforceAdaOptions(Options):
         "balanced",
         rule=one_of("balanced", "positive_focused"),
     )
-    round_size: int | None = option(
-        "Rollouts of a prompt in a round. None: num_generations. Paper: 8.", unit=">= 1", rule=at_least(1)
-    )
-    max_rounds: int = option("Maximum rounds of a step.", 4, unit=">= 1", rule=at_least(1))
     num_kept: int | None = option(
         "Rollouts of a prompt that are trained. None: half of num_generations, at least 2. Paper: 4.",
         unit=">= 2",
         symbol="n",
         rule=at_least(2),
-    )
-    positive_reward: float | None = option(
-        "Reward from which a rollout is positive. None: above the middle of the run's extremes.",
-        rule=(np.isfinite, "finite, got {}. None: the middle of the run's extremes"),
-    )
-    baseline: str = option(
-        "'all': mean of all rollouts of the prompt (paper). 'history': earlier visits, the others of the round and "
-        "all rounds before; every rollout is trained, and stopping causes no bias.",
-        "all",
-        rule=one_of("all", "history"),
     )
 
 
@@ -77,46 +58,29 @@ class ReinforceAda(Remembering):
     """Reinforce-Ada; see the module."""
 
     def __init__(self, setting: Setting, options: ReinforceAdaOptions) -> None:
+        check_groups(setting, setting.num_prompts)
         self.setting = setting
-        self.options = options
-        self.round_size = options.round_size or setting.num_generations
+        self.exit = options.exit
         self.num_kept = options.num_kept or max(2, setting.num_generations // 2)
-        if self.num_kept > self.round_size * options.max_rounds:
+        if self.num_kept > MAX_ROUNDS * setting.num_generations:
             raise ValueError(
-                f"num_kept={self.num_kept} is above round_size={self.round_size} x max_rounds={options.max_rounds}, "
+                f"num_kept={self.num_kept} is above {MAX_ROUNDS} rounds of num_generations={setting.num_generations}, "
                 "all that a prompt can get. Lower it, or sample more."
             )
-        if self.round_size * setting.num_prompts > setting.max_rollouts:
-            raise ValueError(
-                f"round_size={self.round_size} for each of {setting.num_prompts} prompts is above max_rollouts="
-                f"{setting.max_rollouts}. Raise it, or lower round_size or the batch."
-            )
-        if options.baseline == "history" and setting.multi_objective_aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation={setting.multi_objective_aggregation!r} has no summed reward to "
-                "remember. Set 'sum_then_normalize', or baseline='all'."
-            )
-        self.identity = {
-            "method": "reinforce_ada",
-            "positive_reward": options.positive_reward,
-            "baseline": options.baseline,
-        }
+        self.identity = {"method": "reinforce_ada"}
         self.statistics = PromptStatistics()
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """A round for every prompt, then for those that are still open."""
+        size = self.setting.num_generations
         if done is None:
-            return uniform_jobs(range(len(prompts)), self.round_size)
-        if done.round.max() + 1 >= self.options.max_rounds:
+            return uniform_jobs(range(len(prompts)), size)
+        if done.round.max() + 1 >= MAX_ROUNDS:
             return []
-        room = (self.setting.max_rollouts - len(done)) // self.round_size
-        return uniform_jobs(self._open(done)[:room], self.round_size)
+        return uniform_jobs(self._open(done)[: (self.setting.max_rollouts - len(done)) // size], size)
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Advantages over all rollouts; trained are `num_kept` of each prompt, or all of them with a history."""
-        if self.options.baseline == "history":
-            seen = self.statistics.reward_history(done.prompts.keys)
-            return Judgement.of(advantages_by_round(done, seen, self.setting.scale_rewards))
+        """Advantages over all rollouts of a prompt; trained are `num_kept` of each."""
         kept, positive = np.zeros(len(done), dtype=bool), self._positive(done)
         for prompt in range(len(done.prompts)):
             rows = np.flatnonzero((done.prompt == prompt) & done.scored)
@@ -125,7 +89,7 @@ class ReinforceAda(Remembering):
         return Judgement.of(np.where(kept, group_relative(done, self.setting), 0.0), in_gradient=kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Remember rewards, for the run's extremes and for the history."""
+        """Remember rewards, for the run's extremes."""
         kept = judgement.in_gradient
         self._metrics = {
             "num_kept": float(kept.sum()),
@@ -137,8 +101,6 @@ class ReinforceAda(Remembering):
 
     def _positive(self, done: Rollouts) -> np.ndarray:
         """Rollouts that count as positive, shape (N,), bool."""
-        if self.options.positive_reward is not None:
-            return done.rewards >= self.options.positive_reward
         return positive_rewards(done.rewards, [*(self.statistics.reward_range or ()), *done.rewards[done.scored]])
 
     def _open(self, done: Rollouts) -> list[int]:
@@ -146,7 +108,7 @@ class ReinforceAda(Remembering):
         positive, size = self._positive(done), len(done.prompts)
         num_positive = np.bincount(done.prompt[positive], minlength=size)
         num_negative = np.bincount(done.prompt[done.scored & ~positive], minlength=size)
-        if self.options.exit == "positive_focused":
+        if self.exit == "positive_focused":
             leaves = num_positive >= 1
         else:
             leaves = (num_positive >= self.num_kept // 2) & (num_negative >= self.num_kept - self.num_kept // 2)

@@ -9,44 +9,28 @@ answer is a class of its own. Their semantic entropy scales the advantages of th
     A_i = (R_i - mean of the group) f(x)     x = SE / ln n
 
 The paper's base is R_i - mean, without a standard deviation: `scale_rewards="none"`; here it follows `scale_rewards`.
-`weights="uniform"` takes w_i = 1/n, the share of rollouts. The default is the paper's, `"rao"`. It is free where the
-engine returns log-probs and costs one question about each rollout elsewhere.
+The weights are free where the engine returns log-probs and cost one question about each rollout elsewhere.
 
-f is "reciprocal", 1 / (1 + alpha x); "linear", 1 - alpha x; "exponential", exp(-alpha x); "focal", (1 - x)^alpha. The
-authors published no code and no alpha: the default is that of a port by others (form and alpha = 0.0417); the exact
-exponential and focal forms are ours. Every rollout is generated and trained, so no token is saved. f depends on a
-rollout's own answer: the gradient is that of another objective, as any scale by the group is.
+f is 1 / (1 + alpha x): the authors published no code and no alpha, and form and alpha = 0.0417 are those of a port by
+others. Every rollout is generated and trained, so no token is saved. f depends on a rollout's own answer: the gradient
+is that of another objective, as any scale by the group is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..field_types import Options, one_of, option
+from ..field_types import Options, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import group_relative, uniform_jobs
+from .grouping import check_groups, group_relative, uniform_jobs
 from .method import Method, Setting
-from .resampling import check_groups
-
-FORMS: dict[str, Callable[[np.ndarray, float], np.ndarray]] = {
-    "reciprocal": lambda x, alpha: 1.0 / (1.0 + alpha * x),
-    "linear": lambda x, alpha: 1.0 - alpha * x,
-    "exponential": lambda x, alpha: np.exp(-alpha * x),
-    "focal": lambda x, alpha: (1.0 - x) ** alpha,
-}
 
 
 @dataclass(frozen=True)
 class SeedGRPOOptions(Options):
     """Options of SEED-GRPO."""
 
-    form: str = option(
-        "f, by which the advantages of a prompt are multiplied: 'reciprocal', 'linear', 'exponential' or 'focal'.",
-        "reciprocal",
-        symbol="f",
-        rule=one_of(*FORMS),
-    )
     alpha: float = option(
         "How fast f falls with the entropy. 0: GRPO.",
         0.0417,
@@ -54,17 +38,6 @@ class SeedGRPOOptions(Options):
         symbol="alpha",
         rule=(lambda x: 0 <= x < float("inf"), "at least 0, got {}. 0 is GRPO"),
     )
-    weights: str = option(
-        "Weight of a rollout in the entropy: 'rao', softmax of its mean log-prob per token (paper); 'uniform', all "
-        "alike, without log-probs.",
-        "rao",
-        rule=one_of("rao", "uniform"),
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.form == "linear" and self.alpha > 1:
-            raise ValueError(f"alpha must be at most 1 with form='linear', got {self.alpha}: f would change sign.")
 
 
 class SeedGRPO(Method):
@@ -75,36 +48,29 @@ class SeedGRPO(Method):
     def __init__(self, setting: Setting, options: SeedGRPOOptions) -> None:
         check_groups(setting, setting.num_prompts)
         self.setting = setting
-        self.options = options
+        self.alpha = options.alpha
         self.identity = {"method": "seed_grpo"}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
         """One round of n rollouts for each prompt, and a question about each where the engine has no log-probs."""
         if done is None:
             return uniform_jobs(range(len(prompts)), self.setting.num_generations)
-        if self.options.weights == "uniform" or done.answers or done.tokens([0])[0][1] is not None:
+        if done.answers or done.tokens([0])[0][1] is not None:
             return []
         tokens = done.tokens(range(len(done)))
         return [Query(int(prompt), tuple(ids)) for prompt, (ids, _) in zip(done.prompt, tokens, strict=True)]
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages, less where answers disagree."""
-        entropy = self._entropy(done)
         size = np.bincount(done.prompt, minlength=len(done.prompts))
-        factor = FORMS[self.options.form](np.clip(entropy / np.log(size), 0.0, 1.0), self.options.alpha)  # (M,)
+        logps = mean_logps(done.answers or [logprobs for _, logprobs in done.tokens(range(len(done)))])
+        entropy = semantic_entropy(done.answer_class(), done.prompt, logps, len(done.prompts))
+        factor = 1.0 / (1.0 + self.alpha * np.clip(entropy / np.log(size), 0.0, 1.0))  # (M,)
         self._metrics = {"semantic_entropy": float(entropy.mean()), "advantage_factor": float(factor.mean())}
         return Judgement.of(group_relative(done, self.setting) * factor[done.prompt])
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Nothing is remembered."""
-
-    def _entropy(self, done: Rollouts) -> np.ndarray:
-        """Semantic entropy of each prompt, shape (M,), nats."""
-        logps = np.zeros(len(done))
-        if self.options.weights == "rao":
-            found = done.answers or [logprobs for _, logprobs in done.tokens(range(len(done)))]
-            logps = mean_logps(found)
-        return semantic_entropy(done.answer_class(), done.prompt, logps, len(done.prompts))
 
 
 def mean_logps(found: Sequence[Sequence[float | None]]) -> np.ndarray:

@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""VIP: predict success rates from what similar prompts did, and give counts that minimise the gradient's variance.
 
-The logit g of a prompt's success rate is a Gaussian process over prompt embeddings (`allocate/gaussian_process.py`),
-with prior mean m and covariance K. After a step the prompts B that had rewards give g_B, the logit of their mean
-reward, and until the next one has ended
+The logit g of a prompt's success rate is a Gaussian process over prompt embeddings, with prior mean m = -1 and the
+covariance K = exp(-d^2 / (2 l^2)) of two prompts at distance d; l is the median distance of the prompts of the first
+step with rewards. After a step the prompts B that had rewards give g_B, the logit of their mean reward, and until the
+next one has ended
 
     g_q = m + K_qB (K_BB + 1e-4 I)^-1 (g_B - m),        p_q = 1 / (1 + exp(-g_q))
 
-With `reuse_mean` m is what the steps before predicted. Counts minimise, over the prompts of the step, the sum of
-
-    p (1 - p) / (n - 1)  (RLOO)    or    p (1 - p) (n - 1) / n^2  (Dr. GRPO)        (`allocate/bernoulli.py`)
-
-with M round(b num_generations) rollouts in all. Where all predictions are the same, as in the first step, counts are
-equal. Advantages are those of GRPO; `scale_rewards="none"` comes closest to the estimators that the variances are of.
+Counts minimise sum p (1 - p) / (n - 1) over the prompts of the step, the variance of RLOO, with M round(b
+num_generations) rollouts in all. The sum is convex in each n from 2 on: taking the largest fall first is exact.
+Where all predictions are the same, as in the first step, counts are equal. Advantages are those of GRPO.
 
 From the paper (VIP) and the history of its code (`HieuNT91/VIP`). Differences: docs/fidelity.md#vip.
 """
@@ -22,23 +20,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..allocate.bernoulli import LEAST, bernoulli_counts
-from ..allocate.gaussian_process import KERNELS, GaussianProcess
-from ..field_types import Options, one_of, option
+from ..allocate.greedy import greedy_counts
+from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import counted_jobs, group_relative
 from .method import Method, Setting
 
 logger = logging.getLogger(__name__)
 
-_SAME = 1e-6
-"""Predictions that spread less are all the same; the code's."""
+PRIOR_MEAN, NOISE = -1.0, 1e-4
+"""m, and the variance of an observation."""
+EDGE = 1e-6
+"""Distance that a mean reward and a prediction keep from 0 and 1, and spread of predictions that are all the same."""
 
 
 @dataclass(frozen=True)
 class VipOptions(Options):
-    """Options of VIP; defaults are those of its code where it has them."""
+    """Options of VIP."""
 
     embeddings: str = option(
         "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the words of the "
@@ -47,50 +47,12 @@ class VipOptions(Options):
         "policy",
         rule=(lambda x: x.strip() != "", "a name or a path, got {!r}"),
     )
-    kernel: str = option("Covariance: 'rbf', or 'matern' with nu = 5/2.", "rbf", rule=one_of(*KERNELS))
-    length_scale: float | None = option(
-        "None: the median distance between the prompts of the first step (paper). The code has 0.4, DUET's run of it "
-        "0.5, both for vectors of length 1.",
-        symbol="l",
-        rule=(lambda x: 0 < x < np.inf, "above 0, got {}. None: the median distance"),
-    )
-    prior_mean: float = option(
-        "Logit of the success rate of a prompt that is like no other. DUET's run: -5.",
-        -1.0,
-        symbol="m",
-        unit="nats",
-        rule=(np.isfinite, "finite, got {}"),
-    )
-    reuse_mean: bool = option("Learn from all steps. False: from the last one alone.", False)
-    reward_clip: float = option(
-        "Distance that a mean reward keeps from 0 and 1 before its logit. With the code's value a prompt without a "
-        "success is at -13.8; half a success in a group is 0.5 / num_generations.",
-        1e-6,
-        unit="(0, 0.5)",
-        rule=(lambda x: 0 < x < 0.5, "in (0, 0.5), got {}"),
-    )
-    variance: str = option(
-        "What the counts minimise: 'rloo' (the code's default) or 'grpo', that of Dr. GRPO.",
-        "rloo",
-        rule=one_of(*LEAST),
-    )
-    bias: float = option(
-        "Draws rollouts to prompts with a small success rate; in no theorem of the paper. Code: 7e-4, and 4e-4 with "
-        "'grpo'. DUET's run: 4e-5.",
-        0.0,
-        symbol="gamma",
-        rule=(lambda x: 0 <= x < np.inf, "at least 0, got {}"),
-    )
     lower: int | None = option(
         "Minimum rollouts of a prompt. None: half of num_generations, or the whole budget if that is less.",
         symbol="L",
+        rule=at_least(2),
     )
     upper: int | None = option("Maximum rollouts of a prompt. None: twice its budget.", symbol="U")
-    skip_prompts: bool = option(
-        "A prompt whose share is below `lower` gets no rollouts, and the others get its budget. False: every prompt "
-        "gets `lower`. The code skips with num_generations of 4 or less.",
-        False,
-    )
 
 
 class Vip(Method):
@@ -98,15 +60,15 @@ class Vip(Method):
 
     def __init__(self, setting: Setting, options: VipOptions) -> None:
         self.setting = setting
-        self.options = options
         self.embeddings = options.embeddings
-        self.rollouts_per_prompt = round(setting.budget_fraction * setting.num_generations)
-        self.lower, self.upper = _bounds(setting, options, self.rollouts_per_prompt)
-        self.identity = {"method": "vip", "embeddings": options.embeddings, "kernel": options.kernel}
-        self.process = GaussianProcess(options.prior_mean, options.kernel, options.length_scale, options.reuse_mean)
-        self.reward_range: list[float] | None = None
-        self._vectors = np.zeros((0, 0))  # of the prompts of the step, (M, D)
-        self._success = np.zeros(0)  # predicted, (M,)
+        self.mean = round(setting.budget_fraction * setting.num_generations)
+        self.lower, self.upper = _bounds(setting, options, self.mean)
+        self.identity = {"method": "vip", "embeddings": options.embeddings}
+        _sklearn()
+        self.length_scale: float | None = None  # l; before the first two different prompts any will do
+        self.reward_range: list[float] = []
+        self.vectors, self.logits = np.zeros((0, 0), np.float32), np.zeros(0)  # of the observed prompts, (B, D), (B,)
+        self._vectors, self._success = self.vectors, self.logits  # of the step: (M, D); predicted, (M,)
         self._said = False
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
@@ -114,20 +76,12 @@ class Vip(Method):
         if done is not None:
             return []
         self._say_if_equal()
-        options = self.options
         self._vectors = self.embed(list(prompts))
-        self._success = 0.5 + 0.5 * np.tanh(0.5 * self.process.predict(self._vectors))
-        counts = np.full(len(prompts), self.rollouts_per_prompt)
-        if self._success.std() >= _SAME:
-            bounds = self.lower, self.upper
-            counts = bernoulli_counts(
-                self._success, int(counts.sum()), *bounds, options.variance, options.bias, options.skip_prompts
-            )
-        self._metrics = {
-            "expected_success": float(self._success.mean()),
-            "skipped_prompts": float((counts == 0).sum()),
-        }
-        return counted_jobs(counts)
+        self._success = 0.5 + 0.5 * np.tanh(0.5 * self.predict(self._vectors))
+        self._metrics = {"expected_success": float(self._success.mean())}
+        if self._success.std() < EDGE:
+            return counted_jobs([self.mean] * len(prompts))
+        return counted_jobs(vip_counts(self._success, self.mean * len(prompts), self.lower, self.upper))
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages, everything trained."""
@@ -138,38 +92,73 @@ class Vip(Method):
         group, rewards = done.prompt[done.scored], done.rewards[done.scored]
         if not len(rewards):
             return
-        low, high = self.reward_range or (np.inf, -np.inf)
-        low, high = self.reward_range = [min(low, float(rewards.min())), max(high, float(rewards.max()))]
+        known = [*self.reward_range, *rewards]
+        low, high = self.reward_range = [float(min(known)), float(max(known))]
         if low == high:  # one reward so far does not tell what a success is
             return
-        num_prompts = len(done.prompts)
-        number = np.bincount(group, minlength=num_prompts)
-        seen = np.flatnonzero(number)
-        mean = np.bincount(group, weights=rewards, minlength=num_prompts)[seen] / number[seen]
-        share = (mean - low) / (high - low)
+        seen, number = np.unique(group, return_counts=True)
+        share = (np.bincount(group, weights=rewards)[seen] / number - low) / (high - low)
         self._metrics = self._metrics | {"prediction_error": float(np.abs(share - self._success[seen]).mean())}
-        share = np.clip(share, self.options.reward_clip, 1.0 - self.options.reward_clip)
-        keys = done.prompts.keys
-        self.process.learn([keys[q] for q in seen], self._vectors[seen], np.log(share / (1.0 - share)))
+        share = np.clip(share, EDGE, 1.0 - EDGE)
+        self.vectors, self.logits = self._vectors[seen], np.log(share / (1.0 - share))
+        if self.length_scale is None:
+            apart = torch.pdist(torch.from_numpy(self.vectors).double())
+            self.length_scale = float(np.median(apart[apart > 0])) if (apart > 0).any() else None
+
+    def predict(self, vectors: np.ndarray) -> np.ndarray:
+        """g at some vectors, shape (M, D) -> (M,)."""
+        if not len(self.logits):
+            return np.full(len(vectors), PRIOR_MEAN)
+        sklearn = _sklearn()
+        kernel = sklearn.kernels.RBF(self.length_scale or 1.0, "fixed")
+        process = sklearn.GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None)
+        process.fit(self.vectors.astype(np.float64), self.logits - PRIOR_MEAN)
+        return process.predict(vectors.astype(np.float64)) + PRIOR_MEAN
 
     def state_dict(self) -> dict[str, Any]:
-        """The range of rewards, and what the Gaussian process knows."""
-        return {"reward_range": self.reward_range, "process": self.process.state_dict()}
+        """The range of rewards, l, and what the last step showed."""
+        return {
+            "reward_range": list(self.reward_range),
+            "length_scale": self.length_scale,
+            "vectors": self.vectors.copy(),
+            "logits": self.logits.copy(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
         super().load_state_dict(state)
-        self.reward_range = state["reward_range"]
-        self.process.load_state_dict(state["process"])
+        self.reward_range, self.length_scale = list(state["reward_range"]), state["length_scale"]
+        self.vectors, self.logits = state["vectors"], state["logits"]
 
     def _say_if_equal(self) -> None:
-        if not self._said and self.lower == self.rollouts_per_prompt and not self.options.skip_prompts:
+        if not self._said and self.lower == self.mean:
             logger.warning(
                 f"vip has nothing to allocate: lower={self.lower} is the whole budget of budget_fraction x "
-                f"num_generations = {self.rollouts_per_prompt} rollouts per prompt, so all counts are equal. Raise "
-                "the budget, lower `lower`, or set skip_prompts=True."
+                f"num_generations = {self.mean} rollouts per prompt, so all counts are equal. Raise the budget, or "
+                "lower `lower`."
             )
         self._said = True
+
+
+def vip_counts(success: np.ndarray, total: int, lower: int, upper: int) -> np.ndarray:
+    """Integer counts that minimise sum p (1 - p) / (n - 1), ``lower <= n <= upper``, ``sum(n) == total``.
+
+    Args:
+        success (np.ndarray): Predicted success rate p of each prompt, shape (M,), [0, 1].
+        total (int): Rollouts of all prompts, ``lower * M <= total <= upper * M``.
+        lower, upper (int): Bounds of a count, ``2 <= lower <= upper``.
+
+    Returns:
+        np.ndarray: Shape (M,), int64.
+
+    Example:
+        >>> vip_counts(np.array([0.5, 0.1, 0.0]), 12, 2, 8).tolist()
+        [6, 4, 2]
+    """
+    p = np.clip(success, EDGE, 1.0 - EDGE)
+    n = np.maximum(np.arange(upper + 1), 2)[:, None]  # smaller counts are never read
+    ones, lowest = np.ones(p.size), np.full(p.size, lower)
+    return greedy_counts(-p * (1.0 - p) / (n - 1), ones, lowest, total, total + 1)[0]
 
 
 def _bounds(setting: Setting, options: VipOptions, mean: int) -> tuple[int, int]:
@@ -182,17 +171,22 @@ def _bounds(setting: Setting, options: VipOptions, mean: int) -> tuple[int, int]
             f"{mean} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
             f"{setting.max_rollouts}. Raise it, or lower budget_fraction."
         )
-    least = LEAST[options.variance]
-    lower = min(max(setting.num_generations // 2, least), mean) if options.lower is None else options.lower
+    lower = min(max(setting.num_generations // 2, 2), mean) if options.lower is None else options.lower
     upper = 2 * mean if options.upper is None else options.upper
     if not lower <= mean <= upper:
         raise ValueError(
             f"lower={lower} and upper={upper} cannot hold: the budget is {budget}, which must lie between them. Lower "
             "`lower`, raise `upper`, or change the budget."
         )
-    if lower < least and (lower < mean or options.skip_prompts):
-        raise ValueError(
-            f"lower must be at least {least} with variance={options.variance!r}, got {lower}. Raise it and the "
-            "budget, or leave the bounds at None."
-        )
     return lower, upper
+
+
+def _sklearn() -> Any:
+    try:
+        import sklearn.gaussian_process as found
+    except ImportError as error:
+        raise ImportError(
+            "method='vip' needs scikit-learn for its Gaussian process, and it is not installed. Install the extra: "
+            "pip install 'duet-trl[vip]'."
+        ) from error
+    return found

@@ -31,7 +31,6 @@ METHODS = {
     "spec_rl": "SPEC-RL",
     "paper": "DUET (paper)",
     "duet": "DUET",
-    "duet_reuse": "DUET + reuse",
 }
 """Titles in the order of rows and legends."""
 
@@ -44,7 +43,7 @@ SUITES = {
 }
 """Titles in the order of columns."""
 
-FAMILY = ("paper", "duet", "duet_reuse")
+FAMILY = ("paper", "duet")
 """Methods whose parts `PARTS` switch."""
 PARTS = ("allocate", "trim", "abort")
 FULL = (True, True, True)

@@ -203,15 +203,3 @@ def test_coins_follow_seed_and_step() -> None:
 
 def test_detect_at_is_a_sixth_of_the_limit_as_in_the_paper() -> None:
     assert Arrol(setting(), ArrolOptions()).detect_at == 17  # of 100
-    with pytest.raises(ValueError, match="detect_at=100 is not below max_completion_length=100"):
-        Arrol(setting(), ArrolOptions(detect_at=100))
-
-
-def test_both_phases_must_fit_max_rollouts() -> None:
-    with pytest.raises(ValueError, match="are 32 rollouts, above max_rollouts=31"):
-        Arrol(setting(4, 4, 31), ArrolOptions())
-
-
-def test_the_rate_must_be_above_exploration() -> None:
-    with pytest.raises(ValueError, match=r"keep_rate \(0.05\) must be above exploration \(0.05\)"):
-        ArrolOptions(keep_rate=0.05)

@@ -71,10 +71,8 @@ ALL_SAME = dict.fromkeys("abcd" + POOL, SAME)
 @pytest.mark.parametrize(
     ("options", "others", "num_prompts", "message"),
     [
-        # 4 prompts x 4 rollouts x 10 tokens = 160 a batch; with 300 a second one is cut to 3 prompts.
+        # 4 prompts x 4 rollouts x 10 tokens = 160 a batch.
         ({"max_batches": 2}, {}, 8, "max_batches=2 is reached. Raise it"),
-        ({"max_tokens_per_step": 300}, {}, 7, "max_tokens_per_step=300 pays for no other group. Raise it"),
-        ({"max_tokens_per_step": 100}, {}, 4, "max_tokens_per_step=100 pays for no other group"),
         ({}, {"max_rollouts": 27}, 6, "max_rollouts=27 leaves no room for another group. Raise it"),
         ({}, {}, 16, "4 more prompts were asked for and 0 are left"),
     ],
@@ -110,8 +108,6 @@ def test_oversampled_batches() -> None:
     done, judgement = run_step(method, make_prompts("abcd", POOL), table(a=SAME))
     assert counts(done) == [4] * 6 and done.round.max() == 0
     assert sorted(set(done.prompt[judgement.in_gradient])) == [1, 2, 3, 4]
-    with pytest.raises(ValueError, match="6 prompts x num_generations=4 are 24 rollouts, above max_rollouts=23"):
-        Dapo(setting(max_rollouts=23), DapoOptions(oversample=1.5))
 
 
 def test_one_prompt() -> None:
@@ -119,29 +115,3 @@ def test_one_prompt() -> None:
     done, judgement = run_step(method, make_prompts("a", "bc"), table(a=SAME, b=SAME))
     assert counts(done) == [4, 4, 4] and done.round.tolist() == [0] * 4 + [1] * 4 + [2] * 4
     assert np.flatnonzero(judgement.in_gradient).tolist() == [8, 9, 10, 11]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
-        ({"oversample": NAN}, "oversample must be at least 1, got nan"),
-        ({"oversample": "2"}, "oversample must be a number, got '2'. Remove the quotes"),
-        ({"max_batches": 0}, "max_batches must be at least 1, got 0"),
-        ({"max_batches": 2.0}, "max_batches must be an integer, got 2.0"),
-        ({"max_tokens_per_step": 0}, "max_tokens_per_step must be at least 1, got 0"),
-        ({"max_tokens_per_step": True}, "max_tokens_per_step must be an integer, got True"),
-        ({"filter_function": -1}, "filter_function must be at least 0, got -1"),
-        ({"filter_function": "accuracy"}, "filter_function must be an integer, got 'accuracy'"),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        DapoOptions(**options)
-
-
-def test_state_is_empty_and_checked() -> None:
-    method = Dapo(setting(), DapoOptions())
-    method.load_state_dict(method.state_dict())
-    with pytest.raises(ValueError, match="dapo state has keys"):
-        method.load_state_dict({"statistics": {}})

@@ -8,21 +8,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.methods.dynamo import Dynamo, DynamoOptions, priorities
+from duet_trl.field_types import Options
+from duet_trl.methods.dynamo import BOOST_MAX, DECAY_AT, DECAY_MIN, Dynamo, Extremes, priorities, water_filling
 from duet_trl.methods.method import TokenBatch
 from duet_trl.rollouts import Query
 from tests.runs import duet_trainer, logged
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
-MICRO = {"normalisation": "micro_batch"}
 
-
-def dynamo(run: dict | None = None, **options: object) -> Dynamo:
-    return Dynamo(setting(num_generations=8, **(run or {})), DynamoOptions(**options))
+def dynamo(**run: object) -> Dynamo:
+    return Dynamo(setting(num_generations=8, **run), Options())
 
 
 # ---- Counts -----------------------------------------------------------------------------------------------------
@@ -31,13 +30,7 @@ def dynamo(run: dict | None = None, **options: object) -> Dynamo:
 def test_priority_is_four_times_the_unbiased_variance() -> None:
     """k = 1 of 4: 4 * 1 * 3 / (4 * 3) = 1. k = 2 of 8: 4 * 2 * 6 / (8 * 7) = 6/7. One rollout tells nothing."""
     count, success = np.array([4.0, 8.0, 8.0, 8.0, 1.0, 0.0]), np.array([0.25, 0.25, 0.0, 1.0, 1.0, 0.5])
-    np.testing.assert_allclose(priorities(count, success, "variance"), [1.0, 6 / 7, 0.0, 0.0, 1.0, 1.0], rtol=1e-15)
-
-
-def test_released_priority_cuts_at_085_and_never_falls_below_a_hundredth() -> None:
-    success = np.array([0.25, 0.84, 0.85, 1.0, 0.0, 0.3])
-    found = priorities(np.array([4.0, 100.0, 20.0, 4.0, 4.0, 0.0]), success, "released")
-    np.testing.assert_allclose(found, [0.75, 4 * 0.84 * 0.16, 0.01, 0.01, 0.01, 1.0], rtol=1e-12)
+    np.testing.assert_allclose(priorities(count, success), [1.0, 6 / 7, 0.0, 0.0, 1.0, 1.0], rtol=1e-15)
 
 
 @given(st.integers(2, 12), st.floats(0.0, 1.0))
@@ -45,7 +38,7 @@ def test_the_variance_is_unbiased(count: int, p: float) -> None:
     """E P over a binomial k, which is exact, is 4 p (1 - p)."""
     k = np.arange(count + 1)
     chance = np.array([math.comb(count, i) * p**i * (1 - p) ** (count - i) for i in k])
-    mean = chance @ priorities(np.full(count + 1, float(count)), k / count, "variance")
+    mean = chance @ priorities(np.full(count + 1, float(count)), k / count)
     assert mean == pytest.approx(4 * p * (1 - p), abs=1e-12)
 
 
@@ -63,24 +56,55 @@ def test_counts_follow_all_visits_within_half_and_one_and_a_half_times_the_budge
 
 def test_bounds_scale_with_the_budget() -> None:
     for fraction, expected in ((1.0, [12, 12, 4, 4]), (0.5, [6, 6, 2, 2]), (0.25, [3, 3, 1, 1])):
-        method = dynamo({"budget_fraction": fraction})
+        method = dynamo(budget_fraction=fraction)
         rewards = table(a=(0, 1), b=(1, 0), c=(0,), d=(1,))
         for epoch in range(2):
             done, _ = run_step(method, make_prompts("abcd", epoch=epoch), rewards)
         assert counts(done) == expected
 
 
-def test_a_budget_of_lone_rollouts_is_refused() -> None:
-    with pytest.raises(ValueError, match="budget of 1 rollouts per prompt .* no step has a gradient"):
-        dynamo({"budget_fraction": 0.125})
+@pytest.mark.parametrize(
+    ("priority", "total", "expected"),
+    [
+        # 4 beyond the minimum of 2, shares 2.4 and 1.6: floors 2 and 1, the remainder .6 beats .4.
+        ([0.6, 0.4, 0.0], 10, [4, 4, 2]),
+        # 9 beyond: shares 7.2, 1.8 -> 7 and 2; the first holds 4 more at most; of the 3 left the second takes 2.
+        ([0.8, 0.2, 0.0], 15, [6, 6, 3]),
+        # Nobody has a priority: alike.
+        ([0.0, 0.0, 0.0], 10, [4, 3, 3]),
+        # Equal remainders of 1/3: the earlier prompt.
+        ([1.0, 1.0, 1.0], 7, [3, 2, 2]),
+    ],
+)
+def test_water_filling_by_hand(priority: list[float], total: int, expected: list[int]) -> None:
+    assert water_filling(np.array(priority), total, 2, 6).tolist() == expected
+
+
+@given(
+    priority=st.lists(st.sampled_from([0.0, 1e-300, 1e-8, 0.3, 1.0, 2.0, 1e6]), min_size=1, max_size=9),
+    lowest=st.integers(0, 3),
+    width=st.integers(0, 7),
+    share=st.floats(0.0, 1.0),
+)
+def test_sum_and_bounds_hold(priority: list[float], lowest: int, width: int, share: float) -> None:
+    size, most = len(priority), lowest + width
+    total = size * lowest + round(share * size * width)
+    found = water_filling(np.array(priority), total, lowest, most)
+    assert found.sum() == total and lowest <= found.min() and found.max() <= most
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=1, max_size=9), st.integers(0, 60))
+def test_below_the_maximum_every_share_is_kept_to_one_rollout(priority: list[float], extra: int) -> None:
+    found = water_filling(np.array(priority), 2 * len(priority) + extra, 2, 100)
+    share = extra * np.array(priority) / sum(priority)
+    assert np.abs(found - 2 - share).max() < 1.0 + 1e-9
 
 
 # ---- Token factor -----------------------------------------------------------------------------------------------
 
 
-def literal(batch: TokenBatch, lowest: float, highest: float, largest: float, **options: float) -> np.ndarray:
+def literal(batch: TokenBatch, lowest: float, highest: float, largest: float) -> np.ndarray:
     """The formulas of the module, token by token."""
-    boost_max, decay_min, at = options["boost_max"], options["decay_min"], options["decay_at"]
     rows, columns = batch.logps.shape
     found = np.ones((rows, columns))
     for i in range(rows):
@@ -91,9 +115,9 @@ def literal(batch: TokenBatch, lowest: float, highest: float, largest: float, **
                 continue
             change = abs(advantage * (u[t] - sum(u.values()) / len(u)))
             x = change / (largest + 1e-8)
-            decay = decay_min + (1 - decay_min) / (1 + math.exp(50 * (x - at)))
+            decay = DECAY_MIN + (1 - DECAY_MIN) / (1 + math.exp(50 * (x - DECAY_AT)))
             share = (highest - float(batch.entropies[i, t])) / (highest - lowest + 1e-8)
-            boost = 1 + (boost_max - 1) * share if advantage > 0 else 1.0
+            boost = 1 + (BOOST_MAX - 1) * share if advantage > 0 else 1.0
             found[i, t] = boost * decay
     return found
 
@@ -124,16 +148,18 @@ def token_batch(seed: int, rows: int = 4, columns: int = 6, advantages: list[flo
     return TokenBatch(logps, entropies, mask, given, rollout)
 
 
-OPTIONS = {"boost_max": 1.4, "decay_min": 0.6, "decay_at": 0.9}
-"""The stronger of the authors' two settings."""
+def factor_of(batch: TokenBatch, found: tuple[float, float, float] | None = None) -> torch.Tensor:
+    """The factor on a batch that is a whole step, or one of a step with other extremes."""
+    method = dynamo()
+    method._extremes = Extremes(*(found or extremes(batch)))
+    return method.token_factor(batch)
 
 
-@settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**31))
-def test_factor_of_a_micro_batch_is_the_literal_one(seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_factor_is_the_literal_formula(seed: int) -> None:
     batch = token_batch(seed)
-    found = dynamo(**MICRO, **OPTIONS).token_factor(batch)
-    np.testing.assert_allclose(found.numpy(), literal(batch, *extremes(batch), **OPTIONS), rtol=2e-4)
+    found = factor_of(batch)
+    np.testing.assert_allclose(found.numpy(), literal(batch, *extremes(batch)), rtol=2e-4)
     assert not found.requires_grad
 
 
@@ -151,7 +177,7 @@ def answers(of: Callable[[int], TokenBatch]) -> Callable[[str, Query], np.ndarra
 def test_window_normalises_over_the_step_and_asks_about_rollouts_with_an_advantage_only() -> None:
     """The factor of a rollout does not depend on what shares its micro-batch, and is the literal one with the extremes
     of the whole step."""
-    method = dynamo(**OPTIONS)
+    method = dynamo()
     draw = torch.Generator().manual_seed(5)
     logps, entropies = -2 * torch.rand(16, 10, generator=draw), 2 * torch.rand(16, 10, generator=draw)
 
@@ -171,7 +197,7 @@ def test_window_normalises_over_the_step_and_asks_about_rollouts_with_an_advanta
     whole = TokenBatch(
         logps, entropies, torch.ones(16, 10), torch.tensor(judgement.advantages).float(), torch.arange(16)
     )
-    expected = literal(whole, *extremes(whole), **OPTIONS)
+    expected = literal(whole, *extremes(whole))
     np.testing.assert_allclose(method.token_factor(whole).numpy(), expected, rtol=2e-4)
     for part in (slice(0, 3), slice(3, 9), slice(9, 16)):
         piece = TokenBatch(*(values[part] for values in vars(whole).values()))
@@ -195,10 +221,8 @@ def test_nothing_is_asked_without_need() -> None:
         raise AssertionError("a question")
 
     same = table(a=(1,), b=(1,), c=(1,), d=(1,))
-    run_step(dynamo(), make_prompts("abcd"), same, answer=refuse)  # no advantage
-    run_step(dynamo(**MICRO), make_prompts("abcd"), table(), answer=refuse)
-    method = dynamo(boost_max=1.0, decay_min=1.0)
-    run_step(method, make_prompts("abcd"), table(), answer=refuse)
+    method = dynamo()
+    run_step(method, make_prompts("abcd"), same, answer=refuse)  # no advantage
     assert method.token_factor(token_batch(0)) is None
 
 
@@ -209,20 +233,16 @@ def test_extremes_of_a_step_are_forgotten_in_the_next() -> None:
     assert set(method.metrics()) == {"unseen_prompts"}
 
 
-def test_equal_entropies_boost_nobody() -> None:
-    batch = token_batch(2, advantages=[1.0, 1.0, 1.0, 0.0])
-    flat = TokenBatch(batch.logps, torch.full_like(batch.entropies, 0.7), batch.mask, batch.advantages, batch.rollout)
-    assert (dynamo(**MICRO, decay_min=1.0).token_factor(flat) == 1).all()
-
-
-def test_right_rollouts_are_boosted_and_wrong_ones_are_not() -> None:
+def test_equal_entropies_boost_nobody_and_wrong_rollouts_are_never_boosted() -> None:
+    """Far from the largest change, where the decay is 1."""
     batch = token_batch(3, advantages=[1.0, 0.5, -1.0, 0.0])
-    factor = dynamo(**MICRO, decay_min=1.0).token_factor(batch)
-    right = batch.entropies[:2][batch.mask[:2].bool()]
-    assert (factor[2:] == 1).all() and factor[:2].max() <= 1.2 + 1e-6
     lowest, highest, _ = extremes(batch)
-    expected = 1 + 0.2 * (highest - right) / (highest - lowest)
-    torch.testing.assert_close(factor[:2][batch.mask[:2].bool()], expected)
+    factor = factor_of(batch, (lowest, highest, 1e6))
+    right = batch.entropies[:2][batch.mask[:2].bool()]
+    assert (factor[2:] == 1).all()
+    torch.testing.assert_close(factor[:2][batch.mask[:2].bool()], 1 + 0.2 * (highest - right) / (highest - lowest))
+    flat = TokenBatch(batch.logps, torch.full_like(batch.entropies, 0.7), batch.mask, batch.advantages, batch.rollout)
+    assert (factor_of(flat, (0.7, 0.7, 1e6)) == 1).all()
 
 
 @pytest.mark.parametrize("masked", ["tokens", "advantages"])
@@ -231,28 +251,16 @@ def test_a_micro_batch_without_a_token_to_train_has_factor_one(masked: str) -> N
     values = vars(batch) | {"mask": torch.zeros_like(batch.mask)}
     if masked == "advantages":
         values = vars(batch) | {"advantages": torch.zeros_like(batch.advantages)}
-    assert (dynamo(**MICRO).token_factor(TokenBatch(**values)) == 1).all()
+    assert (factor_of(TokenBatch(**values), (0.1, 1.0, 0.5)) == 1).all()
 
 
 # ---- In training ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("normalisation", ["window", "micro_batch"])
-def test_two_steps_of_training(tiny_path: Path, tmp_path: Path, normalisation: str) -> None:
-    trainer = duet_trainer(
-        tiny_path,
-        tmp_path,
-        method="dynamo",
-        method_kwargs={"normalisation": normalisation},
-        budget_fraction=1.0,
-        max_steps=2,
-    )
+def test_two_steps_of_training(tiny_path: Path, tmp_path: Path) -> None:
+    trainer = duet_trainer(tiny_path, tmp_path, method="dynamo", budget_fraction=1.0, max_steps=2)
     trainer.train()
-    asked = logged(trainer, "duet/asked_tokens")
-    assert len(asked) == 2
-    if normalisation == "micro_batch":
-        assert asked == [0, 0]
-        return
     # Every rollout of the reward has an advantage, so each trained token was asked about once.
-    assert asked == logged(trainer, "duet/trained_tokens")
+    asked = logged(trainer, "duet/asked_tokens")
+    assert len(asked) == 2 and asked == logged(trainer, "duet/trained_tokens")
     assert (np.array(logged(trainer, "duet/entropy_min")) < logged(trainer, "duet/entropy_max")).all()

@@ -1,56 +1,62 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds for every method, over random worlds: sound judgements, ceilings, and the same again after a resume."""
+"""What holds for every method: sound judgements, ceilings, resumes, and what is refused when a method is built."""
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.methods.arrol import Arrol, ArrolOptions
-from duet_trl.methods.dapo import Dapo, DapoOptions
-from duet_trl.methods.dynamo import Dynamo, DynamoOptions
-from duet_trl.methods.greso import Greso, GresoOptions
-from duet_trl.methods.grpo import GRPO, GRPOOptions
-from duet_trl.methods.knapsack import Knapsack, KnapsackOptions
+from duet_trl.methods import METHODS as ENTRIES
+from duet_trl.methods.arrol import Arrol
+from duet_trl.methods.dapo import Dapo
+from duet_trl.methods.dynamo import Dynamo
+from duet_trl.methods.greso import Greso
+from duet_trl.methods.knapsack import Knapsack
 from duet_trl.methods.method import Method, Setting
-from duet_trl.methods.pilot import Pilot, PilotOptions
-from duet_trl.methods.pods import Pods, PodsOptions
-from duet_trl.methods.reinforce_ada import ReinforceAda, ReinforceAdaOptions
-from duet_trl.methods.reuse import Reuse, ReuseOptions
-from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions
-from duet_trl.methods.vip import Vip, VipOptions
+from duet_trl.methods.pilot import Pilot
+from duet_trl.methods.pods import Pods
+from duet_trl.methods.reinforce_ada import ReinforceAda
+from duet_trl.methods.seed_grpo import SeedGRPO
+from duet_trl.methods.spec_rl import SpecRL
+from duet_trl.methods.vip import Vip
 
 from .simulator import make_prompts, run_step, setting
 
+CLASSES = {
+    "pods": Pods,
+    "dapo": Dapo,
+    "greso": Greso,
+    "knapsack": Knapsack,
+    "dynamo": Dynamo,
+    "pilot": Pilot,
+    "reinforce_ada": ReinforceAda,
+    "vip": Vip,
+    "arrol": Arrol,
+    "seed_grpo": SeedGRPO,
+    "spec_rl": SpecRL,
+}
+METHODS = {
+    **{name: (name, {}) for name in CLASSES if name not in ("dapo", "greso", "arrol")},
+    "dapo": ("dapo", {"oversample": 1.4}),
+    "greso": ("greso", {"max_batches": 5}),
+    "arrol": ("arrol", {"detect_at": 9, "head_warmup_steps": 1}),
+    "vip with bounds": ("vip", {"lower": 2, "upper": 5}),
+    "reinforce_ada to the first success": ("reinforce_ada", {"exit": "positive_focused", "num_kept": 3}),
+}
 
-def vip(run: Setting, **options: object) -> Method:
-    """VIP over vectors that lie on a line."""
-    method = Vip(run, VipOptions(**options))
-    method.embed = lambda prompts: np.array([[float(prompt.key[1:]), 1.0] for prompt in prompts], dtype=np.float32)
+
+def build(name: str, run: Setting, **options: object) -> Method:
+    method = CLASSES[name](run, ENTRIES[name].options(**options))
+    if name == "vip":  # over vectors that lie on a line
+        method.embed = lambda prompts: np.array([[float(prompt.key[1:]), 1.0] for prompt in prompts], np.float32)
     return method
 
 
-METHODS: dict[str, Callable[[Setting], Method]] = {
-    "pods": lambda run: Pods(run, PodsOptions()),
-    "dapo": lambda run: Dapo(run, DapoOptions(oversample=1.4, max_tokens_per_step=600)),
-    "greso": lambda run: Greso(run, GresoOptions(max_batches=5)),
-    "knapsack": lambda run: Knapsack(run, KnapsackOptions()),
-    "dynamo": lambda run: Dynamo(run, DynamoOptions()),
-    "pilot": lambda run: Pilot(run, PilotOptions()),
-    "spec_rl": lambda run: Reuse(GRPO(run, GRPOOptions()), ReuseOptions(), "spec_rl"),
-    "vip": vip,
-    "vip that skips and remembers": lambda run: vip(run, skip_prompts=True, reuse_mean=True, lower=2, upper=5),
-    "pilot of equals": lambda run: Pilot(run, PilotOptions(weighting="prompts", pilot_rollouts=1)),
-    "reinforce_ada": lambda run: ReinforceAda(run, ReinforceAdaOptions()),
-    "reinforce_ada with a history": lambda run: ReinforceAda(
-        run, ReinforceAdaOptions(exit="positive_focused", round_size=2, baseline="history", positive_reward=0.5)
-    ),
-    "arrol": lambda run: Arrol(run, ArrolOptions(detect_at=9, head_warmup_steps=1)),
-    "seed_grpo": lambda run: SeedGRPO(run, SeedGRPOOptions(form="linear", alpha=0.9)),
-}
+def fresh(case: str, run: Setting) -> Method:
+    name, options = METHODS[case]
+    return build(name, run, **options)
 
 
 def stored(state: dict) -> dict:
@@ -92,7 +98,7 @@ def test_random_worlds(
     world = np.random.default_rng(seed)
     pool = [f"p{number}" for number in range(num_prompts + num_others)]
     draws = world.random((4, len(pool), 100, 3))
-    method, restored = METHODS[name](run), METHODS[name](run)
+    method, restored = fresh(name, run), fresh(name, run)
     for step in range(1, 5):
 
         def draw(key: str, number: int, step: int = step) -> np.ndarray:
@@ -116,7 +122,7 @@ def test_random_worlds(
         assert method.metrics() == restored.metrics()
         assert all(type(value) is float for value in method.metrics().values())
         state = stored(method.state_dict())
-        restored = METHODS[name](run)
+        restored = fresh(name, run)
         restored.load_state_dict(state)
     assert json.dumps(method.identity)
 
@@ -125,7 +131,7 @@ def test_random_worlds(
 def test_a_prompt_that_stands_several_times_in_a_batch(name: str) -> None:
     """Rows of data may be equal: `run_step` checks what holds for every judgement, and a resume changes nothing."""
     run = setting(5, 4, 60, seed=3)
-    method, restored = METHODS[name](run), METHODS[name](run)
+    method, restored = fresh(name, run), fresh(name, run)
     keys, pool = ["p0", "p0", "p1", "p0", "p1"], [f"p{number}" for number in range(8)]
     for step in range(1, 5):
 
@@ -138,5 +144,57 @@ def test_a_prompt_that_stands_several_times_in_a_batch(name: str) -> None:
         assert done.jobs == again.jobs and (judgement.advantages == judged.advantages).all()
         assert np.bincount(done.prompt, minlength=5)[:5].sum() > 0
         state = stored(method.state_dict())
-        restored = METHODS[name](run)
+        restored = fresh(name, run)
         restored.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_foreign_state_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} state has keys"):
+        build(name, setting(num_generations=8)).load_state_dict({"foreign": {}})
+
+
+NAN = float("nan")
+REFUSED = [
+    ("pods", {}, {"num_kept": 1}, "num_kept must be an integer of at least 2, got 1"),
+    ("pods", {}, {"num_kept": "4"}, "num_kept must be an integer, got '4'. Remove the quotes"),
+    ("pods", {}, {"num_kept": 9}, "num_kept=9 is above num_generations=8"),
+    ("pods", {"num_generations": 1}, {}, "num_generations must be at least 2, got 1"),
+    ("dapo", {}, {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
+    ("dapo", {}, {"oversample": NAN}, "oversample must be at least 1, got nan"),
+    ("dapo", {}, {"max_batches": 0}, "max_batches must be at least 1, got 0"),
+    ("dapo", {}, {"max_batches": 2.0}, "max_batches must be an integer, got 2.0"),
+    ("dapo", {}, {"filter_function": -1}, "filter_function must be at least 0, got -1"),
+    ("dapo", {"max_rollouts": 47}, {"oversample": 1.5}, "6 prompts x num_generations=8 are 48 rollouts, above max_"),
+    ("greso", {"num_generations": 1}, {}, "num_generations must be at least 2, got 1"),
+    ("pilot", {}, {"pilot_rollouts": 0}, "pilot_rollouts must be an integer of at least 1, got 0"),
+    ("pilot", {}, {"pilot_rollouts": 5}, "pilot_rollouts=5 is above budget_fraction x num_generations = 4"),
+    ("pilot", {"num_rollouts_max": 1}, {}, "pilot_rollouts=2 is above .* or num_rollouts_max=1"),
+    ("pilot", {"max_rollouts": 7}, {}, "pilot_rollouts=2 for each of 4 prompts are above max_rollouts=7"),
+    ("pilot", {"multi_objective_aggregation": "normalize_then_sum"}, {}, "has no summed reward to remember"),
+    ("knapsack", {"num_rollouts_min": 5}, {}, "16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"),
+    ("knapsack", {"num_rollouts_max": 3}, {}, "16 rollouts cannot be shared by 4 prompts"),
+    ("knapsack", {"num_generations": 2}, {}, "a single one, and no step has a gradient"),
+    ("dynamo", {"budget_fraction": 0.125}, {}, "budget of 1 rollouts per prompt .* no step has a gradient"),
+    ("reinforce_ada", {}, {"num_kept": 33}, "num_kept=33 is above 4 rounds of num_generations=8"),
+    ("reinforce_ada", {"max_rollouts": 31}, {}, "4 prompts x num_generations=8 are 32 rollouts, above max_rollouts"),
+    ("vip", {}, {"lower": 5}, "lower=5 and upper=8 cannot hold: .* = 4 rollouts per prompt, which must lie between"),
+    ("vip", {}, {"upper": 3}, "lower=4 and upper=3 cannot hold: the budget is .* = 4 rollouts .*raise `upper`"),
+    ("vip", {}, {"lower": 1}, "lower must be an integer of at least 2, got 1"),
+    ("vip", {"budget_fraction": 0.125}, {}, "vip needs a budget of at least 2 rollouts per prompt, got .* = 1 roll"),
+    ("vip", {}, {"embeddings": " "}, "embeddings must be a name or a path, got ' '"),
+    ("vip", {"max_rollouts": 15}, {}, "4 rollouts for each of 4 prompts are above max_rollouts=15"),
+    ("arrol", {}, {"detect_at": 100}, "detect_at=100 is not below max_completion_length=100"),
+    ("arrol", {"max_rollouts": 63}, {}, "are 64 rollouts, above max_rollouts=63"),
+    ("arrol", {}, {"keep_rate": 0.05}, r"keep_rate must be in \(0.05, 1\], got 0.05"),
+    ("seed_grpo", {}, {"alpha": -0.1}, "alpha must be at least 0, got -0.1"),
+    ("spec_rl", {}, {"lenience": float("inf")}, "lenience must be at least 0 and finite, got inf"),
+]
+
+
+@pytest.mark.parametrize(("name", "run", "options", "message"), REFUSED)
+def test_what_cannot_work_is_refused_with_its_value_and_a_remedy(
+    name: str, run: dict, options: dict, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, setting(**{"num_generations": 8, **run}), **options)

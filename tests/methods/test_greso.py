@@ -3,8 +3,8 @@
 
 import pytest
 
-from duet_trl.allocate.prompt_table import PromptTable
-from duet_trl.methods.greso import Greso, GresoOptions
+from duet_trl.methods.dapo import ResamplingOptions
+from duet_trl.methods.greso import EASY, HARD, Greso
 
 from .simulator import counts, make_prompts, plan, run_step, setting, table
 
@@ -14,19 +14,9 @@ MANY = [f"p{number}" for number in range(4000)]
 
 def trained(streaks: dict[str, int], easy: float = 0.5, hard: float = 0.5, **options) -> Greso:
     """A method that remembers streaks: positive for visits in a row that were easy, negative for hard ones."""
-    method = Greso(setting(num_prompts=len(MANY), num_generations=2), GresoOptions(**options))
-    state = {"streaks": remembered(streaks), "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]}
-    method.load_state_dict(state)
+    method = Greso(setting(num_prompts=len(MANY), num_generations=2), ResamplingOptions(**options))
+    method.load_state_dict({"visits_in_a_row": streaks, "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]})
     return method
-
-
-def remembered(streaks: dict[str, int]) -> dict:
-    """State of the table of streaks."""
-    table = PromptTable("greso streaks", ("streak",))
-    if streaks:
-        with table.editing(list(streaks)) as (column, place):
-            column["streak"][place] = list(streaks.values())
-    return table.state_dict()
 
 
 @pytest.mark.parametrize(
@@ -83,14 +73,12 @@ def visit(method: Greso, epoch: int = 0, step: int = 1, **rewards) -> None:
 
 def streaks(method: Greso, keys: str) -> list[int]:
     """What its state remembers about some prompts."""
-    table = PromptTable("greso streaks", ("streak",))
-    table.load_state_dict(method.state_dict()["streaks"])
-    return table.read(keys.split())["streak"].tolist()
+    return [method.state_dict()["visits_in_a_row"].get(key, 0) for key in keys.split()]
 
 
 def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
-    method = Greso(setting(), GresoOptions(max_batches=1))
-    method.easy_probability = method.hard_probability = 1.0  # none is skipped
+    method = Greso(setting(), ResamplingOptions(max_batches=1))
+    method.probability = {EASY: 1.0, HARD: 1.0}  # none is skipped
     visit(method, easy=(1,), hard=(0,), inside=(0.5,), mixed=(0, 1), silent=(NAN,))
     kinds = "easy hard inside mixed silent"
     assert streaks(method, kinds) == [1, -1, 0, 0, 0]
@@ -101,38 +89,32 @@ def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
 
 
 def test_one_reward_so_far_is_neither_top_nor_bottom() -> None:
-    method = Greso(setting(), GresoOptions(max_batches=1))
+    method = Greso(setting(), ResamplingOptions(max_batches=1))
     visit(method, a=(0,), b=(0,))
     assert streaks(method, "a b") == [0, 0]
     visit(method, a=(0,), c=(1, 0))
     assert streaks(method, "a b c") == [-1, 0, 0]
 
 
-def test_explicit_thresholds_hold_for_the_mean() -> None:
-    method = Greso(setting(), GresoOptions(easy_reward=0.75, hard_reward=0.25, max_batches=1))
-    visit(method, easy=(1, 1, 1, 0), hard=(0, 0, 0, 1), between=(0, 1))
-    assert streaks(method, "easy hard between") == [1, -1, 0]
-
-
 def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> None:
     """Targets 0.25 / 3 and 0.25 * 2 / 3: one easy of five is above the first, none hard below the second."""
-    method = Greso(setting(num_prompts=5), GresoOptions(max_batches=1))
+    method = Greso(setting(num_prompts=5), ResamplingOptions(max_batches=1))
     rewards = {"a": (1,), "b": (0, 1), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
     visit(method, **rewards)
-    assert (method.easy_probability, method.hard_probability) == (0.5, 0.5)
+    assert (method.probability[EASY], method.probability[HARD]) == (0.5, 0.5)
     visit(method, epoch=1, **{**rewards, "a": (1, 0), "b": (1,)})  # b was never easy, so it is never skipped
-    assert (method.easy_probability, method.hard_probability) == pytest.approx((0.49, 0.51))
+    assert (method.probability[EASY], method.probability[HARD]) == pytest.approx((0.49, 0.51))
     assert method.metrics()["p_easy"] == pytest.approx(0.49) and method.metrics()["easy_prompts"] == 1.0
     for _ in range(60):
-        method.load_state_dict({**method.state_dict(), "streaks": remembered({})})  # none is skipped
+        method.streaks.clear()  # none is skipped
         visit(method, epoch=1, **{**rewards, "a": (1,)})
-    assert (method.easy_probability, method.hard_probability) == pytest.approx((0.05, 0.95))
+    assert (method.probability[EASY], method.probability[HARD]) == pytest.approx((0.05, 0.95))
 
 
 def test_degenerate_groups_leave_gradient_and_divisor_and_a_smaller_batch_replaces_them() -> None:
     """8 prompts, 2 degenerate: 1.25 * 2 / (6 / 8) = 3.3, so 3 more are drawn, and none after them."""
     rewards = table(a=(1,), b=(0,), n0=(1,), n1=(1,))
-    method = Greso(setting(num_prompts=8), GresoOptions())
+    method = Greso(setting(num_prompts=8), ResamplingOptions())
     done, judgement = run_step(method, make_prompts("abcdefgh", [f"n{i}" for i in range(20)]), rewards)
     assert len(done.prompts) == 11 and done.round.max() == 1
     assert sorted(set(done.prompt[judgement.in_gradient])) == [2, 3, 4, 5, 6, 7, 10]
@@ -144,7 +126,7 @@ def test_degenerate_groups_leave_gradient_and_divisor_and_a_smaller_batch_replac
 
 def test_a_batch_is_at_least_a_sixth() -> None:
     """1.25 * 1 / (11 / 12) = 1.4 prompts would do; a sixth of 12 is 2."""
-    method = Greso(setting(num_prompts=12), GresoOptions())
+    method = Greso(setting(num_prompts=12), ResamplingOptions())
     done, _ = run_step(method, make_prompts("abcdefghijkl", [f"n{i}" for i in range(20)]), table(a=(1,)))
     assert len(done.prompts) == 14
 
@@ -152,7 +134,7 @@ def test_a_batch_is_at_least_a_sixth() -> None:
 def test_full_batches_follow_while_the_remainder_needs_more_than_one() -> None:
     """1 of 4, then 2 of 8 differ: 1.25 * 3 * 4 = 15 and 1.25 * 2 * 4 = 10 prompts are needed; 3 of 12: 5; 4 end it."""
     same = dict.fromkeys(["b", "c", "d", "n1", "n2", "n3", "n5", "n6", "n7"], (1,))
-    method = Greso(setting(), GresoOptions())
+    method = Greso(setting(), ResamplingOptions())
     done, judgement = run_step(method, make_prompts("abcd", [f"n{i}" for i in range(40)]), table(**same))
     assert counts(done) == [4] * 16 and done.round.max() == 3
     assert sorted(set(done.prompt[judgement.in_gradient])) == [0, 4, 8, 12]
@@ -166,55 +148,7 @@ def test_ceilings_end_a_step_in_which_nothing_differs() -> None:
         ({"max_rollouts": 31}, {}, 28),
         ({}, {"max_batches": 40}, 4 * 42),  # all there are
     ):
-        method = Greso(setting(num_prompts=2, **others), GresoOptions(**options))
+        method = Greso(setting(num_prompts=2, **others), ResamplingOptions(**options))
         done, judgement = run_step(method, make_prompts("ab", pool), table(**same))
         assert len(done) == num_rollouts
         assert not judgement.in_gradient.any() and method.metrics()["unfilled_prompts"] == 2.0
-
-
-def test_a_restored_method_makes_the_same_jobs() -> None:
-    method = Greso(setting(num_prompts=6), GresoOptions())
-    pool = [f"n{i}" for i in range(40)]
-    rewards = table(a=(1,), b=(0,), c=(1,), n0=(1,), n1=(0,))
-    for step in range(1, 8):
-        run_step(method, make_prompts("abcdef", pool, step=step, epoch=step - 1), rewards)
-    restored = Greso(method.setting, method.options)
-    restored.load_state_dict(method.state_dict())
-    for step in range(8, 14):
-        ours, theirs = (
-            run_step(each, make_prompts("abcdef", pool, step=step, epoch=8), rewards) for each in (method, restored)
-        )
-        assert ours[0].jobs == theirs[0].jobs and ours[0].prompts.keys == theirs[0].prompts.keys
-    assert 0.0 < method.metrics()["skipped_prompts"] and method.metrics() == restored.metrics()
-
-
-def test_a_foreign_or_damaged_state_is_refused() -> None:
-    method = Greso(setting(), GresoOptions())
-    with pytest.raises(ValueError, match="greso state has keys"):
-        method.load_state_dict({"statistics": {}})
-    state = method.state_dict()
-    with pytest.raises(ValueError, match="greso streaks state is damaged"):
-        method.load_state_dict({**state, "streaks": {**state["streaks"], "columns": ["length"]}})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"easy_reward": "1"}, "easy_reward must be a number, got '1'"),
-        ({"easy_reward": float("inf")}, "easy_reward must be finite, got inf"),
-        ({"hard_reward": NAN}, "hard_reward must be finite, got nan"),
-        ({"easy_reward": 0.1, "hard_reward": 0.1}, "hard_reward must be below easy_reward, got 0.1 and 0.1"),
-        ({"target_zero_variance": 1.5}, r"target_zero_variance must be in \[0, 1\], got 1.5"),
-        ({"target_zero_variance": True}, "target_zero_variance must be a number, got True"),
-        ({"oversample": 0.9}, "oversample must be at least 1, got 0.9"),
-        ({"max_batches": 0}, "max_batches must be at least 1, got 0"),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        GresoOptions(**options)
-
-
-def test_settings_without_a_group_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_generations must be at least 2, got 1"):
-        Greso(setting(num_generations=1), GresoOptions())

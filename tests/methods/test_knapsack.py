@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.methods.knapsack import Knapsack, KnapsackOptions, knapsack_counts
+from duet_trl.field_types import Options
+from duet_trl.methods.knapsack import Knapsack, knapsack_counts
 from tests.runs import duet_trainer, logged, prompts
 
 from .simulator import counts, make_prompts, run_step, setting, table
@@ -69,7 +70,6 @@ def test_the_fall_back_gives_hopeless_prompts_what_the_others_do_not_need() -> N
     success = np.array([0.5, 0.1, 0.0, 0.0])
     found = knapsack_counts(success, 40, 2, 128)
     assert found[2:].tolist() == [6, 6] and found[:2].sum() == 28
-    assert knapsack_counts(success, 40, 2, 128, fallback=False)[2:].tolist() == [2, 2]
     # All solved or all hopeless: the hopeless share it, and where there are none, all do.
     assert knapsack_counts(np.array([0.0, 1.0, 0.0]), 24, 2, 128).tolist() == [11, 2, 11]
     assert knapsack_counts(np.array([1.0, 1.0, 1.0]), 25, 2, 128).tolist() == [9, 8, 8]
@@ -80,25 +80,16 @@ def test_the_fall_back_gives_hopeless_prompts_what_the_others_do_not_need() -> N
 @given(
     success=st.lists(st.sampled_from([NAN, 0.0, 1e-300, 1e-17, 0.3, 0.5, 1.0 - 1e-16, 1.0]), min_size=1, max_size=8),
     share=st.floats(0.0, 1.0),
-    fallback=st.booleans(),
 )
-def test_sum_and_bounds_hold_for_every_mixture(success: list[float], share: float, fallback: bool) -> None:
+def test_sum_and_bounds_hold_for_every_mixture(success: list[float], share: float) -> None:
     total = len(success) * 2 + round(share * len(success) * 7)
-    found = knapsack_counts(np.array(success), total, 2, 9, fallback=fallback)
+    found = knapsack_counts(np.array(success), total, 2, 9)
     assert found.sum() == total and 2 <= found.min() and found.max() <= 9
-
-
-def test_bounds_that_cannot_hold_the_budget_are_refused_at_once() -> None:
-    for bounds in ({"num_rollouts_min": 5}, {"num_rollouts_max": 3}):
-        with pytest.raises(ValueError, match="16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"):
-            Knapsack(setting(num_generations=8, **bounds), KnapsackOptions())
-    with pytest.raises(ValueError, match="a single one, and no step has a gradient"):
-        Knapsack(setting(num_generations=2), KnapsackOptions())
 
 
 def test_the_second_visit_goes_by_the_first() -> None:
     """a solved half, b a quarter, c none, d all: c and d have the minimum, b gains longer than a."""
-    method = Knapsack(setting(num_generations=8, num_rollouts_min=2), KnapsackOptions(fallback=False))
+    method = Knapsack(setting(num_generations=8, num_rollouts_min=2), Options())
     rewards = table(a=(0, 1), b=(0, 0, 0, 1), c=(0,), d=(1,))
     done, judgement = run_step(method, make_prompts("abcd"), rewards)
     assert counts(done) == [4, 4, 4, 4] and judgement.in_gradient.all()
@@ -121,7 +112,7 @@ def test_the_second_visit_goes_by_the_first() -> None:
 
 
 def test_while_all_rewards_are_the_same_nobody_is_solved() -> None:
-    method = Knapsack(setting(num_generations=8), KnapsackOptions())
+    method = Knapsack(setting(num_generations=8), Options())
     for _ in range(2):
         done, _ = run_step(method, make_prompts("abcd"), table(a=(1,), b=(1,), c=(1,), d=(1,)))
         assert counts(done) == [4, 4, 4, 4]

@@ -68,7 +68,7 @@ def test_counts_stay_below_num_max_and_max_rollouts() -> None:
 
 def test_history_opens_and_closes_prompts() -> None:
     """b was solved in earlier visits, a was not: two right answers now close b and leave a open."""
-    method = Pilot(setting(num_prompts=2, num_generations=8), PilotOptions(reward_decay=1.0))
+    method = Pilot(setting(num_prompts=2, num_generations=8), PilotOptions())
     run_step(method, make_prompts("ab"), table(b=(1,)))
     done, _ = run_step(method, make_prompts("ab"), table(a=(1,), b=(1,)))
     first, second = rounds(done)
@@ -132,61 +132,7 @@ def test_group_scale_of_the_pilot_ignores_the_second_round() -> None:
     assert found[0][2:].tolist() != found[1][2:].tolist()
 
 
-def test_prompts_that_count_alike_each_get_a_second_round() -> None:
-    """The second round's 2 rollouts per prompt weigh 2 / n2 each, so that every prompt weighs 4."""
-    method = Pilot(setting(num_generations=8), PilotOptions(weighting="prompts"))
-    done, judgement = run_step(method, make_prompts("abcd"), table(a=(0, 1), b=(1,), c=(0,), d=(0,)))
-    assert min(rounds(done)[1]) == 1 and max(rounds(done)[1]) > 2
-    assert np.bincount(done.prompt, weights=judgement.weight).tolist() == pytest.approx([4, 4, 4, 4])
-    assert (judgement.weight[done.round == 0] == 1).all()
-
-
 def test_rollouts_without_a_reward_teach_nothing_and_are_in_no_baseline() -> None:
     method = Pilot(setting(num_prompts=1, num_generations=8, scale_rewards="none"), PilotOptions(pilot_rollouts=3))
     _, judgement = run_step(method, make_prompts("a"), table(a=(1, NAN, 0, NAN)))
     assert judgement.advantages.tolist() == [1.0, 0.0, -1.0, 0.0]
-
-
-def test_a_restored_method_makes_the_same_jobs() -> None:
-    method = Pilot(setting(num_generations=8), PilotOptions())
-    rewards = table(a=(0, 1, 0), b=(1, 1, 0, 1), c=(0, 0, 0, 1))
-    lengths = {"a": 10, "b": 23, "c": 7, "d": 30}
-    for step in (1, 2):
-        run_step(method, make_prompts("abcd", step=step), rewards, lambda key, number: lengths[key])
-    restored = Pilot(method.setting, method.options)
-    restored.load_state_dict(method.state_dict())
-    ours, theirs = (run_step(each, make_prompts("dcab", step=3), rewards) for each in (method, restored))
-    assert ours[0].jobs == theirs[0].jobs
-    assert ours[1].advantages.tolist() == theirs[1].advantages.tolist()
-    fresh, _ = run_step(Pilot(method.setting, method.options), make_prompts("dcab", step=3), rewards)
-    assert fresh.jobs != ours[0].jobs
-
-
-def test_a_foreign_state_is_refused() -> None:
-    method = Pilot(setting(num_generations=8), PilotOptions())
-    for state in ({}, {"keys": []}, {"statistics": {"keys": []}}):
-        with pytest.raises(ValueError, match="state has keys"):
-            method.load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"pilot_rollouts": 0}, "pilot_rollouts must be at least 1, got 0"),
-        ({"pilot_rollouts": "2"}, "pilot_rollouts must be an integer, got '2'"),
-        ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\], got 1.1"),
-        ({"weighting": "tokens"}, "weighting must be one of"),
-        ({"pilot_rollouts": 5}, "needs 5 rollouts for each prompt, above budget_fraction x num_generations = 4"),
-        ({"pilot_rollouts": 4, "weighting": "prompts"}, "needs 5 rollouts for each prompt, above"),
-    ],
-)
-def test_bad_options_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Pilot(setting(num_generations=8), PilotOptions(**options))
-
-
-def test_settings_it_cannot_serve_are_refused() -> None:
-    with pytest.raises(ValueError, match="2 rollouts for each of 4 prompts are above max_rollouts=7"):
-        Pilot(setting(num_generations=8, max_rollouts=7), PilotOptions())
-    with pytest.raises(ValueError, match="'normalize_then_sum' has no summed reward to remember"):
-        Pilot(setting(num_generations=8, multi_objective_aggregation="normalize_then_sum"), PilotOptions())

@@ -48,7 +48,7 @@ def test_a_positive_focused_prompt_leaves_with_its_first_success() -> None:
 
 
 def test_an_odd_number_is_kept_with_the_odd_one_negative() -> None:
-    method = reinforce_ada(num_kept=3, max_rounds=2, num_prompts=2)
+    method = reinforce_ada(num_kept=3, num_prompts=2)
     done, judgement = run_step(method, make_prompts("ab"), table(a=(0, 0, 0, 1), b=(1, 1, 1, 0)))
     assert counts(done) == [4, 8]  # a: 1 positive of 3 // 2, 3 negative of 2. b: 1 negative, then 2
     assert kept_rewards(done, judgement) == [[0, 0, 1], [0, 0, 1]]
@@ -56,7 +56,7 @@ def test_an_odd_number_is_kept_with_the_odd_one_negative() -> None:
 
 def test_the_default_trains_half_of_num_generations_and_samples_num_generations_a_round() -> None:
     method = ReinforceAda(setting(num_generations=8), ReinforceAdaOptions())
-    assert (method.round_size, method.num_kept) == (8, 4)  # the paper's
+    assert len(method.jobs(make_prompts("abcd"), None)) == 4 * 8 and method.num_kept == 4  # the paper's
     assert ReinforceAda(setting(num_generations=2), ReinforceAdaOptions()).num_kept == 2
 
 
@@ -83,15 +83,13 @@ def test_a_rollout_without_a_reward_is_neither_positive_nor_negative_and_never_k
     assert kept_rewards(done, judgement) == [[0, 0, 1, 1], []]
 
 
-def test_positive_is_above_the_middle_of_the_runs_extremes_or_what_the_option_says() -> None:
+def test_positive_is_above_the_middle_of_the_runs_extremes() -> None:
     graded = table(a=(2, 2, 5, 5), b=(2, 2, 6, 6), c=(3, 3, 3, 3))
-    done, _ = run_step(reinforce_ada(num_prompts=3, max_rounds=2), make_prompts("abc"), graded)
-    assert counts(done) == [4, 4, 8]  # middle: 4
-    done, _ = run_step(reinforce_ada(num_prompts=3, max_rounds=2, positive_reward=6), make_prompts("abc"), graded)
-    assert counts(done) == [8, 4, 8]
-    method = reinforce_ada(num_prompts=2, max_rounds=2, exit="positive_focused")
+    done, _ = run_step(reinforce_ada(num_prompts=3), make_prompts("abc"), graded)
+    assert counts(done) == [4, 4, 16]  # middle: 4
+    method = reinforce_ada(num_prompts=2, exit="positive_focused")
     done, _ = run_step(method, make_prompts("ab"), table(a=(1,), b=(1,)))
-    assert counts(done) == [8, 8]  # nothing says that 1 is a success
+    assert counts(done) == [16, 16]  # nothing says that 1 is a success
     run_step(method, make_prompts("ab"), table(a=(0,), b=(0,)))
     done, _ = run_step(method, make_prompts("ab"), table(a=(1,), b=(1,)))
     assert counts(done) == [4, 4]  # the run has seen 0
@@ -124,52 +122,34 @@ def test_balanced_subset_against_every_group_up_to_six() -> None:
                 assert positive[chosen].sum() == min(possible, key=lambda k: abs(k - size // 2))
 
 
-def stopped(baseline: str) -> tuple[float, float, float, float]:
-    """One prompt with success rate p = 0.3, two rounds of 2 that end at the first success, by enumeration.
+def test_stopping_on_outcomes_biases_the_mean() -> None:
+    """One prompt with success rate p = 0.3, rounds of 2 that end at the first success, by enumeration.
 
-    With p = sigmoid(theta) the gradient of log pi is R - p. Expected sum of A grad log pi over the trained rollouts,
-    expected number of rollouts, p (1 - p) = grad J, and the expected share of successes.
+    With p = sigmoid(theta) the gradient of log pi is R - p, and grad J = p (1 - p). The expected sum of A grad log pi
+    over the rollouts, all of them trained, is not the expected number of rollouts times grad J; the expected share of
+    successes is above p.
     """
-    p, total, number, share = 0.3, 0.0, 0.0, 0.0
-    method = reinforce_ada(
-        exit="positive_focused", round_size=2, max_rounds=2, num_kept=2, positive_reward=0.5, baseline=baseline
+    p, found = 0.3, np.zeros(3)
+    method = ReinforceAda(
+        setting(1, 2, scale_rewards="none"), ReinforceAdaOptions(exit="positive_focused", num_kept=8)
     )
-    run_step(method, make_prompts("abcd"), table(a=(0, 0), b=(0, 1), c=(1, 1), d=(1, 0)))
+    run_step(method, make_prompts("a"), table(a=(0, 1)))  # 0 and 1 are the rewards there are
     prompts = make_prompts("b", step=2)
-    for first in product((0, 1), repeat=2):
-        done = rollouts(prompts, [method.jobs(prompts, None)], first)
-        more = method.jobs(prompts, done)
-        for second in product((0, 1), repeat=len(more)):
-            rewards = np.array([*first, *second], dtype=float)
-            rounds = [done.jobs, more] if more else [done.jobs]
-            judgement = method.judge(rollouts(prompts, rounds, rewards))
-            probability = np.prod(np.where(rewards > 0, p, 1 - p))
-            total += probability * float((judgement.advantages * (rewards - p))[judgement.in_gradient].sum())
-            number += probability * len(rewards)
-            share += probability * rewards.mean()
-    return total, number, p * (1 - p), share
 
+    def follow(rounds: list[list], rewards: tuple[int, ...]) -> None:
+        more = method.jobs(prompts, rollouts(prompts, rounds, rewards) if rounds else None)
+        if more:
+            for outcome in product((0, 1), repeat=len(more)):
+                follow([*rounds, more], rewards + outcome)
+            return
+        values = np.array(rewards, dtype=float)
+        judgement = method.judge(rollouts(prompts, rounds, values))
+        assert judgement.in_gradient.all()
+        gradient = float(judgement.advantages @ (values - p))
+        found[:] += np.prod(np.where(values > 0, p, 1 - p)) * np.array([gradient, len(values), values.mean()])
 
-def test_a_history_removes_the_bias_of_stopping_on_outcomes() -> None:
-    total, number, gradient, share = stopped("history")
-    assert total == pytest.approx(number * gradient, rel=1e-12)
-    # Stopped after round 1 with probability 1 - 0.7^2: E share = .09 + .42/2 + .49 (.09 x 2/4 + .42 x 1/4) > 0.3
-    assert share == pytest.approx(0.09 + 0.21 + 0.49 * (0.045 + 0.105), rel=1e-12) and share > 0.3
-
-
-def test_the_papers_baseline_has_that_bias() -> None:
-    total, number, gradient, _ = stopped("all")
-    assert abs(total / (number * gradient) - 1) > 0.05
-
-
-@pytest.mark.parametrize(
-    ("options", "run", "message"),
-    [
-        ({"num_kept": 20}, {}, "num_kept=20 is above round_size=4 x max_rounds=4"),
-        ({"round_size": 8}, {"max_rollouts": 31}, "round_size=8 for each of 4 prompts is above max_rollouts=31"),
-        ({"baseline": "history"}, {"multi_objective_aggregation": "normalize_then_sum"}, "no summed reward"),
-    ],
-)
-def test_what_cannot_work_is_refused(options, run, message) -> None:
-    with pytest.raises(ValueError, match=message):
-        ReinforceAda(setting(**run), ReinforceAdaOptions(**options))
+    follow([], ())
+    total, number, share = found
+    # Two a round, up to four rounds, each of which comes if all before failed.
+    assert number == pytest.approx(2 * (1 + 0.49 + 0.49**2 + 0.49**3), rel=1e-12)
+    assert share > p + 0.01 and abs(total / (number * p * (1 - p)) - 1) > 0.05

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from duet_trl.methods.grouping import group_relative
-from duet_trl.methods.seed_grpo import FORMS, SeedGRPO, SeedGRPOOptions, mean_logps, semantic_entropy
+from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions, mean_logps, semantic_entropy
 from duet_trl.rollouts import Query
 
 from .simulator import make_prompts, rollouts, run_step, setting, table
@@ -37,18 +37,13 @@ def test_entropy_of_each_prompt_apart_in_any_order() -> None:
     np.testing.assert_allclose(found, [0.0, 0.0, LN2, 0.0])
 
 
-@pytest.mark.parametrize(
-    ("form", "at_half"),
-    [("reciprocal", 1 / 1.2), ("linear", 0.8), ("exponential", np.exp(-0.2)), ("focal", 0.5**0.4)],
-)
-def test_forms_at_half_of_the_largest_entropy(form: str, at_half: float) -> None:
-    """Two classes of two among four rollouts: x = ln 2 / ln 4 = 1/2. alpha = 0.4. One class: 1. Four: below two."""
-    method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(form=form, alpha=0.4))
+def test_advantages_at_half_of_the_largest_entropy() -> None:
+    """Two classes of two among four rollouts: x = ln 2 / ln 4 = 1/2, alpha = 0.4: 1 / 1.2."""
+    method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(alpha=0.4))
     _, judgement = run_step(method, make_prompts("a"), table(a=(0, 1)))
-    np.testing.assert_allclose(judgement.advantages, at_half * np.array([-0.5, 0.5, -0.5, 0.5]))
+    np.testing.assert_allclose(judgement.advantages, np.array([-0.5, 0.5, -0.5, 0.5]) / 1.2)
     assert judgement.in_gradient.all()
-    assert method.metrics() == pytest.approx({"semantic_entropy": LN2, "advantage_factor": at_half})
-    assert FORMS[form](np.zeros(1), 0.4) == 1.0 and FORMS[form](np.ones(1), 0.4) < at_half
+    assert method.metrics() == pytest.approx({"semantic_entropy": LN2, "advantage_factor": 1 / 1.2})
 
 
 def test_the_default_is_the_ports_form_and_alpha() -> None:
@@ -66,28 +61,22 @@ def test_rao_asks_about_rollouts_only_where_the_engine_has_no_log_probs() -> Non
     without = replace(done, fetch=lambda rows: [([int(row)] * 3, None) for row in rows])
     queries = method.jobs(prompts, without)
     assert queries == [Query(row // 4, (row,) * 3) for row in range(8)]
-    assert SeedGRPO(method.setting, SeedGRPOOptions(weights="uniform")).jobs(prompts, without) == []
     assert method.jobs(prompts, replace(without, answers=tuple(np.zeros(3) for _ in queries))) == []
 
 
 def test_answers_and_sampling_log_probs_weigh_alike_and_longer_is_not_less_likely() -> None:
     """Mean log-probs 0 and -ln 3 of rollouts of 1 and 5 tokens: weights 3 : 1 for each such pair."""
     prompts = make_prompts("a")
-    method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(form="linear", alpha=1.0))
+    method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(alpha=1.0))
     logprobs = [[0.0], [-np.log(3.0)] * 5] * 2
     done = rollouts(prompts, [method.jobs(prompts, None)], [0, 1] * 2, [1, 5] * 2)
     sampled = replace(done, fetch=lambda rows: [([0], logprobs[row]) for row in rows])
     asked = replace(
         done, fetch=lambda rows: [([0], None) for _ in rows], answers=tuple(np.array(one) for one in logprobs)
     )
-    expected = 1 - (0.75 * np.log(4 / 3) + 0.25 * LN4) / LN4
+    expected = 1 / (1 + (0.75 * np.log(4 / 3) + 0.25 * LN4) / LN4)
     for each in (sampled, asked):
         np.testing.assert_allclose(method.judge(each).advantages, expected * np.array([-0.5, 0.5, -0.5, 0.5]))
-
-
-def test_linear_may_not_change_the_sign_of_an_advantage() -> None:
-    with pytest.raises(ValueError, match="alpha must be at most 1 with form='linear', got 1.5"):
-        SeedGRPOOptions(form="linear", alpha=1.5)
 
 
 def test_a_log_prob_that_is_not_known_is_left_out() -> None:

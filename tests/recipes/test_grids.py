@@ -261,7 +261,7 @@ def test_recommended_cells_have_no_note_and_literal_ones_of_duet_have() -> None:
 def test_what_is_trimmed_and_is_no_cell_of_the_paper_teaches_the_ending() -> None:
     for cell in CELLS:
         _, config, _ = resolved(cell)
-        if config.method in ("duet", "duet_reuse", "paper"):
+        if config.method in ("duet", "paper"):
             assert config.options.teach_ending == (config.method != "paper"), cell
 
 

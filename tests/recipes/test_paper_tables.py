@@ -193,10 +193,10 @@ def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
 
 def test_what_no_run_covers_is_said(tmp_path):
     text = written(tmp_path, record(), record(seed=1, status="failed", error="killed"))
-    family = "DUET (paper) or DUET or DUET + reuse"
+    family = "DUET (paper) or DUET"
     assert f"tiny: no run of DAPO at 100%, ARRoL at 100%, VIP at 100%, {family} at 50%, {family} at 100%." in text
     for number, reason in (
-        (2, "no run of paper or duet or duet_reuse has one of allocate, trim and abort off"),
+        (2, "no run of paper or duet has one of allocate, trim and abort off"),
         (3, "no two runs differ in keep_probability alone; the values there are: none"),
         (5, "no two runs differ in surrogate_warmup alone; the values there are: none"),
         (6, "no run has a budget below 1"),

@@ -6,25 +6,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.methods.survival import LARGEST_SLOPE, LEAST_OBSERVATIONS, calibrated, survival, survival_curve
+from duet_trl.methods.arrol import (
+    EXPLORATION,
+    LARGEST_SLOPE,
+    LEAST_OBSERVATIONS,
+    QualityHead,
+    survival,
+    survival_curve,
+)
 
 
-def constraints(quality: np.ndarray, alpha: float, beta: float, exploration: float) -> tuple[float, float]:
+def constraints(quality: np.ndarray, alpha: float, beta: float) -> tuple[float, float]:
     """Mean chance of survival and expected share of successes among survivors, by their definition."""
-    chance = np.array([exploration + (1 - exploration) / (1 + np.exp(-alpha - beta * q)) for q in quality])
+    chance = np.array([EXPLORATION + (1 - EXPLORATION) / (1 + np.exp(-alpha - beta * q)) for q in quality])
     return chance.mean(), (chance * quality).sum() / chance.sum()
 
 
-@given(
-    st.lists(st.integers(0, 20), min_size=1, max_size=60),
-    st.floats(0.1, 0.95),
-    st.floats(0.05, 0.95),
-    st.sampled_from([0.0, 0.05]),
-)
-def test_both_constraints_hold_or_the_nearest_end_is_taken(counts, keep_rate, ratio, exploration) -> None:
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.floats(0.1, 0.95), st.floats(0.05, 0.95))
+def test_both_constraints_hold_or_the_nearest_end_is_taken(counts, keep_rate, ratio) -> None:
     quality = np.array(counts) / 20
-    alpha, beta = survival_curve(quality, keep_rate, ratio, exploration)
-    kept, positive = constraints(quality, alpha, beta, exploration)
+    alpha, beta = survival_curve(quality, keep_rate, ratio)
+    kept, positive = constraints(quality, alpha, beta)
     assert kept == pytest.approx(keep_rate, abs=1e-9)
     if len(set(counts)) == 1:
         assert beta == 0.0
@@ -35,25 +37,32 @@ def test_both_constraints_hold_or_the_nearest_end_is_taken(counts, keep_rate, ra
 
 
 def test_two_scores_by_hand() -> None:
-    """Half of the rollouts have q = 1, half q = 0; kappa = 1/2, rho = 3/4, eps = 0: p(1) = 3/4, p(0) = 1/4, so
-    alpha = -ln 3 and beta = 2 ln 3."""
-    alpha, beta = survival_curve(np.array([0.0, 1.0]), 0.5, 0.75, 0.0)
-    assert (alpha, beta) == (pytest.approx(-np.log(3), abs=1e-9), pytest.approx(2 * np.log(3), abs=1e-9))
+    """Half of the rollouts have q = 1, half q = 0; kappa = 0.525, rho = 0.7625 / 1.05: p(1) = 0.05 + 0.95 x 3/4 and
+    p(0) = 0.05 + 0.95 x 1/4, so alpha = -ln 3 and beta = 2 ln 3."""
+    alpha, beta = survival_curve(np.array([0.0, 1.0]), 0.525, 0.7625 / 1.05)
+    assert (alpha, beta) == (pytest.approx(-np.log(3), abs=1e-8), pytest.approx(2 * np.log(3), abs=1e-8))
 
 
 def test_labels_of_one_class_leave_the_rate_alone() -> None:
     quality = np.array([0.1, 0.4, 0.9])
-    alpha, beta = survival_curve(quality, 0.3, 0.5, 0.05, one_class=True)
+    alpha, beta = survival_curve(quality, 0.3, one_class=True)
     assert beta == 0.0
-    np.testing.assert_allclose(survival(quality, alpha, beta, 0.05), 0.3, rtol=1e-9)
-    alpha, beta = survival_curve(np.zeros(0), 0.3, 0.5, 0.05)  # nothing was scored yet
-    np.testing.assert_allclose(survival(quality, alpha, beta, 0.05), 0.3, rtol=1e-9)
+    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
+    alpha, beta = survival_curve(np.zeros(0), 0.3)  # nothing was scored yet
+    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
 
 
 def test_a_rate_of_one_keeps_every_rollout() -> None:
     for quality in (np.linspace(0, 1, 21), np.array([0.2]), np.zeros(0)):
-        curve = survival_curve(quality, 1.0, 0.9, 0.05)
-        assert survival(np.linspace(0, 1, 9), *curve, 0.05).min() > 1 - 1e-12
+        curve = survival_curve(quality, 1.0, 0.9)
+        assert survival(np.linspace(0, 1, 9), *curve).min() > 1 - 1e-12
+
+
+def calibrated(score: np.ndarray, past: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Success posteriors of a head that remembers some scores and how they ended."""
+    head = QualityHead(seed=0)
+    head.scores, head.rewards, head.reward_range = past, positive.astype(float), [0.0, 1.0]
+    return head.quality(score)
 
 
 def test_bins_by_hand() -> None:

@@ -11,9 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from duet_trl.methods.drafts import accepted
-from duet_trl.methods.grpo import GRPO, GRPOOptions
-from duet_trl.methods.reuse import Reuse, ReuseOptions
+from duet_trl.methods.spec_rl import SpecRL, SpecRLOptions, accepted
 
 from .simulator import make_prompts, rollouts, setting
 
@@ -173,7 +171,7 @@ def test_the_method_samples_from_the_enumerated_law():
     old, new, count = policy(0.0), policy(0.5), 20_000
     random, every = np.random.default_rng(1), list(sequences())
     run = replace(setting(1, count, count), max_completion_length=LIMIT)
-    method = Reuse(GRPO(run, GRPOOptions()), ReuseOptions(lenience=0.0), "spec_rl")
+    method = SpecRL(run, SpecRLOptions(lenience=0.0))
     drafts = [every[draft] for draft in random.choice(len(every), count, p=list(law(old).values()))]
     fetched = [(list(ids), np.log(probabilities(old, ids)).tolist()) for ids in drafts]
     prompts = make_prompts(["p"])

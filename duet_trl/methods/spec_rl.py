@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""SPEC-RL (arXiv 2509.23232): a rollout begins with what still fits of the prompt's rollout at its last visit.
+
+It is GRPO, but for how rollouts begin. The k-th of a prompt takes the k-th rollout of the prompt's last visit as its
+draft: tokens x and log p_old under the policy that sampled them. A forward pass before generation gives log p_new, and
+tokens are kept up to the first that fails
+
+    log U_t <= log p_new(x_t) - log p_old(x_t) + lenience,      U_t uniform
+
+From there on the policy samples as usual. A draft that passes to its end token, or to the length limit, is taken whole
+and costs no generated token. (To draw its end token once more would favour long rollouts: an end needs luck twice.)
+
+**This does not sample from p_new**, once the policies differ; the paper does not say so. Behind the same tokens, at
+lenience 0 and with alpha = sum of min(p_old, p_new), the next token has the law
+
+    min(p_old, p_new) + (1 - alpha) p_new,     at most alpha (1 - alpha) in total variation away from p_new
+
+Speculative decoding draws a rejected token from (p_new - p_old)+ instead and is exact, but needs all of p_old, whose
+weights are gone. No rule K that knows p_old at the draft's token x alone is exact, except to draw afresh: for three
+tokens or more, sum_x p_old(x) K(y | x, p_old(x)) = p_new(y) for every p_old forces K = p_new(y). In the enumeration of
+tests/methods/test_spec_rl_exact.py an unchanged policy is left exactly as it is; otherwise rollouts are 0.3 to 0.6
+times as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they were. A draft whose tokens keep
+passing is trained at every visit, as in the authors' code. docs/fidelity.md#spec_rl has more.
+
+Rollouts of one visit are independent of each other, but not of the last visit's. Every process and every checkpoint
+holds each prompt's last visit, 8 bytes a token.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..field_types import Options, option
+from ..gate.coins import occurrence
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import check_groups, group_relative, uniform_jobs
+from .method import Method, Setting
+
+_COIN = 0x5BEC  # keeps the draws of U apart from others under the seed
+
+
+@dataclass(frozen=True)
+class SpecRLOptions(Options):
+    """Options of SPEC-RL; the default is that of the authors' training script."""
+
+    lenience: float = option(
+        "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
+        0.5,
+        unit="nats, >= 0",
+        rule=(lambda x: 0 <= x < float("inf"), "at least 0 and finite, got {}"),
+    )
+
+
+class Draft(NamedTuple):
+    """A rollout of a prompt's last visit: ids (T,) int32, their log-probs (T,) float32, nats; whether it has ended."""
+
+    ids: np.ndarray
+    logps: np.ndarray
+    ended: bool
+
+
+class SpecRL(Method):
+    """GRPO whose rollouts begin with drafts; see the module."""
+
+    def __init__(self, setting: Setting, options: SpecRLOptions) -> None:
+        check_groups(setting, setting.num_prompts)
+        self.setting = setting
+        self.lenience = options.lenience
+        self.identity = {"method": "spec_rl"}
+        self.drafts: dict[str, list[Draft]] = {}
+        self._used: list[Draft | None] = []  # that of each job of the step
+        self._fetched: list[tuple[list[int], list[float] | None]] | None = None
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
+        """Questions about the drafts, the rollouts behind what is kept, at last questions about new drafts."""
+        jobs = uniform_jobs(range(len(prompts)), self.setting.num_generations)
+        if done is None:
+            self._fetched = None
+            self._used = self._drafts_of([prompts[job.prompt].key for job in jobs])
+            asked = [
+                Query(job.prompt, tuple(draft.ids.tolist()))
+                for job, draft in zip(jobs, self._used, strict=True)
+                if draft
+            ]
+            return asked or jobs
+        if not len(done):
+            return self._behind_drafts(prompts.step, jobs, done.answers)
+        if self._fetched is None:
+            self._fetched = done.tokens(range(len(done)))
+            # The engine gave no log-probs; the weights have not moved since.
+            return [
+                Query(int(q), tuple(ids))
+                for q, (ids, logps) in zip(done.prompt, self._fetched, strict=True)
+                if ids and logps is None
+            ]
+        return []
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Group-relative advantages, everything trained."""
+        return Judgement.of(group_relative(done, self.setting))
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Keep the rollouts as drafts of the next visit."""
+        offered = sum(len(draft.ids) for draft in self._used if draft)
+        answers = iter(done.answers[sum(draft is not None for draft in self._used) :])
+        for q in np.unique(done.prompt):
+            self.drafts[done.prompts[q].key] = []
+        for q, ended, (ids, logps) in zip(done.prompt, done.terminated, self._fetched, strict=True):
+            if ids:
+                known = np.asarray(next(answers) if logps is None else logps, np.float32)
+                self.drafts[done.prompts[q].key].append(Draft(np.asarray(ids, np.int32), known, bool(ended)))
+        self._metrics = {
+            "draft_tokens": float(offered),
+            "accept_rate": sum(len(job.prefix) for job in done.jobs) / max(offered, 1),
+            "whole_rollouts": float(sum(job.whole for job in done.jobs)),
+            "remembered_tokens": float(
+                sum(len(draft.ids) for of_prompt in self.drafts.values() for draft in of_prompt)
+            ),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The drafts: how many each prompt has, and all of them end to end."""
+        flat = [draft for of_prompt in self.drafts.values() for draft in of_prompt]
+        return {
+            "rollouts": {key: len(of_prompt) for key, of_prompt in self.drafts.items()},
+            "ids": np.concatenate([np.zeros(0, np.int32), *(draft.ids for draft in flat)]),
+            "logps": np.concatenate([np.zeros(0, np.float32), *(draft.logps for draft in flat)]),
+            "lengths": np.array([len(draft.ids) for draft in flat], np.int64),
+            "ended": np.array([draft.ended for draft in flat], bool),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one."""
+        super().load_state_dict(state)
+        ends = np.cumsum(state["lengths"])
+        flat = iter(  # of copies: a view would hold all tokens until the last prompt is visited again
+            Draft(state["ids"][end - length : end].copy(), state["logps"][end - length : end].copy(), bool(ended))
+            for end, length, ended in zip(ends, state["lengths"], state["ended"], strict=True)
+        )
+        self.drafts = {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}
+
+    def _drafts_of(self, keys: Sequence[str]) -> list[Draft | None]:
+        """The draft of each rollout of these prompts, if it has one, up to the length limit."""
+        limit, found = self.setting.max_completion_length, []
+        for key, number in zip(keys, occurrence(keys).tolist(), strict=True):
+            draft = (self.drafts.get(key, [])[number : number + 1] or [None])[0]
+            found.append(
+                draft and Draft(draft.ids[:limit], draft.logps[:limit], draft.ended and len(draft.ids) <= limit)
+            )
+        return found
+
+    def _behind_drafts(self, step: int, jobs: Sequence[Job], answers: Sequence[np.ndarray]) -> list[Job]:
+        """The jobs, each with what is kept of its draft."""
+        random, answer, found = np.random.default_rng([self.setting.seed, step, _COIN]), iter(answers), []
+        for job, draft in zip(jobs, self._used, strict=True):
+            if draft:
+                logps = next(answer)
+                kept = accepted(draft.logps, logps, 1.0 - random.random(len(logps)), self.lenience)
+                whole = kept == self.setting.max_completion_length or (draft.ended and kept == len(draft.ids))
+                job = Job(job.prompt, tuple(draft.ids[:kept].tolist()), tuple(logps[:kept].tolist()), whole=whole)
+            found.append(job)
+        return found
+
+
+def accepted(old: np.ndarray, new: np.ndarray, uniforms: np.ndarray, lenience: float) -> int:
+    """Tokens before the first that fails log U <= log p_new - log p_old + lenience; shape (T,) each, U in (0, 1]."""
+    fails = ~(np.log(uniforms) <= new.astype(np.float64) - old + lenience)  # a nan fails
+    return int(fails.argmax()) if fails.any() else len(fails)
