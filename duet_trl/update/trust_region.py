@@ -19,8 +19,8 @@ from typing import Any
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 DESIRED_KL = 3e-3
-"""Divergence of the policy before the updates of a batch from the one after, nats per token. Chosen on two policies, of
-0.6M and 135M parameters: three times as much undid one of them, and a third teaches the other one slowly."""
+"""Divergence of the policy before the updates of a batch from the one after, nats per token. Chosen on two policies,
+of 0.6M and 135M parameters: three times as much undid one of them, and a third teaches the other one slowly."""
 CEILING, LIMIT = 2.0, 5.0
 """Times what is desired."""
 SEARCH, RISE, FALL = 1.5, 1.1, 0.5
