@@ -310,7 +310,7 @@ def test_the_command_writes_every_format_and_prints_what_it_wrote(tmp_path, caps
     out = capsys.readouterr().out
     folder = runs / "tables"
     assert out.rstrip().endswith(f"written to {folder}") and all(p.read_text() in out for p in folder.glob("*.md"))
-    names = {"table1", "table1_differences", "table3", "table4", "table6", "table6_differences"}
+    names = {"table1", "table1_differences", "table3", "table4", "table6"}
     assert {path.name for path in folder.iterdir()} == {n + end for n in names for end in (".md", ".tex", ".csv")}
     assert {n: (folder / f"{n}.tex").read_text().count(r"\toprule") for n in names} == dict.fromkeys(names, 1)
     assert "| Adaptive prompt selection | − | ∘ | − | ✓ | ✓ | ✓ |" in (folder / "table4.md").read_text()
