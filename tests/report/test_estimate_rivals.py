@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duet_trl.allocate.statistics import PromptStatistics
 from duet_trl.methods import greso as greso_method
-from duet_trl.methods.dapo import Dapo, DapoOptions
-from duet_trl.methods.greso import Greso, GresoOptions
+from duet_trl.methods.dapo import Dapo, DapoOptions, ResamplingOptions
+from duet_trl.methods.greso import Greso
 from duet_trl.methods.pilot import Pilot, PilotOptions
 from duet_trl.methods.pods import Pods, PodsOptions
 from duet_trl.report import estimate_groups, estimate_replays
@@ -94,7 +95,7 @@ def build(name):
     once = setting(M, N, max_rollouts=M * N, budget_fraction=0.5)
     return {
         "dapo": lambda: Dapo(many, DapoOptions()),
-        "greso": lambda: Greso(many, GresoOptions()),
+        "greso": lambda: Greso(many, ResamplingOptions()),
         "pods": lambda: Pods(once, PodsOptions()),
         "pilot": lambda: Pilot(once, PilotOptions()),
     }[name]()
@@ -184,7 +185,7 @@ def test_skipping_prompts_without_any_chance_is_that_of_the_method():
     runs = []
     for seed in range(6):
         world.draws = lambda _, seed=seed: (reward, lambda key, n: 100, RNG(seed))
-        method = Greso(setting(M, N, max_rollouts=10 * M * N, seed=seed), GresoOptions())
+        method = Greso(setting(M, N, max_rollouts=10 * M * N, seed=seed), ResamplingOptions())
         runs.append(world.truth(method))
     for name in ("rollouts", "skipped", "dropped"):
         truth = np.mean([found[name] for found in runs])
@@ -197,17 +198,14 @@ RNG = np.random.default_rng
 
 
 def test_constants_are_the_defaults_of_the_methods():
-    assert estimate_replays.MAX_BATCHES == DapoOptions().max_batches == GresoOptions().max_batches
-    assert DapoOptions().oversample == GresoOptions().oversample == 1.0
-    pilot = PilotOptions()
-    assert estimate_replays.PILOT_ROLLOUTS == pilot.pilot_rollouts
-    assert estimate_replays.REWARD_DECAY == pilot.reward_decay and pilot.weighting == "rollouts"
+    assert estimate_replays.MAX_BATCHES == DapoOptions().max_batches == ResamplingOptions().max_batches
+    assert DapoOptions().oversample == ResamplingOptions().oversample == 1.0
+    assert estimate_replays.PILOT_ROLLOUTS == PilotOptions().pilot_rollouts
+    assert estimate_replays.REWARD_DECAY == PromptStatistics().reward_decay
     assert estimate_replays.MOST_ROLLOUTS == setting().num_rollouts_max
-    for name in ("START", "STEP", "RANGE", "LEAST", "SAFETY", "SMALLEST"):
+    for name in ("START", "STEP", "RANGE", "LEAST", "SAFETY", "SMALLEST", "TARGETS"):
         assert vars(estimate_replays)[name] == vars(greso_method)[name]
     assert (estimate_groups.EASY, estimate_groups.HARD) == (greso_method.EASY, greso_method.HARD)
-    target, hard = GresoOptions().target_zero_variance, greso_method.HARD_SHARE
-    assert [estimate_replays.TARGETS[kind] for kind in (1, -1)] == pytest.approx([target * (1 - hard), target * hard])
 
 
 # closed forms
