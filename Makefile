@@ -102,7 +102,7 @@ lint: install ## check style, format, syntax, and the types of the public API
 	$(PY) -m mypy
 	$(PY) -m compileall -q $(wildcard $(SOURCES))
 
-bench: install ## run every benchmark; tables on screen, figures in outputs/bench/*.json
+bench: install ## run every benchmark but updates.py, an hour; tables on screen, figures in outputs/bench/*.json
 	@for benchmark in $(BENCHMARKS); do echo "==> $$benchmark"; $(PY) "$$benchmark" $(ARGS); done
 
 gpu: install ## measure one GPU in ten minutes: gate, a pre-trained model, divergence; outputs/bench/gpu.json
