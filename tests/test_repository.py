@@ -90,7 +90,7 @@ def requirements(text: str) -> list[str]:
 def test_setup_cfg_offers_the_documented_extras() -> None:
     extras = set(setup_cfg()["options.extras_require"])
     of_work = {"test", "lint", "notebooks", "docs", "dev"}
-    assert extras == {"vllm", "peft", "math", "eval", "embeddings", "report"} | of_work
+    assert extras == {"vllm", "peft", "math", "eval", "vip", "embeddings", "report"} | of_work
 
 
 def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
