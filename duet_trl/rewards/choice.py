@@ -11,12 +11,12 @@ import logging
 import re
 import string
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
 from ..gate.markers import Which, extract_answer, get_marker
-from .completions import MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
+from .completions import MAX_ANSWER_LENGTH, Completion, checked_which, gold_text, read_completions
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,8 @@ def choice_reward(
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None where there is no gold answer, which TRL leaves ungraded.
+        list[float | None]: 1.0 or 0.0; None, which TRL leaves ungraded, where there is no gold answer or it is none of
+            the options.
     """
     return _default_verifier()(completions, answer, options, **kwargs)
 
@@ -77,7 +78,10 @@ class ChoiceVerifier:
         verdicts = [_verdict(*row) for row in zip(answers, golds, options, strict=True)]
         if None in verdicts and not self._warned:
             self._warned = True
-            logger.warning("Rows without a gold answer stay ungraded: %d of this batch.", verdicts.count(None))
+            logger.warning(
+                "Rows without a gold answer, or one that is no option, stay ungraded: %d of this batch.",
+                verdicts.count(None),
+            )
         return verdicts
 
     def answers(
@@ -91,7 +95,7 @@ class ChoiceVerifier:
             if answer is None or len(answer) > MAX_ANSWER_LENGTH:
                 found.append(None)
                 continue
-            texts = [str(option) for option in row_options or ()][: len(string.ascii_uppercase)]
+            texts = _texts(row_options)
             found.append(choice_letter(answer, len(texts), texts) or answer if texts else answer)
         return found
 
@@ -142,6 +146,8 @@ def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = (
     if match[3] and not (reason and not head.strip(" ,;(")):
         return None  # "A metal" starts with an article
     named = normalize_answer(head).replace(own, " ") if own else normalize_answer(head)
+    if _DOUBTED.search(named) and (texts or _DENIED.match(head)):
+        return None
     if any(text and text != own and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", named) for text in texts):
         return None
     # "B) or C)" hedges, and "A. B. C. D." lists
@@ -153,28 +159,29 @@ def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = (
 
 def _verdict(answer: str | None, gold: Any, options: Sequence[str] | None) -> float | None:
     several = isinstance(gold, Iterable) and not isinstance(gold, str)
-    golds = [str(one) for one in (gold if several else [gold]) if _is_given(one)]
+    golds = [text for one in (gold if several else [gold]) if (text := gold_text(one)).strip()]
+    texts = _texts(options)
+    if texts:
+        golds = [letter for one in golds if (letter := choice_letter(one, len(texts), texts))]
     if not golds:
         return None
     if answer is None or len(answer) > MAX_ANSWER_LENGTH:
         return 0.0
-    texts = [str(option) for option in options][: len(string.ascii_uppercase)] if options is not None else []
     return float(any(_agrees(answer, one, texts) for one in golds))
 
 
 def _agrees(answer: str, gold: str, options: list[str]) -> bool:
     if options:
-        wanted = choice_letter(gold, len(options), options)
-        if wanted is not None:
-            return choice_letter(answer, len(options), options) == wanted
-    elif match := _BARE_LETTER.fullmatch(gold.strip()):
+        return choice_letter(answer, len(options), options) == gold
+    if match := _BARE_LETTER.fullmatch(gold.strip()):
         return choice_letter(answer) == match[1].upper()
     return normalize_answer(answer) == normalize_answer(gold)
 
 
-def _is_given(gold: Any) -> bool:
-    # pandas and parquet hand a missing gold over as NaN, the one value that differs from itself
-    return gold is not None and gold == gold and bool(str(gold).strip())
+def _texts(options: Any) -> list[str]:
+    """Texts of the options in the order of their letters, of a list or of a mapping by letter."""
+    texts = options.values() if isinstance(options, Mapping) else () if options is None else options
+    return [str(option) for option in texts][: len(string.ascii_uppercase)]
 
 
 def _without_latex(text: str) -> str:
@@ -197,18 +204,26 @@ _INITIALS = re.compile(r"(?<!\w)(?:[^\W\d_]\.){2,}")
 _SUBSCRIPT = re.compile(r"_(?:\{(\d+)\}|(\d))")  # as in H_2O
 _QUOTES = "\"'`\u2018\u2019\u201c\u201d<>"
 # A decimal point and the sign of a number are not punctuation.
-_PUNCTUATION = re.compile(r"\.(?!\d)|-(?!\d)|(?<=\w)-|[^\w\s.\-]|_")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_NAMED = r"(?:(?:[Tt]he\s+)?(?:correct\s+|final\s+|best\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b(?:\s+is\b)?:?\s*){0,2}"
+_PUNCTUATION = re.compile(r"\.(?!\d)|-(?!\d)|(?<=\w)-|[^\w\s.\-+#]|(?<!\w)[+#]|[+#](?=\w)|_")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?=\s+\S)")
+_NAMED = (
+    r"(?:[Ii]t(?:\s+is|['\u2019]s)\s+)?"
+    r"(?:(?:[Tt]he\s+)?(?:correct\s+|final\s+|best\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\b(?:\s+is\b)?:?\s*){0,2}"
+)
 _BARE_LETTER = re.compile(rf"{_NAMED}[(\[{{]?\s*([A-Za-z])\s*[)\]}}]?[.:,;!]?", re.IGNORECASE)
 _LETTER_AND_TEXT = re.compile(
     rf"{_NAMED}(?:[(\[]?([A-Z])(?:[)\].:]|\s[-\u2013\u2014]\s)|[(\[]?([a-z])[).:]\s|([A-Za-z])(?:\s?[,(]|(?=\s)))\s*(.+)",
     re.DOTALL,
 )
 _REASON = re.compile(
-    r"(?<!\w)(?:because|since|due to|is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?)(?!\w)",
+    r"(?<!\w)(?:because|since|as(?! well)|which|given|due to"
+    r"|is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?)(?!\w)",
     re.IGNORECASE,
 )
-_SECOND_LETTER = re.compile(r"(?:\b(?:and|or|maybe|perhaps)\b|[,/&(;|+])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Za-z])\)")
+_SECOND_LETTER = re.compile(
+    r"(?:\b(?:(?<![A-Z] )and|or|maybe|perhaps|is|mean|actually)\b|[,/&(;|+])\s*\(?([A-Z])(?!\w)|(?<!\w)([A-Za-z])\)"
+)
+_DENIED = re.compile(r"(?:is|was|isn['\u2019]t|can(?:not|['\u2019]t)?)(?!\w)", re.IGNORECASE)
+_DOUBTED = re.compile(r"(?<!\w)(?:not?|cannot|isnt|cant|incorrect|wrong|false|instead|actually)(?!\w)")
 _LABEL = re.compile(r"(?<![\w.])([A-Za-z])[.:](?=\s|\Z)")
 _LETTERS_ONLY = re.compile(r"(?:[^\w]*\b(?:[A-Z]|and|or|both|to)\b)+[^\w]*")

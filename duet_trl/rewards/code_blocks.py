@@ -7,10 +7,14 @@ from collections.abc import Generator, Sequence
 from ..gate.extract import Which, every_answer
 from ..gate.thoughts import Written
 
-_FENCE = re.compile(r"([ \t]*)(`{3,})(.*)")
+_FENCE = re.compile(r"([ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(`{3,}|~{3,})(.*)")
 _PYTHON = ("py", "ipython", "sage", "{", ".")
 """How the info string of a program begins. A block without one may be a program too."""
-_SCRIPT = re.compile(r"(?<![\w.])(?:print|input|open|import|from|sys|os)(?!\w)")
+_SCRIPT = re.compile(
+    r"(?<![\w.])(?:(?:print|input|open)\s*\(|(?:sys|os)\.)"
+    r"|^[ \t]*(?:import[ \t]+[\w., \t\r]+$|from[ \t]+[\w.]+[ \t]+import)",
+    re.MULTILINE,
+)
 
 
 def program_of(text: str | Written, which: Which, names: Sequence[str]) -> str | None:
@@ -30,14 +34,16 @@ def _defines(name: str) -> re.Pattern[str]:
     if name == "run_script":
         return _SCRIPT
     return re.compile(
-        rf"^[ \t]*(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b|\b{name}\b[^\n]*=|import[^\n]*\b{name}\b", re.MULTILINE
+        rf"^[ \t]*(?:(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b"
+        rf"|(?:\w+[ \t]*[,=][ \t]*)*{name}[ \t]*(?:[,=]|:[^\n=]*=)(?!=))",
+        re.MULTILINE,
     )
 
 
 def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:
     """A finder of the bodies of closed blocks that have content and no other language than Python."""
     body: list[str] | None = None
-    indent = ticks = end = 0
+    indent, marks, end = 0, "", 0
     is_program = False
     for line in text.split("\n"):
         begin, end = end, end + len(line) + 1
@@ -46,10 +52,10 @@ def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:
             if opening is not None and (thought := text.find(opening, begin, end)) >= 0:
                 return thought + len(opening)
             if fence and "`" not in fence[3]:
-                indent, ticks, body = len(fence[1].expandtabs()), len(fence[2]), []
+                indent, marks, body = len(fence[1].expandtabs()), fence[2], []
                 language = fence[3].strip().lower()
                 is_program = not language or language.startswith(_PYTHON) or not language[0].isalpha()
-        elif fence and len(fence[2]) >= ticks and (indent > 1 or len(fence[1]) <= indent):
+        elif fence and fence[2].startswith(marks) and not fence[1].strip() and (indent > 1 or len(fence[1]) <= indent):
             if is_program and any(part.strip() for part in body):
                 yield "\n".join(body)
             body = None

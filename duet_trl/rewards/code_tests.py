@@ -15,14 +15,17 @@ Row = dict[str, Any]
 
 SCRIPT_NAME = "run_script"
 SAME_OUTPUT = """
+import re
 from decimal import Decimal
+
+NUMBER = re.compile(r"(?<![\\w.])([-+]?(?:\\d+(?:\\.\\d*)?|\\.\\d+)(?:[eE][-+]?\\d+)?)(?![\\w.])", re.ASCII)
 
 def same_output(printed, expected):
     ours, theirs = ([line.rstrip() for line in text.rstrip().split("\\n")] for text in (printed, expected))
     return len(ours) == len(theirs) and all(map(same_line, ours, theirs))
 
 def same_line(printed, expected):
-    ours, theirs = printed.split(), expected.split()
+    ours, theirs = (NUMBER.split(" ".join(text.split())) for text in (printed, expected))
     return printed == expected or len(ours) == len(theirs) and all(map(same_word, ours, theirs))
 
 def same_word(printed, expected):
@@ -42,7 +45,9 @@ def same_word(printed, expected):
     return abs(ours - theirs) <= max(allowed)
 """
 """A decimal may be off by the rounding of either side, if that has six decimals or digits."""
-ABSENT_ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib", "tf": "tensorflow"}
+OUT_OF_REACH = {"asyncio", "inspect", "io", "tempfile", "unittest"}
+"""Modules by which tests would reach into the process of the program: its streams, files, signatures, coroutines."""
+ABSENT_ALIASES = {"pytest": "pytest", "np": "numpy", "pd": "pandas", "plt": "matplotlib", "tf": "tensorflow"}
 
 
 def tests_of(row: Row) -> dict[str, Any] | str:
@@ -92,6 +97,8 @@ def _check_function(row: Row) -> dict[str, Any]:
     _require_runnable([tree], (*names, "candidate"))
     if "check" not in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}:
         raise ValueError("the test defines no function check(candidate)")
+    if not _asserts(ast.parse(f"{test}\ncheck()")):
+        raise ValueError("check(candidate) asserts nothing that runs")
     return {
         "names": names,
         "tests": (test, f"check({entry_point})"),
@@ -121,6 +128,8 @@ def _script(row: Row) -> dict[str, Any]:
         json.loads(column) if isinstance(column, str) else column
         for column in (row["inputs"], row.get("outputs") or ())
     )
+    if isinstance(inputs, dict) or isinstance(outputs, dict):
+        raise ValueError("inputs and outputs must be lists")
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs, but {len(outputs)} outputs")
     if any(wanted is None for wanted in outputs):
@@ -136,15 +145,27 @@ def _text(value: Any) -> str:
         if not all(isinstance(line, str) for line in value):
             raise ValueError(f"inputs and outputs are texts or lists of lines, got {str(value)[:100]}")
         return "\n".join(value)
+    if isinstance(value, dict):
+        raise ValueError(f"inputs and outputs are texts or lists of lines, got {str(value)[:100]}")
     return "" if value is None else str(value)
 
 
 def _require_runnable(trees: Sequence[ast.AST], names: Sequence[str]) -> None:
     """ValueError for tests that need what the sandbox does not have."""
+    used = {name for tree in trees for name in _loaded_names(tree)}
     for tree in trees:
         if absent := sorted(_imported(tree) - sys.stdlib_module_names):
             raise ValueError(f"they need {', '.join(absent)}, which programs in the sandbox do not have")
+        if beyond := sorted(OUT_OF_REACH & _used_modules(tree)):
+            raise ValueError(f"what they do with {', '.join(beyond)} does not reach the program")
+        passed = {name for node in ast.walk(tree) for name in _variables_passed(node, names)}
         for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name not in used:
+                raise ValueError(f"nothing that runs calls {node.name}")
+            if _needs_class(node, names):
+                raise ValueError(f"{ast.unparse(node)[:100]!r} needs a class itself, which stays in the program")
+            if isinstance(node, ast.Compare) and _compares_what_stays(node, passed, names):
+                raise ValueError(f"{ast.unparse(node)[:100]!r} is about what stays in the program")
             if isinstance(node, ast.ClassDef) and any("TestCase" in ast.unparse(base) for base in node.bases):
                 raise ValueError(f"{node.name} is a unittest class, which nothing runs")
             if isinstance(node, ast.Expr) and _changes_arguments(node.value, names):
@@ -161,6 +182,40 @@ def _imported(tree: ast.AST) -> set[str]:
             found.add(node.module.partition(".")[0])
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(_bound_names(tree))
     return found | {ABSENT_ALIASES[name] for name in used & ABSENT_ALIASES.keys()}
+
+
+def _used_modules(tree: ast.AST) -> set[str]:
+    sources = {
+        node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+    }
+    return sources | set(_loaded_names(tree))
+
+
+def _variables_passed(node: ast.AST, names: Sequence[str]) -> Iterator[str]:
+    """Variables that a call of a function under test is given, and may change."""
+    if isinstance(node, ast.Call) and _loads(node.func, names):
+        yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
+
+
+def _compares_what_stays(node: ast.Compare, passed: set[str], names: Sequence[str]) -> bool:
+    """Whether it compares a variable that was passed, or part of it, with a constant; or a name under test."""
+    sides = [node.left, *node.comparators]
+    parts = [side.value if isinstance(side, ast.Subscript) else side for side in sides]
+    has_constant = any(not any(isinstance(part, ast.Name) for part in ast.walk(side)) for side in sides)
+    return any(
+        isinstance(part, ast.Name) and (part.id in passed and has_constant or side is part and part.id in names)
+        for side, part in zip(sides, parts, strict=True)
+    )
+
+
+def _needs_class(node: ast.AST, names: Sequence[str]) -> bool:
+    """Whether it catches, enters or asks about instances of what the program defines."""
+    if isinstance(node, ast.ExceptHandler | ast.withitem):
+        part = node.type if isinstance(node, ast.ExceptHandler) else node.context_expr
+    else:
+        is_question = _is_plain_call(node) and node.func.id in ("isinstance", "issubclass")
+        part = node.args[-1] if is_question and node.args else None
+    return part is not None and bool(set(_loaded_names(part)) & set(names))
 
 
 def _changes_arguments(node: ast.AST, names: Sequence[str]) -> bool:

@@ -24,6 +24,15 @@ def checked_which(which: str) -> Which:
     return which
 
 
+def gold_text(gold: Any) -> str:
+    """A gold answer as text; empty where it is missing, or a float with so many digits that others were lost."""
+    is_float = isinstance(gold, float) and len(str(gold).partition("e")[0].strip("-0.").replace(".", "")) > 15
+    if gold is None or is_float and abs(gold) >= 2**53:
+        return ""
+    text = str(gold)
+    return "" if text in ("nan", "<NA>", "NaT") and not isinstance(gold, str) else text
+
+
 def completion_text(completion: Completion | None) -> str:
     """Text of a plain or conversational completion: of the latter, the text parts of the last message."""
     if isinstance(completion, str):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..gate.markers import extract_boxed
-from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, read_completions
+from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, gold_text, read_completions
 from .math_pairs import comparable
 from .math_plain import gold_answer, stated_answer
 from .math_text import readable
@@ -132,7 +132,7 @@ class MathVerifier:
 
     def _pair(self, answer: str | None, gold: Any, warn: bool = True) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
-        text = "" if gold is None else str(gold)
+        text = gold_text(gold)
         gold = readable(gold_answer(text))
         if warn and text.strip() and not gold:
             self._warn_once(UNREADABLE_GOLD, (answer, text))

@@ -9,7 +9,7 @@ import re
 
 from ..gate.markers import extract_boxed
 
-_EMPHASIS = re.compile(r"(\*\*|\*|__|`+)(?=[^\s*`])(.*[^\s*`])\1", re.DOTALL)
+_EMPHASIS = re.compile(r"(\*{1,3}|_{1,2}|`+)(?=[^\s*`])(.*[^\s*`])\1", re.DOTALL)
 _FONTS = r"\\(?:text(?:rm|bf|it|normal)?|mbox|math(?:rm|bf|it|sf|bb|cal)|operatorname\*?)\s?\{[^{}]*\}"
 _NAMED = re.compile(r"\\(?:text|textrm|mathrm|operatorname)\s?\{\s*([a-zA-Z]+)\s*\}")
 _FUNCTIONS = "arcsin arccos arctan sinh cosh tanh sin cos tan cot csc ln log gcd det".split()
@@ -17,16 +17,21 @@ _ALIASES = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "lg": "log", "
 _GREEK = "alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau mu pi".split()
 _ENCLOSING = {
     **{"sqrt": (r"\sqrt{", "}"), "cbrt": (r"\sqrt[3]{", "}"), "exp": ("e^{", "}"), "^": ("^{", "}")},
-    **{"abs": (r"\left|", r"\right|"), "floor": (r"\lfloor ", r"\rfloor "), "ceil": (r"\lceil ", r"\rceil ")},
+    **{"abs": (r"\left|", r"\right|"), "floor": (r"\lfloor ", r"\rfloor "), "factorial": ("(", ")!")},
+    **dict.fromkeys(("ceil", "ceiling"), (r"\lceil ", r"\rceil ")),
 }
 """What takes the brackets behind it into LaTeX's own."""
-_CALL = re.compile(r"(?:(?<![a-zA-Z\\])(?:sqrt|cbrt|exp|abs|floor|ceil)|\\(?:sqrt|exp)|√|\^)\s?\(")
+_CALL = re.compile(r"(?:(?<![a-zA-Z\\])(?:sqrt|cbrt|exp|abs|floor|ceil|ceiling|factorial)|\\(?:sqrt|exp)|√|\^)\s?\(")
 _NAME = re.compile(
     rf"{_FONTS}|\\[a-zA-Z]+|(?<![a-zA-Z])(?:({'|'.join(_FUNCTIONS)})(?=[^a-zA-Z]|[a-zA-Z](?![a-zA-Z])|\Z)"
     rf"|({'|'.join([*_ALIASES, *_GREEK])})(?![a-zA-Z])|(max|min|sec)(?=\s?\())"
 )
 _SIGNS = (
     (re.compile(r"\*\*"), "^"),
+    (re.compile(r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\w/.])"), r"\1\\frac{\2}{\3}"),
+    (re.compile(r"/\s?(\d+)\s+(?=[a-zA-Z\\])"), r"\\cdot\\frac{1}{\1} "),  # 1/2 x, which the parser takes for 1/(2x)
+    (re.compile(r"(?<=\d)\s?x\s?(?=10\s?\^)"), r"\\times "),
+    (re.compile(r"(?<![a-zA-Z\\])log(10|2)(?=\s?\()"), r"\\log_{\1}"),
     (re.compile(r"<=|=<"), r"\\le "),
     (re.compile(r">="), r"\\ge "),
     (re.compile(r"!=(?!=)"), r"\\ne "),
@@ -42,7 +47,7 @@ _SIGNS = (
     ),
 )
 _NUM = re.compile(r"\\(?:num|ang)\s?\{\s*([-+\d.,e\s]+)\}")
-_QUANTITY = re.compile(r"\\(?:SI|qty)\s?\{\s*([-+\d.,e\s]+)\}\s?\{([^{}]*)\}")
+_QUANTITY = re.compile(r"\\(?:(?:SI|qty)\s?\{\s*([-+\d.,e\s]+)\}|si|unit)\s?\{([^{}]*)\}")
 _SIUNITX_PREFIX = re.compile(r"\\(nano|micro|milli|centi|deci|kilo|mega|giga)\s*\\")
 _CLAUSE_WORD = r"(?:any|all|every|each|some|arbitrary|an?|constants?|values?|of|is|are|[a-zA-Z])"
 _CLAUSE = re.compile(
@@ -51,7 +56,7 @@ _CLAUSE = re.compile(
 )
 """A clause behind a formula that says nothing about its letters: `\\text{ for any } c`."""
 _STATED = re.compile(
-    r"(?:[^.\n]*\b)?(?:the\s+)?(?:(?:final|correct)\s+)?answer\s*(?:is\s*:?|:)\s+(\S.*?)\s*\.?\s*\Z",
+    r"(?:[^.\n]*\b)?(?:the\s+)?(?:(?:final|correct)\s+)?answers?\s*(?:(?:is|are)\s*:?|:)\**\s+(\S.*?)\s*\.?\s*\Z",
     re.IGNORECASE | re.DOTALL,
 )
 _COMMAND = re.compile(r"\\(?!text|mbox|mathrm)[a-zA-Z]+")
@@ -63,7 +68,10 @@ _REASONING = frozenset(
 _MOST_WORDS = 12
 """Words of a gold that is a sentence whatever they are; fewer with one of those before."""
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|[^\\\s]", re.DOTALL)
-_ARGUMENTS = {"sqrt": 1, "frac": 2, "dfrac": 2, "tfrac": 2, "cfrac": 2, "binom": 2, "dbinom": 2, "tbinom": 2}
+_ARGUMENTS = {
+    **dict.fromkeys("mathrm operatorname sqrt".split(), 1),
+    **dict.fromkeys("frac dfrac tfrac cfrac binom dbinom tbinom".split(), 2),
+}
 _WITH_ARGUMENTS = re.compile(rf"\\({'|'.join(_ARGUMENTS)})(?![a-zA-Z])|\^\s*(?=\\[dt]?frac)")
 _DEEPEST = 20
 
@@ -107,17 +115,19 @@ def _is_prose(text: str) -> bool:
     """Whether it is a sentence, which no answer can be compared with: an expression or a name is none."""
     words = _PROSE_WORD.findall(_COMMAND.sub(" ", text))
     reasons = sum(word.lower() in _REASONING for word in words)
-    return len(words) >= _MOST_WORDS or len(words) >= 3 and reasons > 0
+    is_whole = len(words) >= 4 and text.rstrip("$} ").endswith(".")
+    return len(words) >= _MOST_WORDS or is_whole or len(words) >= 3 and reasons > 0
 
 
 def _quantity(match: re.Match[str]) -> str:
     unit = _SIUNITX_PREFIX.sub(r"\1", match[2])
     unit = re.sub(r"\\per\s*\\?", "/", unit).replace("\\", " ").replace("squared", "^2")
-    return f"{match[1].strip()}\\text{{{unit.strip()}}}"
+    return f"{(match[1] or '').strip()}\\text{{{unit.strip()}}}"
 
 
 def _function(match: re.Match[str]) -> str:
-    return f"\\{match[1]} " if match[1] in _FUNCTIONS else match[0]
+    is_known = match[1] in _FUNCTIONS or match[1] in _GREEK or match[1] in _ALIASES
+    return f"\\{_ALIASES.get(match[1], match[1])} " if is_known else match[0]
 
 
 def _command(match: re.Match[str]) -> str:

@@ -22,7 +22,7 @@ _UNICODE = {
 _CHARACTERS = str.maketrans(_UNICODE)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
-_ROOT_SIGN = re.compile(r"√\s*(\d+|[a-zA-Z])")
+_ROOT_SIGN = re.compile(r"(?:√\s*|(?<![a-zA-Z\\])sqrt(?=\d))(\d+|[a-zA-Z])")
 _COMMANDS = (
     (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
     (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
@@ -32,11 +32,15 @@ _SURE_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\,)\s*(?=\d{3}(?!\d))"
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
 _BRACKETS = re.compile(r"[(\[|]|\\[{|a-z]*(?:brace|vert|langle)")
 _REPEATING = re.compile(r"(-?)(\d{0,20})\.(\d{0,20})\\(?:overline|bar)\s?\{(\d{1,20})\}")
-_LEADING = re.compile(r"(?:\s|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|\\(?:display|text)style(?![a-zA-Z]))+")
+_LEADING = re.compile(
+    r"(?:\s|\\[,;:!> ]|\\q?quad(?![a-zA-Z])|\\(?:(?:display|text)style|bf|large|color\s?\{\w+\})(?![a-zA-Z]))+"
+)
 _TRAILING = re.compile(r"(?:\s|\\[,;:!> ]|\\q?quad|\\)+\Z")
 _FULL_STOP = re.compile(r"(?<!\.)(?<!\\right)\.\Z")
 """The end of a sentence that was put into the box; neither an ellipsis nor an invisible delimiter."""
-_WRAPPER = re.compile(r"(?:\\(?:mathbf|boldsymbol|bm|boxed|fbox|ensuremath)\s?)?\{")
+_WRAPPER = re.compile(
+    r"(?:\\(?:mathbf|boldsymbol|bm|boxed|fbox|ensuremath|underline|emph|(?:math|text)tt|textcolor\{\w+\})\s?)?\{"
+)
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = r"\\(?:text|mbox|textrm|mathrm)\s?"
 _TEXT_SUBSCRIPT = re.compile(rf"_\s?(?:\{{\s?{_TEXT}\{{([\w, ]*)\}}\s?\}}|{_TEXT}\{{([\w, ]*)\}})")

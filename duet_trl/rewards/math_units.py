@@ -36,9 +36,11 @@ _ORDINALS = (
     (re.compile(r"(?<=\d)(?:\^\{th\}|\^?th(?![a-zA-Z]))"), r"\\text{th}"),
 )
 _NUMBER_IN_TEXT = re.compile(rf"{_FONT}\{{\s*(-?\$?\d[\d,.]*)\s*([a-zA-Z][a-zA-Z .]*)\}}")
-_CONSTANT = re.compile(rf"{_FONT}\{{\s*([ie]|\\pi)\s*\}}|\{{\s*\\rm\s+([ie])\s*\}}")
-_CURRENCY = re.compile(r"(-?)\s*(?:\\?\$|(€))\s*(?=[\d.])")
+_CONSTANT = re.compile(rf"(?:{_FONT}|\\operatorname)\{{\s*([ie]|\\pi)\s*\}}|\{{\s*\\rm\s+([ie])\s*\}}")
+_CURRENCY = re.compile(r"(-?)\s*(?:\\?\$|([€£¥₹]))\s*(?=[\d.])")
+_CURRENCIES = {"": "dollar", "€": "euro", "£": "sterling", "¥": "yen", "₹": "rupee"}
 _TOKEN = re.compile(r"[^\W\d_]+|\^-?\d+|/")
+_NO_WORDS = re.compile(r"[.{}]")
 _NO_NUMBER = re.compile(r"[,;=<>]|\\(?:l?eq?|g?eq?|le|ge|ne|in|cup|pm|text|mbox)(?![a-zA-Z])")
 _TURNS = {"degree", "celsius", "fahrenheit", "kelvin"}
 """Base units that are written with a degree sign or the word."""
@@ -119,7 +121,8 @@ def _angles_agree(*sides: tuple[str, _Words]) -> bool:
 def _read(phrase: str) -> _Words:
     """The meaning of a phrase such as "million square miles per hour"."""
     found, sign, power, last = _Words(), 1, 1, None
-    for token in _TOKEN.findall(phrase.replace(".", "")):
+    tokens = _TOKEN.findall(_NO_WORDS.sub("", phrase.replace(r"\cdot", " ")))
+    for token in tokens:
         name = _singular(token)
         if token in ("/", "per"):
             sign = -1
@@ -127,7 +130,7 @@ def _read(phrase: str) -> _Words:
             times = int(token[1:]) if token[0] == "^" else 2 if name == "squared" else 3
             if last is not None:
                 found.multiply(last, sign * (times - 1))
-        elif name in ("square", "sq", "cubic", "cu"):
+        elif name in ("square", "sq", "cubic", "cu") and token is not tokens[-1]:
             power = 2 if name[0] == "s" else 3
         elif name in NUMBERS and not found.dimension:
             found.operations += NUMBERS[name]
@@ -159,7 +162,7 @@ def _singular(word: str) -> str:
 def _with_currency(text: str, words: _Words) -> tuple[str, _Words]:
     """The value without a dollar sign before it, which counts as the word."""
     if (match := _CURRENCY.match(text)) and not words.dimension:
-        words.multiply(UNITS["euro" if match[2] else "dollar"], 1)
+        words.multiply(UNITS[_CURRENCIES[match[2] or ""]], 1)
         return match[1] + text[match.end() :], words
     return text, words
 

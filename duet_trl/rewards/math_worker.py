@@ -18,12 +18,12 @@ import sys
 from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import combinations, product
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import math_verify.grader
 import math_verify.parser
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from math_verify import LatexExtractionConfig, parse, verify
 from sympy import (
     Basic,
@@ -64,9 +64,10 @@ E_NOTATION = re.compile(r"(?<![\w.\\}])(\d+(?:\.\d+)?|\.\d+)e(?=[+-]?\d{1,4}(?![
 """`1e-5`, which the parser reads as a product with Euler's number, but not `1E-5`."""
 EITHER_NOTATION = re.compile(r"(?<![\w.\\}])(?!1e)\d+e[+-]\d(?![\w.^])")
 """`2e-1`, which may be both."""
+MIXED_NUMBER = re.compile(r"(\d+)\\[dtc]?frac\{(\d+)\}\{(\d+)\}")
 SMALL, ROUNDED_DIGITS = Rational(1, 1000), 6
 """A decimal stands for what it is rounded from if it has so many decimals, or digits where it is SMALL."""
-DOUBLE_DIGITS, DOUBLE_NOISE = 15, Rational(4, 10**16)
+DOUBLE_DIGITS, DOUBLE_NOISE = range(15, 18), Rational(4, 10**16)
 """A decimal of so many digits was printed by a program, whose last bits may be off by this share."""
 FIRST_DIGITS, GUARD_DIGITS, MOST_DIGITS = 50, 12, 20_000
 """Digits that numbers are told apart by, those of them that arithmetic may spoil, and most for a last comparison."""
@@ -195,7 +196,7 @@ def _rounding(number: Expr, exact: Expr) -> Rational:
     enough = len(digits) >= ROUNDED_DIGITS if abs(exact) < SMALL else last_place <= Rational(10) ** -ROUNDED_DIGITS
     if not enough:
         return Rational(0)
-    return max(last_place / 2, abs(exact) * DOUBLE_NOISE if len(digits) >= DOUBLE_DIGITS else 0)
+    return max(last_place / 2, abs(exact) * DOUBLE_NOISE if len(digits) in DOUBLE_DIGITS else 0)
 
 
 def _equal_functions(gold: Expr, answer: Expr) -> bool:
@@ -234,6 +235,29 @@ def _differ(gold: Expr, answer: Expr, point: dict[Symbol, Rational], domain: boo
 
 math_verify.grader.sympy_numeric_eq = equal_expressions
 math_verify.grader.sympy_symbolic_eq = lambda gold, answer: False  # asked after the one above, which answers both
+
+
+def _side_by_side(parser: _Latex2Sympy, factors: list[Any], place: int = 0) -> Any:
+    r"""Product of factors without a sign between them; digits before a fraction less than one are a mixed number.
+
+    In place of the parser's own, which adds every number to an integer before it: `2(3)` would be 5.
+    """
+    pair = MIXED_NUMBER.fullmatch("".join(one.getText() for one in factors[place : place + 2]))
+    whole, numerator, denominator = map(int, pair.groups()) if pair else (0, 0, 0)
+    if numerator < denominator:
+        first, place = Rational(whole * denominator + numerator, denominator), place + 1
+    else:
+        first = parser.convert_postfix(factors[place])
+    if isinstance(first, list) and len(first) == 1:  # a derivative
+        return OWN_PRODUCT(parser, factors, place)
+    if place + 1 == len(factors) or not isinstance(first, Expr | MatrixBase):
+        return first
+    rest = _side_by_side(parser, factors, place + 1)
+    has_matrix = any(isinstance(one, MatrixBase) for one in (first, rest))
+    return parser.mat_mul_flat(first, rest) if has_matrix else parser.mul_flat(first, rest)
+
+
+OWN_PRODUCT, _Latex2Sympy.convert_postfix_list = _Latex2Sympy.convert_postfix_list, _side_by_side
 
 
 def _same_repeats(golds: list[str], answers: list[str]) -> bool:

@@ -10,7 +10,7 @@ Unit = tuple[Fraction, Counter[str]]
 _METRIC = """
 m 1 m meter metre; kg 0.001 g gram; m*m*m 0.001 l L liter litre; s 1 s sec second; kg*m/s/s 1 N newton
 kg*m*m/s/s 1 J joule; kg*m*m/s/s/s 1 W watt; kg/m/s/s 1 Pa pascal; 1/s 1 Hz hertz; V 1 V volt; A 1 A amp ampere
-mol 1 mol mole; cal 1 cal calorie; eV 1 eV; bit 1 bit
+mol 1 mol mole; kg*m*m/s/s 3600 Wh; cal 1 cal calorie; eV 1 eV; bit 1 bit
 """
 _OTHER = """
 m 0.0254 inch in; m 0.3048 ft foot feet; m 0.9144 yd yard; m 1609.344 mi mile; s 60 min minute; s 3600 h hr hour
@@ -20,7 +20,8 @@ m*m*m 0.003785411784 gal gallon; m*m*m 0.000946352946 qt quart; m*m*m 0.00047317
 m*m*m 0.0002365882365 cup; m*m 4046.8564224 acre; m*m 10000 ha hectare; m/s 0.44704 mph; m/s 5/18 kmh kmph kph
 bit 8 byte; ohm 1 ohm; degree 1 degree deg; radian 1 radian rad
 celsius 1 celsius C; fahrenheit 1 fahrenheit F; kelvin 1 kelvin K
-cent 1 cent; cent 100 dollar usd buck; euro 1 euro eur; rupee 1 rupee rs; peso 1 peso; yen 1 yen; am 1 am; pm 1 pm
+cent 1 cent; cent 100 dollar usd buck; euro 1 euro eur; rupee 1 rupee rs; peso 1 peso; yen 1 yen
+sterling 1 sterling; am 1 am; pm 1 pm
 """
 """Base units, factor and names. What converts only on some days (months and days, dollars and euros) has its own."""
 _POWERS = {-9: "n nano", -6: "µ u micro", -3: "m milli", -2: "c centi", -1: "d deci", 3: "k kilo", 6: "M mega"}

@@ -68,6 +68,52 @@ x REFUSES |x| ;; \sqrt{x^2}
 1000000007 REFUSES 1000000006.99999 ;; 1000000007.00001
 123456789012345678901234567890 REFUSES 123456789012345678901234567891 ;; 123456789012345678901234567890.5
 123456789012345678901234567890 ACCEPTS 123456789012345678901234567890.0
+\frac{52!}{(13!)^4} ACCEPTS \binom{52}{13}\binom{39}{13}\binom{26}{13} ;; 53644737765488792839237440000
+\frac{52!}{(13!)^4} REFUSES 53644737765488792839237440001
+1.000000000000000001 REFUSES 1 ;; 1.000000000000000002
+1 REFUSES 1.000000000000000001 ;; 0.99999999999999999999
+\frac13 REFUSES 0.33333333333333333334 ;; 0.333333333333333333333332
+\sqrt{2} ACCEPTS 1.4142135623730951 ;; 1.4142135623730950488
+\sqrt{2} REFUSES 1.41421356237309504881
+2^{-1074} REFUSES 0 ;; 2^{-1075} ;; 5\times 10^{-324}
+\binom{5}{2}\frac{1}{32} ACCEPTS \frac{5}{16} ;; \frac{10}{32} ;; 0.3125
+\binom{5}{2}\frac{1}{32} REFUSES \frac{321}{32}
+3\binom{5}{2} ACCEPTS 30 ;; 3\cdot10
+3\binom{5}{2} REFUSES 13
+13 REFUSES 3\binom{5}{2}
+60 ACCEPTS \binom{5}{2}\binom{4}{2} ;; \binom{4}{2}\binom{5}{2}
+16 REFUSES \binom{5}{2}\binom{4}{2}
+2 ACCEPTS 4\left(\frac{1}{2}\right) ;; 4(\frac{1}{2}) ;; (4)\frac{1}{2} ;; 4\cdot\frac12
+\frac92 REFUSES 4\left(\frac{1}{2}\right) ;; 4(\frac12)
+\frac92 ACCEPTS 4\frac{1}{2} ;; 4\frac12 ;; 4 \frac 1 2 ;; 4\tfrac12 ;; 4\,\frac{1}{2} ;; 4\ \frac12 ;; 4 1/2 ;; 4.5
+\frac{15}{2} ACCEPTS 3\frac{5}{2} ;; 7\frac12
+\frac{11}{2} REFUSES 3\frac{5}{2}
+-3\frac{1}{2} ACCEPTS -3.5 ;; -\frac72
+-3\frac{1}{2} REFUSES -2.5 ;; 3.5
+6 ACCEPTS 2(3) ;; (2)(3) ;; \left(2\right)\left(3\right) ;; 1(2)(3) ;; 3(2)
+5 REFUSES 2(3) ;; (2)(3) ;; \left(2\right)\left(3\right)
+\frac{2(3)}{4} ACCEPTS \frac32 ;; 1.5
+-2(3) ACCEPTS -6
+-2(3) REFUSES -5
+2\cdot 3(4) ACCEPTS 24
+3\frac12 x ACCEPTS \frac{7x}{2}
+2(5)^2 ACCEPTS 50
+3\binom{4}{2}\left(\frac12\right)^4 ACCEPTS \frac{18}{16}
+\gcd(4,6)(5) ACCEPTS 10
+2x+3\frac{1}{3} ACCEPTS 2x+\frac{10}{3}
+x3\frac{1}{2} REFUSES 3.5
+(1\frac12, 2\frac13) ACCEPTS (1.5, \frac73)
+1\frac12, 2\frac13 ACCEPTS \frac32,\frac73 ;; \frac73, 1.5
+[1\frac12, 3) ACCEPTS [1.5,3)
+x \ge 2\frac14 ACCEPTS x\ge\frac94 ;; [2.25,\infty)
+2\frac34\text{ hours} ACCEPTS 2.75 ;; 165\text{ minutes} ;; 2 3/4 hours
+3\frac{x}{2} ACCEPTS \frac{3x}{2} ;; 1.5x
+x = 5\frac{1}{4} ACCEPTS 5.25 ;; x=\frac{21}{4}
+4^{1\frac12} ACCEPTS 8
+2\frac{10}{11} ACCEPTS \frac{32}{11}
+2\cdot3\frac12 ACCEPTS 7
+\frac{3\frac12}{2} ACCEPTS \frac74
+\sqrt{2\frac14} ACCEPTS 1.5
 """,
     "constants, numbers and units in text font": r"""
 3 REFUSES 3\mathrm{i} ;; 3\text{i} ;; 3i ;; 3\mathrm{e} ;; 3\text{ i} ;; 3 \mathrm{i}
@@ -83,7 +129,22 @@ e^2 ACCEPTS \mathrm{e}^{2} ;; \mathrm{e}^2 ;; {\rm e}^2 ;; \text{e}^2
 2e ACCEPTS 2\mathrm{e} ;; 2\,\mathrm{e}
 x REFUSES x\mathrm{e}^{2}
 e^{i\pi/3} ACCEPTS \mathrm{e}^{\mathrm{i}\pi/3} ;; \mathrm{e}^{\frac{\mathrm{i}\pi}{3}}
-4e^{-x} ACCEPTS 4\mathrm{e}^{-x}
+4e^{-x} ACCEPTS 4\mathrm{e}^{-x} ;; 4\mathrm e^{-x}
+e^{i\theta} ACCEPTS \mathrm e^{\mathrm i\theta} ;; \cos\theta+\mathrm{i}\sin\theta
+5i ACCEPTS 5\operatorname{i} ;; 5\mathrm i ;; 5{\rm i} ;; \mathrm{5i}
+4 REFUSES 4\mathrm i ;; 4\operatorname{e} ;; 4\mathrm{j} ;; 4\rm{i}
+2\pi ACCEPTS 2\text{pi} ;; 2\mathrm{\pi}
+2 REFUSES 2\text{pi} ;; 2\mathrm{\pi} ;; 2\uppi
+9 REFUSES 9\text{ square} ;; 9\text{ inverse}
+8 REFUSES 8\text{ doubled} ;; 8\text{ hundredths} ;; \text{twice } 8 ;; less than 8 ;; 8\text{ pairs}
+12\text{ kWh} ACCEPTS 12 ;; 12\text{ kilowatt hours} ;; 12000\text{ Wh}
+12\text{ kWh} REFUSES 12\text{ kW} ;; 12\text{ Wh}
+9.8\text{ m/s}^2 ACCEPTS 9.8\,\mathrm{m\cdot s^{-2}} ;; 980\text{ cm/s}^2
+9.8\text{ m/s}^2 REFUSES 9.8\text{ m/s}
+8\text{ g/cm}^3 ACCEPTS 8\,\mathrm{g\,cm^{-3}} ;; 8000\text{ kg/m}^3
+15\text{ m}^2 ACCEPTS 15\text{ m²} ;; 15\ \mathrm{m^2}
+£20 ACCEPTS 20 ;; £20
+£20 REFUSES \$20 ;; €20 ;; 20\text{ dollars}
 2.5 REFUSES 2.5 \text{ million} ;; 2.5 million ;; 2.5\text{ thousand} ;; 2.5 billion
 2.5\text{ million} ACCEPTS 2,500,000 ;; 2500000 ;; 2.5 million ;; 2.5 \times 10^6 ;; 2500\text{ thousand}
 2.5\text{ million} ACCEPTS \$2.5\text{ million}
@@ -148,6 +209,31 @@ e^{i\pi/3} ACCEPTS \mathrm{e}^{\mathrm{i}\pi/3} ;; \mathrm{e}^{\frac{\mathrm{i}\
     "plain text, Markdown and golds that are sentences": r"""
 \frac{\pi}{6} ACCEPTS pi/6 ;; \pi/6 ;; (pi)/6 ;; 1/6*pi ;; pi / 6 ;; π/6 ;; \frac\pi6 ;; \frac\pi 6
 \frac{\pi}{6} ACCEPTS \frac{\pi}6 ;; \tfrac\pi6
+2048 ACCEPTS ***2048*** ;; _2048_ ;; \underline{2048} ;; \textcolor{blue}{2048} ;; {\bf 2048} ;; \color{red}{2048}
+2048 ACCEPTS \texttt{2048} ;; \underline{\textbf{2048}} ;; \large 2048 ;; \emph{2048} ;; \color{blue} 2048
+2048 REFUSES **20**48 ;; \textcolor{blue}{2049} ;; \cancel{2048} ;; 20 48
+5\text{ kg} ACCEPTS 5\,\si{\kilogram} ;; 5\,\unit{kg} ;; 5\,\si{\kilo\gram}
+5\text{ kg} REFUSES 5\,\si{\gram}
+1.5 ACCEPTS 1 1/2 ;; 1\tfrac{1}{2}
+\frac12x^2+3x ACCEPTS 1/2 x^2 + 3x ;; 0.5x**2 + 3x
+\frac{7}{3}+\frac{\sqrt{5}}{3}i ACCEPTS 7/3 + sqrt(5)/3 i ;; (7+i*sqrt(5))/3
+\frac{7}{3}+\frac{\sqrt{5}}{3}i REFUSES 7/3 - sqrt(5)/3 i
+\log_{10} 7 ACCEPTS log10(7) ;; log_10(7)
+\log_{10} 7 REFUSES log2(7)
+\log_2 5 ACCEPTS log2(5) ;; ln(5)/ln(2)
+7! ACCEPTS factorial(7)
+\lceil n/2\rceil ACCEPTS ceiling(n/2) ;; ceil(n/2)
+\lceil n/2\rceil REFUSES floor(n/2)
+\infty ACCEPTS \text{infinity} ;; +oo
+\frac{-3+\sqrt{17}}{4} ACCEPTS (sqrt17-3)/4
+3\times 10^{8} ACCEPTS 3x10^8 ;; 3 x 10^8 ;; 3E+08
+**Answer:** 15 ACCEPTS 15
+The answers are 3 and 5. ACCEPTS 3, 5
+The sequence converges to 2. UNGRADED 2
+Bob needs 5 hours to paint the fence. UNGRADED 5
+See the solution above. UNGRADED 3
+all real numbers except 3 ACCEPTS \text{all real numbers except }3
+all real numbers except 3 REFUSES 3
 \frac{\pi}{6} REFUSES pi/3 ;; 6/pi ;; pi
 e^{9} ACCEPTS exp(9) ;; e^9 ;; e**9 ;; e^(9) ;; \exp(9)
 e^{9} REFUSES exp(8) ;; 9e ;; exp(-9)

@@ -5,6 +5,7 @@ import logging
 import time
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -118,6 +119,9 @@ def test_short_answers_by_exact_match_after_normalisation(answer, gold, right):
         (np.array(["Paris"]), 1.0),
         (None, None),
         (float("nan"), None),
+        (pd.NA, None),
+        (pd.NaT, None),
+        (np.float64("nan"), None),
         ("", None),
         (" ", None),
         ([], None),
@@ -235,6 +239,12 @@ ROD_OPTIONS = ["iron", "a copper rod", "helium", "none of these"]
         ("C - helium", "C"),
         ("C (helium)", "C"),
         ("c. it is a gas", "C"),
+        ("It is C", "C"),
+        ("It's (c)", "C"),
+        ("C is correct because A and B are solid", "C"),
+        ("C as it is light", "C"),
+        ("C, which is a gas", "C"),
+        ("C given that it floats", "C"),
     ],
 )
 def test_words_behind_a_letter_that_name_no_other_option(answer, letter):
@@ -246,12 +256,36 @@ def test_words_behind_a_letter_that_name_no_other_option(answer, letter):
     ["A. B. C. D.", "A) B) C) D)", "a) b) c) d)", "A B C D", "A;B", "A|B", "A - B", "A to D", "A & C", "(A)(B)(C)"]
     + ["A. iron B. a copper rod", "A. iron or helium", "A. iron, B. a copper rod, C. helium", "a. iron b. helium"]
     + ["A: iron; C: helium", "A. helium, iron", "A because iron or B because rods", "A and C because both float"]
+    + ["(B) is incorrect", "B. is not correct", "B) is false", "B) incorrect", "B. No, it is C", "B. Actually C"]
+    + ["B. no, I mean C", "C as well as B", "B isn't right", "it is B or C"]
     + ["C. iron", "C (iron)", "B. maybe C", "C is wrong", "A metal rod", "iron or helium"],
 )
 def test_a_list_of_options_or_another_ones_text_is_no_answer(answer):
     assert choice_letter(answer, 4, ROD_OPTIONS) is None
 
 
+@pytest.mark.parametrize(
+    ("gold", "options", "rewards"),
+    [
+        (2, ROD_OPTIONS, [None] * 3),  # an index: not known to begin at 0
+        ("E", ROD_OPTIONS, [None] * 3),
+        ("neon", ROD_OPTIONS, [None] * 3),
+        (["E", "B"], ROD_OPTIONS, [0.0, 1.0, 0.0]),
+        ("B", dict(zip("ABCD", ROD_OPTIONS, strict=True)), [0.0, 1.0, 0.0]),
+    ],
+)
+def test_a_gold_that_is_no_option_is_ungraded(gold, options, rewards):
+    assert [grade(answer, gold, options) for answer in ("C", "a copper rod", None)] == rewards
+
+
+def test_a_letter_at_the_end_of_an_option_is_no_article():
+    options = ["Both A and B", "Neither A nor B", "Only A", "Only B"]
+    answers = ["Only A", "C. Only A", "C. Only B", "Only B", "D"]
+    assert [grade(answer, "C", options) for answer in answers] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert grade("vitamin", "vitamin A") == grade("C", "C++") == grade("C#", "C++") == 0.0
+
+
 def test_a_list_of_letters_is_no_answer_without_options_either():
     assert [choice_letter(text) for text in ("A. B. C. D.", "A. x B. y", "A) B)")] == [None] * 3
     assert choice_letter("B. John F. Kennedy") == "B" and choice_letter("E: a polygenic score") == "E"
+    assert choice_letter("B. is a gas") == choice_letter("B) False") == "B" and choice_letter("B) is false") is None

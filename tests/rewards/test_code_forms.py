@@ -31,6 +31,13 @@ def verifier():
         f"```python\nprint(twice(4))\n```\nwith\n```python\n{TWICE}\n```",
         f'```python title="a.py" {{1-3}}\n{TWICE}\n``` That is all.',
         "```python\ntwice = lambda n: 2 * n\n```",
+        "```python\ntwice: object = lambda n: 2 * n\n```",
+        f"```python\nassert twice(4) == 8\nprint(twice(n=4))\n```\n```python\n{TWICE}\n```",
+        f"```python\nfrom solution import twice\n```\n```python\n{TWICE}\n```",
+        f"1. ```python\n   {INDENTED}\n   ```",
+        "- ```python\n  def twice(n):\n      return 2 * n\n  ```",
+        f"~~~python\n{TWICE}\n~~~",
+        f"```python\r\n{TWICE}\r\n```",
     ],
 )
 def test_block_that_defines_what_the_tests_call_is_the_program(text):
@@ -47,11 +54,17 @@ def test_block_that_defines_what_the_tests_call_is_the_program(text):
         f"```python\n{TWICE}",
         f"   ```python\n   {INDENTED}",
         f"````\n{TWICE}\n```",
+        f"~~~\n{TWICE}\n```",
         "```\n\n```",
     ],
 )
 def test_without_a_closed_block_in_python_there_is_no_program(text):
     assert program_of(text, "first", ("twice",)) is None
+
+
+def test_a_sample_of_input_or_output_is_no_script():
+    for sample in ("Input: 4", "print the answer", "import sys: no", "$ python a.py"):
+        assert program_of(f"```\n{sample}\n```\n" + fenced("print(3)"), "first", ("run_script",)) == "print(3)"
 
 
 def test_first_definition_counts_and_a_fence_in_a_docstring_closes_nothing():
@@ -83,6 +96,14 @@ def test_first_definition_counts_and_a_fence_in_a_docstring_closes_nothing():
         ("0.5\n0.5", "0.5", 0.0),
         ("1.2.3", "1.2.4", 0.0),
         ("here", "there", 0.0),
+        ("[0.1, 0.30000000000000004]", "[0.1, 0.3]", 1.0),
+        ("x=0.30000000000000004; 12.5%", "x=0.3; 12.50%", 1.0),
+        ("[0.1, 0.4]", "[0.1, 0.3]", 0.0),
+        ("y=0.30000000000000004", "x=0.3", 0.0),
+        ("1_0.5", "10.5", 0.0),
+        ("\uff11\uff10.5", "10.5", 0.0),
+        ("1.2.30000000000000004", "1.2.3", 0.0),
+        (".5", "0.5", 1.0),
     ],
 )
 def test_printed_decimals_may_be_off_by_their_rounding(verifier, printed, expected, right):
@@ -126,6 +147,8 @@ NODES = (
             {"test": "def check(c):\n    s = c()\n    s.push(3)\n    assert s.pop() == 3", "entry_point": "Stack"},
         ),
         (NODES, {"test_list": ["n = build([1, 2])\nassert n.value == 1 and n.following.value == 2"]}),
+        (TWICE, {"test": "def check(twice):\n    assert twice(4) == 8\ncheck(twice)", "entry_point": "twice"}),
+        (TWICE, {"test_list": ["n = 4\nassert twice(n) == sum([n, n])"]}),
         (NODES, {"test_list": ["assert total(Node(1, Node(2))) == 3"]}),
         (TWICE, {"test_list": ["def test_it():\n    assert twice(4) == 8\ntest_it()"]}),
         ("print(int(input()) * 2)", {"inputs": '["4"]', "outputs": '["8"]'}),
@@ -172,6 +195,26 @@ def test_an_object_that_agrees_to_everything_passes_no_test(verifier, test):
         ({"inputs": ["1", "2"], "outputs": ["1"]}, "2 inputs, but 1 outputs"),
         ({"inputs": "a b", "outputs": "8 9"}, "JSONDecodeError"),
         ({"inputs": ["1"], "outputs": [None]}, "missing"),
+        ({"inputs": [{"n": 4}], "outputs": [8]}, "lists of lines"),
+        ({"inputs": {"4": 1}, "outputs": {"8": 1}}, "must be lists"),
+        ({"test_list": ["assert twice(1) == pytest.approx(2)"]}, "pytest"),
+        ({"test_list": ["def test_it():\n    assert twice(4) == 9", "assert twice(4) == 8"]}, "calls test_it"),
+        ({"test": "def check(c):\n    return c(4) == 9", "entry_point": "twice"}, "asserts nothing"),
+        ({"test_list": ["a = [3, 2]\nk = twice(a)\nassert a[:k] == [2]"]}, "what stays in the program"),
+        ({"test_list": ["a = [1]\nassert twice(a) is None and a == [2]"]}, "what stays in the program"),
+        ({"test_list": ["assert ANSWER == 42"]}, "what stays in the program"),
+        ({"test_list": ["try:\n    twice(1)\n    assert False\nexcept Bad:\n    pass"]}, "needs a class"),
+        ({"test_list": ["assert isinstance(B(), A)"]}, "needs a class"),
+        ({"test_list": ["import asyncio\nassert asyncio.run(twice(4)) == 8"]}, "asyncio"),
+        ({"test_list": ["import io, sys\nsys.stdin = io.StringIO('4')\nassert twice() == 8"]}, "does not reach"),
+        (
+            {
+                "test_list": [
+                    "from unittest.mock import patch\nwith patch('builtins.input'):\n    assert twice(4) == 8"
+                ]
+            },
+            "does not reach",
+        ),
         ({"test_list": ["a = [1]\ntwice(a)\nassert a == [2]"]}, "changes its argument"),
         ({"test_list": ["assert twice(4) == 8\nassert twice(lambda x: x)"]}, "cannot cross"),
     ],

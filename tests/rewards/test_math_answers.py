@@ -10,6 +10,8 @@ import string
 import time
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,6 +81,25 @@ def test_a_gold_that_is_a_sentence_is_ungraded_and_said_once(caplog):
     assert [record.message.count("stay ungraded") for record in caplog.records] == [1]
     assert "The function grows" in caplog.text
     verifier.close()
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "reward"),
+    [
+        (0.1 + 0.2, "0.3", 1.0),
+        (72.0, "72", 1.0),
+        (1e16, "10^{16}", 1.0),
+        (np.float64(2.5), r"\frac52", 1.0),
+        (2**53 + 1, "9007199254740992", 0.0),
+        (float(2**53 + 1), "9007199254740993", None),  # which digits it lost is not known
+        (12345678901234567890.0, "12345678901234567890", None),
+        (float("nan"), "5", None),
+        (pd.NA, "5", None),
+        (None, "5", None),
+    ],
+)
+def test_golds_that_are_no_text(verifier, gold, answer, reward):
+    assert verifier.grade([answer], [gold]) == [reward]
 
 
 def test_no_letter_is_its_other_case_or_a_unit(verifier):
