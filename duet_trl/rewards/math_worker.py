@@ -4,8 +4,7 @@ r"""Worker of the math reward: a script run by its path that imports only the st
 Reads one JSON list of [answer | null, gold] pairs per line and writes one line with a character for each: "1" equal,
 "0" not equal, "n" gold not parsable, "k" killed. The grading is done by a fork, whose timers have the kernel's default
 action: an answer that uses up its time is killed wherever it is, also inside C code, and a new fork goes on behind it.
-A fork lives until then, because the parser is several times faster on what it has seen. The worker ends when its input
-does.
+A fork lives until then, because the parser is several times faster on what it has seen.
 """
 
 import json
@@ -25,25 +24,11 @@ import math_verify.parser
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from math_verify import LatexExtractionConfig, parse, verify
-from sympy import (
-    Basic,
-    Dummy,
-    Expr,
-    Float,
-    I,
-    Integer,
-    MatrixBase,
-    Pow,
-    Rational,
-    Symbol,
-    UnevaluatedExpr,
-    log,
-    nan,
-    oo,
-    simplify,
-    zoo,
-)
+from sympy import Basic, Dummy, Expr, Float, I, Integer, MatrixBase, Pow, Rational, Symbol, UnevaluatedExpr
 from sympy.concrete.expr_with_limits import ExprWithLimits
+from sympy.core.numbers import nan, oo, zoo
+from sympy.functions import log
+from sympy.simplify import simplify
 
 # The parser can tell R from r, but Math-Verify has no argument for it.
 math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
@@ -53,8 +38,7 @@ MEMORY_BYTES = 4 << 30
 WALL_SECONDS_PER_CPU_SECOND = 10
 """Wall-clock limit relative to the CPU limit; it only ends what neither computes nor returns."""
 RETIREMENT_BYTES = 1 << 30
-"""Resident memory at which a fork makes room for a new one: what an answer left in the caches would take memory, and
-so verdicts, away from the answers behind it."""
+"""Resident memory at which a fork makes room for a new one; caches would take it away from later answers."""
 PARSE_CACHE_SIZE = 4_096
 INTEGER = re.compile(r"-?[0-9]{1,12}")
 """Answers that need no parser: most golds of MATH, and most wrong answers to them."""
@@ -238,10 +222,7 @@ math_verify.grader.sympy_symbolic_eq = lambda gold, answer: False  # asked after
 
 
 def _side_by_side(parser: _Latex2Sympy, factors: list[Any], place: int = 0) -> Any:
-    r"""Product of factors without a sign between them; digits before a fraction less than one are a mixed number.
-
-    In place of the parser's own, which adds every number to an integer before it: `2(3)` would be 5.
-    """
+    """Product of factors side by side, and mixed numbers; the parser's own would read `2(3)` as one, which is 5."""
     pair = MIXED_NUMBER.fullmatch("".join(one.getText() for one in factors[place : place + 2]))
     whole, numerator, denominator = map(int, pair.groups()) if pair else (0, 0, 0)
     if numerator < denominator:
