@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors import SafetensorError
-from transformers import TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import GRPOTrainer
 
 from duet_trl.seams.resuming import TrainingStopped
@@ -167,6 +167,8 @@ def test_a_disk_that_is_full_during_a_save_costs_the_steps_since_the_last_one(
 ):
     saving = {"save_strategy": "steps", "save_steps": 1}
     trainer = build(tiny_path, tmp_path, "duet", Killer(None), **saving)
+    for printer in (PrinterCallback, ProgressCallback):  # pytest's capture of what they print is a file as well
+        trainer.remove_callback(printer)
     disk = FullDisk(AT, size)
     trainer.add_callback(disk)
     try:
