@@ -85,6 +85,16 @@ def test_drafts_longer_than_the_limit_are_cut_to_it_and_are_then_whole():
     assert [len(job.prefix) for job in jobs] == [5, 6, 6, 6] * 2 and all(job.whole for job in jobs)
 
 
+def test_a_draft_that_neither_ended_nor_has_the_limit_is_continued():
+    """As where a server cut it for want of context."""
+    method, visit = spec_rl(), make_prompts("ab")
+    run_step(method, visit, table())
+    method.load_state_dict(method.state_dict() | {"ended": np.zeros(8, dtype=bool)})
+    answers = [np.full(10, -1.0) for _ in method.jobs(visit, None)]
+    jobs = method.jobs(visit, rollouts(visit, [], [], answers=answers))
+    assert [len(job.prefix) for job in jobs] == [10] * 8 and not any(job.whole for job in jobs)
+
+
 # ---- Training ---------------------------------------------------------------------------------------------------
 
 SHORT = {"max_completion_length": 48, "data": prompts(8)}
