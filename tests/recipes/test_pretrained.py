@@ -121,7 +121,7 @@ def test_it_trains_and_prints_what_each_step_did(tmp_path):
     done = recipe(tmp_path, "--model", str(smollm2()), "--updates", "several", "--max_steps", "8", *small)
     assert done.returncode == 0, done.stderr[-3000:]
     # A batch is four updates; one with nothing to train has no divergence.
-    line = r"^step (\d)  reward \d\.\d{3}(  divergence \S+  desired 1\.00e-02)?  rate (\S+)  tokens ([\d,]+)$"
+    line = r"^step (\d)  reward \d\.\d{3}(  divergence \S+  desired 3\.00e-03)?  rate (\S+)  tokens ([\d,]+)$"
     steps = re.findall(line, done.stdout, re.M)
     assert [number for number, *_ in steps] == ["4", "8"] and 0 < int(steps[0][-1]) < int(steps[1][-1])
     assert 0 < float(steps[0][2]) <= 1e-5
