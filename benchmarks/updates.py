@@ -71,7 +71,7 @@ def _as_it_is(trainer: Any, evaluation: Any) -> None:
 
 
 SEVERAL = math_tiny.ARMS["duet_updates"].settings
-ONCE = {key: value for key, value in SEVERAL.items() if key != "old_logps"} | {"updates": "once"}
+ONCE = {key: value for key, value in SEVERAL.items() if key not in ("updates", "old_logps")}
 ARMS: dict[str, tuple[str, dict[str, Any], Callable[[Any, Any], None]]] = {
     "several": ("updates='several'", SEVERAL, _as_it_is),
     "once": ("updates='once'", ONCE, _as_it_is),
@@ -130,11 +130,9 @@ class AveragedWeights(TrainerCallback):
 def run(name: str, seed: int) -> None:
     """Train one arm and write its figures."""
     label, settings, change = ARMS[name]
-    cut = CUTS.get(settings["updates"])
-    arm = math_tiny.Arm(label, settings, cut.updates if cut else 1)
     args = argparse.Namespace(steps=BATCHES, seed=seed, engine="vllm", eval_problems=100, eval_every=EVERY)
     folder = _folder(name, seed)
-    trainer, evaluation = math_tiny.build(args, arm, folder)
+    trainer, evaluation = math_tiny.build(args, math_tiny.Arm(label, settings), folder)
     change(trainer, evaluation)
     trainer.train()
     history = [entry for entry in trainer.state.log_history if "duet/generated_tokens" in entry]
@@ -159,36 +157,28 @@ def _folder(name: str, seed: int) -> Path:
 
 
 def table(found: dict[str, dict[int, dict[str, Any]]]) -> list[list[str]]:
-    """A row for each arm."""
-    rows = []
+    """A row for each arm; differences in the mean of the evaluations, over the seeds that both have."""
+    rows, base = [], _means(found.get("several", {}))
     for name, runs in found.items():
-        final = {seed: one["accuracy"][-1] for seed, one in runs.items()}
-        path = {seed: statistics.mean(one["accuracy"][1:]) for seed, one in runs.items()}
+        means = _means(runs)
+        apart = [means[seed] - base[seed] for seed in means if seed in base and name != "several"]
+        interval = t_interval(apart) if apart else None
+        difference = f"{statistics.mean(apart):+.3f}" if apart else ""
         rows.append(
             [
                 ARMS[name][0],
-                _mean(list(path.values())),
-                _mean(list(final.values())),
-                "" if name == "several" else _difference(found, name),
+                f"{statistics.mean(means.values()):.3f}",
+                f"{statistics.mean(one['accuracy'][-1] for one in runs.values()):.3f}",
+                difference + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else ""),
                 f"{statistics.mean(one['tokens'] for one in runs.values()):,.0f}",
             ]
         )
     return rows
 
 
-def _mean(values: list[float]) -> str:
-    return f"{statistics.mean(values):.3f}"
-
-
-def _difference(found: dict[str, dict[int, dict[str, Any]]], name: str) -> str:
-    """In the mean of the evaluations, with its interval over seeds."""
-    both = [seed for seed in found[name] if seed in found.get("several", {})]
-    means = [[statistics.mean(found[arm][seed]["accuracy"][1:]) for seed in both] for arm in (name, "several")]
-    differences = [one - other for one, other in zip(*means, strict=True)]
-    if not differences:
-        return ""
-    interval = t_interval(differences)
-    return f"{statistics.mean(differences):+.3f}" + (f" [{interval[0]:+.3f}, {interval[1]:+.3f}]" if interval else "")
+def _means(runs: dict[int, dict[str, Any]]) -> dict[int, float]:
+    """Mean accuracy of the evaluations during training, by seed."""
+    return {seed: statistics.mean(one["accuracy"][1:]) for seed, one in runs.items()}
 
 
 HEADERS = ("arm", "mean of four evaluations", "at the end", "minus several", "tokens")

@@ -21,6 +21,8 @@ import yaml
 from tiny_math.cpu import ENVIRONMENT
 from tiny_math.scaled import GRACE_WINDOW, UPDATES
 
+from duet_trl.update.cut import CUTS
+
 DUET = {
     "method": "duet",
     "budget_fraction": 0.5,
@@ -32,17 +34,21 @@ RECOMMENDED = UPDATES | {"method_kwargs": {}}  # defaults, that is without rollo
 
 
 class Arm(NamedTuple):
-    """A run: its name in the report, its own settings, and its optimizer steps per batch of rollouts."""
+    """A run: its name in the report and its own settings."""
 
     name: str
     settings: dict[str, Any]
-    updates: int = 1
+
+    @property
+    def updates(self) -> int:
+        """Its optimizer steps per batch of rollouts."""
+        return CUTS[self.settings["updates"]].updates if "updates" in self.settings else 1
 
 
 ARMS = {
     "grpo": Arm("GRPO", {"method": "grpo"}),
     "duet": Arm("DUET, b = 0.5", DUET),
-    "duet_updates": Arm("DUET, b = 0.5, several updates", DUET | RECOMMENDED, 4),
+    "duet_updates": Arm("DUET, b = 0.5, several updates", DUET | RECOMMENDED),
 }
 SETTINGS = Path(__file__).parent / "configs" / "math_tiny.yaml"
 ENGINE_HELP = "what generates rollouts: vLLM in this process, a vLLM server on port 8000, or transformers"

@@ -27,6 +27,7 @@ from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
 from tests.processes import leave
+from tests.runs import settings
 
 NUM_PROMPTS = 24
 # Every outcome of the gate within 64 tokens, from the first step on.
@@ -131,25 +132,10 @@ def sharding(model: torch.nn.Module, accelerator: Accelerator) -> dict[str, Any]
 
 def build(output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTrainer:
     """A trainer with SGD, whose rollouts are scripted or sampled from the policy."""
-    settings = {
-        "allocate": True,
-        "output_dir": str(output_dir),
-        "num_generations": 4,
-        "max_completion_length": 64,
-        "optim": "sgd",
-        "learning_rate": 0.05,
-        "report_to": "none",
-        "use_cpu": True,
-        "bf16": False,
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "seed": 7,
-        **GATE,
-        **options,
-    }
+    own = {"allocate": True, "max_completion_length": 64, "optim": "sgd", "learning_rate": 0.05, **GATE, **options}
+    args = DUETGRPOConfig(**settings(output_dir, **grouped(own)))
     data = Dataset.from_dict({"prompt": [f"Compute {i} + {i % 5} = " for i in range(NUM_PROMPTS)]})
-    args, engine = DUETGRPOConfig(**grouped(settings)), ScriptedEngine if scripted else None
+    engine = ScriptedEngine if scripted else None
     trainer = DUETGRPOTrainer(str(CHECKPOINT), reward, args=args, train_dataset=data, engine=engine)
     if scripted:
         trainer.engine.interleaved = trainer.loop.interleaved

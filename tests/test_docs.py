@@ -21,11 +21,6 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def without_code(text: str) -> str:
-    """Markdown without fenced blocks and inline code, so that what is left can hold links and headings."""
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
-
-
 def anchors(page: Path) -> set[str]:
     """What a fragment may point to: explicit ids and GitHub's slugs of the headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)

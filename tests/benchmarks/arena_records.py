@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Records of runs whose accuracy is a known function of the step, for the tests of the arena's report."""
 
-import math
 from collections.abc import Callable, Sequence
 
 from benchmarks.arena.entrants import ENTRANTS
@@ -87,8 +86,3 @@ def tuning_run(entrant: str, learning_rate: float, horizon: int, accuracy: float
     """A run that tries a learning rate."""
     points = [measurement(step, accuracy) for step in (horizon - 8, horizon)]
     return Run(task, entrant, TUNE, learning_rate, 100, horizon, points, {}, 30.0, ENVIRONMENT)
-
-
-def saturating(start: float, gain: float, steps: float) -> Callable[[int], float]:
-    """Accuracy that has gained 63% of its gain after so many steps."""
-    return lambda step: start + gain * (1 - math.exp(-step / steps))
