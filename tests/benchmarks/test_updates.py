@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks.updates import ARMS, KEPT, AveragedWeights, MedianClipping, table
+from benchmarks.updates import ARMS, KEPT, AveragedWeights, MedianClipping, is_below, table
 from duet_trl.update.cut import CUTS
 
 STATE = SimpleNamespace(global_step=0)
@@ -30,6 +30,13 @@ def test_differences_are_paired_by_seed_and_have_an_interval_over_seeds():
 def test_a_seed_that_only_one_arm_has_is_no_pair():
     found = {"several": {0: figures(0.4, 0.6)}, "once": {0: figures(0.3, 0.4), 1: figures(0.9, 0.9)}}
     assert table(found)[1][3] == "-0.150"
+
+
+def test_the_target_compares_the_seeds_that_both_have():
+    several = {0: figures(0.4, 0.6), 1: figures(0.5, 0.7)}
+    assert is_below({0: figures(0.4, 0.5), 2: figures(0.9, 0.9)}, several)
+    assert not is_below({0: figures(0.5, 0.6)}, several)
+    assert not is_below({2: figures(0.1, 0.1)}, several)  # nothing to compare
 
 
 def test_a_gradient_is_clipped_to_the_median_norm_of_those_before_it():
