@@ -142,8 +142,8 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
     loop.run(step)
     loop.judge(step)
     args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
+    loss_divisor.count_tokens(step, mask_truncated=False, exclude_zero_variance=False, teaches_ending=False)
     train_rows.place(step, args, exchange.num_processes, keep_order=False)
-    loss_divisor.count_tokens(step, mask_truncated=False, exclude_zero_variance=False)
     process = exchange.process_index
     inputs, batch = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
     rows = step.packed_rows[process]
