@@ -263,7 +263,7 @@ BY_NAME = [
     ({**COUNTS, "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
     ({**COUNTS, "num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
     ({"marker": "maths"}, "maths"),
-    ({"marker": "regex:(?=x)y"}, "uses look-around"),
+    ({"marker": "regex:4"}, "three dots between them"),
     ({"loss_type": "ppo"}, "loss_type must be one of"),
     ({"exclude_zero_variance_groups": True, "beta": 0.1}, "it acts only with beta=0"),
     ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
