@@ -43,7 +43,6 @@ from .seams.interrupt import StopAfterStep
 from .seams.resuming import run_identity
 from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
-from .seams.surrogate_check import check_surrogate
 from .seams.update_size import UpdateSize
 from .seams.watch import RunWatch
 from .seams.whole_checkpoint import resume_point
@@ -91,7 +90,6 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         args = own_config(args, model)
         data = train_dataset, eval_dataset
         needs, self._own_rules = check_arguments(args, method, engine, reward_funcs, data, kwargs)
-        check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, self)
