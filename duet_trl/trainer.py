@@ -23,7 +23,6 @@ from .exchange import Exchange
 from .gate.automaton import TokenAutomaton
 from .loop import Loop
 from .methods import build_method
-from .methods.duet import Duet
 from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
 from .rollouts import Prompt, Prompts
@@ -123,8 +122,7 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         self.several = None if args.updates == "once" else SeveralUpdates(self)
         if self.several is not None:
             self.add_callback(self.several)
-        self.watch = RunWatch(args, self.method.gate if isinstance(self.method, Duet) else None, train_dataset)
-        self.add_callback(self.watch)
+        self.watch = RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
     def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:

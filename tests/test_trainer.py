@@ -56,9 +56,8 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, objective, o
     assert (weights(trainer) - start).abs().max() > 1e-4
     entry = next(e for e in trainer.state.log_history if "loss" in e)
     expected = """budget_tokens planned_tokens generated_tokens aborted_tokens trimmed_tokens saved_tokens dual
-        num_rollouts/mean num_rollouts/min num_rollouts/max num_rollouts/std num_rollouts/hist_1 num_rollouts/hist_2
-        num_rollouts/hist_3_4 num_rollouts/hist_5_8 num_rollouts/hist_9_16 num_rollouts/hist_17_32
-        num_rollouts/hist_33_up poll_threshold abort_threshold share_ended_before_gate share_marker_seen
+        num_rollouts/mean num_rollouts/min num_rollouts/max num_rollouts/std
+        poll_threshold abort_threshold share_ended_before_gate share_marker_seen
         share_marker_less abort_rate keep_rate trim_rate weight_mean weight_max effective_sample_size surcharge
         cold_prompts singleton_prompts cold_gradient_share singleton_gradient_share seconds_plan seconds_generate
         seconds_score seconds_update overhead_share nonfinite_rollouts"""
