@@ -20,14 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.rewards import Check, Limits, Sandbox
-from duet_trl.rewards.sandbox import filter as system_call_filter
 from duet_trl.rewards.sandbox import pool
+from duet_trl.rewards.sandbox import system_calls as system_call_filter
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox.kernel import landlock_version
+from duet_trl.rewards.sandbox.jail import landlock_version
 from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
-from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
-from tests.rewards.hostile_kernel import ALL_PROGRAMS
-from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
+from tests.rewards.hostile_programs import (
+    EVERY_PROGRAM,
+    HOLDING,
+    SOLUTION,
+    TEST,
+    Outside,
+    descendants,
+    left_behind,
+    task,
+)
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=2.0)
 SLACK_SECONDS = 10.0  # a busy machine
@@ -57,8 +64,7 @@ def outside():
 def machine_allows(isolation: str) -> bool:
     """Asked of the machine, not of the sandbox: an isolation that is broken must fail the tests, not skip them."""
     commands = {
-        "namespaces": ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--net", "true"],
-        "bubblewrap": ["bwrap", "--unshare-all", "--size", "4096", "--tmpfs", "/tmp", "--ro-bind", "/", "/", "true"],
+        "bubblewrap": ["bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "true"],
     }
     if isolation in commands:
         command = commands[isolation]
@@ -115,7 +121,7 @@ def test_there_are_enough_different_hostile_programs():
     assert len(sources) == len(names) == len(EVERY_PROGRAM) >= 100
 
 
-@pytest.mark.parametrize("hostile", [h for h in ALL_PROGRAMS if h.fools_naive], ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize("hostile", [h for h in EVERY_PROGRAM if h.fools_naive], ids=lambda hostile: hostile.name)
 def test_forgery_would_fool_a_runner_that_trusts_the_exit_status(outside, hostile):
     script = f"{outside.program(hostile)}\n{TEST}\ncheck(total)\n"
     assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
@@ -190,9 +196,9 @@ def test_program_has_the_standard_library_and_no_packages(strong):
 
 
 def test_private_folder_is_writable_and_new_for_every_check():
-    if not machine_allows("namespaces"):
-        pytest.skip("this machine has no namespaces")
-    with Sandbox(isolation="namespaces", workers=1) as sandbox:
+    if not machine_allows("bubblewrap"):
+        pytest.skip("this machine has no bubblewrap: install it (bwrap)")
+    with Sandbox(isolation="bubblewrap", workers=1) as sandbox:
         for _ in range(2):
             answers(sandbox, "assert folder() == [[], 1, 2]")
         answers(sandbox, "assert {'proc', 'sys', 'home', 'root', 'var', 'bin'} & set(root()) <= {'root', 'home'}")
@@ -370,7 +376,7 @@ def test_batch_of_programs_that_hang_ends_within_its_bound(strong):
 
 def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
     # A process that the kernel has not cleaned up in time is left to the next check: here none is waited for at all.
-    entry = "from sandbox.launcher import {entry};"
+    entry = "from sandbox.launcher import main;"
     hurried = f"import sandbox.launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
     assert entry in pool.BOOTSTRAP
     monkeypatch.setattr(pool, "BOOTSTRAP", pool.BOOTSTRAP.replace(entry, hurried))
@@ -447,7 +453,7 @@ def test_launcher_ends_with_its_owner(strong):
 
 @pytest.fixture(scope="module")
 def with_all_rights():
-    return {name: probe(name) for name in ("namespaces", "landlock", "limits")}
+    return {name: probe(name) for name in ("landlock", "limits")}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user has no rights to give up; the other tests cover it")
@@ -457,7 +463,7 @@ def test_root_of_a_container_is_isolated_too(lost, with_all_rights):
         "import ctypes, os, sys\n"
         f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
         "code = 'from duet_trl.rewards.sandbox.pool import probe\\n"
-        "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
+        "print({name: probe(name) for name in (\"landlock\", \"limits\")})'\n"
         "os.execv(sys.executable, [sys.executable, '-c', code])"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
@@ -474,7 +480,7 @@ def test_where_nothing_strong_holds_only_the_weak_isolation_by_name_is_used():
     program = f"b''.join(struct.pack('HBBI', *line) for line in {[*lines, (0x06, 0, 0, 0x7FFF0000)]})"
     script = (
         "import struct\nfrom duet_trl.rewards import CodeVerifier, SandboxError, code_reward\n"
-        f"from duet_trl.rewards.sandbox.kernel import install_seccomp\ninstall_seccomp({program})\n"
+        f"from duet_trl.rewards.sandbox.jail import _install_seccomp\n_install_seccomp({program})\n"
         "row = {'completions': ['```python\\ndef f(x):\\n    return x\\n```'], 'test_list': [['assert f(1) == 1']]}\n"
         "for refused in (CodeVerifier, lambda: code_reward(**row)):\n"
         "    try: refused()\n"
@@ -494,8 +500,8 @@ def test_unknown_isolation_and_bad_limits_are_named():
         find_isolation("jail")
     with pytest.raises(ValueError, match="workers"):
         Sandbox(isolation="limits", workers=0)
-    with pytest.raises(ValueError, match="memory_bytes"):
-        Limits(memory_bytes=0)
+    with pytest.raises(ValueError, match="wall_seconds"):
+        Limits(wall_seconds=0)
     with pytest.raises(ValueError, match="cpu_seconds"):
         Limits(cpu_seconds=0.5)
 

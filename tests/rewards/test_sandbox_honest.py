@@ -13,14 +13,12 @@ import pytest
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards import sandbox as sandbox_module
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox.jail import library_is_public
-from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS, SCRIPTS
-from tests.rewards.hostile_kernel import ALL_PROGRAMS
-from tests.rewards.hostile_programs import Outside, in_call, task
+from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, SCRIPTS
+from tests.rewards.hostile_programs import EVERY_PROGRAM, Outside, in_call, task
 from tests.rewards.test_sandbox import ISOLATIONS, machine_allows
 
 REWARDS = Path(sandbox_module.__file__).parents[1]
-HAVE_A_FOLDER = ("namespaces", "bubblewrap")
+HAVE_A_FOLDER = ("bubblewrap",)
 
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
@@ -35,8 +33,6 @@ def sandbox(request):
 def test_honest_program_passes(sandbox, name):
     if name in NEED_A_FOLDER and sandbox.isolation not in HAVE_A_FOLDER:
         pytest.skip("this isolation has no folder to write to")
-    if name in NEED_THREADS and sandbox.isolation == "limits" and os.geteuid() == 0 and not library_is_public():
-        pytest.skip("root's threads are not limited by the kernel, and so not allowed")
     verdict = sandbox.check(HONEST[name])
     assert verdict.passed, verdict
 
@@ -60,7 +56,7 @@ def test_weak_isolation_is_where_the_programs_that_read_would_succeed():
     """The attacks work where nothing stops them: without this, their failure elsewhere would show nothing."""
     if not machine_allows("limits"):
         pytest.skip("this machine has no limits")
-    reading = [hostile for hostile in ALL_PROGRAMS if hostile.reads]
+    reading = [hostile for hostile in EVERY_PROGRAM if hostile.reads]
     with Outside() as outside, Sandbox(isolation="limits", workers=1) as weak:
         succeed = {hostile.name for hostile in reading if weak.check(outside.check(hostile)).passed}
     assert {"reads a file outside", "lists folders outside"} <= succeed
@@ -112,9 +108,7 @@ def test_zone_of_a_time_does_not_cross():
 
 
 def test_a_program_with_all_the_threads_it_may_have_leaves_its_neighbour_some(sandbox):
-    if sandbox.isolation == "limits":
-        pytest.skip("the weak isolation has no user of its own for root")
-    if sandbox.isolation == "landlock" and os.geteuid() != 0:
+    if sandbox.isolation != "bubblewrap" and os.geteuid() != 0:
         pytest.skip("the kernel counts the threads of one user together")
     hoard = task(
         in_call(
@@ -174,7 +168,7 @@ def is_public(path: str) -> bool:
 
 
 def test_script_rows_of_the_reward_function():
-    verifier = CodeVerifier(isolation="limits") if not any(map(machine_allows, ISOLATIONS[:3])) else CodeVerifier()
+    verifier = CodeVerifier(isolation="limits") if not any(map(machine_allows, ISOLATIONS[:2])) else CodeVerifier()
     program = "print(sum(map(int, open(0).read().split()[1:])))\nexit()"
     rewards = verifier(
         [f"```python\n{program}\n```"] * 2,

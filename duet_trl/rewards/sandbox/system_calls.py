@@ -7,7 +7,6 @@ new processes and programs, signals to and limits of other processes, tracing, m
 
 import errno
 import os
-import platform
 import struct
 from functools import cache
 
@@ -66,11 +65,6 @@ _ALLOW, _ERRNO, _KILL = (_RETURN, 0, 0, 0x7FFF0000), 0x00050000, 0x80000000
 _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 
 Instruction = tuple[int, int, int, int]
-
-
-def has_filter() -> bool:
-    """Whether there is a filter for this machine."""
-    return platform.machine() in MACHINES
 
 
 @cache
