@@ -62,45 +62,6 @@ def test_weak_isolation_is_where_the_programs_that_read_would_succeed():
     assert {"reads a file outside", "lists folders outside"} <= succeed
 
 
-@pytest.mark.parametrize("value", ["1 << 1_000_000", "deep", "'\\ud800'", "float('nan')"])
-def test_value_that_cannot_be_shown_in_the_message_of_an_assertion_is_a_failure(sandbox, value):
-    source = f"deep = []\nfor _ in range(300): deep = [deep]\ndef f():\n    return {value}"
-    test = "import sys\nvalue = f()\nsys.setrecursionlimit(150)\nassert value == 1, value"
-    assert sandbox.check(Check(source, ("f",), (test,))).passed is False
-
-
-@pytest.mark.parametrize(
-    ("source", "test"),
-    [
-        ("class E(ValueError): pass\ndef f(): raise E('no')", "except ValueError as e: assert str(e) == 'no'"),
-        ("class E(ValueError): pass\ndef f(): raise E('no')", "except Exception as e: assert type(e).__name__ == 'E'"),
-        ("class E(Exception): pass\ndef f(): raise E('no')", "except Exception as e: assert str(e) == 'no'"),
-        ("def f(): raise Exception('no')", "except Exception as e: assert type(e) is Exception and str(e) == 'no'"),
-        ("def f(): return {}['key']", "except KeyError as e: assert e.args == ('key',)"),
-        ("def f(): return open('/no')", "except FileNotFoundError as e: assert e.errno == 2"),
-        ("def f(): return [][1]", "except LookupError: pass"),
-        ("def f(): raise ArithmeticError(10 ** 5000)", "except ArithmeticError as e: assert e.args == (10 ** 5000,)"),
-        ("def f(): raise RuntimeError(object())", "except RuntimeError as e: assert 'object' in str(e)"),
-    ],
-)
-def test_exceptions_arrive_as_the_tests_expect_them(sandbox, source, test):
-    verdict = sandbox.check(Check(source, ("f",), (f"try: f()\n{test}\nelse: assert False",)))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.parametrize(
-    ("source", "test"),
-    [
-        ("class E(ValueError): pass\ndef f(): raise E", "except TypeError: pass"),
-        ("class E(SystemExit): pass\ndef f(): raise E", "except: pass"),
-        ("class E(StopIteration): pass\ndef f(): raise E", "except StopIteration: pass"),
-        ("class E(BaseException): pass\nE.__name__ = 'ValueError'\ndef f(): raise E", "except: pass"),
-    ],
-)
-def test_other_exceptions_do_not(sandbox, source, test):
-    assert sandbox.check(Check(source, ("f",), (f"try: f()\n{test}\nelse: assert False",))).passed is False
-
-
 def test_zone_of_a_time_does_not_cross():
     with pytest.raises(NotPlainData, match="time zone"):
         encode(datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC))
