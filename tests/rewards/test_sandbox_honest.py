@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
+from duet_trl.rewards import Check, Limits, Sandbox
 from duet_trl.rewards import sandbox as sandbox_module
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, SCRIPTS
@@ -126,15 +126,3 @@ def is_public(path: str) -> bool:
     return Path(path).exists() and all(
         folder.stat().st_mode & 0o001 for file in files for folder in (file, *file.parents)
     )
-
-
-def test_script_rows_of_the_reward_function():
-    verifier = CodeVerifier(isolation="limits") if not any(map(machine_allows, ISOLATIONS[:2])) else CodeVerifier()
-    program = "print(sum(map(int, open(0).read().split()[1:])))\nexit()"
-    rewards = verifier(
-        [f"```python\n{program}\n```"] * 2,
-        inputs=[["2\n3 4\n", "1\n5\n"], ["2\n3 4\n"]],
-        outputs=[["7\n", "5"], ["8"]],
-    )
-    verifier.close()
-    assert rewards == [1.0, 0.0]

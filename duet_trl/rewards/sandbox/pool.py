@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from ..workers import Workers, end_session
@@ -125,10 +125,9 @@ class Sandbox:
 
     def __init__(self, *, isolation: str = "auto", limits: Limits | None = None, workers: int | None = None) -> None:
         self.limits = limits or Limits()
-        self._workers = Workers(
-            lambda: LauncherProcess(find_isolation(isolation), self.limits), workers, default_workers()
-        )
         self.isolation = find_isolation(isolation)
+        launcher = partial(LauncherProcess, self.isolation, self.limits)
+        self._workers = Workers(launcher, workers, default_workers())
 
     def check(self, check: Check) -> Verdict:
         """Verdict on one program; blocks until a worker is free. May be called from any thread."""
@@ -169,28 +168,26 @@ class LauncherProcess:
     def __init__(self, isolation: str, limits: Limits) -> None:
         self._isolation = isolation
         self._limits = limits
+        self._seconds_to_answer = limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, check: Check) -> Verdict:
         """Its `passed` is None if the launcher was lost twice, or gave no answer in time."""
         begin = time.monotonic()
-        passed, reason = self._check(check)
-        return Verdict(passed, reason, self._isolation, time.monotonic() - begin)
-
-    def _check(self, check: Check) -> tuple[bool | None, str]:
-        reason = ""
         for _ in range(2):
             try:
                 if self._process is None:
                     self.start()
-                return self._exchange(check)
+                passed, reason = self._exchange(check)
+                break
             except TimeoutError:
+                passed, reason = None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
                 self.close()
-                return None, f"the sandbox gave no answer within {self._seconds_to_answer():g} seconds"
+                break
             except (OSError, EndOfData, SandboxError) as error:
-                reason = f"the sandbox failed twice, {type(error).__name__}: {error}"
+                passed, reason = None, f"the sandbox failed twice, {type(error).__name__}: {error}"
                 self.close()
-        return None, reason
+        return Verdict(passed, reason, self._isolation, time.monotonic() - begin)
 
     def start(self) -> None:
         """Start the process; SandboxError if it cannot enter its isolation."""
@@ -214,7 +211,7 @@ class LauncherProcess:
             )
         self._control.settimeout(SECONDS_TO_START)
         self._receive()
-        self._control.settimeout(self._seconds_to_answer())
+        self._control.settimeout(self._seconds_to_answer)
 
     def _receive(self) -> bytes:
         """What the launcher answers; SandboxError, with what it said, if it has ended."""
@@ -225,9 +222,6 @@ class LauncherProcess:
         said = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"the launcher ended: {said[:300]}")
 
-    def _seconds_to_answer(self) -> float:
-        return self._limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
-
     def _exchange(self, check: Check) -> tuple[bool | None, str]:
         try:
             message = framed(asdict(check), MAX_CHECK_BYTES)
@@ -237,7 +231,7 @@ class LauncherProcess:
         with ours:
             with channel:
                 socket.send_fds(self._control, [b"check"], [channel.fileno()])
-            ours.settimeout(self._seconds_to_answer())
+            ours.settimeout(self._seconds_to_answer)
             with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
                 ours.sendall(message)
             status = json.loads(self._receive())
