@@ -38,6 +38,9 @@ WEAK_ISOLATION = "limits"
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
 """What a launcher may take beyond the time that it enforces before it is taken for lost."""
+SHELL = 'echo 1000 >/proc/$$/oom_score_adj; exec /usr/bin/env -i PYTHONHASHSEED=0 "$@"'
+"""Where memory runs out, the kernel's choice is a sandbox and not the training. No environment, not even the shell's;
+the order of a set must not decide a reward."""
 
 logger = logging.getLogger(__name__)
 
@@ -200,12 +203,11 @@ class LauncherProcess:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                # Where memory runs out, the kernel's choice is a sandbox and not the training.
-                ["/bin/sh", "-c", 'echo 1000 >/proc/$$/oom_score_adj; exec "$@"', "sh", *code],
+                ["/bin/sh", "-c", SHELL, "sh", *code],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
-                env={"PYTHONHASHSEED": "0"},  # the order of a set must not decide a reward
+                env={},
                 cwd="/",
                 start_new_session=True,
             )
