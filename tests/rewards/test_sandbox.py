@@ -472,7 +472,9 @@ def with_all_rights():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user has no rights to give up; the other tests cover it")
-@pytest.mark.parametrize("lost", [(21,), (21, 7)], ids=["administration", "administration and changing the user"])
+@pytest.mark.parametrize(
+    "lost", [(21,), (21, 2), (21, 7)], ids=["administration", "and reading any file", "and changing the user"]
+)
 def test_root_of_a_container_is_isolated_too(lost, with_all_rights):
     script = (
         "import ctypes, os, sys\n"
