@@ -104,7 +104,7 @@ def test_real_suites_end_to_end_on_transformers(tiny_path, tmp_path):
         assert [len(line["resps"][0]) for line in sampled] == [4, 1] * 3
         means = [line["mean@4"] for line in sampled if line["filter"] == "sampled"]
         assert sum(means) / 3 == pytest.approx(table["mean@4,sampled"])
-    assert payload["configs"]["humaneval"]["metadata"]["sandbox"] in ("namespaces", "bubblewrap", "landlock")
+    assert payload["configs"]["humaneval"]["metadata"]["sandbox"] in ("bubblewrap", "landlock")
     assert payload["configs"]["math500"]["metadata"]["sandbox"] is None
     assert payload["configs"]["gsm8k"]["dataset_path"] == str(DATA / FILES["gsm8k"])
     tokenizer = AutoTokenizer.from_pretrained(tiny_path)
