@@ -18,6 +18,7 @@ decoding. The trainer runs `replay` on every batch, so an engine that ran anothe
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -136,8 +137,8 @@ def first_poll_that_sees(
     return np.where((earliest <= abort_at) & (poll - completed_at < window), poll, NEVER)
 
 
-def round_up(count: Numbers, multiple: Numbers) -> Numbers:
-    """The smallest multiple that is not below a count."""
+def round_up(count: Any, multiple: Any) -> Any:
+    """The smallest multiple that is not below a count; numbers, arrays or tensors."""
     return -(-count // multiple) * multiple
 
 
