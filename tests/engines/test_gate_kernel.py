@@ -16,7 +16,7 @@ from duet_trl.engines.device_gate import NEVER, WIDTH, Column, step_rows
 from duet_trl.engines.slots import FORCED
 from duet_trl.gate.automaton import compile_automaton
 from tests.engines.test_device_gate import VOCABULARY, Engine, Rollout, automaton, device_gates, rollouts
-from tests.gate.oracle import toy_marker
+from tests.gate.oracle import EOS, A, B, C, toy_marker
 
 triton = pytest.importorskip("triton")
 
@@ -38,8 +38,8 @@ def random_rows(random: np.random.Generator) -> torch.Tensor:
         Column.PROMPT_LEN: random.choice([1, 3, NEVER], p=[0.45, 0.45, 0.1], size=size),
         Column.TABLE_ROW: random.choice([0, OTHER_TABLE], size=size),
         Column.POLL_THRESHOLD: random.choice([1, 6, NEVER], p=[0.6, 0.3, 0.1], size=size),
-        Column.POLL_INTERVAL: random.choice([1, 3, NEVER], p=[0.6, 0.3, 0.1], size=size),
-        Column.ABORT_AT: length + random.integers(0, 4, size),
+        Column.POLL_INTERVAL: random.choice([1, 3, NEVER], p=[0.4, 0.5, 0.1], size=size),
+        Column.ABORT_AT: length + random.integers(0, 9, size),
         Column.GRACE_WINDOW: random.choice([0, 2, 9, NEVER - 1], size=size),
         Column.WINDOW: random.choice([1, 3, NEVER], size=size),
         Column.MISSED_STOP_AT: np.where(random.random(size) < 0.5, NEVER, length + random.integers(0, 4, size)),
@@ -76,7 +76,8 @@ def kernel_is_its_oracle_on_any_batch(seed, vocab_size):
     random = np.random.default_rng(seed)
     slots = torch.from_numpy(random.permutation(NUM_SLOTS)[: random.integers(1, NUM_SLOTS + 1)].astype(np.int32))
     rows = random_rows(random)
-    tokens = torch.from_numpy(random.integers(-1, NUM_TOKENS + 1, (NUM_SLOTS, HISTORY)).astype(np.int32))
+    often = [-1, *[A, B] * 4, C, EOS, NUM_TOKENS]  # markers complete, and unknown tokens are met
+    tokens = torch.from_numpy(random.choice(often, (NUM_SLOTS, HISTORY)).astype(np.int32))
     logits = random_logits(random, len(slots), vocab_size)
     pos = rows[slots.long(), Column.LENGTH] + torch.from_numpy(random.integers(-2, 7, len(slots)))
     pos = pos.clamp(min=0, max=HISTORY - 1)
