@@ -28,7 +28,9 @@ import duet_trl.loop
 import duet_trl.trainer
 from duet_trl import DUETGRPOTrainer
 from duet_trl.engines import turn
+from duet_trl.engines.engine import Request
 from duet_trl.engines.slots import nearly_certain
+from duet_trl.engines.turn import TurnEngine
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
@@ -260,14 +262,22 @@ class Clock:
 def replayed(recording: Recording, clock: Clock) -> Iterator[None]:
     """While active, the recording is every trainer's engine, and the clock sees the phases of its steps."""
 
+    asked: list[Request] = []  # what the next turn of generation is for
+    turns = TurnEngine.generate
+
+    def noted(engine: TurnEngine, requests: list[Request]) -> list:
+        asked[:] = requests
+        return turns(engine, requests)
+
     def generate(trainer: GRPOTrainer, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
         rollouts = recording.take(prompt_ids, trainer.state.global_step)
         if isinstance(trainer, DUETGRPOTrainer) and trainer.method.gated:
-            jobs = trainer._jobs  # all of one gate
-            return cut(jobs[0].gate, np.array([job.keep for job in jobs]), trainer.engine.setup, rollouts), None
+            keep = np.array([request.keep for request in asked])
+            return cut(asked[0].gate, keep, trainer.engine.setup, rollouts), None  # all of one gate
         return [list(rollout.ids) for rollout in rollouts], None
 
     with ExitStack() as stack:
+        _replace(stack, TurnEngine, "generate", noted)
         _replace(stack, GRPOTrainer, "_generate_single_turn", clock.timed("generate", generate))
         for phase, (owner, name) in PHASES.items():
             method = clock.timed(phase, owner.__dict__[name])
@@ -344,10 +354,9 @@ class Pausing(TrainerCallback):
 OVERHEAD = {
     ("loop.py", "_next_round"),
     ("loop.py", "_outcomes"),
-    ("step_record.py", "rollouts"),
     ("loop.py", "judge"),
     ("train_rows.py", "place"),
-    ("loss_divisor.py", "count_tokens"),
+    ("train_rows.py", "count_tokens"),
     ("train_rows.py", "replay_batch"),
     ("loop.py", "observe"),
     ("duet.py", "metrics"),
@@ -394,7 +403,7 @@ def package_share(stats: Mapping[tuple, tuple]) -> float:
 
 
 def seam_names(sources: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Functions that lead into TRL: they call `super()`, or call a function by the name of one that does.
+    """Functions that lead into TRL: they call `super()` or a function of GRPOTrainer, or one by the name of such.
 
     Args:
         sources (Mapping[str, str]): Text of modules by path.
@@ -416,5 +425,7 @@ def seam_names(sources: Mapping[str, str]) -> set[tuple[str, str]]:
 
 
 def _called(function: ast.expr) -> str:
-    """Name by which a function is called, without the object it belongs to."""
+    """Name by which a function is called, without the object it belongs to; "super" for one of GRPOTrainer."""
+    if isinstance(function, ast.Attribute) and ast.unparse(function.value) == "GRPOTrainer":
+        return "super"
     return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)

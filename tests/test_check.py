@@ -20,7 +20,7 @@ def test_a_library_outside_the_range_fails_with_the_command_that_mends_it(capsys
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.17.0" if name == "trl" else version(name))
     assert main(["check", "--fast"]) == 1
     out = capsys.readouterr().out
-    assert "FAILED  trl 1.17.0 is outside <1.17,>=1.16\n        pip install 'trl<1.17,>=1.16'" in out
+    assert "FAILED  trl 1.17.0 is outside <1.17,>=1.15\n        pip install 'trl<1.17,>=1.15'" in out
     assert "something FAILED" in out
 
 

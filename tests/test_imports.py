@@ -43,13 +43,10 @@ TABLE = {
     "field_rules": Room(frozenset(), CORE | {"methods", "field_types"}),
     "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types", "field_rules"}),
     "exchange": Room(NUMERIC | {"accelerate"}, frozenset()),
-    "step_record": Room(NUMERIC, frozenset({"gate", "rollouts"})),
-    "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange", "step_record"})),
+    "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange"})),
     "seams": Room(
         None,
-        CORE
-        | {"rollouts", "methods", "engines", "config", "exchange", "step_record", "loop"}
-        | {"evaluation", "report", "rewards"},
+        CORE | {"rollouts", "methods", "engines", "config", "exchange", "loop"} | {"evaluation", "report", "rewards"},
     ),
     "trainer": Room(None, None),
     "rewards": Room(NUMERIC | VERIFIER_AND_REPORT_LIBRARIES, frozenset({"gate"})),
@@ -315,7 +312,7 @@ def test_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["DUETGRPOConfig", "DUETGRPOTrainer"])
-@pytest.mark.parametrize("found", ["1.0.0", "1.10.0", "1.15.2", "1.17.0.dev0", "2.0.0"])
+@pytest.mark.parametrize("found", ["1.0.0", "1.10.0", "1.14.0", "1.17.0.dev0", "2.0.0"])
 def test_another_trl_is_named_before_its_import_fails(
     name: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +322,7 @@ def test_another_trl_is_named_before_its_import_fails(
     information.mkdir()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: trl\nVersion: {found}\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ImportError, match=f"needs trl>=1.16,<1.17 and found {found}.*pip install 'trl>=1.16,<1.17'"):
+    with pytest.raises(ImportError, match=f"needs trl>=1.15,<1.17 and found {found}.*pip install 'trl>=1.15,<1.17'"):
         getattr(duet_trl, name)
 
 
