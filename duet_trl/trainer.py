@@ -43,7 +43,6 @@ from .seams.metrics import RunWatch
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
-from .seams.surrogate_check import check_surrogate
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -89,7 +88,6 @@ class DUETGRPOTrainer(GRPOTrainer):
         needs, self._own_rules = check_arguments(
             args, method, engine, reward_funcs, (train_dataset, eval_dataset), kwargs
         )
-        check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, self)

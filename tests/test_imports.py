@@ -40,8 +40,7 @@ TABLE = {
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
     "methods": Room(NUMERIC | {"sklearn"}, CORE | {"rollouts", "field_types"}),
     "field_types": Room(frozenset(), frozenset()),
-    "field_rules": Room(frozenset(), CORE | {"methods", "field_types"}),
-    "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types", "field_rules"}),
+    "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types"}),
     "exchange": Room(NUMERIC | {"accelerate"}, frozenset()),
     "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange"})),
     "seams": Room(

@@ -84,7 +84,7 @@ def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
         {"steps_per_generation": 2, "abort_rule": "price", "pad_to_multiple_of": 16},
         {"num_iterations": 2, "beta": 0.04, "trim": False},
         {"allocate": True, "aborted_rollouts": "mask", "stratification": "clip", "allocation_objective": "variance"},
-        {"advantage_baseline": "group", "marker": "regex:4+2", "loss_type": "vespo"},
+        {"advantage_baseline": "group", "marker": "4...2", "loss_type": "vespo"},
         {"advantage_baseline": "history", "advantage_cutoff": 0.0, "scale_rewards": "none", "abort": False},
         {"method": "paper", "advantage_baseline": "history", "steps_per_generation": 2},
         {"method": "paper", "num_iterations": 2},
@@ -340,7 +340,7 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
 
 @pytest.mark.parametrize(
     ("options", "limited"),
-    [({"marker": "regex:never"}, r"\d+"), ({"max_completion_length": 3}, "[5-9]\\d")],
+    [({"marker": "never..."}, r"\d+"), ({"max_completion_length": 3}, "[5-9]\\d")],
     ids=["never", "too short"],
 )
 def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog, options, limited):

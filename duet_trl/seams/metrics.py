@@ -256,8 +256,8 @@ class RunWatch:
             logger.warning(
                 "None of the %d rollouts that were rewarded in the first %d generation steps shows the marker %r, and "
                 "%s of all %d does. %d ran into max_completion_length: if these are most, raise it. If answers look "
-                "otherwise, set `marker` ('math', 'code', 'qa' or 'regex:<pattern>'). Until then nothing is trimmed, "
-                "and what is aborted may hold an answer; see duet/share_marker.",
+                "otherwise, set `marker` ('math', 'code', 'qa' or 'opening...closing'). Until then nothing is "
+                "trimmed, and what is aborted may hold an answer; see duet/share_marker.",
                 self._better,
                 self._steps,
                 self.marker,
