@@ -23,7 +23,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from trl import GRPOTrainer
 
 from duet_trl import DUETGRPOTrainer
+from duet_trl.engines.engine import Request
 from duet_trl.engines.slots import nearly_certain
+from duet_trl.engines.turn import TurnEngine
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
@@ -254,14 +256,22 @@ class Clock:
 def replayed(recording: Recording, clock: Clock) -> Iterator[None]:
     """While active, the recording is every trainer's engine, and the clock sees the phases of its steps."""
 
+    asked: list[Request] = []  # what the next turn of generation is for
+    turns = TurnEngine.generate
+
+    def noted(engine: TurnEngine, requests: list[Request]) -> list:
+        asked[:] = requests
+        return turns(engine, requests)
+
     def generate(trainer: GRPOTrainer, prompt_ids: list, *args: Any, **kwargs: Any) -> tuple[list[list[int]], None]:
         rollouts = recording.take(prompt_ids, trainer.state.global_step)
         if isinstance(trainer, DUETGRPOTrainer) and trainer.method.gated:
-            jobs = trainer._jobs  # all of one gate
-            return cut(jobs[0].gate, np.array([job.keep for job in jobs]), trainer.engine.setup, rollouts), None
+            keep = np.array([request.keep for request in asked])
+            return cut(asked[0].gate, keep, trainer.engine.setup, rollouts), None  # all of one gate
         return [list(rollout.ids) for rollout in rollouts], None
 
     with ExitStack() as stack:
+        _replace(stack, TurnEngine, "generate", noted)
         _replace(stack, GRPOTrainer, "_generate_single_turn", clock.timed("generate", generate))
         for phase, (owner, name) in PHASES.items():
             method = clock.timed(phase, owner.__dict__[name])

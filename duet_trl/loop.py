@@ -23,8 +23,7 @@ from .exchange import Exchange, Placement
 from .gate.automaton import TokenAutomaton
 from .gate.replay import GateSpec, Replay, replay
 from .methods.method import Method
-from .rollouts import NO_GATE, Job, Judgement, Query, Rollouts, by_gate
-from .step_record import Generated, StepRecord
+from .rollouts import NO_GATE, Job, Judgement, LocalRollout, Query, Rollouts, StepRecord, by_gate
 from .update.advantages import weighted_sum
 
 MAX_ROUNDS = 64
@@ -36,10 +35,10 @@ class Host(Protocol):
 
     reward_weights: torch.Tensor
 
-    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> list[LocalRollout]:
         """Generate the rollouts of some jobs, and repeat the last of them `padding` times."""
 
-    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+    def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
         """Rewards of the rows of all processes, process by process, shape (W * R, F)."""
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
@@ -236,35 +235,36 @@ class Loop:
         padding = placement.rows_per_process - len(own)
 
         started = time.perf_counter()
-        generated = self.host.generate(step, own, padding)
+        rollouts = self.host.generate(step, own, padding)
         step.seconds["generate"] += time.perf_counter() - started
         started = time.perf_counter()
-        found, terminated = self._outcomes(placement, own[: len(rows)], generated)
-        first, local = len(step.jobs), generated.rollouts(len(own))
-        step.local |= {first + row: rollout for row, rollout in zip(rows.tolist(), local, strict=False)}
-        step.spare = local[0]
+        found, terminated = self._outcomes(placement, own[: len(rows)], rollouts)
+        first = len(step.jobs)
+        step.local |= {first + row: rollout for row, rollout in zip(rows.tolist(), rollouts, strict=False)}
+        step.spare = rollouts[0]
         step.seconds["overhead"] += time.perf_counter() - started
 
         started = time.perf_counter()
-        rewards = placement.from_processes(self.host.score(step, own + own[-1:] * padding, generated))  # (N, F)
+        rewards = placement.from_processes(self.host.score(step, own + own[-1:] * padding, rollouts))  # (N, F)
         rewards[torch.isinf(rewards).any(dim=1)] = torch.nan
         _extend(step.extra_logs, first, len(jobs), self.host.share_logs(rows))
         step.seconds["score"] += time.perf_counter() - started
         self._add(step, jobs, found, terminated, rewards, answers)
 
-    def _outcomes(self, placement: Placement, jobs: list[Job], generated: Generated) -> tuple[Replay, np.ndarray]:
+    def _outcomes(
+        self, placement: Placement, jobs: list[Job], rollouts: Sequence[LocalRollout]
+    ) -> tuple[Replay, np.ndarray]:
         """Replay the gate on the local rollouts, and gather what every process must know of all of them."""
-        local = self.exchange.fail_together(lambda: self._replay(jobs, generated))
-        table = self.exchange.numbers(
-            placement, np.stack([*vars(local).values(), generated.terminated[: len(jobs)]], axis=1).astype(np.int64)
-        )
+        local = self.exchange.fail_together(lambda: self._replay(jobs, rollouts))
+        ended = np.array([rollout.terminated for rollout in rollouts[: len(jobs)]], dtype=bool)
+        table = self.exchange.numbers(placement, np.stack([*vars(local).values(), ended], axis=1).astype(np.int64))
         *columns, terminated = table.T
         found = {
             name: column.astype(one.dtype) for (name, one), column in zip(vars(local).items(), columns, strict=True)
         }
         return Replay(**found), terminated.astype(bool)
 
-    def _replay(self, jobs: list[Job], generated: Generated) -> Replay:
+    def _replay(self, jobs: list[Job], rollouts: Sequence[LocalRollout]) -> Replay:
         """Outcome of each local rollout of a round."""
         keep = np.array([job.keep for job in jobs], dtype=bool)
         prefix_length = np.array([len(job.prefix) for job in jobs], dtype=np.int64)
@@ -273,10 +273,10 @@ class Loop:
             return replay(
                 spec or NO_GATE,
                 None if spec is None else self.automaton,
-                [generated.completion_ids[row] for row in rows],
-                generated.gate_stopped[rows],
+                [rollouts[row].completion_ids for row in rows],
+                np.array([rollouts[row].gate_stopped for row in rows], dtype=bool),
                 keep[rows],
-                generated.in_thought[rows],
+                np.array([rollouts[row].in_thought for row in rows], dtype=bool),
                 prefix_length[rows],
             )
 

@@ -1,55 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`DUETGRPOTrainer`: the seams between the loop of a method and TRL's `GRPOTrainer`.
+"""`DUETGRPOTrainer`: the one class that overrides TRL's `GRPOTrainer`.
 
-A generation step runs rounds -> judge -> train rows -> TRL's loss -> observe. `duet_trl.loop` runs the rounds and the
-judgement; here is what it asks of TRL. TRL's own `_generate_and_score_completions` is then called on the surviving
-rollouts with `_generate` and `_calculate_rewards` replaying what is already known, so that log-probabilities,
-importance sampling, reference model and logging stay TRL's. The weights ride on the advantages, in which every loss
-type is positively homogeneous.
+A generation step runs rounds -> judge -> train rows -> TRL's loss -> observe. TRL's `_generate_and_score_completions`
+is called on the surviving rollouts, with `_generate` and `_calculate_rewards` standing for what is already known, so
+that log-probabilities, importance sampling, reference model and logging stay TRL's. The weights ride on the
+advantages, in which every loss type is positively homogeneous.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
+from trl import GRPOTrainer
 from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
-from .engines.engine import Engine, Policy
+from .engines.engine import Engine, Policy, Sampling
 from .exchange import Exchange
-from .gate.automaton import TokenAutomaton
 from .loop import Loop
 from .methods import build_method
 from .methods.duet_settings import settle_router_loss
-from .methods.method import Method, TokenBatch
-from .rollouts import Prompt, Prompts
-from .seams import loss_divisor, metrics, train_rows
-from .seams.answer_region import Thoughts
+from .methods.method import Method
+from .rollouts import Prompts, StepRecord
+from .seams import metrics, standing_in, train_rows
 from .seams.arguments import check_arguments, own_config
 from .seams.audit import AuditLog, audit_columns
 from .seams.backend import choose_backend
-from .seams.checkpoint import leave_checkpoint
-from .seams.data_checks import check_row, prompt_keys
+from .seams.checkpoint import resume_point
+from .seams.data_checks import PromptSource, check_sampler
 from .seams.embeddings import embedder
-from .seams.ending import add_ending_reward
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
-from .seams.generating import Generating
-from .seams.hub import PAPER, Publishing
-from .seams.interrupt import StopAfterStep
-from .seams.resuming import run_identity
+from .seams.generating import Generation
+from .seams.hub import PAPER, extend_card, pushing
+from .seams.metrics import RunWatch
+from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
+from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
-from .seams.source import PromptSource
-from .seams.update_size import UpdateSize
-from .seams.watch import RunWatch
-from .seams.whole_checkpoint import resume_point
-from .step_record import StepRecord
-from .update.advantages import GroupAdvantages, group_advantages
 
 
-class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
+class DUETGRPOTrainer(GRPOTrainer):
     """[`~trl.GRPOTrainer`] under a token budget.
 
     Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
@@ -69,9 +65,11 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
     _name = "DUET"
     _paper = PAPER
     _last_loaded_step = -1  # TRL's, which has it with vLLM only
-    _current: StepRecord | None = None
-    _captured_logps: torch.Tensor | None = None
-    _loss_inputs: dict[str, Any] | None = None
+    _current: StepRecord | None = None  # the generation step that is trained
+    _sampler: Any = None  # of the training data; a stream has none
+    several: SeveralUpdates | None = None
+    clipped_norm: float  # of the last gradient, as the optimizer gets it
+    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
         self,
@@ -87,8 +85,9 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         **kwargs: Any,
     ) -> None:
         args = own_config(args, model)
-        data = train_dataset, eval_dataset
-        needs, self._own_rules = check_arguments(args, method, engine, reward_funcs, data, kwargs)
+        needs, self._own_rules = check_arguments(
+            args, method, engine, reward_funcs, (train_dataset, eval_dataset), kwargs
+        )
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, self)
@@ -112,31 +111,23 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         self.method = build_method(args) if method is None else method
         self.method.embed = embed or self.method.embed
         self.exchange = Exchange(self.accelerator)
-        self.engine = backend.attach(self, self._turn, setup, self.exchange)
-        self.loop = self._build_loop(automaton)
-        self._identity = run_identity(self, self.method, automaton)
+        self.checkpoints = Checkpoints(self, self.method, automaton)
+        self.generation = Generation(self, backend, setup, self.exchange, self.thoughts, self.checkpoints)
+        self.engine = self.generation.engine
+        vocab_size, end_ids = self.model.config.get_text_config().vocab_size, {*self.eos_token_ids}
+        limits, dealt = (args.max_rollouts, args.max_completion_length), not self.method.plain
+        self.loop = Loop(
+            self.method, self.generation, self.exchange, automaton, *limits, vocab_size, end_ids, interleaved=dealt
+        )
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
         self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
-        self.several = None if args.updates == "once" else SeveralUpdates(self)
-        if self.several is not None:
+        if args.updates != "once":
+            self.several = SeveralUpdates(self)
             self.add_callback(self.several)
         self.watch = RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
-
-    def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:
-        return Loop(
-            self.method,
-            self,
-            self.exchange,
-            automaton=automaton,
-            max_rollouts=self.args.max_rollouts,
-            max_tokens=self.args.max_completion_length,
-            vocab_size=self.model.config.get_text_config().vocab_size,
-            end_ids={*self.eos_token_ids},
-            interleaved=not self.method.plain,
-        )
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
@@ -152,176 +143,15 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         found = self.exchange.fail_together(lambda: resume_point(resume_from_checkpoint, self.args.output_dir))
         with self._interrupt:
             output = super().train(self.exchange.first(found), *args, **kwargs)
-            stopped_in_time = bool(self._interrupt.agreed)
-            # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
-            if self._interrupt.agree():
-                if not stopped_in_time:  # it came after the last step
-                    self._save_checkpoint(self.model, trial=None)
-                self.accelerator.wait_for_everyone()
-                if self.accelerator.is_main_process:
-                    leave_checkpoint(self._checkpoint_folder(None), self.state.global_step, self.state.max_steps)
+            self.checkpoints.leave(self._interrupt)
             return output
 
-    # ---- Seams: generation --------------------------------------------------------------------------------------
-
-    def _set_signature_columns_if_needed(self) -> None:
-        super()._set_signature_columns_if_needed()
-        wanted = [self.args.prompt_id_column, *(self.args.audit_columns or [])]
-        self._signature_columns += [c for c in wanted if c is not None and c not in self._signature_columns]
+    # ---- One step, in the order in which it happens -----------------------------------------------------------------
 
     @property
     def _is_stock(self) -> bool:
         """GRPOTrainer works alone: in evaluation, and where rollouts end by rules of their own."""
         return self._own_rules or not self.model.training
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._is_stock:
-            return super()._generate_and_score_completions(inputs)
-        step = self._current = StepRecord(self._prompts_of_step(inputs))
-        logged = {name: len(values) for name, values in self._metrics["train"].items()}
-        with self.checkpoint_if_failing:
-            self.loop.run(step)
-            if step.nonfinite.all() and self.args.method != "grpo":
-                self.stop_with_checkpoint(
-                    f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
-                    "returned None, NaN or infinity for all of them. Check the reward functions and their data-set "
-                    "columns"
-                )
-            self.loop.judge(step)
-        metrics.merge_rounds(self._metrics["train"], logged)
-        self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
-        self.watch.judged(step)
-        rows = self._train_rows(step)
-        self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
-        if self.several is not None:
-            self.several.begin(step)
-        return rows
-
-    def _prompts_of_step(self, inputs: list[dict[str, Any]]) -> Prompts:
-        first = self.accelerator.process_index * len(inputs)
-        local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
-        examples = self.exchange.objects(local)
-        step = self.loop.num_steps + 1
-        for number, example in enumerate(examples):
-            check_row(example, f"Prompt {number} of generation step {step}", self.args.prompt_id_column)
-        keys = prompt_keys(examples, self.args.prompt_id_column)
-        batch = [Prompt(key, example) for key, example in zip(keys, examples, strict=True)]
-        return Prompts(batch, step, self.epochs_done, self._source.of_step(step))
-
-    # ---- Seams: rows ----------------------------------------------------------------------------------------------
-
-    def _train_rows(self, step: StepRecord) -> dict[str, Any]:
-        started = time.perf_counter()
-        # Where some rollouts get no forward pass, the others move up.
-        plain = self.method.plain and bool(step.judgement.in_gradient.all())
-        self._keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
-        loss_divisor.count_tokens(
-            step, self.mask_truncated_completions, self.args.exclude_zero_variance_groups, self.method.teaches_ending
-        )
-        train_rows.place(step, self.args, self.accelerator.num_processes, self._keeps_order)
-        process = self.accelerator.process_index
-        inputs, self._replay = train_rows.replay_batch(
-            step, self.exchange, process, self.eos_token_ids[0], self.mask_truncated_completions
-        )
-        step.seconds["overhead"] += time.perf_counter() - started
-        try:
-            with self._ungrouped(), self.old_logps_of(self._replay):
-                output = super()._generate_and_score_completions(inputs)
-        finally:
-            self._replay = None
-        train_rows.weigh(step, output, process)
-        if self.aux_loss_enabled:
-            train_rows.hide_padding(output, self.args.steps_per_generation)
-        step.train_rows = output
-        metrics.correct_trl_metrics(step, self._metrics["train"], self.reward_func_names, self._grouped(step))
-        metrics.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
-        if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
-            step.capture(output, output["old_per_token_logps"])
-            self._finish(step)
-        return output
-
-    def _grouped(self, step: StepRecord) -> GroupAdvantages:
-        """What GRPOTrainer would make of all rollouts, for its metrics."""
-        rewards = step.done.rewards_per_func
-        return group_advantages(
-            rewards,
-            self.reward_weights.to(rewards.device),
-            torch.from_numpy(step.done.prompt).to(rewards.device),
-            scale_rewards=self.scale_rewards,
-            multi_objective_aggregation=self.multi_objective_aggregation,
-        )
-
-    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
-        if self._is_stock:
-            return super()._prepare_inputs(generation_batch)
-        before = self._current
-        inputs = super()._prepare_inputs(generation_batch)
-        if self._current is not before:
-            chunks = self._buffered_inputs
-            if not self._keeps_order:
-                # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
-                chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
-            self._buffered_inputs = [train_rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
-            self._current.train_rows = {}
-            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
-        return inputs
-
-    # ---- Seams: loss --------------------------------------------------------------------------------------------
-
-    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
-        output = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._captured_logps = output[0].detach()
-        if self._loss_inputs is not None:  # TRL reads the advantages next
-            self._multiply_tokens(self._loss_inputs, self._captured_logps, output[1].detach())
-        return output
-
-    def _multiply_tokens(self, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor) -> None:
-        """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place."""
-        train_rows.teach_endings(inputs, logps)
-        advantages = inputs["advantages"]
-        batch = TokenBatch(logps, entropies, inputs["completion_mask"], advantages, inputs["duet_row"])
-        factor = self.method.token_factor(batch)
-        if factor is not None:
-            advantages = advantages.unsqueeze(1) * factor.to(advantages)
-        inputs["advantages"] = advantages * self._loss_scale
-
-    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
-        if self._is_stock:
-            return super()._compute_loss(model, inputs)
-        step, spg = self._current, self.args.steps_per_generation
-        self._loss_scale = loss_divisor.scale(step, inputs, self.args, self.accelerator.num_processes)
-        self._loss_inputs = dict(inputs)
-        with loss_divisor.scaled_terms(self, inputs, self._loss_scale):
-            loss = super()._compute_loss(model, self._loss_inputs)
-        self._loss_inputs = None
-        if not self._keeps_order and train_rows.is_empty(step, self._step % spg, spg):
-            metrics.forget_token_means(self._metrics["train"])
-        position = self._step % (spg * self.num_iterations)
-        if position == 0:
-            self.report(self.engine_gap(inputs, self._captured_logps))
-        if "old_per_token_logps" not in inputs and position < spg:
-            step.capture(inputs, self._captured_logps)
-            if position == spg - 1:
-                self._finish(step)
-        self._captured_logps = None
-        return loss
-
-    def _finish(self, step: StepRecord) -> None:
-        """Let the method learn from the step, and report what it says of it."""
-        try:
-            train_rows.collect_logps(step, self.exchange)
-        except train_rows.Nonfinite as error:
-            self.stop_with_checkpoint(str(error))
-        started = time.perf_counter()
-        self.watch.values(step.nonfinite)
-        self.loop.observe(step)
-        self.check_first_state(self.method)
-        self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
-        self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
-        if self.audit is not None and self.accelerator.is_main_process:
-            self.audit.write(step.prompts.step, audit_columns(step), list(step.prompts), step.done.prompt)
-        step.seconds["overhead"] += time.perf_counter() - started
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """TRL's training step; reports where the seconds of a generation step went once it is used up."""
@@ -341,6 +171,221 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
             self.report(metrics.time_metrics(step.seconds))
         return loss
 
+    def _prepare_inputs(self, generation_batch: Any) -> dict[str, Any]:
+        if self._is_stock:
+            return super()._prepare_inputs(generation_batch)
+        before = self._current
+        inputs = super()._prepare_inputs(generation_batch)
+        if self._current is not before:
+            chunks = self._buffered_inputs
+            if not self._current.keeps_order:
+                # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
+                chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
+            self._buffered_inputs = [train_rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
+            self._current.train_rows = {}
+            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+        return inputs
+
+    def _calculate_rewards(
+        self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list[list[int]]
+    ) -> torch.Tensor:
+        return self.generation.rewards(inputs, prompts, completions, completion_ids_list)
+
+    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        if self._is_stock:
+            return super()._generate_and_score_completions(inputs)
+        step = self._current = StepRecord(self._prompts_of_step(inputs))
+        logged = {name: len(values) for name, values in self._metrics["train"].items()}
+        with self.checkpoints.if_failing():
+            self.loop.run(step)
+            self.checkpoints.stop_if_unscored(step)
+            self.loop.judge(step)
+        metrics.merge_rounds(self._metrics["train"], logged)
+        self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
+        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+        self.watch.judged(step)
+        rows = self._train_rows(step)
+        self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
+        if self.several is not None:
+            self.several.begin(step)
+        return rows
+
+    def _prompts_of_step(self, inputs: list[dict[str, Any]]) -> Prompts:
+        first = self.accelerator.process_index * len(inputs)
+        local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
+        return self._source.prompts(
+            self.exchange.objects(local), self.loop.num_steps + 1, self.checkpoints.epochs_done
+        )
+
+    def _train_rows(self, step: StepRecord) -> dict[str, Any]:
+        """TRL's batch of this process: what it makes of rollouts that it is told it has generated and scored."""
+        started = time.perf_counter()
+        # Where some rollouts get no forward pass, the others move up.
+        plain = self.method.plain and bool(step.judgement.in_gradient.all())
+        step.keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
+        mask_truncated, process = self.mask_truncated_completions, self.accelerator.process_index
+        train_rows.count_tokens(
+            step, mask_truncated, self.args.exclude_zero_variance_groups, self.method.teaches_ending
+        )
+        train_rows.place(step, self.args, self.accelerator.num_processes)
+        inputs, generated, rewards = train_rows.replay_batch(
+            step, self.exchange, process, self.eos_token_ids[0], mask_truncated
+        )
+        known = {"num_generations": 1, "_generate": lambda _: generated, "_calculate_rewards": lambda *_: rewards}
+        if self.args.old_logps == "engine":
+            logps = train_rows.sampled_logps(generated[4], self.pad_to_multiple_of).to(self.accelerator.device)
+            score = self._get_per_token_logps_and_entropies
+            known["_get_per_token_logps_and_entropies"] = train_rows.first_known(logps, score)
+        step.seconds["overhead"] += time.perf_counter() - started
+        with standing_in(self, **known):
+            output = super()._generate_and_score_completions(inputs)
+        train_rows.weigh(step, output, process)
+        if self.aux_loss_enabled:
+            train_rows.hide_padding(output, self.args.steps_per_generation)
+        step.train_rows = output
+        metrics.correct_trl_metrics(step, self)
+        metrics.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
+        if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
+            step.capture(output, output["old_per_token_logps"])
+            self._finish(step)
+        return output
+
+    def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+        if self._is_stock:
+            return super()._compute_loss(model, inputs)
+        step, spg = self._current, self.args.steps_per_generation
+        scale = train_rows.scale(step, inputs, self.args, self.accelerator.num_processes)
+        weighted, score, seen = dict(inputs), self._get_per_token_logps_and_entropies, list[torch.Tensor]()
+
+        def scored(*args: Any, **kwargs: Any) -> tuple:
+            output = score(*args, **kwargs)
+            seen.append(output[0].detach())
+            # TRL reads the advantages next.
+            train_rows.multiply_tokens(self.method, weighted, seen[0], output[1].detach(), scale)
+            return output
+
+        with (
+            train_rows.scaled_terms(self, inputs, scale),
+            standing_in(self, _get_per_token_logps_and_entropies=scored),
+        ):
+            loss = super()._compute_loss(model, weighted)
+        if not step.keeps_order and train_rows.is_empty(step, self._step % spg, spg):
+            metrics.forget_token_means(self._metrics["train"])
+        position = self._step % (spg * self.num_iterations)
+        if position == 0:
+            self.report(self.generation.gap(inputs, seen[0]))
+        if "old_per_token_logps" not in inputs and position < spg:
+            step.capture(inputs, seen[0])
+            if position == spg - 1:
+                self._finish(step)
+        return loss
+
+    def _finish(self, step: StepRecord) -> None:
+        """Let the method learn from the step, and report what it says of it."""
+        try:
+            train_rows.collect_logps(step, self.exchange)
+        except train_rows.Nonfinite as error:
+            self.checkpoints.stop(str(error))
+        started = time.perf_counter()
+        self.watch.values(step.nonfinite)
+        self.loop.observe(step)
+        self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
+        self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
+        if self.audit is not None and self.accelerator.is_main_process:
+            self.audit.write(step.prompts.step, audit_columns(step), list(step.prompts), step.done.prompt)
+        step.seconds["overhead"] += time.perf_counter() - started
+
     def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
         """Log values as metrics of DUET."""
         self._reporters.report(self._metrics["train"], values, by)
+
+    # ---- Several updates of a batch ---------------------------------------------------------------------------------
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        """transformers' schedule, times the factor of several updates."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if self.several is not None:
+            self.several.steer(scheduler)
+        return scheduler
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        if self.several is not None:
+            self.clipped_norm = min(float(norm), self.args.max_grad_norm or math.inf)
+        return norm
+
+    # ---- Checkpoints ------------------------------------------------------------------------------------------------
+
+    def save_method_state(self, folder: Path) -> None:
+        """Write what the method remembers into a folder, as every checkpoint has it."""
+        self.checkpoints.write(folder)
+
+    def _get_train_sampler(self, dataset: Any = None) -> Sampler:
+        self._sampler = super()._get_train_sampler(dataset)
+        check_sampler(self._sampler)
+        return self._sampler
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any) -> None:
+        with self.checkpoints.saving(trial):
+            super()._save_checkpoint(model, trial)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        # The file that is written next says that the checkpoint is whole: with the parts of every process.
+        self.accelerator.wait_for_everyone()
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.args.device.type == "cpu":
+            restore_to_numbered_cpu()
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            self.checkpoints.restore(Path(checkpoint), self._sampler)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # transformers asks whether the run is at its end after each step only: from its last checkpoint it would train
+        # one more.
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    # ---- Sampling outside of training, and what is published --------------------------------------------------------
+
+    def sample(
+        self,
+        prompts: list,
+        num_samples: int = 1,
+        *,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        max_tokens: int | None = None,
+    ) -> list[list[list[int]]]:
+        """Completions of the policy as `save_model` would save it, from the training engine without the gate.
+
+        Args:
+            prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
+            num_samples (int): Completions per prompt.
+            temperature, top_p (float | None): Temperature 0 is greedy; None: as in training.
+            max_tokens (int | None): Maximum number of tokens; None: `max_completion_length`.
+
+        Returns:
+            list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.
+        """
+        sampling = Sampling(
+            self.temperature if temperature is None else temperature,
+            self.top_p if top_p is None else top_p,
+            self.max_completion_length if max_tokens is None else max_tokens,
+        )
+        return self.generation.sample(prompts, num_samples, sampling)
+
+    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """TRL's model card and a section on this run: settings, course, configuration, versions."""
+        name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
+        super().create_model_card(name, *args, **kwargs)
+        if self.is_world_process_zero():
+            extend_card(self)
+
+    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
+        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`."""
+        with pushing(self):
+            return super().push_to_hub(*args, **kwargs)

@@ -21,7 +21,7 @@ from transformers import TrainerCallback
 
 from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.methods import METHODS
-from duet_trl.step_record import StepRecord
+from duet_trl.rollouts import StepRecord
 from duet_trl.trainer import DUETGRPOTrainer
 from tests.distributed_methods import CountFours
 from tests.engines.table_engine import TableEngine

@@ -17,9 +17,8 @@ from duet_trl.exchange import Exchange
 from duet_trl.gate.replay import GateMismatch
 from duet_trl.loop import Loop
 from duet_trl.methods.method import Method
-from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
-from duet_trl.seams import loss_divisor, train_rows
-from duet_trl.step_record import Generated, StepRecord
+from duet_trl.rollouts import Job, Judgement, LocalRollout, Prompt, Prompts, Query, Rollouts, StepRecord
+from duet_trl.seams import train_rows
 
 END = 0
 
@@ -108,18 +107,15 @@ class Host:
     def __init__(self, case: Case, exchange: Exchange) -> None:
         self.case, self.exchange = case, exchange
 
-    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> list[LocalRollout]:
         """A rollout of prompt p holds 1 + p as often as its length says, and an end."""
         ids = [[1 + job.prompt] * (1 + job.prompt % 3) + [END] for job in jobs]
         ids += ids[-1:] * padding
         self.exchange.accelerator.gather(torch.tensor([len(one) for one in ids]))
-        stopped = np.zeros(len(jobs), dtype=bool)
-        if self.case.mismatch is not None and self.exchange.process_index == self.case.mismatch:
-            stopped[0] = True
-        thoughts, ended = np.zeros(len(ids), dtype=bool), np.ones(len(ids), dtype=bool)
-        return Generated([[9]] * len(ids), ids, ["text"] * len(ids), None, stopped, thoughts, ended)
+        wrong = self.exchange.process_index == self.case.mismatch
+        return [LocalRollout([9], one, "text", None, wrong and not row, False, True) for row, one in enumerate(ids)]
 
-    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+    def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
         """The reward is the prompt."""
         return self.exchange.accelerator.gather(torch.tensor([[float(job.prompt)] for job in jobs]))
 
@@ -142,12 +138,12 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
     loop.run(step)
     loop.judge(step)
     args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
-    loss_divisor.count_tokens(step, mask_truncated=False, exclude_zero_variance=False, teaches_ending=False)
-    train_rows.place(step, args, exchange.num_processes, keep_order=False)
+    train_rows.count_tokens(step, mask_truncated=False, exclude_zero_variance=False, teaches_ending=False)
+    train_rows.place(step, args, exchange.num_processes)
     process = exchange.process_index
-    inputs, batch = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
+    _, generated, _ = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
     rows = step.packed_rows[process]
-    lengths = [len(ids) if row >= 0 else 0 for row, ids in zip(rows, batch.generated[1], strict=True)]
+    lengths = [len(ids) if row >= 0 else 0 for row, ids in zip(rows, generated[1], strict=True)]
     step.captured = [
         torch.tensor([[row, -length, length] for row, length in zip(rows, lengths, strict=True)], dtype=torch.float64)
     ]
@@ -157,7 +153,7 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
         "rewards": step.done.rewards.tolist(),
         "answers": [float(answer[0]) for answer in step.done.answers],
         "rows": rows.tolist(),
-        "ids": batch.generated[1],
+        "ids": generated[1],
         "kept": step.num_kept_tokens,
         "sum_logps": np.nan_to_num(step.sum_logps).tolist(),
     }

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 from trl import GRPOTrainer
 
+from duet_trl.seams.checkpoint import why_torn
 from duet_trl.seams.resuming import TrainingStopped
-from duet_trl.seams.whole_checkpoint import why_torn
 from tests.chaos_world import Killer, build, digest
 from tests.runs import logged, prompts, weights
 

@@ -16,9 +16,8 @@ from duet_trl.gate.replay import GateSpec
 from duet_trl.loop import MAX_ROUNDS, Loop
 from duet_trl.methods.grouping import group_relative
 from duet_trl.methods.method import Method, Setting, TokenBatch
-from duet_trl.rollouts import Job, Judgement, NoMorePrompts, Prompt, Prompts, Query, Rollouts
+from duet_trl.rollouts import Job, Judgement, LocalRollout, NoMorePrompts, Prompt, Prompts, Query, Rollouts, StepRecord
 from duet_trl.seams.metrics import step_metrics
-from duet_trl.step_record import Generated, StepRecord
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, logged, prompts, weights
 from tests.tiny import MODEL_VOCAB
@@ -134,7 +133,7 @@ def test_a_query_for_log_probs_gives_those_of_the_policy(tiny_path, tmp_path):
     trainer = own_trainer(tiny_path, tmp_path, method, max_steps=1, max_rollouts=40)
     model = trainer.model
     asked = []
-    answer = trainer.answer
+    answer = trainer.generation.answer
 
     def recorded(step, queries):
         found = answer(step, queries)
@@ -148,7 +147,7 @@ def test_a_query_for_log_probs_gives_those_of_the_policy(tiny_path, tmp_path):
             asked.append((logps, expected.detach().numpy()))
         return found
 
-    trainer.answer = recorded
+    trainer.generation.answer = recorded
     trainer.train()
     assert len(asked) == 5
     for logps, expected in asked:
@@ -189,12 +188,10 @@ class TableHost:
 
     reward_weights = torch.ones(1)
 
-    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> Generated:
-        count = len(jobs) + padding
-        flags = np.zeros(count, dtype=bool)
-        return Generated([[1]] * count, [[5] * 5] * count, ["text"] * count, None, flags, flags, flags)
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> list[LocalRollout]:
+        return [LocalRollout([1], [5] * 5, "text", None)] * (len(jobs) + padding)
 
-    def score(self, step: StepRecord, jobs: Sequence[Job], generated: Generated) -> torch.Tensor:
+    def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
         return torch.ones(len(jobs), 1)
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:

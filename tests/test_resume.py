@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from duet_trl.seams.resuming import _restore_to_numbered_cpu
+from duet_trl.seams.resuming import restore_to_numbered_cpu
 from tests.interrupted_run import Interrupt
 from tests.processes import process_environment, python_command
 from tests.runs import abstains_on_short, duet_trainer, logged
@@ -50,7 +50,7 @@ def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path
 
 def test_what_several_cpu_processes_load_their_optimizer_to_is_known(tmp_path):
     torch.save({"moment": torch.arange(3.0)}, tmp_path / "optimizer.pt")
-    _restore_to_numbered_cpu()
+    restore_to_numbered_cpu()
     place = torch.device("cpu:0")  # of accelerate's process 0; torch alone refuses it
     found = torch.load(tmp_path / "optimizer.pt", map_location=place, weights_only=True)["moment"]
     assert found.device.type == "cpu" and found.tolist() == [0.0, 1.0, 2.0]

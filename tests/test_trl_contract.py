@@ -24,7 +24,6 @@ from trl.trainer import grpo_trainer, utils
         ("_save_rng_state", ["self", "output_dir"]),
         ("_get_train_sampler", ["self", "dataset"]),
         ("_load_optimizer_and_scheduler", ["self", "checkpoint"]),
-        ("_set_signature_columns_if_needed", ["self"]),
         ("training_step", ["self", "model", "inputs", "num_items_in_batch"]),
     ],
 )

@@ -11,8 +11,8 @@ from ..engines.engine import Engine
 from ..methods import build_method, setting_of
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
-from .compared_answers import answer_verifier
 from .data_checks import check_data, check_evaluation, check_reward_columns
+from .scoring import answer_verifier
 
 _DECIDING = ("jobs", "judge", "observe")
 _INHERITED = ("setup", "state_dict", "load_state_dict", "metrics", "embed", "token_factor")

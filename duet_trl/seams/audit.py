@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..gate.replay import Outcome
-from ..rollouts import Prompt
-from ..step_record import StepRecord
+from ..rollouts import Prompt, StepRecord
 
 
 class AuditLog:

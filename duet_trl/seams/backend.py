@@ -8,9 +8,10 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
+import numpy as np
 import torch
 from torch.distributed.fsdp import FSDPModule
 from trl import GRPOTrainer
@@ -21,9 +22,9 @@ from ..engines.transformers import TransformersEngine
 from ..engines.turn import Turn
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
+from . import standing_in
 from .arguments import check_built
 from .gate_setup import extra_eos_ids, warn_of_turns
-from .lockstep import in_lockstep
 
 logger = logging.getLogger(__name__)
 
@@ -143,17 +144,11 @@ def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None 
     return ServerBackend(args)
 
 
-@contextmanager
-def replaced(name: str, stand_in: Callable[..., Any]) -> Iterator[None]:
+def replaced(name: str, stand_in: Callable[..., Any]) -> AbstractContextManager:
     """While active, TRL builds something else in the place of its `LLM` or `VLLMClient`."""
     from trl.generation import vllm_generation
 
-    original = vllm_generation.__dict__[name]
-    setattr(vllm_generation, name, stand_in)
-    try:
-        yield
-    finally:
-        setattr(vllm_generation, name, original)
+    return standing_in(vllm_generation, **{name: stand_in})
 
 
 def turn_arguments(
@@ -163,20 +158,14 @@ def turn_arguments(
     return turn, setup, trainer.eos_token_ids, trainer.max_completion_length, sampled
 
 
-@contextmanager
-def vllm_sampling(generation: Any, sampling: Sampling) -> Iterator[None]:
+def vllm_sampling(generation: Any, sampling: Sampling) -> AbstractContextManager:
     """While active, TRL's `VLLMGeneration` samples so."""
-    settings = {
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "max_completion_length": sampling.max_tokens,
-    }
-    saved = {name: generation.__dict__[name] for name in settings}
-    generation.__dict__.update(settings)
-    try:
-        yield
-    finally:
-        generation.__dict__.update(saved)
+    return standing_in(
+        generation,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        max_completion_length=sampling.max_tokens,
+    )
 
 
 def _end_at_extra_tokens(trainer: GRPOTrainer, args: DUETGRPOConfig) -> list[int]:
@@ -188,20 +177,14 @@ def _end_at_extra_tokens(trainer: GRPOTrainer, args: DUETGRPOConfig) -> list[int
     return extra
 
 
-@contextmanager
-def _model_sampling(trainer: GRPOTrainer, sampling: Sampling) -> Iterator[None]:
+def _model_sampling(trainer: GRPOTrainer, sampling: Sampling) -> AbstractContextManager:
     """While active, the trainer's `model.generate` samples so."""
-    config, kwargs = trainer.generation_config, trainer.generation_kwargs
     changed = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
     if sampling.temperature > 0:
         changed |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-    trainer.generation_config = copy.deepcopy(config)
-    trainer.generation_config.update(**changed)
-    trainer.generation_kwargs = kwargs | changed
-    try:
-        yield
-    finally:
-        trainer.generation_config, trainer.generation_kwargs = config, kwargs
+    config = copy.deepcopy(trainer.generation_config)
+    config.update(**changed)
+    return standing_in(trainer, generation_config=config, generation_kwargs=trainer.generation_kwargs | changed)
 
 
 def _named_weights(trainer: GRPOTrainer) -> Iterator[tuple[str, torch.Tensor]]:
@@ -237,3 +220,31 @@ def _share_cores() -> None:
     if "OMP_NUM_THREADS" not in os.environ:  # read when torch was imported: too late to set
         torch.set_num_threads(1)
         logger.info("vLLM and training share the CPU, one thread each. Set OMP_NUM_THREADS for another number.")
+
+
+def in_lockstep(
+    generate: Callable[..., Any], group: torch.distributed.ProcessGroup, device: torch.device
+) -> Callable[..., Any]:
+    """`generate`, called by all processes of a group at once, with equal random numbers on each of them."""
+
+    @wraps(generate)
+    def together(*args: Any, **kwargs: Any) -> Any:
+        seeds = [0] * group.size()
+        torch.distributed.all_gather_object(seeds, int(torch.randint(2**31, ())), group=group)
+        with _seeded(seeds[0], device):
+            return generate(*args, **kwargs)
+
+    return together
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed what vLLM draws from: torch in the V1 runner, numpy for the seeds that the V2 runner gives requests."""
+    with torch.random.fork_rng(devices=[] if device.type == "cpu" else [device], device_type=device.type):
+        state = np.random.get_state()
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(state)

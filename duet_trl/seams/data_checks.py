@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer asks of the data set: text prompts with an identity that lasts across epochs."""
+"""What the trainer asks of the data set: text prompts with an identity that lasts across epochs, and more of them."""
 
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from datasets import Dataset, IterableDataset
+from trl.trainer.utils import RepeatSampler
 
 from ..config import DUETGRPOConfig
+from ..rollouts import NoMorePrompts, Prompt, Prompts
 
 _SAMPLED_ROWS = 64
 """Spread over the data: a row added, removed or moved before one of them shows."""
@@ -46,6 +47,8 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
     for name in [args.prompt_id_column, *(args.audit_columns or [])]:
         if name is not None and name not in columns:
             raise ValueError(f"The data set has no column {name!r}, only {sorted(columns)}.")
+        if name is not None and args.remove_unused_columns:
+            raise ValueError(f"remove_unused_columns=True removes the column {name!r}, which is needed. Leave it out.")
     _check_prompts(dataset, "The data set", needs_prompt=needs_prompt)
     if args.prompt_id_column is not None and _is_table(dataset):
         _check_ids(dataset, args.prompt_id_column)
@@ -91,6 +94,17 @@ def check_row(example: Mapping[str, Any], where: str, column: str | None) -> Non
         raise ValueError(f"{where} {text}. The row is {short(dict(example))}. Filter or correct the data set.")
 
 
+def check_sampler(sampler: RepeatSampler) -> None:
+    """Refuse data that fill no generation step."""
+    num_rows, num_prompts = sampler.num_samples, sampler.batch_size
+    if num_rows < num_prompts:
+        raise ValueError(
+            f"The data set has {num_rows} rows, and a generation step takes {num_prompts} prompts: TRL's sampler "
+            "drops the last rows that make no whole batch, so there would be no step. Use more rows, or lower "
+            "per_device_train_batch_size, gradient_accumulation_steps or generation_batch_size."
+        )
+
+
 def complaint(prompt: Any) -> str | None:
     """Why a prompt cannot be trained on; None: it can."""
     if isinstance(prompt, str):
@@ -121,63 +135,30 @@ def _check_prompts(dataset: Dataset | IterableDataset, which: str, *, needs_prom
             )
         return
     # Of a stream its first row; it is read as it is trained on.
-    found = _suspects(dataset) if _is_table(dataset) else enumerate(row["prompt"] for row in dataset.take(1))
-    for row, prompt in found:
+    found = _values(dataset, "prompt") if _is_table(dataset) else (row["prompt"] for row in dataset.take(1))
+    for row, prompt in enumerate(found):
         if (text := complaint(prompt)) is not None:
             raise ValueError(f"{which}: the prompt of row {row} {text}. Filter or correct it.")
 
 
-def _suspects(dataset: Dataset) -> Iterator[tuple[int, Any]]:
-    """Number and prompt of each row of a table that may be wrong; the others never become Python objects."""
-    # The table has every row of the data set, in an order of its own, which takes no time to read.
-    if not any(len(_suspect_rows(chunk)) for chunk in dataset.data.column("prompt").chunks):
-        return
-    first = 0
-    for table in dataset.select_columns("prompt").with_format("arrow").iter(_TABLE_ROWS):
-        prompts = table["prompt"].combine_chunks()
-        for row in _suspect_rows(prompts).tolist():
-            yield first + row, prompts[row].as_py()
-        first += len(prompts)
-
-
-def _suspect_rows(prompts: pa.Array) -> np.ndarray:
-    """Numbers of rows that are not plainly text, or plainly messages with text; ascending."""
-    if _is_text(prompts.type):
-        return _where(pc.fill_null(pc.equal(pc.binary_length(prompts), 0), True))
-    messages = pc.list_flatten(prompts) if _is_list(prompts.type) else prompts
-    names = {one.name for one in messages.type} if pa.types.is_struct(messages.type) else set()
-    if not _is_list(prompts.type) or not {"role", "content"} <= names:
-        return np.arange(len(prompts))
-    role, content = pc.struct_field(messages, "role"), pc.struct_field(messages, "content")
-    wrong = pc.or_(pc.is_null(role), pc.is_null(content))
-    owner = pc.list_parent_indices(prompts).to_numpy(zero_copy_only=False)
-    rows = [_where(pc.fill_null(pc.equal(pc.list_value_length(prompts), 0), True)), owner[_where(wrong)]]
-    if not _is_text(content.type):
-        parts = pc.list_flatten(content) if _is_list(content.type) else content
-        if not pa.types.is_struct(parts.type) or "type" not in {one.name for one in parts.type}:
-            return np.arange(len(prompts))
-        other = pc.fill_null(pc.not_equal(pc.struct_field(parts, "type"), "text"), True)
-        rows.append(owner[pc.list_parent_indices(content).to_numpy(zero_copy_only=False)[_where(other)]])
-    return np.unique(np.concatenate(rows))
+def _values(dataset: Dataset, column: str) -> Iterator[Any]:
+    """A column of a table, row by row."""
+    for table in dataset.select_columns(column).with_format("arrow").iter(_TABLE_ROWS):
+        yield from table[column].to_pylist()
 
 
 def _check_ids(dataset: Dataset, column: str) -> None:
     """Refuse ids that are missing, and one id for all prompts: they would share what is remembered about them."""
-    first, seen = 0, set[Any]()
-    for table in dataset.select_columns(column).with_format("arrow").iter(_TABLE_ROWS):
-        ids = table[column].combine_chunks()
-        missing = _where(pc.is_null(ids, nan_is_null=pa.types.is_floating(ids.type)))
-        if len(missing):
+    ids = list(_values(dataset, column))
+    for row, one in enumerate(ids):
+        if one is None or one != one:  # NaN
             raise ValueError(
-                f"prompt_id_column={column!r} is {ids[int(missing[0])].as_py()} in row {first + int(missing[0])} of "
-                "the data set. Give every row an id, or leave prompt_id_column out: a hash of the prompt stands in."
+                f"prompt_id_column={column!r} is {one} in row {row} of the data set. Give every row an id, or leave "
+                "prompt_id_column out: a hash of the prompt stands in."
             )
-        if len(seen) < 2 and not pa.types.is_nested(ids.type):
-            seen |= set(pc.unique(ids)[:2].to_pylist())
-        first += len(ids)
-    if len(seen) == 1 and _differ(dataset["prompt"] if "prompt" in dataset.column_names else []):
+    if not _differ(ids) and "prompt" in dataset.column_names and _differ(_values(dataset, "prompt")):
         raise ValueError(
-            f"prompt_id_column={column!r} is {seen.pop()!r} in all {first} rows of the data set, so that all prompts "
+            f"prompt_id_column={column!r} is {ids[0]!r} in all {len(ids)} rows of the data set, so that all prompts "
             "would share one history. Name a column with one value a prompt, or leave it out: a hash of the prompt "
             "stands in."
         )
@@ -237,18 +218,6 @@ def _name(function: Any) -> str:
     return function.__name__ if inspect.isroutine(function) else type(function).__name__
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)
-
-
-def _where(mask: pa.BooleanArray) -> np.ndarray:
-    return np.flatnonzero(mask.to_numpy(zero_copy_only=False))
-
-
 def short(value: Any) -> str:
     """A value as an error shows it."""
     text = repr(value)
@@ -269,3 +238,60 @@ def prompt_keys(examples: list[dict], column: str | None) -> list[str]:
         return [str(example[column]) for example in examples]
     texts = (json.dumps(example["prompt"], sort_keys=True, ensure_ascii=False) for example in examples)
     return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
+
+
+SHUFFLED = 2**18
+"""Rows up to which a step shuffles all of them; of more it draws one by one, and a row that came before again."""
+
+
+class PromptSource:
+    """Draws further prompts from the training data, at random under the run's seed and the step.
+
+    What it draws depends on nothing else, so that every process and a resumed run draw alike. It does not move TRL's
+    own sampler.
+    """
+
+    def __init__(self, dataset: Any, column: str | None, seed: int) -> None:
+        self.dataset = dataset
+        self.column = column
+        self.seed = seed
+
+    def prompts(self, examples: Sequence[Mapping[str, Any]], step: int, epoch: int) -> Prompts:
+        """The prompts of one generation step, and where it gets more of them, each row once; a stream has no more."""
+        for number, example in enumerate(examples):
+            check_row(example, f"Prompt {number} of generation step {step}", self.column)
+        keys = prompt_keys(list(examples), self.column)
+        batch = [Prompt(key, example) for key, example in zip(keys, examples, strict=True)]
+        return Prompts(batch, step, epoch, self.of_step(step))
+
+    def of_step(self, step: int) -> Callable[[int, set[str]], list[Prompt]] | None:
+        """The source of one generation step, each row once (see `Prompts`); None for a stream."""
+        return partial(self._draw, self._rows(step)) if isinstance(self.dataset, Dataset) else None
+
+    def _rows(self, step: int) -> Iterator[int]:
+        random, size = np.random.default_rng([self.seed, step]), len(self.dataset)
+        if size <= SHUFFLED:
+            yield from random.permutation(size).tolist()
+            return
+        drawn: set[int] = set()
+        while len(drawn) < size:
+            row = int(random.integers(size))
+            if row not in drawn:
+                drawn.add(row)
+                yield row
+
+    def _draw(self, rows: Iterator[int], count: int, taken: set[str]) -> list[Prompt]:
+        found: dict[str, Prompt] = {}
+        while len(found) < count:
+            row = next(rows, None)
+            if row is None:
+                raise NoMorePrompts(
+                    f"{count} more prompts were asked for, and only {len(found)} of {len(self.dataset)} rows of the "
+                    "data set are not in the step yet. Use more data, or fewer prompts in a step."
+                )
+            example = self.dataset[row]
+            check_row(example, f"The prompt of row {row} of the data set", self.column)
+            key = prompt_keys([example], self.column)[0]
+            if key not in taken and key not in found:
+                found[key] = Prompt(key, example)
+        return list(found.values())

@@ -13,7 +13,7 @@ import torch
 
 from ..config import DUETGRPOConfig
 from ..engines.engine import Completion, Request
-from ..step_record import policy_mask
+from ..rollouts import policy_mask
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -15,7 +16,6 @@ from huggingface_hub.errors import HTTPError
 from ..config import DUETGRPOConfig
 from ..report.card import card_section, without_none
 from ..report.environment import hardware, versions
-from .resuming import Resuming
 
 PAPER = {
     "title": "DUET: Optimize Token-Budget Allocation for Reinforcement Learning with Verifiable Rewards",
@@ -42,41 +42,38 @@ _NOT_SHOWN = (
 """Places on one machine, secrets, and what follows from other fields."""
 
 
-class Publishing(Resuming):
-    """How `DUETGRPOTrainer` publishes a model: an extended card, and the method's state beside it."""
+def extend_card(trainer: Any) -> None:
+    """Add a section on this run to TRL's model card: settings, course, configuration, versions."""
+    card = Path(trainer.args.output_dir, "README.md")
+    section = card_section(
+        trainer.args.to_dict(),
+        trainer.state.log_history,
+        trainer.card_configuration or configuration_yaml(trainer.args),
+        versions(*_PACKAGES),
+        hardware(),
+    )
+    card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
 
-    card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
-    def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, configuration, versions."""
-        name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
-        super().create_model_card(name, *args, **kwargs)
-        if not self.is_world_process_zero():
-            return
-        card = Path(self.args.output_dir, "README.md")
-        section = card_section(
-            self.args.to_dict(),
-            self.state.log_history,
-            self.card_configuration or configuration_yaml(self.args),
-            versions(*_PACKAGES),
-            hardware(),
-        )
-        card.write_text(f"{without_none(card.read_text()).rstrip()}\n\n{section}")
+@contextmanager
+def pushing(trainer: Any) -> Iterator[None]:
+    """While a model is pushed, once it is saved with the method's state: what keeps it from the Hub says what to do.
 
-    def push_to_hub(self, *args: Any, **kwargs: Any) -> Any:
-        """[`~transformers.Trainer.push_to_hub`], once model, tokenizer and state are saved in `output_dir`."""
-        folder = Path(self.args.output_dir)
-        self.save_model(str(folder))
-        if self.args.should_save:
-            self.save_method_state(folder)
-        try:
-            return super().push_to_hub(*args, **kwargs)
-        except (OSError, HTTPError) as error:
-            raise RuntimeError(
-                f"the model is saved in {folder} but was not pushed: {type(error).__name__}: {error} Log in with `hf "
-                "auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE, then "
-                f"push that folder: hf upload <user/name> {folder}"
-            ) from error
+    Raises:
+        RuntimeError: In place of what the HTTP library raises.
+    """
+    folder = Path(trainer.args.output_dir)
+    trainer.save_model(str(folder))
+    if trainer.args.should_save:
+        trainer.save_method_state(folder)
+    try:
+        yield
+    except (OSError, HTTPError) as error:
+        raise RuntimeError(
+            f"the model is saved in {folder} but was not pushed: {type(error).__name__}: {error} Log in with `hf "
+            "auth login` or set HF_TOKEN to a token that may write, check the network and HF_HUB_OFFLINE, then "
+            f"push that folder: hf upload <user/name> {folder}"
+        ) from error
 
 
 def configuration_yaml(*configurations: Any, leave_out: Iterable[str] = ()) -> str:

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
 
-from ..step_record import LocalRollout, StepRecord
+from ..rollouts import LocalRollout, StepRecord
 from ..update.cut import CUTS
 from ..update.divergence import divergence_sums, in_float32, nudged
 from ..update.relative_epsilon import RelativeEpsilon

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From judged rollouts to the rows TRL trains on, and from the log-probabilities back to rollouts."""
+"""From judged rollouts to the rows TRL trains on, what its loss divides by, and from log-probs back to rollouts.
+
+TRL divides by what stands in a micro-batch under five loss types: by its rows (`grpo`, `dr_grpo`, `luspo`, `sapo`) or
+its tokens (`bnpo`). Here rollouts leave the batch, others pad it, and rows are placed by length. So a micro-batch is
+scaled by TRL's divisor over its share of the right one: all rollouts that count (N_t of Eq. 6), or all their tokens.
+"""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,34 +18,36 @@ from trl.trainer.utils import pad
 
 from ..config import DUETGRPOConfig
 from ..exchange import Exchange
-from ..step_record import LocalRollout, StepRecord
+from ..methods.grouping import spread_within
+from ..methods.method import Method, TokenBatch
+from ..rollouts import LocalRollout, StepRecord
 from ..update.packing import PADDING_ROW, pack
+from . import standing_in
 
 
-@dataclass(frozen=True)
-class ReplayBatch:
-    """Answers TRL's `_generate` and `_calculate_rewards` with rollouts that already exist."""
+def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
+    """Log-probs that the tokens were drawn with, padded as TRL pads completions, shape (B, C); nan: not known.
 
-    generated: tuple
-    rewards_per_func: torch.Tensor
+    Args:
+        logprobs (list | None): Of each row.
+        multiple (int | None): Of which the width is one, as in `pad_to_multiple_of`.
 
-    def sampled_logps(self, multiple: int | None) -> torch.Tensor:
-        """Log-probs that the tokens were drawn with, padded as TRL pads completions, shape (B, C); nan: not known.
+    Raises:
+        ValueError: If the engine gave none.
+    """
+    if logprobs is None:
+        raise ValueError(
+            "old_logps='engine' needs an engine that returns the log-probs of its tokens, and this one returned "
+            "none. Use old_logps='trainer'"
+        )
+    rows = [torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float32) for row in logprobs]
+    return pad(rows, 0.0, padding_side="right", pad_to_multiple_of=multiple)
 
-        Args:
-            multiple (int | None): Of which the width is one, as in `pad_to_multiple_of`.
 
-        Raises:
-            ValueError: If the engine gave none.
-        """
-        logprobs = self.generated[4]
-        if logprobs is None:
-            raise ValueError(
-                "old_logps='engine' needs an engine that returns the log-probs of its tokens, and this one returned "
-                "none. Use old_logps='trainer'"
-            )
-        rows = [torch.tensor([math.nan if x is None else x for x in row], dtype=torch.float32) for row in logprobs]
-        return pad(rows, 0.0, padding_side="right", pad_to_multiple_of=multiple)
+def first_known(logps: torch.Tensor, score: Callable[..., tuple]) -> Callable[..., tuple]:
+    """What scores rows where the first of them are the policy's, known already; a reference model comes later."""
+    known = [logps]
+    return lambda *args, **kwargs: (known.pop(), None, None) if known else score(*args, **kwargs)
 
 
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
@@ -52,9 +61,9 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
 
 
-def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, keep_order: bool) -> None:
+def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
-    if keep_order:
+    if step.keeps_order:
         step.packed_rows = np.arange(len(step.jobs)).reshape(num_processes, -1)
         return
     num_windows, rest = divmod(args.steps_per_generation, args.gradient_accumulation_steps)
@@ -75,8 +84,9 @@ def is_empty(step: StepRecord, chunk: int, num_chunks: int) -> bool:
 
 def replay_batch(
     step: StepRecord, exchange: Exchange, process: int, eos_id: int, mask_truncated: bool
-) -> tuple[list[dict], ReplayBatch]:
-    """Rows of one process as TRL's `_generate` would have returned them, in micro-batch order.
+) -> tuple[list[dict], tuple, torch.Tensor]:
+    """Rows of one process, in micro-batch order: their examples, what TRL's `_generate` would have returned of them,
+    and the rewards of all processes.
 
     Padding rows hold one EOS that is not a policy token. A rollout that the gate stopped gets such an EOS where TRL
     would otherwise take it for one that ran into the length limit, or where it is taught (`weigh`).
@@ -101,7 +111,7 @@ def replay_batch(
         [],
     )
     inputs = [dict(step.prompts[step.done.prompt[row]].example) for row in rows]
-    return inputs, ReplayBatch(generated, _rewards(step))
+    return inputs, generated, _rewards(step)
 
 
 def _first_tokens(rollout: LocalRollout, count: int) -> LocalRollout:
@@ -266,6 +276,27 @@ def side_by_side(
     return ids, mask, max(map(len, right))
 
 
+def multiply_tokens(
+    method: Method, inputs: dict[str, Any], logps: torch.Tensor, entropies: torch.Tensor, scale: float
+) -> None:
+    """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place.
+
+    Args:
+        method (Method): Of the run.
+        inputs (dict[str, Any]): A micro-batch, before TRL reads its ratios.
+        logps (torch.Tensor): Log-probs of its tokens now, shape (B, C), without a gradient.
+        entropies (torch.Tensor): Likewise, nats.
+        scale (float): See `scale`.
+    """
+    teach_endings(inputs, logps)
+    advantages = inputs["advantages"]
+    batch = TokenBatch(logps, entropies, inputs["completion_mask"], advantages, inputs["duet_row"])
+    factor = method.token_factor(batch)
+    if factor is not None:
+        advantages = advantages.unsqueeze(1) * factor.to(advantages)
+    inputs["advantages"] = advantages * scale
+
+
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
     """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place.
 
@@ -278,3 +309,62 @@ def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
         known = inputs.get(name)
         if known is not None and known.shape == logps.shape:  # a sequence-level ratio is that of the tokens drawn
             inputs[name] = known.index_put(place, value[place].to(known.dtype))
+
+
+BY_TOKENS = ("dapo", "cispo", "vespo")
+"""Loss types that divide by the tokens of the generation step, which TRL is told."""
+_ONE_REWARD = 1e-6
+"""Spread of a prompt's rewards up to which they are equal."""
+_ROUNDING = 1e-2
+"""Below it an advantage of equal rewards is what float32 leaves of them over the 1e-4 added to their deviation."""
+
+
+def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: bool, teaches_ending: bool) -> None:
+    """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
+
+    With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
+    the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
+    """
+    judgement = step.judgement
+    cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
+    step.row_tokens = np.where(cut, step.replay.completed_at, step.replay.length)
+    step.taught_to_end = cut & judgement.in_gradient & (judgement.weight * judgement.advantages > 0)
+    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.row_tokens)
+    step.num_train_tokens = int(step.loss_tokens[judgement.in_gradient].sum())
+    step.in_divisor = judgement.in_divisor & ~_zero_variance(step) if exclude_zero_variance else judgement.in_divisor
+    step.num_kept_tokens = int(step.loss_tokens[step.in_divisor].sum())
+
+
+def _zero_variance(step: StepRecord) -> np.ndarray:
+    """Rollouts of prompts whose rewards are all equal, and of which none moves the policy, shape (N,), bool."""
+    judgement, group = step.judgement, step.done.prompt
+    spread = spread_within(step.done.rewards, group, len(step.prompts))
+    moves = judgement.in_gradient & (np.abs(judgement.weight * judgement.advantages) > _ROUNDING)
+    moved = np.bincount(group, weights=moves, minlength=len(spread)) > 0
+    return ((spread <= _ONE_REWARD) & ~moved)[group]
+
+
+def scale(step: StepRecord, batch: dict[str, torch.Tensor], args: DUETGRPOConfig, num_processes: int) -> float:
+    """TRL's divisor of a micro-batch over the right one, which all micro-batches of a step share alike.
+
+    Raises:
+        RuntimeError: If TRL would divide by another number of tokens than N_t.
+    """
+    told = int(batch["num_items_in_batch"])
+    if told != step.num_kept_tokens:
+        raise RuntimeError(f"The loss would divide by {told} tokens where {step.num_kept_tokens} were kept.")
+    if args.loss_type in BY_TOKENS:
+        return 1.0
+    stands, counts = len(batch["advantages"]), int(step.in_divisor.sum())
+    if args.loss_type == "bnpo":
+        if args.method == "grpo" and not args.exclude_zero_variance_groups:
+            return 1.0  # TRL's own: a mean over micro-batches, whatever their tokens
+        stands, counts = int(batch["completion_mask"].sum()), step.num_kept_tokens
+    return max(stands, 1) * args.steps_per_generation * num_processes / max(counts, 1)
+
+
+def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) -> AbstractContextManager:
+    """While TRL computes a loss: the KL term has the scale of the advantages, and padding no router loss."""
+    hidden = trainer.aux_loss_enabled and only_padding(batch)
+    router = 0.0 if hidden else trainer.router_aux_loss_coef
+    return standing_in(trainer, beta=trainer.beta * factor, router_aux_loss_coef=router)

@@ -10,7 +10,7 @@ from duet_trl.gate.replay import Outcome
 from duet_trl.gate.thoughts import Delimiters, Written
 from duet_trl.rewards import ChoiceVerifier
 from duet_trl.rewards.completions import WRITTEN
-from duet_trl.seams.answer_region import Thoughts
+from duet_trl.seams.scoring import Thoughts
 from tests.runs import duet_trainer, prompts, settings
 from tests.tiny import save_thinking, thinking_tokenizer
 

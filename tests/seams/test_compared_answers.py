@@ -7,7 +7,7 @@ import pytest
 from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions
 from duet_trl.rewards import ChoiceVerifier, choice_reward
 from duet_trl.rewards.answers import answer_classes
-from duet_trl.seams.compared_answers import answer_verifier
+from duet_trl.seams.scoring import answer_verifier
 from tests.runs import count_fours, duet_trainer, logged
 
 

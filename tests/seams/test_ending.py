@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from duet_trl.seams.ending import EndingReward, pay_endings
+from duet_trl.seams.scoring import EndingReward, pay_endings
 from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged
 
 

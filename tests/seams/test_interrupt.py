@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import TrainerControl
 
-from duet_trl.seams.interrupt import StopAfterStep
+from duet_trl.seams.resuming import StopAfterStep
 
 
 class Processes:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from duet_trl.gate.replay import GateSpec, Outcome, Replay
-from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts
+from duet_trl.rollouts import Job, Judgement, Prompt, Prompts, Rollouts, StepRecord
 from duet_trl.seams.metrics import step_metrics
-from duet_trl.step_record import StepRecord
 
 
 def example() -> dict[str, float]:

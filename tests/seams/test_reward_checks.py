@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.seams.reward_checks import numbers_of
+from duet_trl.seams.scoring import numbers_of
 from tests.runs import count_fours, duet_trainer, logged
 
 

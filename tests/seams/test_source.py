@@ -7,8 +7,8 @@ import pytest
 from datasets import Dataset
 
 from duet_trl.rollouts import NoMorePrompts
-from duet_trl.seams import source
-from duet_trl.seams.source import PromptSource
+from duet_trl.seams import data_checks
+from duet_trl.seams.data_checks import PromptSource
 
 ROWS = 40
 DATA = Dataset.from_dict({"prompt": [f"{number}+1=" for number in range(ROWS)], "name": list(range(ROWS))})
@@ -21,7 +21,7 @@ def drawn(seed: int, step: int, counts: list[int], taken: set[str] = frozenset()
 
 @pytest.fixture(params=["shuffled", "row by row"])
 def way(request, monkeypatch):
-    monkeypatch.setattr(source, "SHUFFLED", ROWS if request.param == "shuffled" else ROWS - 1)
+    monkeypatch.setattr(data_checks, "SHUFFLED", ROWS if request.param == "shuffled" else ROWS - 1)
 
 
 @pytest.mark.usefixtures("way")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.seams.train_rows import ReplayBatch, trim_columns
+from duet_trl.seams.train_rows import sampled_logps, trim_columns
 
 rows = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 9)), min_size=1, max_size=5)
 
@@ -59,12 +59,10 @@ def test_a_chunk_of_padding_rows_keeps_one_column():
 
 
 def test_the_log_probs_that_tokens_were_drawn_with_are_padded_like_completions():
-    columns = [None] * 4
-    batch = ReplayBatch((*columns, [[-0.5, None, -2.0], [-1.0]], {}, None, []), torch.zeros(2, 1))
     for multiple, width in ((None, 3), (4, 4)):
-        found = batch.sampled_logps(multiple)
+        found = sampled_logps([[-0.5, None, -2.0], [-1.0]], multiple)
         assert found.shape == (2, width) and found.dtype == torch.float32
         assert found[0, [0, 2]].tolist() == [-0.5, -2.0] and found[0, 1].isnan()
         assert found[1].tolist() == [-1.0] + [0.0] * (width - 1)
     with pytest.raises(ValueError, match="an engine that returns the log-probs .* Use old_logps='trainer'"):
-        ReplayBatch((*columns, None, {}, None, []), torch.zeros(2, 1)).sampled_logps(None)
+        sampled_logps(None, None)

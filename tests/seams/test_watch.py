@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from duet_trl.gate.replay import GateSpec
-from duet_trl.seams.watch import RunWatch, gate_warnings
+from duet_trl.seams.metrics import RunWatch, gate_warnings
 from tests.runs import duet_trainer
 
 YES, NO = np.ones(4, dtype=bool), np.zeros(4, dtype=bool)
@@ -51,7 +51,7 @@ def test_a_run_warns_once_of_a_gate_that_does_nothing_and_plain_grpo_of_nothing(
     assert caplog.text.count("abort=True saves nothing: a grace window of 90 is the whole of 96") == 1
     caplog.clear()
     duet_trainer(tiny_path, tmp_path, max_steps=1, method="grpo").train()
-    assert [record for record in caplog.records if record.name == "duet_trl.seams.watch"] == []
+    assert [record for record in caplog.records if record.name == "duet_trl.seams.metrics"] == []
 
 
 # ---- Steps --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from duet_trl.seams.whole_checkpoint import resume_point, why_torn
+from duet_trl.seams.checkpoint import resume_point, why_torn
 from tests.runs import duet_trainer, logged, prompts
 
 WRITTEN_WHOLE = ("trainer_state.json", "duet_state.json")

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reward functions are shown, what they may return, and what is made of it: thoughts, checks, endings, answers.
+
+TRL takes what a reward function returns apart: of a mapping it would train on the keys. A reward for ending teaches a
+policy to stop where the trim would stop it: no reward sees what it would have written behind its answer, and where it
+later generates without the gate, and its last answer counts, that costs accuracy. Only what the reward functions pay
+for is paid more: a wrong answer that ends is no better than one that does not.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
+from dataclasses import dataclass
+from numbers import Real
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+from trl.trainer.utils import is_async_callable
+
+from ..exchange import Exchange
+from ..gate.thoughts import Delimiters, prompt_opens_thought
+from ..rewards.answers import AnswerVerifier, answer_classes
+from ..rewards.completions import WRITTEN, Completion, written_completions
+from ..rollouts import StepRecord
+from ..update.advantages import unscored, weighted_sum
+from .data_checks import short
+
+
+@dataclass(frozen=True)
+class Thoughts:
+    """The thoughts of a run's model."""
+
+    tokenizer: PreTrainedTokenizerBase
+    delimiters: Delimiters | None  # None: the model has none
+
+    def open_after(self, prompt_ids: Sequence[Sequence[int]]) -> np.ndarray:
+        """Whether each prompt ends inside a thought, shape (R,), bool; equal prompts are read once."""
+        known: dict[tuple[int, ...], bool] = {}
+        for ids in prompt_ids if self.delimiters is not None else ():
+            if tuple(ids) not in known:
+                known[tuple(ids)] = prompt_opens_thought(ids, self.tokenizer, self.delimiters)
+        return np.array([known.get(tuple(ids), False) for ids in prompt_ids], dtype=bool)
+
+    def shown_to_rewards(
+        self,
+        inputs: Sequence[dict],
+        opened: np.ndarray,
+        completions: Sequence[Completion],
+        completion_ids: Sequence[Sequence[int]],
+    ) -> list[dict]:
+        """Rows with the column from which verifiers know the answer region of their rollouts."""
+        written = written_completions(completions, completion_ids, opened, self.tokenizer, self.delimiters)
+        return [{**row, WRITTEN: one} for row, one in zip(inputs, written, strict=True)]
+
+
+class Deferred:
+    """Holds the first error of some work until all processes are there to hear of it."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+
+    def __enter__(self) -> "Deferred":
+        """Begin."""
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
+        """Keep an error, but for an interrupt."""
+        if not isinstance(error, Exception):
+            return False
+        self.error = self.error or error
+        return True
+
+    def release(self) -> None:
+        """Raise it."""
+        if self.error is not None:
+            raise self.error
+
+
+def checked(function: Any, name: str, deferred: Deferred | None) -> Any:
+    """A reward function whose result is checked.
+
+    Args:
+        function (Any): As TRL calls it; a model stays as it is.
+        name (str): Of the function, for errors.
+        deferred (Deferred | None): Takes its error, and nothing is scored; None: it is raised at once.
+    """
+    if isinstance(function, torch.nn.Module):
+        return function
+    if is_async_callable(function):
+
+        async def answered(**columns: Any) -> list:
+            with deferred or nullcontext():
+                return numbers_of(await function(**columns), name, len(columns["completions"]))
+            return [None] * len(columns["completions"])  # there was an error
+
+        return answered
+
+    def called(**columns: Any) -> list:
+        with deferred or nullcontext():
+            return numbers_of(function(**columns), name, len(columns["completions"]))
+        return [None] * len(columns["completions"])  # there was an error
+
+    return called
+
+
+def numbers_of(output: Any, name: str, count: int) -> list:
+    """The rewards of `count` completions.
+
+    Raises:
+        TypeError: If it is no sequence of numbers and None.
+        ValueError: If there are not as many.
+    """
+    shape = output.shape if isinstance(output, np.ndarray | torch.Tensor) else (count,)
+    foreign = isinstance(output, str | Mapping | AbstractSet) or not isinstance(output, Iterable)
+    if foreign or len(shape) != 1:
+        raise TypeError(
+            f"The reward function {name!r} returned {short(output)} of type {type(output).__name__}. It must return a "
+            f"list with one number for each of the {count} completions; None is one that it does not score."
+        )
+    rewards = list(output)
+    if len(rewards) != count:
+        raise ValueError(
+            f"The reward function {name!r} returned {len(rewards)} rewards, but {count} were expected. It must return "
+            "one for each completion; None is one that it does not score."
+        )
+    for row, reward in enumerate(rewards):
+        if not (reward is None or isinstance(reward, Real | np.number | np.bool_) or _is_scalar(reward)):
+            raise TypeError(
+                f"The reward function {name!r} returned {short(reward)} of type {type(reward).__name__} for "
+                f"completion {row}. A reward is a number, or None where it does not score."
+            )
+    return rewards
+
+
+def _is_scalar(reward: Any) -> bool:
+    return isinstance(reward, torch.Tensor) and reward.ndim == 0
+
+
+class EndingReward:
+    """TRL reward function: 1 for a completion that the policy ended itself, with an EOS, else 0.
+
+    What the gate or the length limit stopped earns nothing here; what an ending is worth, `pay_endings` says.
+    """
+
+    def __init__(self, eos_token_ids: Iterable[int]) -> None:
+        self.eos_token_ids = frozenset(eos_token_ids)
+
+    def __call__(self, completion_ids: Sequence[Sequence[int]], **kwargs: Any) -> list[float]:
+        """Rewards, length N."""
+        return [float(len(ids) > 0 and ids[-1] in self.eos_token_ids) for ids in completion_ids]
+
+
+def add_ending_reward(trainer: Any, weight: float) -> None:
+    """Add an `EndingReward` behind the reward functions of a script, as TRL adds those of environments."""
+    # New lists: TRL keeps those of the script, which may give them to another trainer.
+    trainer.reward_funcs = [*trainer.reward_funcs, EndingReward(trainer.eos_token_ids)]
+    trainer.reward_func_names = [*trainer.reward_func_names, "ending_reward"]
+    trainer.reward_processing_classes = [*trainer.reward_processing_classes, None]
+    trainer.reward_weights = torch.cat([trainer.reward_weights, torch.tensor([weight])])
+
+
+def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
+    """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
+
+    Args:
+        rewards_per_func (torch.Tensor): That of the ending last, shape (N, F + 1). What no other one scored stays
+            unscored.
+        reward_weights (torch.Tensor): Shape (F + 1,).
+    """
+    others = rewards_per_func[:, :-1]
+    earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
+    rewards_per_func[:, -1] *= torch.where(unscored(others), torch.nan, earned.nan_to_num(0.0))
+
+
+def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
+    """The first reward function that can compare answers.
+
+    Args:
+        reward_funcs (Any): As a trainer is given them: one, a list, or None.
+
+    Raises:
+        ValueError: If none of them can.
+    """
+    given = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
+    for one in given:
+        # A class has the functions of its objects.
+        if isinstance(one, AnswerVerifier) and not isinstance(one, type):
+            return one
+    raise ValueError(
+        f"this method compares the answers of rollouts, and no reward function can: {given}. Pass an object such as "
+        "duet_trl.rewards.MathVerifier() (in place of the function math_reward) or ChoiceVerifier(), or give one of "
+        "yours the two functions of duet_trl.rewards.AnswerVerifier."
+    )
+
+
+def classes_of_step(step: StepRecord, verifier: AnswerVerifier, thoughts: Thoughts, exchange: Exchange) -> np.ndarray:
+    """Class of each rollout's answer within its prompt, shape (N,), the same on every process; -1: no answer."""
+    local = list(step.local.values())
+    opened = thoughts.open_after([one.prompt_ids for one in local])
+    completions = [one.completion for one in local]
+    examples = [step.prompts[step.jobs[row].prompt].example for row in step.local]
+    rows = thoughts.shown_to_rewards(examples, opened, completions, [one.completion_ids for one in local])
+    columns = {name: [row[name] for row in rows] for name in (*(examples[0] if examples else ()), WRITTEN)}
+    columns.pop("prompt", None)
+    answers = exchange.in_order(step.rows, verifier.answers(completions, **columns))
+
+    def decide() -> np.ndarray | None:
+        return answer_classes(answers, step.done.prompt, verifier.equivalent) if exchange.process_index == 0 else None
+
+    # One process decides: a verifier with a time limit may differ from one to the next.
+    return exchange.first(exchange.fail_together(decide))
