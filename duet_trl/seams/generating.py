@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from trl.extras.profiling import profiling_context
 
-from ..engines.engine import Completion, Engine, Request, Sampling
-from ..engines.errors import ServerError
+from ..engines.engine import Completion, Engine, Request, Sampling, ServerError
 from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..rollouts import Job, Query
