@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-TRL_RANGE = ((1, 15), (1, 17))
+TRL_RANGE = ((1, 16), (1, 17))
 """Versions of TRL from the first to before the second, as in setup.cfg: others have other seams."""
 
 __all__ = ["DUETGRPOConfig", "DUETGRPOTrainer", "__version__"]

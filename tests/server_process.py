@@ -18,7 +18,7 @@ import requests
 import torch
 
 from duet_trl.engines.colocated import PROCESSOR
-from duet_trl.engines.errors import ServerLost
+from duet_trl.engines.engine import ServerLost
 from duet_trl.engines.server import GateServer
 
 ROOT = Path(__file__).parents[1]

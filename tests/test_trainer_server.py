@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
-from duet_trl.engines.errors import ServerError
+from duet_trl.engines.engine import ServerError
 from duet_trl.seams.server_generation import DUETClient
 from tests.runs import duet_settings, duet_trainer, logged, prompts
 from tests.server_process import ServerProcess

@@ -11,6 +11,14 @@ from ..gate.parameters import GateSetup
 from ..gate.replay import GateSpec
 
 
+class ServerError(RuntimeError):
+    """A vLLM server cannot serve this run; the text says what to change."""
+
+
+class ServerLost(ServerError):
+    """The server does not answer or has dropped requests. It may come back, but with the weights it started with."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One rollout to generate.

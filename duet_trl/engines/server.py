@@ -21,7 +21,7 @@ import aiohttp
 from ..gate.parameters import GateRequest, gate_parameters
 from ..gate.replay import GateSpec
 from ..gate.thoughts import Delimiters
-from .errors import ServerError, ServerLost
+from .engine import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _PROMPTS_PER_REQUEST = 8

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from ..gate.parameters import GateRequest
-from .errors import ServerError, ServerLost
+from .engine import ServerError, ServerLost
 from .server import Choice
 from .turn import TurnEngine
 

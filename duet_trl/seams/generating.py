@@ -11,8 +11,7 @@ import torch
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
-from ..engines.engine import Completion, Request, Sampling
-from ..engines.errors import ServerError
+from ..engines.engine import Completion, Request, Sampling, ServerError
 from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..gate.parameters import GateSetup

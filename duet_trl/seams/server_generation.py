@@ -17,7 +17,7 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..config import DUETGRPOConfig
-from ..engines.errors import ServerError, ServerLost
+from ..engines.engine import ServerError, ServerLost
 from ..engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 from ..engines.server import GateServer
 from ..engines.server_engine import ServerEngine

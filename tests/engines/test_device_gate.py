@@ -297,14 +297,6 @@ def test_rounding_to_float32_switches_no_threshold_off(threshold, kind):
     assert decide(gates, [0], [C, A, B], kind) == [FORCED]
 
 
-def test_asking_again_without_a_new_token_decides_the_same():
-    gates = device_gates()
-    gates.admit(0, request(), prompt_len=0)
-    assert [decide(gates, [0], ids) for ids in ([C] * 5, [C] * 5, [C] * 6, [C] * 6)] == [[-np.inf]] * 2 + [
-        [FORCED]
-    ] * 2
-
-
 def test_each_marker_is_compiled_once():
     compiled = []
 

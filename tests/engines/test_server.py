@@ -17,7 +17,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from duet_trl.engines.errors import ServerError, ServerLost
+from duet_trl.engines.engine import ServerError, ServerLost
 from duet_trl.engines.server import Choice, GateServer
 from duet_trl.engines.server_engine import ServerEngine
 from duet_trl.exchange import Exchange

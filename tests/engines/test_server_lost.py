@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from duet_trl.engines import server as server_client
-from duet_trl.engines.errors import ServerError, ServerLost
+from duet_trl.engines.engine import ServerError, ServerLost
 from tests.server_process import GATE, ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from duet_trl.engines import server as server_client
-from duet_trl.engines.errors import ServerError, ServerLost
+from duet_trl.engines.engine import ServerError, ServerLost
 from duet_trl.engines.server import GateServer
 from tests.engines.guarded_app import fastapi, serving
 

@@ -61,14 +61,6 @@ def test_end_of_grace_stops_even_where_an_eos_is_likeliest():
     assert gates.edit(logits_with("low", EOS)[None], np.array([0])).tolist() == [True]
 
 
-def test_certainty_before_the_marker_or_without_a_threshold_stops_nothing():
-    gates = SlotGates(2, toy)
-    gates.admit(0, request(entropy_threshold=0.1), prefix=[C, C])
-    gates.admit(1, request(), prefix=[A, B])
-    logits = torch.stack([logits_with("low", C)] * 2)
-    assert not gates.edit(logits, gates.slots).any()
-
-
 def test_refused_request_is_stopped_before_its_first_token():
     gates = SlotGates(2, toy)
     gates.admit(0, request(), prefix=[A])

@@ -194,29 +194,6 @@ def test_replay_rejects_a_stop_at_any_other_time(gate_spec, natural, keep, seed,
         replay(gate_spec, AUTOMATON, [natural[: len(rollout.ids) + error]], [True], [keep])
 
 
-@settings(max_examples=200, deadline=None)
-@given(specs(), st.lists(st.sampled_from([A, B, C]), min_size=2, max_size=30), st.booleans(), st.data())
-def test_a_resumed_rollout_goes_on_as_the_uninterrupted_one(gate_spec, ids, keep, data):
-    cut = data.draw(st.integers(1, len(ids)))
-    slots = np.array([0, 1])
-    gate = StreamingGate(2, [AUTOMATON])
-    gate.admit(0, gate_spec, keep)
-    for token in ids[:cut]:
-        gate.step(slots[:1], np.array([token]))
-    gate.admit(1, gate_spec, keep, prefix=ids[:cut])
-    for token in [*ids[cut:], C]:
-        assert len(set(gate.stops(slots).tolist())) == len(set(gate.armed(slots).tolist())) == 1
-        gate.step(slots, np.array([token, token]))
-
-
-def test_a_resumed_rollout_remembers_its_latest_marker_for_the_window():
-    gate = StreamingGate(1, [AUTOMATON])
-    markers_at_2_and_7 = [A, B, C, C, C, A, B]
-    gate.admit(0, spec(poll_threshold=8, window=3, trim=False), keep=False, prefix=markers_at_2_and_7)
-    stops = [gate.step(np.array([0]), np.array([C]))[0] for _ in range(6)]
-    assert not any(stops)  # seen at 8, so the gate at 11 does not abort it
-
-
 def run(gate_spec: GateSpec, natural: list[int], keep: bool) -> Rollout:
     """One rollout through the streaming gate, its outcome by replay."""
     never_low = [np.full(len(natural) + 1, np.inf)]
@@ -225,20 +202,10 @@ def run(gate_spec: GateSpec, natural: list[int], keep: bool) -> Rollout:
     return Rollout(ids, stopped, Outcome(replayed.outcome[0]), int(replayed.marker_at[0]))
 
 
-def test_marker_before_polling_starts_is_seen_at_the_first_poll():
-    rollout = run(spec(), with_marker_at(2, 30), keep=False)
-    assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 4, 7)  # K1, K1 + G
-
-
 def test_marker_between_k2_and_the_gate_keeps_its_full_grace():
     # Eq. 5 would stop at K2 + G = 11, Algorithm 1 at tau + G with tau = 10.
     rollout = run(spec(), with_marker_at(9, 30), keep=False)
     assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 10, 13)
-
-
-def test_the_gate_itself_polls_off_the_grid_and_the_marker_wins_there():
-    rollout = run(spec(), with_marker_at(11, 30), keep=False)
-    assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 11, 14)
 
 
 def test_aborted_rollout_has_exactly_k2_plus_g_policy_tokens():
@@ -258,28 +225,11 @@ def test_rollout_that_ends_exactly_at_the_gate_was_never_decided_about(last):
     assert (rollout.outcome, rollout.stopped, len(rollout.ids)) == (Outcome.NATURAL, False, 11)
 
 
-def test_marker_in_the_last_token_is_not_seen_because_nothing_is_asked_after_it():
-    assert run(spec(), with_marker_at(6, 6), keep=False).outcome == Outcome.NATURAL
-
-
-def test_without_abort_polling_goes_on_and_without_trim_an_answer_runs_on():
-    late = run(spec(abort=False), with_marker_at(25, 40), keep=False)
-    assert (late.outcome, late.marker_at, len(late.ids)) == (Outcome.ANSWERED, 26, 29)
-    untrimmed = run(spec(trim=False), with_marker_at(5, 40), keep=False)
-    assert (untrimmed.outcome, untrimmed.marker_at, len(untrimmed.ids)) == (Outcome.ANSWERED, 6, 40)
-
-
 def test_inactive_gate_changes_nothing_and_needs_no_automaton():
     inactive = spec(trim=False, abort=False)
     assert len(run(inactive, [C] * 40, keep=False).ids) == 40
     outcome = replay(inactive, None, [[C] * 40, [A, B]], [False, False], [False, True]).outcome
     assert outcome.tolist() == [Outcome.NATURAL] * 2
-
-
-def test_window_hides_a_marker_that_scrolled_out():
-    # Completed at 2, first poll at 4: three tokens back is enough, two are not.
-    assert run(spec(window=3), with_marker_at(2, 30), keep=False).outcome == Outcome.ANSWERED
-    assert run(spec(window=2), with_marker_at(2, 30), keep=False).outcome == Outcome.ABORTED
 
 
 def test_low_entropy_ends_the_grace_window_and_high_entropy_does_not():
@@ -310,12 +260,6 @@ def test_a_prefix_beyond_its_stop_is_stopped_at_once_and_nowhere_else():
             replay(spec(), AUTOMATON, [[C] * length], [stopped], [False], prefix_length=begun)
     with pytest.raises(GateMismatch, match="stops it at 11"):
         replay(spec(), AUTOMATON, [[C] * 20], [True], [False])
-
-
-def test_length_cap_before_a_due_stop_is_natural():
-    capped = replay(spec(), AUTOMATON, [[C] * 9, with_marker_at(2, 5)], [False, False], [False, False])
-    assert capped.outcome.tolist() == [Outcome.NATURAL, Outcome.ANSWERED]
-    assert not capped.trimmed.any()
 
 
 def test_replay_of_nothing_is_nothing():
