@@ -264,8 +264,7 @@ class DUETGRPOConfig(GRPOConfig):
         self._check_relations()
         METHODS[self.method].check(self, self.options)
         self._check_upstream()
-        found = self.__dict__
-        self.filled_in = {name: [given[name], found[name]] for name in _OPEN if given[name] != found[name]}
+        self.filled_in = {name: [given[name], now] for name in _OPEN if given[name] != (now := self.__dict__[name])}
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the token: the Trainer pushes a pickle of the configuration with the model, `training_args.bin`."""
@@ -302,9 +301,6 @@ class DUETGRPOConfig(GRPOConfig):
         self.options = read_options(entry.options, self.method_kwargs, self.method)
         self.options = entry.settle(self, self.options)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
-        self._refuse_idle(chosen)
-
-    def _refuse_idle(self, chosen: dict[str, Any]) -> None:
         resolved = SimpleNamespace(**self.__dict__, **self.options.__dict__)
         acts = {name: one.acts for name, one in DECLARED.items()}
         acts |= {one.name: one.metadata["acts"] for one in fields(self.options)}

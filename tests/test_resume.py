@@ -68,7 +68,7 @@ def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_pat
     duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
     path = tmp_path / "checkpoint-1" / STATE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
-    with pytest.raises(ValueError, match="has version 0, this library reads 5"):
+    with pytest.raises(ValueError, match="has version 0, this library reads 6"):
         duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(path.parent))
 
 
