@@ -219,9 +219,9 @@ class LauncherProcess:
         """What the launcher answers; SandboxError, with what it said, if it has ended."""
         if reply := self._control.recv(1 << 16):
             return reply
-        process = self._process
+        end_session(self._process)
+        said = self._process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         self.close()
-        said = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         raise SandboxError(f"the launcher ended: {said[:300]}")
 
     def _exchange(self, check: Check) -> tuple[bool | None, str]:
@@ -261,6 +261,7 @@ class LauncherProcess:
         process, self._process = self._process, None
         self._control.close()
         end_session(process)
+        process.stderr.close()
 
 
 PROBE = """
