@@ -15,16 +15,14 @@ from data import prompt_length
 from datasets import Dataset
 from dry_run import notes, print_run, resolve, start_line
 from run_file import write_run
-from run_record import PACKAGES, new_record
+from run_record import new_record
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Grader, Settings, build_graders
 from duet_trl.evaluation.prompts import MODEL_REMEDY
-from duet_trl.evaluation.results import Subject
 from duet_trl.evaluation.suites import load_suite
-from duet_trl.report.environment import hardware, versions
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
@@ -123,7 +121,7 @@ def train(
     for printer in (PrinterCallback, ProgressCallback) if callbacks else ():
         trainer.remove_callback(printer)
     if suites:
-        trainer.add_callback(suite_evaluation(trainer, arguments, model.model_name_or_path, suites, graders))
+        trainer.add_callback(suite_evaluation(trainer, arguments, suites, graders))
     trainer.card_configuration = configuration_yaml(arguments, model, config, leave_out=derived)
     if trainer.is_world_process_zero():
         Path(config.output_dir).mkdir(parents=True, exist_ok=True)
@@ -184,7 +182,7 @@ def load_suites(
     sources = arguments.sources
     suites = {name: load_suite(name, sources.get(name)) for name in arguments.eval_suites}
     _check_room(suites, config, tokenizer)
-    return suites, build_graders(suites, own=sources, sandbox=arguments.sandbox)
+    return suites, build_graders(suites, arguments.sandbox)
 
 
 def _check_room(suites: Mapping[str, Dataset], config: RecipeConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -205,13 +203,11 @@ def _check_room(suites: Mapping[str, Dataset], config: RecipeConfig, tokenizer: 
 def suite_evaluation(
     trainer: "DUETGRPOTrainer",
     arguments: RecipeArguments,
-    model: str,
     suites: Mapping[str, Dataset],
     graders: Mapping[str, Grader],
 ) -> SuiteEvaluation:
     """The callback that measures suites before, while and after training."""
     config = trainer.args
-    engine = f"vLLM, {config.vllm_mode}" if config.use_vllm else "transformers"
     return SuiteEvaluation(
         trainer,
         suites,
@@ -225,11 +221,4 @@ def suite_evaluation(
             thought_delimiters=None if config.thought_delimiters is None else tuple(config.thought_delimiters),
         ),
         graders=graders,
-        subject=Subject(
-            model=Path(config.output_dir).name,  # rows of several runs of one model are told apart by it
-            details={"pretrained": model},
-            engine=f"training engine ({engine})",
-            sources=arguments.sources,
-            environment={"versions": versions(*PACKAGES), "hardware": hardware()},
-        ),
     )

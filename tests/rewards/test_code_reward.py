@@ -10,7 +10,7 @@ import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
-from tests.rewards.hostile_programs import PROGRAMS, TEST
+from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
@@ -245,7 +245,7 @@ def test_hostile_texts_score_zero(verifier, source):
 
 
 def test_hostile_program_scores_zero_as_a_reward_too(verifier):
-    for hostile in PROGRAMS:
+    for hostile in EVERY_PROGRAM:
         if hostile.fools_naive and "FILE" not in hostile.source:
             assert reward(verifier, hostile.source, test=TEST, entry_point="total") == 0.0
 
@@ -260,7 +260,7 @@ def test_many_completions_with_few_distinct_programs_are_run_once_each(verifier)
 
 def test_isolation_is_named_everywhere(verifier):
     (verdict,) = verifier.verify([fenced("f = abs")], [{"test_list": ["assert f(-1) == 1"]}])
-    assert verdict.isolation == verifier.isolation in ("namespaces", "bubblewrap", "landlock")
+    assert verdict.isolation == verifier.isolation in ("bubblewrap", "landlock")
     weak = CodeVerifier(isolation="limits", workers=1)
     assert weak.isolation == "limits"
     weak.close()
