@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,24 +34,8 @@ TIMEOUT_SECONDS = 300.0
 TAIL_LINES = 12
 """Of a failed training that are shown."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the check.
-
-    Attributes:
-        state (str): `OK`, `NOTE` (training works, but) or `FAILED`.
-        what (str): What was found.
-        remedy (str): What to do about it.
-    """
-
-    state: str
-    what: str
-    remedy: str = ""
-
-    def __str__(self) -> str:
-        remedy = f"\n{'':8}{self.remedy}" if self.remedy else ""
-        return f"{self.state:8}{self.what}{remedy}"
+Finding = tuple[str, str, str]
+"""`OK`, `NOTE` (training works, but) or `FAILED`; what was found; what to do about it."""
 
 
 def add_command(commands: Any) -> None:
@@ -69,25 +52,24 @@ def add_command(commands: Any) -> None:
 def check(options: argparse.Namespace) -> int:
     """Run the command; exit status 1 if anything failed."""
     began, failed = time.perf_counter(), False
-    for finding in _findings(options.fast):
-        failed |= finding.state == FAILED
-        sys.stdout.write(f"{finding}\n")
+    for state, what, remedy in _findings(options.fast):
+        failed |= state == FAILED
+        sys.stdout.write(f"{state:8}{what}\n" + (f"{'':8}{remedy}\n" if remedy else ""))
         sys.stdout.flush()
-    verdict = "something FAILED" if failed else "nothing failed"
-    sys.stdout.write(f"{verdict}; {time.perf_counter() - began:.0f} s\n")
+    sys.stdout.write(f"{'something FAILED' if failed else 'nothing failed'}; {time.perf_counter() - began:.0f} s\n")
     return int(failed)
 
 
 def _findings(fast: bool) -> Iterator[Finding]:
-    yield Finding(OK, f"duet-trl {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    yield from requirements()
-    yield device()
-    yield sandbox()
+    yield OK, f"duet-trl {__version__}, Python {platform.python_version()}, {platform.platform()}", ""
+    yield from _requirements()
+    yield _device()
+    yield _sandbox()
     if not fast:
-        yield from trainings()
+        yield from _trainings()
 
 
-def requirements() -> Iterator[Finding]:
+def _requirements() -> Iterator[Finding]:
     """What this package needs, against what is installed; one line for all that fits."""
     from packaging.requirements import Requirement
 
@@ -96,92 +78,76 @@ def requirements() -> Iterator[Finding]:
     try:
         asked = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(FAILED, "duet-trl is imported and not installed", "pip install -e . in its folder")
+        yield FAILED, "duet-trl is imported and not installed", "pip install -e . in its folder"
         return
     fitting, installed = [], versions(*(one.name for one in asked))
     for one in asked:
-        extra = _extra(one)
-        if extra is not None and extra not in EXTRAS:
-            continue
-        install = f"pip install '{one.name}{one.specifier}'"
+        needed = one.marker is None or one.marker.evaluate({"extra": ""})
+        extra = None if needed else next((name for name in EXTRAS if one.marker.evaluate({"extra": name})), "")
         found = installed.get(one.name)
-        if found is None and extra is None:
-            yield Finding(FAILED, f"{one.name} is not installed", install)
-        elif found is None:
-            remedy = f"pip install '{DISTRIBUTION}[{extra}]'"
-            yield Finding(NOTE, f"{one.name} is not installed: {EXTRAS[extra]}", remedy)
-        elif one.specifier.contains(found, prereleases=True):
+        if extra == "":
+            continue
+        if found is not None and one.specifier.contains(found, prereleases=True):
             fitting.append(f"{one.name} {found}")
+        elif found is None and extra is not None:
+            yield NOTE, f"{one.name} is not installed: {EXTRAS[extra]}", f"pip install '{DISTRIBUTION}[{extra}]'"
         else:
-            yield Finding(FAILED, f"{one.name} {found} is outside {one.specifier}", install)
-    yield Finding(OK, ", ".join(dict.fromkeys(fitting)))
+            what = "is not installed" if found is None else f"{found} is outside {one.specifier}"
+            yield FAILED, f"{one.name} {what}", f"pip install '{one.name}{one.specifier}'"
+    yield OK, ", ".join(dict.fromkeys(fitting)), ""
 
 
-def _extra(requirement: Any) -> str | None:
-    """The extra that asks for a requirement; None: the package itself."""
-    if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-        return None
-    names = importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ()
-    return next((name for name in names if requirement.marker.evaluate({"extra": name})), "")
-
-
-def device() -> Finding:
+def _device() -> Finding:
     """Where training would run."""
     import torch
 
     if not torch.cuda.is_available():
         what = f"no GPU that PyTorch {torch.__version__} sees; {len(os.sched_getaffinity(0))} cores"
-        return Finding(NOTE, what, "train with use_cpu=True, bf16=False, or install PyTorch for CUDA")
+        return NOTE, what, "train with use_cpu=True, bf16=False, or install PyTorch for CUDA"
     gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     what = ", ".join(f"{gpu.name} with {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
     if not torch.cuda.is_bf16_supported():
-        return Finding(NOTE, f"{what}, without bf16", "train with bf16=False, fp16=True")
-    return Finding(OK, what)
+        return NOTE, f"{what}, without bf16", "train with bf16=False, fp16=True"
+    return OK, what, ""
 
 
-def sandbox() -> Finding:
+def _sandbox() -> Finding:
     """How programs that a policy wrote would be isolated."""
     from .rewards.sandbox import Sandbox, SandboxError
 
     try:
-        return Finding(OK, f"programs that a policy writes run isolated: {Sandbox(workers=1).isolation}")
+        return OK, f"programs that a policy writes run isolated: {Sandbox(workers=1).isolation}", ""
     except SandboxError as error:
-        return Finding(NOTE, str(error), "only code_reward needs it")
+        return NOTE, str(error), "only code_reward needs it"
 
 
-def trainings() -> Iterator[Finding]:
+def _trainings() -> Iterator[Finding]:
     """Two steps on each engine that is installed, side by side."""
     from .report.environment import versions
 
-    with tempfile.TemporaryDirectory(prefix="duet_check_") as name:
-        folder = Path(name)
-        _make_policy(folder / "policy")
+    with tempfile.TemporaryDirectory(prefix="duet_check_") as folder:
+        policy = f"{folder}/policy"
+        _make_policy(policy)
         engines = ["transformers", "vllm"] if "vllm" in versions("vllm") else ["transformers"]
-        runs = [(engine, *_start(engine, folder)) for engine in engines]
-        for engine, process, log, began in runs:
-            yield _ended(engine, process, log, began)
-
-
-def _start(engine: str, folder: Path) -> tuple[subprocess.Popen, Path, float]:
-    code = f"from duet_trl.check import train; train({engine!r}, {str(folder / 'policy')!r}, {str(folder / engine)!r})"
-    log = folder / f"{engine}.log"
-    with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=subprocess.STDOUT)
-    return process, log, time.perf_counter()
-
-
-def _ended(engine: str, process: subprocess.Popen, log: Path, began: float) -> Finding:
-    try:
-        process.wait(TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    lines = log.read_text(errors="replace").splitlines()
-    if process.returncode == 0:
-        return Finding(OK, f"{engine}: {lines[-1]}; {time.perf_counter() - began:.0f} s")
-    why = f"ended with exit status {process.returncode}" if process.returncode >= 0 else "was ended"
-    shown = "\n".join(f"{'':8}| {line}" for line in lines[-TAIL_LINES:])
-    return Finding(FAILED, f"{engine}: training {why}\n{shown}", "docs/operations.md, or an issue with these lines")
+        logs = {engine: Path(folder, f"{engine}.log") for engine in engines}
+        began, running = time.perf_counter(), {}
+        for engine, log in logs.items():
+            code = f"from duet_trl.check import train; train({engine!r}, {policy!r}, {f'{folder}/{engine}'!r})"
+            with log.open("w") as out:
+                running[engine] = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
+        for engine, process in running.items():
+            try:
+                process.wait(TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            lines = logs[engine].read_text(errors="replace").splitlines()
+            if process.returncode == 0:
+                yield OK, f"{engine}: {lines[-1]}; {time.perf_counter() - began:.0f} s", ""
+                continue
+            why = f"ended with exit status {process.returncode}" if process.returncode >= 0 else "was ended"
+            shown = "\n".join(f"{'':8}| {line}" for line in lines[-TAIL_LINES:])
+            yield FAILED, f"{engine}: training {why}\n{shown}", "docs/operations.md, or an issue with these lines"
 
 
 def train(engine: str, policy: str, folder: str) -> None:
@@ -222,7 +188,7 @@ def _length(completions: list[str], **_: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
-def _make_policy(folder: Path) -> None:
+def _make_policy(folder: str) -> None:
     """A model of random weights that writes random bytes and boxed numbers, and its tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
