@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-import yaml
-from command_line import RecipeArguments, parse
-from rows import PUBLISHED, load_train
+from data import load_math_train
+from script_arguments import parse
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from trl.trainer.utils import pad, selective_log_softmax
 
@@ -100,10 +99,11 @@ def training_prompts(
     if args.data is not None:
         rows, column, template = read_rows(args.data), args.prompt_id_column, {}
     elif recipe.is_file():
-        name = yaml.safe_load(recipe.read_text()).get("recipe", RecipeArguments().recipe)
-        chosen, config, _ = parse(name, ["--config", str(recipe), "--dry_run"])
-        source = chosen.dataset_name or PUBLISHED[chosen.recipe].hub_id
-        rows = load_train(chosen, config, source, tokenizer).to_list()
+        run, config, _ = parse(["--config", str(recipe)])
+        heldout = None if run.heldout == "none" else run.heldout
+        rows = load_math_train(
+            run.dataset_name, tokenizer, run.max_prompt_length, config.chat_template_kwargs, heldout, run.drop_overlap
+        ).to_list()
         column, template = config.prompt_id_column, config.chat_template_kwargs or {}
     else:
         raise ValueError(f"{args.run} has no recipe.yaml that names its data. Give the file as --data.")

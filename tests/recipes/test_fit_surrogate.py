@@ -130,7 +130,7 @@ def test_a_recipes_run_names_its_own_data(tiny_path: Path, tmp_path: Path) -> No
     data, out = tmp_path / "math.jsonl", tmp_path / "out"
     data.write_text("".join(MATH.read_text().splitlines(keepends=True)[:40]))
     base = shutil.copytree(tiny_path, tmp_path / "base")
-    arguments = ["recipes/math_qwen3.py", "--config", "math_tiny_smoke"]
+    arguments = ["recipes/math_qwen3.py", "--config", "recipes/configs/math_tiny_smoke.yaml"]
     arguments += ["--model_name_or_path", str(base), "--dataset_name", str(data), "--output_dir", str(out)]
     arguments += ["--audit_log", "true", "--allocate", "false", "--trim", "false", "--abort", "false"]
     done = forked(arguments)
