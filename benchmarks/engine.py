@@ -45,7 +45,7 @@ from common import argument_parser, write_result  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from duet_trl.engines.colocated import PROCESSOR  # noqa: E402
-from duet_trl.gate.parameters import gate_parameters  # noqa: E402
+from duet_trl.gate.parameters import GateRequest, gate_parameters  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
 from duet_trl.gate.sentinel import find_sentinel  # noqa: E402
 from duet_trl.report.environment import hardware, versions  # noqa: E402
@@ -102,7 +102,9 @@ class Workload:
                 max_tokens=self.tokens,
                 ignore_eos=True,
                 stop_token_ids=[self._sentinel] if gated else None,
-                extra_args=gate_parameters(spec, "math", row % 2 == 0, self._sentinel, self._eos_ids)
+                extra_args=gate_parameters(
+                    GateRequest(spec, row % 2 == 0, "math", self._sentinel, frozenset(self._eos_ids))
+                )
                 if gated
                 else None,
             )

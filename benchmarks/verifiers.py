@@ -6,7 +6,7 @@ r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier 
   the empty box, the verifier reads the answer before it.
 * Agreement on (extracted answer, gold, label): the boxes, and the last line of the outputs that have none.
 * TRL's `accuracy_reward` and Math-Verify with its defaults on the same rows, beside ours: share, and rows that differ.
-* Agreement with the right and wrong answers that tests/rewards/math_answers.py lists.
+* Agreement with the right and wrong answers that tests/rewards/cases/math.jsonl lists as models write them.
 * Agreement with the answer pairs of public test suites, by convention. No target: they contradict each other.
 * Hostile answers, each beside a right one: graded wrong within the limit, without harm to its neighbour, and no
   process is left behind.
@@ -41,7 +41,7 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import MathVerifier
 from duet_trl.rewards.math_worker import WALL_SECONDS_PER_CPU_SECOND
-from tests.rewards import math_answers
+from tests.rewards.case_files import cases
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 
 FILES = ("model_outputs_math.jsonl", "answer_pairs_labelled.jsonl", "math_train_clean.jsonl")
@@ -159,8 +159,8 @@ def measure_suites(pairs: list[dict[str, Any]], verifier: MathVerifier) -> dict[
 def measure_table(verifier: MathVerifier) -> dict[str, dict[str, Any]]:
     """Agreement with the answers that the tests list, which were chosen for what verifiers get wrong."""
     rows = [
-        {"id": f"a{place}", "answer": answer, "gold": gold, "label": bool(verdict)}
-        for place, (answer, gold, verdict) in enumerate(math_answers.pairs())
+        {"id": f"a{place}", "answer": case["answer"], "gold": case["gold"], "label": case["right"]}
+        for place, case in enumerate(cases("math")["as models write"])
     ]
     found = {}
     for name, part in (

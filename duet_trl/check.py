@@ -185,7 +185,7 @@ def _ended(engine: str, process: subprocess.Popen, log: Path, began: float) -> F
 
 
 def train(engine: str, policy: str, folder: str) -> None:
-    """Two steps with DUET whose rollouts are trimmed behind their first digit; the last line printed says how many."""
+    """Two steps with DUET whose rollouts are trimmed behind their first box; the last line printed says how many."""
     import torch
     from datasets import Dataset
 
@@ -198,7 +198,6 @@ def train(engine: str, policy: str, folder: str) -> None:
         num_generations=4,
         per_device_train_batch_size=32,
         max_completion_length=96,
-        marker="regex:[0-9]",
         grace_window=8,
         use_vllm=engine == "vllm",
         vllm_gpu_memory_utilization=0.1,
@@ -224,7 +223,7 @@ def _length(completions: list[str], **_: Any) -> list[float]:
 
 
 def _make_policy(folder: Path) -> None:
-    """A model of random weights that writes random bytes, and its tokenizer."""
+    """A model of random weights that writes random bytes and boxed numbers, and its tokenizer."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -236,6 +235,7 @@ def _make_policy(folder: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    fast.add_tokens([f"\\boxed{{{number}}}" for number in range(32)])
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=320,  # more rows than tokens, as published models have them

@@ -122,7 +122,7 @@ class DUETGRPOConfig(GRPOConfig):
     marker: str | None = _chosen(
         "marker",
         "m: what an answer looks like: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
-        "'regex:<pattern>'.",
+        "'opening...closing' ('ANSWER: ...': to the end of the line).",
     )
     thought_delimiters: list[str] | None = knob(
         "What opens and closes a thought, in which no answer counts: two texts. None: as in the tokenizer. []: none."

@@ -23,7 +23,6 @@ from .exchange import Exchange
 from .gate.automaton import TokenAutomaton
 from .loop import Loop
 from .methods import build_method
-from .methods.duet import Duet
 from .methods.duet_settings import settle_router_loss
 from .methods.method import Method, TokenBatch
 from .rollouts import Prompt, Prompts
@@ -43,7 +42,6 @@ from .seams.interrupt import StopAfterStep
 from .seams.resuming import run_identity
 from .seams.several_updates import SeveralUpdates
 from .seams.source import PromptSource
-from .seams.surrogate_check import check_surrogate
 from .seams.update_size import UpdateSize
 from .seams.watch import RunWatch
 from .seams.whole_checkpoint import resume_point
@@ -91,7 +89,6 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         args = own_config(args, model)
         data = train_dataset, eval_dataset
         needs, self._own_rules = check_arguments(args, method, engine, reward_funcs, data, kwargs)
-        check_surrogate(args, model, train_dataset)
         processing_class = load_tokenizer(model, processing_class, args)
         setup = prepare_gate(model, processing_class, args) if needs.gated else None
         embed = embedder(needs.embeddings, self)
@@ -125,8 +122,7 @@ class DUETGRPOTrainer(Publishing, Generating, UpdateSize):
         self.several = None if args.updates == "once" else SeveralUpdates(self)
         if self.several is not None:
             self.add_callback(self.several)
-        self.watch = RunWatch(args, self.method.gate if isinstance(self.method, Duet) else None, train_dataset)
-        self.add_callback(self.watch)
+        self.watch = RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
     def _build_loop(self, automaton: TokenAutomaton | None) -> Loop:

@@ -26,15 +26,12 @@ START_SECONDS = 240.0
 
 GATE = ("--logits-processors", PROCESSOR)
 GUARD = ("--middleware", "duet_trl.engines.guard.TokenGuard")
-PAIR = "[42]{2}"
-"""Pattern of the server's own marker, called "pair"."""
 
 # So few blocks of so few tokens that 48 rollouts of full length preempt each other, and prompts of up to 60 tokens are
 # prefilled in chunks.
 SMALL = (
     *("--max-num-seqs", "48", "--max-num-batched-tokens", "96"),
     *("--block-size", "32", "--num-gpu-blocks-override", "72"),
-    *("--additional-config", f'{{"duet_markers": {{"pair": "{PAIR}"}}}}'),
 )
 
 

@@ -68,13 +68,12 @@ def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, m
         options.drop_zero_advantage,
     )
     assert found == CHOSEN[method]
-    assert (options.reward_decay, options.answer_memory) == (0.7, 50)
 
 
 def test_an_explicit_value_beats_the_methods(tmp_path):
     assert config(tmp_path, method="paper", marker="qa").marker == "qa"
-    assert config(tmp_path, method="paper", surrogate_shrinkage=2.0).options.surrogate_shrinkage == 2.0
-    assert config(tmp_path, surrogate_shrinkage=None, marker=None).marker == "math"  # None is not set
+    assert config(tmp_path, method="paper", surrogate_warmup=2).options.surrogate_warmup == 2
+    assert config(tmp_path, surrogate_warmup=None, marker=None).marker == "math"  # None is not set
     paper = {
         "allocation_objective": "variance",
         "stratification": "clip",
@@ -143,9 +142,6 @@ def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_
     for part in ({"trim": True}, {"allocate": True}, {"budget_fraction": 0.5}, {"prompt_candidates": 2.0}):
         options = config(tmp_path, **off | part).options
         assert (options.advantage_baseline, options.advantage_cutoff) == ("least_noise", 0.25), part
-    assert config(tmp_path, small_advantages="sample").options.advantage_cutoff == 0.5
-    old = {"advantage_baseline": "measured", "small_advantages": "sample"}
-    assert config(tmp_path, **old).options.advantage_cutoff == 1.0
 
 
 @pytest.mark.parametrize(
@@ -263,7 +259,7 @@ BY_NAME = [
     ({**COUNTS, "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
     ({**COUNTS, "num_rollouts_min": 4, "max_rollouts": 16}, "above max_rollouts"),
     ({"marker": "maths"}, "maths"),
-    ({"marker": "regex:(?=x)y"}, "uses look-around"),
+    ({"marker": "regex:4"}, "three dots between them"),
     ({"loss_type": "ppo"}, "loss_type must be one of"),
     ({"exclude_zero_variance_groups": True, "beta": 0.1}, "it acts only with beta=0"),
     ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
@@ -284,23 +280,17 @@ BY_OPTION = [
     ({"poll_interval": 0}, "poll_interval must be an integer of at least 1, got 0"),
     ({"poll_interval": "8"}, "poll_interval must be an integer, got '8'. Remove the quotes"),
     ({"threshold_window": 0}, "threshold_window must be an integer of at least 1"),
-    ({"marker_window": -8}, "marker_window must be an integer of at least 0"),
-    ({"price_aborted": "yes"}, "price_aborted must be True or False, got 'yes'"),
+    ({"teach_ending": "yes"}, "teach_ending must be True or False, got 'yes'"),
     ({"stratification": 1}, "stratification must be a string, got 1"),
     ({"stratification": "half"}, "stratification must be one of"),
-    ({"stratification_floor": 0.0}, "stratification_floor must be in"),
     ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
-    ({"surrogate_floor": 0.0}, "surrogate_floor must be positive"),
     ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
     (
         {"advantage_baseline": "critic"},
         r"advantage_baseline must be one of \['group', 'history', 'measured', 'least_noise'\]",
     ),
     ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
-    ({"reward_decay": 1.1}, r"reward_decay must be in \[0, 1\].*; got 1.1"),
-    ({"reward_decay": float("nan")}, "reward_decay must be in"),
     ({"abort_rule": "quantile"}, r"abort_rule must be one of \['price', 'length'\], got 'quantile'"),
-    ({"answer_memory": 1}, "answer_memory must be an integer of at least 2"),
     ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
     ({"advantage_cutoff": 1.0}, "advantage_cutoff=1 would drop every rollout.*Set it below 1"),
     ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),

@@ -104,7 +104,7 @@ def test_the_engines_log_probs_stand_for_those_before_the_updates_without_a_forw
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"marker": "regex:4+2", "entropy_threshold": 0.0},
+        {"marker": "4...2", "entropy_threshold": 0.0},
         {"method": "grpo"},
         {"lora": True, "learning_rate": 1e-2},
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},

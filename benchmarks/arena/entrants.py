@@ -76,7 +76,6 @@ TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
 """Updates from each batch of rollouts."""
 UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
 CHOICE = {"prompt_candidates": 2.5}
-SAMPLE = {"small_advantages": "sample"}
 EVEN, UNEVEN = {"allocate": False}, {"allocate": True}
 """Counts alike; counts that follow what is known of a prompt."""
 HISTORY = {**UNEVEN, "advantage_baseline": "history"}
@@ -104,7 +103,7 @@ _ALL = (
     _steered("grpo_4_steered", "grpo", 0.5, UPDATES),
     _steered("grpo_8_steered", "grpo", 1.0, UPDATES),
     Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
-    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN, **SAMPLE}, mini_batches=4),
+    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN}, mini_batches=4, retired=True),  # small advantages sampled
     Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),
     Entrant("duet_2x2_clip", "duet", 0.5, {**MEAN, **TWO}, tuned_as="duet_2x2", mini_batches=2, retired=True),
     Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),

@@ -25,7 +25,7 @@ from transformers import GenerationConfig, TrainerCallback, TrainerControl, Trai
 from benchmarks.common import argument_parser, write_result
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.transformers import gated_generate
-from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
 from duet_trl.report.environment import hardware, versions
 from duet_trl.seams.gate_setup import prepare_gate
@@ -179,7 +179,7 @@ def gate_price(trainer: DUETGRPOTrainer, plan: Plan, seed: int) -> dict[str, flo
     beyond = plan.gate_tokens + 1
     spec = GateSpec(1, beyond, beyond, entropy_threshold=READS_AND_NEVER_STOPS)
     gates = [
-        gate_parameters(spec, setup.marker, row % 2 == 0, setup.sentinel, setup.eos_ids)
+        GateRequest(spec, row % 2 == 0, setup.marker, setup.sentinel, frozenset(setup.eos_ids))
         for row in range(plan.gate_rows)
     ]
     problems = train_problems(seed=seed)

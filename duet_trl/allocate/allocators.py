@@ -15,7 +15,6 @@ from .budget import Budget
 from .neyman import Allocation, bisection_allocation, neyman_allocation, uniform_allocation
 from .openness import openness, posterior, price_of_more
 from .state import check_state
-from .static_surrogate import StaticSurrogate
 from .statistics import PromptStatistics, PromptView
 from .surrogate import Surrogate, calibration_chi2, sigma_observed
 
@@ -136,15 +135,13 @@ class NeymanAllocator(UniformAllocator):
     While the reference budget is measured it plans uniform counts.
 
     Args:
-        surrogate (Surrogate | StaticSurrogate): Rules for s_q.
+        surrogate (Surrogate): Rules for s_q.
         budget (Budget): What B is.
         solver (str): ``"greedy"`` by gain per token, or ``"bisection"``, the paper's ten steps (Eq. 4).
         **options: As for `UniformAllocator`.
     """
 
-    def __init__(
-        self, surrogate: Surrogate | StaticSurrogate, budget: Budget, *, solver: str = "greedy", **options: Any
-    ) -> None:
+    def __init__(self, surrogate: Surrogate, budget: Budget, *, solver: str = "greedy", **options: Any) -> None:
         super().__init__(budget, **options)
         self.surrogate = surrogate
         self.solver = solver

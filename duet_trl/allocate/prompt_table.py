@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Columns of numbers by prompt, in blocks that never move: a pool grows, and a checkpoint is taken, without a copy."""
+"""Columns of numbers by prompt, for pools of ten million: 12 bytes a prompt beside its numbers.
+
+A key is kept as 64 hashed bits. Two of P prompts share them with probability P^2 / 2^65, 3e-6 for ten million; the two
+would then share one history, which is that of their mixture.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
-from .key_index import KeyIndex, hash_keys
 from .state import check_state
 
-BLOCK = 4096
-"""Prompts of a block. The first write into a block that a state holds copies it, so blocks are small."""
+SAMPLE = 2**16
+"""Prompts from which figures of the whole pool are computed at most."""
 
-SAMPLE = 16
-"""Blocks from which figures of the whole pool are computed at most."""
+
+def hash_keys(keys: Sequence[str]) -> np.ndarray:
+    """64 bits of each key, shape (N,), uint64; the same in every process."""
+    return np.frombuffer(b"".join(blake2b(key.encode(), digest_size=8).digest() for key in keys), dtype="<u8")
 
 
 class PromptTable:
@@ -22,23 +28,24 @@ class PromptTable:
 
     Args:
         name (str): Of its owner, for messages.
-        columns (Sequence[str]): Names, C of them.
+        columns (Sequence[str]): Names.
     """
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
         self.name = name
-        self.columns = tuple(columns)
-        self._index = KeyIndex(np.zeros(0, dtype=np.uint64))
-        self._blocks: list[np.ndarray] = []  # (C, BLOCK) each
-        self._lent: set[int] = set()  # blocks that a state may still hold
-        self._latest = self._nothing()
+        self._hashes, self._rows = np.zeros(0, np.uint64), np.zeros(0, np.int32)  # ascending, and the row of each
+        self._columns = {column: np.zeros(0) for column in columns}  # longer than the table: they grow by a quarter
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._hashes)
 
     def read(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
         """Columns of `keys`, shape (M,) each; 0 for a prompt that was never written."""
-        return dict(zip(self.columns, self._look_up(keys).values.copy(), strict=True))
+        place, known = self._find(hash_keys(keys))
+        found = {column: np.zeros(len(keys)) for column in self._columns}
+        for column, values in self._columns.items():
+            found[column][known] = values[self._rows[place[known]]]
+        return found
 
     @contextmanager
     def editing(self, keys: Sequence[str]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
@@ -49,94 +56,58 @@ class PromptTable:
         Yields:
             tuple: Columns, shape (U,) each; places, shape (M,), int64.
         """
-        latest = self._look_up(keys, add=True)
-        rows, first, place = np.unique(latest.rows, return_index=True, return_inverse=True)
-        values, place = latest.values[:, first], place.reshape(-1)
-        yield dict(zip(self.columns, values, strict=True)), place
-        self._put(rows, values)
-        self._latest = latest._replace(values=values[:, place])
+        hashes = hash_keys(keys)
+        self._add(hashes)
+        rows, place = np.unique(self._rows[self._find(hashes)[0]], return_inverse=True)
+        found = {column: values[rows] for column, values in self._columns.items()}
+        yield found, place.reshape(-1)
+        for column, values in found.items():
+            self._columns[column][rows] = values
 
     def pool(self, *names: str) -> list[np.ndarray]:
-        """Some columns over the pool, in the order of first visits, shape (P',) each; behind the last prompt, zeros.
+        """Some columns over the pool, in the order of first visits, shape (P',) each.
 
-        Of more than `SAMPLE` blocks, 65,536 prompts, every k-th stands for the others, so that a step does not take
-        longer in a larger pool: between 32,768 and 65,536 prompts, evenly spaced over the time of their first visit.
+        Of more than `SAMPLE` prompts every k-th stands for the others, so that a step does not take longer in a larger
+        pool.
         """
-        sample = self._blocks[:: -(-len(self._blocks) // SAMPLE) or 1]
-        return [
-            np.concatenate([np.zeros(0), *(block[row] for block in sample)]) for row in map(self.columns.index, names)
-        ]
+        step = -(-len(self) // SAMPLE) or 1
+        return [self._columns[name][: len(self) : step] for name in names]
 
     def state_dict(self) -> dict[str, Any]:
-        """Hashes of the keys, shape (P,), and the blocks, shape (C, <= BLOCK) each; later writes do not reach them."""
-        self._lent = set(range(len(self._blocks)))
-        blocks = {}
-        for number, block in enumerate(self._blocks):
-            blocks[str(number)] = block[:, : len(self) - number * BLOCK]
-            blocks[str(number)].flags.writeable = False
-        return {"columns": list(self.columns), "keys": self._index.hashes(), "blocks": blocks}
+        """Hashes of the keys and the columns, in the order of first visits, shape (P,) each."""
+        keys = np.empty_like(self._hashes)
+        keys[self._rows] = self._hashes
+        return {"keys": keys, "columns": {name: values[: len(self)].copy() for name, values in self._columns.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state(self.name, state, dict.fromkeys(("columns", "keys", "blocks")))
-        keys, blocks = np.asarray(state["keys"], dtype=np.uint64), list(state["blocks"].values())
-        widths = [min(BLOCK, len(keys) - first) for first in range(0, len(keys), BLOCK)]
-        shapes = [(len(self.columns), width) for width in widths]
-        if list(state["columns"]) != list(self.columns) or [np.shape(block) for block in blocks] != shapes:
-            raise ValueError(f"The {self.name} state is damaged: its columns or the shapes of its blocks are others.")
-        ascending = np.sort(keys)
-        if (ascending[1:] == ascending[:-1]).any():
+        check_state(self.name, state, dict.fromkeys(("keys", "columns")))
+        check_state(self.name, state["columns"], self._columns)
+        keys = np.asarray(state["keys"], dtype=np.uint64)
+        columns = {name: np.array(state["columns"][name], dtype=np.float64) for name in self._columns}
+        if any(values.shape != keys.shape for values in columns.values()):
+            raise ValueError(f"The {self.name} state is damaged: its columns have other lengths than its keys.")
+        rows = np.argsort(keys)
+        if (np.diff(keys[rows]) == 0).any():
             raise ValueError(f"The {self.name} state is damaged: a prompt stands in it twice.")
-        self._index, self._lent, self._latest = KeyIndex(keys), set(), self._nothing()
-        self._blocks = [np.zeros((len(self.columns), BLOCK)) for _ in blocks]
-        for own, block in zip(self._blocks, blocks, strict=True):
-            own[:, : np.shape(block)[1]] = block
+        self._hashes, self._rows, self._columns = keys[rows], rows.astype(np.int32), columns
 
-    def _look_up(self, keys: Sequence[str], add: bool = False) -> "_Latest":
-        """Rows and values of some keys; `add` gives unknown ones a row."""
-        if self._latest.keys != (keys := tuple(keys)):
-            hashes = hash_keys(keys)
-            rows = self._index.find(hashes)
-            self._latest = _Latest(keys, hashes, rows, self._take(rows))
-        if add and (self._latest.rows < 0).any():
-            self._latest = self._latest._replace(rows=self._index.add(self._latest.hashes))
-            while len(self._blocks) * BLOCK < len(self):
-                self._blocks.append(np.zeros((len(self.columns), BLOCK)))
-        return self._latest
+    def _find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Place of each hash among the ascending ones, shape (N,), and whether it is there."""
+        place = np.searchsorted(self._hashes, hashes)
+        known = place < len(self)
+        known[known] = self._hashes[place[known]] == hashes[known]
+        return place, known
 
-    def _nothing(self) -> "_Latest":
-        return _Latest((), np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros((len(self.columns), 0)))
-
-    def _take(self, rows: np.ndarray) -> np.ndarray:
-        """Values of some rows, shape (C, N); 0 for row -1."""
-        values = np.zeros((len(self.columns), len(rows)))
-        for number, at in _by_block(rows):
-            values[:, at] = self._blocks[number][:, rows[at] % BLOCK]
-        return values
-
-    def _put(self, rows: np.ndarray, values: np.ndarray) -> None:
-        for number, at in _by_block(rows):
-            if number in self._lent:
-                self._blocks[number] = self._blocks[number].copy()
-                self._lent.remove(number)
-            self._blocks[number][:, rows[at] % BLOCK] = values[:, at]
-
-
-class _Latest(NamedTuple):
-    """The keys that were asked for last: a step asks for the same ones several times.
-
-    Hashes and rows have shape (M,), -1 for a prompt without a row; values have shape (C, M).
-    """
-
-    keys: tuple[str, ...]
-    hashes: np.ndarray
-    rows: np.ndarray
-    values: np.ndarray
-
-
-def _by_block(rows: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Number of each block that rows lie in, and where these rows stand; -1 lies in none."""
-    order = np.argsort(rows, kind="stable")
-    order = order[np.searchsorted(rows[order], 0) :]
-    numbers, first = np.unique(rows[order] // BLOCK, return_index=True)
-    return zip(numbers.tolist(), np.split(order, first)[1:], strict=True)
+    def _add(self, hashes: np.ndarray) -> None:
+        """Give unknown prompts a row, in their order."""
+        new, first = np.unique(hashes[~self._find(hashes)[1]], return_index=True)
+        if not len(new):
+            return
+        rows = np.empty(len(new), dtype=np.int32)
+        rows[np.argsort(first)] = len(self) + np.arange(len(new), dtype=np.int32)
+        place = np.searchsorted(self._hashes, new)
+        self._hashes, self._rows = np.insert(self._hashes, place, new), np.insert(self._rows, place, rows)
+        for column, values in self._columns.items():  # one after the other, so that only one is there twice
+            if len(values) < len(self):
+                self._columns[column] = np.concatenate([values, np.zeros(len(self) * 5 // 4 - len(values) + 1)])

@@ -113,3 +113,18 @@ class Surrogate:
         """Restore `state_dict()`. Raises ValueError if keys differ."""
         check_state("surrogate", state, self.state_dict())
         self.floor, self._frozen = float(state["floor"]), bool(state["frozen"])
+
+
+class ConstantSurrogate(Surrogate):
+    """One s_q for all prompts, which no observation changes: counts follow lengths alone."""
+
+    def __init__(self) -> None:
+        super().__init__(floor=1.0, floor_quantile=None)  # its scale does not matter to the counts
+
+    def sigma(self, view: PromptView, statistics: PromptStatistics) -> np.ndarray:
+        """1 for each of the prompts in ``view``, shape (M,)."""
+        return np.full(len(view.keys), self.floor)
+
+    def is_warm(self, view: PromptView) -> np.ndarray:
+        """Every prompt has its estimate from the start, shape (M,), bool."""
+        return np.ones(len(view.keys), dtype=bool)

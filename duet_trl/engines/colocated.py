@@ -5,13 +5,14 @@ TRL builds the engine without logits processors, calls `LLM.generate` with one s
 prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here mends one of the three.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..gate.parameters import GateRequest, gate_parameters
 from .turn import TurnEngine
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class ColocatedEngine(TurnEngine):
         """See [`Engine.sync_weights`]."""
         self._sync()
 
-    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+    def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         rows = list(zip(gates, limits, strict=True))
         if self._group is not None:
             gathered: list[list] = [[] for _ in range(self._group.size())]
@@ -52,19 +53,16 @@ class ColocatedEngine(TurnEngine):
 def llm_factory(
     llm: Callable[..., "LLM"],
     *,
-    markers: Mapping[str, str] | None = None,
     dtype: str | None = None,
     enforce_eager: bool | None = None,
 ) -> Callable[..., "LLM"]:
     """A constructor like `llm` (`vllm.LLM`) whose engines run the gate; options that are None are left to vLLM.
 
-    `markers` are custom ones, pattern by name. Without `dtype` vLLM runs a float32 checkpoint in bfloat16: the policy
+    Without `dtype` vLLM runs a float32 checkpoint in bfloat16: the policy
     that is sampled is then not the one that is trained. `enforce_eager` skips compilation, which on a CPU takes longer
     than a short run gains.
     """
     options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
-    if markers:
-        options["additional_config"] = {"duet_markers": dict(markers)}
     if dtype is not None:
         options["dtype"] = dtype
     if enforce_eager is not None:
@@ -75,25 +73,25 @@ def llm_factory(
 @contextmanager
 def gated_requests(
     llm: "LLM",
-    parameters: Sequence[Mapping[str, Any] | None],
+    gates: Sequence[GateRequest | None],
     eos_ids: Sequence[int],
     limits: Sequence[int | None] | None = None,
 ) -> Iterator[None]:
     """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
 
-    Under tensor parallelism `parameters` and `limits` (maximum tokens; None: as the call says) are those of all ranks
+    Under tensor parallelism `gates` and `limits` (maximum tokens; None: as the call says) are those of all ranks
     of the group, one rank after the other. `eos_ids` end gated and ungated rollouts alike.
     """
     generate = llm.generate
 
     def gated(prompts: Sequence[Any], sampling_params: Any = None, **kwargs: Any) -> Any:
-        if len(prompts) != len(parameters):
+        if len(prompts) != len(gates):
             raise ValueError(
-                f"the gate was prepared for {len(parameters)} prompts but {len(prompts)} are generated. Pass one "
+                f"the gate was prepared for {len(gates)} prompts but {len(prompts)} are generated. Pass one "
                 "entry per prompt; under tensor parallelism, those of the whole group."
             )
         base = llm.get_default_sampling_params() if sampling_params is None else sampling_params
-        rows = zip(parameters, limits or [None] * len(parameters), strict=True)
+        rows = zip(gates, limits or [None] * len(gates), strict=True)
         return generate(prompts, sampling_params=[_with_gate(base, *row, eos_ids) for row in rows], **kwargs)
 
     llm.generate = gated
@@ -112,14 +110,14 @@ def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Ten
     llm.reset_prefix_cache()
 
 
-def _with_gate(base: Any, parameters: Mapping[str, Any] | None, limit: int | None, eos_ids: Sequence[int]) -> Any:
+def _with_gate(base: Any, gate: GateRequest | None, limit: int | None, eos_ids: Sequence[int]) -> Any:
     """A copy of sampling parameters that ends at every EOS id and carries one row's gate and length limit."""
     params = base.clone()
     if limit is not None:
         params.max_tokens = limit
     stops = {*(params.stop_token_ids or ()), *eos_ids}
-    if parameters is not None:
-        params.extra_args = {**(params.extra_args or {}), **parameters}
-        stops.add(parameters["duet_sentinel"])
+    if gate is not None:
+        params.extra_args = {**(params.extra_args or {}), **gate_parameters(gate)}
+        stops.add(gate.sentinel)
     params.stop_token_ids = sorted(stops)
     return params

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import aiohttp
 
-from ..gate.parameters import gate_parameters
+from ..gate.parameters import GateRequest, gate_parameters
 from ..gate.replay import GateSpec
 from ..gate.thoughts import Delimiters
 from .errors import ServerError, ServerLost
@@ -101,19 +101,19 @@ class GateServer:
         self,
         prompts: Sequence[Sequence[int]],
         sampling: Mapping[str, Any],
-        parameters: Sequence[Mapping[str, Any] | None],
+        gates: Sequence[GateRequest | None],
         eos_ids: Sequence[int],
         limits: Sequence[int | None] | None = None,
     ) -> list[Choice]:
         """One completion of each prompt, in their order, running at the same time.
 
-        Those whose parameters and limits no other shares are a request each. More requests than half of the files
+        Those whose gates and limits no other shares are a request each. More requests than half of the files
         that this process may open (`ulimit -n`) wait for each other.
 
         Args:
             prompts (Sequence[Sequence[int]]): Token ids, length N; a prompt may repeat.
             sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
-            parameters (Sequence[Mapping[str, Any] | None]): `gate_parameters` of each rollout; None: no gate.
+            gates (Sequence[GateRequest | None]): Gate of each rollout; None: none.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
             limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: as `sampling` says.
 
@@ -135,13 +135,13 @@ class GateServer:
                 own = sampling if limits[first] is None else {**sampling, "max_tokens": limits[first]}
                 url = f"{self.base_url}/v1/completions"
                 async with room:
-                    body = _body(model, [list(prompts[row]) for row in rows], own, parameters[first], eos_ids)
+                    body = _body(model, [list(prompts[row]) for row in rows], own, gates[first], eos_ids)
                     # The heartbeat notices a server that is away; with 4,096 connections to make 30 s may be too few.
                     answer = await _call(session, "POST", url, body, connect_seconds=None)
                 for row, choice in zip(rows, _in_order(answer, len(rows), url), strict=True):
                     done[row] = _choice(choice)
 
-            await self._guarded(session, [send(rows) for rows in _batches(zip(parameters, limits, strict=True))])
+            await self._guarded(session, [send(rows) for rows in _batches(zip(gates, limits, strict=True))])
             return done
 
         return self._run(complete)
@@ -165,8 +165,7 @@ class GateServer:
         spec = GateSpec(1, 1, 0, poll_interval=1)  # trims where the first token completes a marker, aborts elsewhere
 
         def ask(fingerprint: str, weights: str) -> Choice:
-            names = {"fingerprint": fingerprint, "weights": weights, "delimiters": delimiters}
-            gate = gate_parameters(spec, marker, False, sentinel, eos_ids, **names)
+            gate = GateRequest(spec, False, marker, sentinel, frozenset(eos_ids), fingerprint, weights, delimiters)
             body = {"max_tokens": 3, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True}
             return self.complete([[eos_ids[0]]], body, [gate], [])[0]
 
@@ -299,11 +298,11 @@ class GateServer:
             future.cancel()  # an interrupt does not wait for the rollouts
 
 
-def _batches(asked: Iterable[tuple[Mapping[str, Any] | None, int | None]]) -> list[list[int]]:
+def _batches(asked: Iterable[tuple[GateRequest | None, int | None]]) -> list[list[int]]:
     """Rows with equal gates and limits, `_PROMPTS_PER_REQUEST` at a time."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[tuple[GateRequest | None, int | None], list[int]] = {}
     for row, alike in enumerate(asked):
-        groups.setdefault(json.dumps(alike, sort_keys=True), []).append(row)
+        groups.setdefault(alike, []).append(row)
     size = max(_PROMPTS_PER_REQUEST, -(-sum(map(len, groups.values())) // _MOST_REQUESTS))
     return [rows[first : first + size] for rows in groups.values() for first in range(0, len(rows), size)]
 
@@ -312,14 +311,14 @@ def _body(
     model: str,
     prompts: list[list[int]],
     sampling: Mapping[str, Any],
-    gate: Mapping[str, Any] | None,
+    gate: GateRequest | None,
     eos_ids: Sequence[int],
 ) -> dict[str, Any]:
     stops = {*(sampling.get("stop_token_ids") or ()), *eos_ids}
     body = {"model": model, "prompt": prompts, "logprobs": 0, "return_token_ids": True, **sampling}
     if gate is not None:
-        body["vllm_xargs"] = {**(sampling.get("vllm_xargs") or {}), **gate}
-        stops.add(gate["duet_sentinel"])
+        body["vllm_xargs"] = {**(sampling.get("vllm_xargs") or {}), **gate_parameters(gate)}
+        stops.add(gate.sentinel)
     return {**body, "stop_token_ids": sorted(stops)}
 
 

@@ -5,9 +5,11 @@ import logging
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..gate.parameters import GateRequest
 from .errors import ServerError, ServerLost
 from .server import Choice
 from .turn import TurnEngine
@@ -45,11 +47,11 @@ class ServerEngine(TurnEngine):
         super().__init__(*turn)
         self._connection, self._sampling, self._send = connection, sampling, send
         self._exchange, self._process, self._timeout = exchange, process, timeout
-        self._rows: list[tuple[dict | None, int | None]] | None = None
+        self._rows: list[tuple[GateRequest | None, int | None]] | None = None
         self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
         self._together(self._probe)
 
-    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+    def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         self._rows = list(zip(gates, limits, strict=True))
         stack = ExitStack()
         stack.callback(setattr, self, "_rows", None)
@@ -91,11 +93,11 @@ class ServerEngine(TurnEngine):
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
-    def _complete(self, everything: list[tuple[list[int], dict | None, int | None]]) -> list[Choice]:
+    def _complete(self, everything: list[tuple[list[int], GateRequest | None, int | None]]) -> list[Choice]:
         prompts, gates, limits = zip(*everything, strict=True)
-        gates = [gate and {**gate, "duet_weights": self._connection.weights} for gate in gates]
+        gates = [gate and replace(gate, weights=self._connection.weights) for gate in gates]
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
-        stopped = [gate and row.token_ids == [gate["duet_sentinel"]] for gate, row in zip(gates, found, strict=True)]
+        stopped = [gate and row.token_ids == [gate.sentinel] for gate, row in zip(gates, found, strict=True)]
         # A stop before the first token is a refusal, or that of a prefix. Requests without a gate name no weights, nor
         # do any where they went another way than through a folder: whoever has them now had them then.
         if any(stopped) or None in gates:

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from ..gate.automaton import TokenAutomaton
-from ..gate.parameters import GateRequest, parse_gate_parameters
+from ..gate.parameters import GateRequest
 from .slots import SlotGates
 from .turn import TurnEngine
 
@@ -36,7 +36,7 @@ class TransformersEngine(TurnEngine):
         super().__init__(*turn)
         self._model = model
 
-    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+    def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         if not any(gates) and not any(limits):
             return nullcontext()
         automata = {} if self.setup is None else {self.setup.marker: self.setup.automaton}
@@ -108,15 +108,14 @@ class RowLimits(StoppingCriteria):
 @contextmanager
 def gated_generate(
     model: PreTrainedModel,
-    parameters: Sequence[Mapping[str, Any] | None],
+    requests: Sequence[GateRequest | None],
     automata: Mapping[str, TokenAutomaton],
     limits: Sequence[int | None] = (),
 ) -> Iterator[None]:
     """While active, `model.generate` (a PEFT model is fine) runs the gate; a stopped row ends with its sentinel.
 
-    Each row has `gate_parameters` or None, and a limit of new tokens (None, or no limits: that of the call).
+    Each row has a gate or None, and a limit of new tokens (None, or no limits: that of the call).
     """
-    requests = [parse_gate_parameters(row) for row in parameters]
     sentinels = {request.sentinel for request in requests if request is not None}
     before = model.__dict__.get("generate")
     generate = model.generate

@@ -7,9 +7,8 @@ to a length of its own.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
-from ..gate.parameters import GateSetup, gate_parameters
+from ..gate.parameters import GateRequest, GateSetup
 from ..gate.replay import split_sentinel
 from .engine import Completion, Request, Sampling
 
@@ -47,7 +46,7 @@ class TurnEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See [`Engine.generate`]. ValueError for a length out of range, or a gate in a run without a marker."""
-        gates = [self._parameters(request) for request in requests]
+        gates = [self._gate(request) for request in requests]
         limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
         with self._each(gates, limits):
             ids, logprobs = self._turn([request.input_ids for request in requests])
@@ -71,11 +70,11 @@ class TurnEngine:
     def close(self) -> None:
         """Nothing to do: the engine ends with the trainer."""
 
-    def _each(self, gates: list[dict[str, Any] | None], limits: list[int | None]) -> AbstractContextManager:
+    def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         """While active, a turn gives each prompt its gate and its length limit; None: no gate, that of the turn."""
         raise NotImplementedError
 
-    def _parameters(self, request: Request) -> dict[str, Any] | None:
+    def _gate(self, request: Request) -> GateRequest | None:
         if not 1 <= request.new_tokens <= self._max_tokens:
             raise ValueError(
                 f"a request with a prefix of {len(request.prefix)} tokens and max_tokens={request.max_tokens} has "
@@ -86,12 +85,12 @@ class TurnEngine:
             return None
         if self.setup is None:
             raise ValueError("a request has a gate, but the run has no marker. Use a method that is gated.")
-        return gate_parameters(
+        return GateRequest(
             request.gate,
-            self.setup.marker,
             request.keep,
+            self.setup.marker,
             self.setup.sentinel,
-            self._eos_ids,
+            frozenset(self._eos_ids),
             fingerprint=self.setup.automaton.fingerprint,
             delimiters=self.setup.delimiters,
             in_thought=request.in_thought,

@@ -4,12 +4,10 @@
 Name it when the engine starts, `LLM(logits_processors=["duet_trl.engines.vllm:DUETLogitsProcessor"])` or
 `vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is no entry point: that would reach
 every vLLM process, and with asynchronous scheduling show the V1 runner's processors placeholder tokens. Requests carry
-`duet_trl.gate.parameters`; those without any cost nothing. Custom markers come as
-`additional_config={"duet_markers": {name: pattern}}` or as the marker name `regex:<pattern>`.
+`duet_trl.gate.parameters`; those without any cost nothing.
 """
 
 import logging
-from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,8 +18,8 @@ from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
 
 from ..gate.automaton import TokenAutomaton, compile_automaton
-from ..gate.markers import MARKERS, PATTERN_PREFIX, get_marker, pattern_marker
-from ..gate.parameters import PREFIX, GateRequest, parse_gate_parameters
+from ..gate.markers import MARKERS, get_marker
+from ..gate.parameters import GateRequest, parse_gate_parameters
 from ..gate.thoughts import Delimiters, find_delimiters
 from ..gate.vocabulary import vocabulary_bytes
 from .device_gate import DeviceGates
@@ -49,7 +47,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     tensor-parallel group runs its own copy, which decides the same: a gate is a function of tokens and parameters.
 
     Raises:
-        ValueError: If speculative decoding is on, the engine has no tokenizer, or a custom marker cannot be compiled.
+        ValueError: If speculative decoding is on, or the engine has no tokenizer.
         RuntimeError: If the V1 runner schedules asynchronously and the class was not named in `logits_processors`.
     """
 
@@ -72,17 +70,18 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             from .cpu_reload import mend_reload
 
             mend_reload()
-        for name in self._markers.names:
-            self._gates.prepare(name, self._markers.delimiters)
+        delimiters = self._markers.delimiters()
+        for name in MARKERS:
+            self._gates.prepare(name, delimiters)
         if self._req_states is not None:
             self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
-        """Check the `duet_` parameters of a request as it is submitted; a ValueError becomes status 400 over HTTP."""
+        """Check the gate of a request as it is submitted; a ValueError becomes status 400 over HTTP."""
         request = parse_gate_parameters(sampling_params.extra_args, sampling_params.stop_token_ids or ())
-        if request is not None and (request.marker in MARKERS or request.marker.startswith(PATTERN_PREFIX)):
+        if request is not None:
             get_marker(request.marker, request.delimiters)
 
     # Interface of the V1 runner
@@ -132,7 +131,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     def _enter(self, slot: int, params: SamplingParams, prompt_len: int, *progress: list[int] | int) -> bool:
         """Put a request into a slot, with its output and its prompt (V1), or with the prompt's length (V2)."""
-        request = _checked_request(params)
+        request = parse_gate_parameters(params.extra_args)
         if request is None:
             self._gates.drop(slot)
         elif self._accepts(request, prompt_len):
@@ -148,18 +147,8 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             reason = f"it continues {request.prefix_length} tokens of a prompt that has {prompt_len}"
         elif request.weights and request.weights != self._model_config.model:
             reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
-        elif not self._markers.knows(request.marker):
-            reason = (
-                f"this engine knows no marker {request.marker!r}; it has {self._markers.names}. Start it with "
-                f'additional_config={{"duet_markers": {{{request.marker!r}: <pattern>}}}}, or ask for regex:<pattern>'
-            )
-        else:
-            try:
-                fingerprint = self._gates.prepare(request.marker, request.delimiters).fingerprint
-            except ValueError as error:  # a pattern of this engine that has no room beside the delimiters
-                fingerprint, reason = request.fingerprint, str(error)
-            if request.fingerprint not in ("", fingerprint):
-                reason = f"marker {request.marker!r} is another automaton here: other tokenizer or other pattern"
+        elif request.fingerprint not in ("", self._gates.prepare(request.marker, request.delimiters).fingerprint):
+            reason = f"marker {request.marker!r} is another automaton here: its model has another tokenizer"
         if reason and reason not in self._refusals:
             self._refusals.add(reason)
             logger.warning("DUETLogitsProcessor stops a request before its first token: %s.", reason)
@@ -172,21 +161,10 @@ class _Markers:
     def __init__(self, vllm_config: "VllmConfig") -> None:
         self._model_config = vllm_config.model_config
         self._vocabulary: dict[Delimiters | None, list[bytes | None]] = {}
-        self._patterns = vllm_config.additional_config.get("duet_markers", {})
 
-    @cached_property
     def delimiters(self) -> Delimiters | None:
         """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
         return find_delimiters(self._tokenizer())
-
-    @property
-    def names(self) -> list[str]:
-        """Markers that are ready from the start: the built-in ones and the engine's own."""
-        return sorted({*MARKERS, *self._patterns})
-
-    def knows(self, name: str) -> bool:
-        """Whether `compile` has a marker of that name."""
-        return name in MARKERS or name in self._patterns or name.startswith(PATTERN_PREFIX)
 
     def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:
         """Token automaton of a marker over every row of the logits, for a model with such thoughts."""
@@ -195,9 +173,7 @@ class _Markers:
             self._vocabulary[delimiters] = vocabulary_bytes(
                 self._tokenizer(), self._model_config.get_vocab_size(), shown
             )
-        pattern = self._patterns.get(name)
-        marker = get_marker(name, delimiters) if pattern is None else pattern_marker(name, pattern, delimiters)
-        return compile_automaton(marker, self._vocabulary[delimiters])
+        return compile_automaton(get_marker(name, delimiters), self._vocabulary[delimiters])
 
     def _tokenizer(self) -> Any:
         tokenizer = cached_tokenizer_from_config(self._model_config)
@@ -206,17 +182,6 @@ class _Markers:
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
         return tokenizer
-
-
-def _checked_request(params: SamplingParams) -> GateRequest | None:
-    """Parameters that `validate_params` has accepted; rollouts with equal ones share one object."""
-    given = [(name, value) for name, value in (params.extra_args or {}).items() if name.startswith(PREFIX)]
-    return _request(tuple((name, tuple(value) if isinstance(value, list) else value) for name, value in given))
-
-
-@lru_cache(maxsize=256)  # a training step makes two, one for each side of the coin
-def _request(given: tuple[tuple[str, Any], ...]) -> GateRequest | None:
-    return parse_gate_parameters(dict(given))
 
 
 def _refuse_placeholders(vllm_config: "VllmConfig") -> None:

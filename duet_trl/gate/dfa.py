@@ -5,7 +5,7 @@ Exploring every reachable state of a step function turns it into a table; mergin
 enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,18 +16,8 @@ COMPLETED = 0x80
 MAX_STATES = 127
 """States of a finished automaton: seven bits, the last value left free."""
 
-MAX_RAW_STATES = 4096
-"""States explored before merging. A powerset construction can grow exponentially; this bounds its time."""
-
-LAST_CODE_POINT = 0x10FFFF
-_SURROGATES = (0xD800, 0xDFFF)
-
 State = Hashable
 Step = Callable[[State, int], tuple[State, bool]]
-
-
-def _never(state: State) -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -38,33 +28,26 @@ class Grammar:
     step: Step  # pure
     alphabet: Sequence[bytes]  # all 256 bytes, grouped by what the step function does not tell apart
     is_search: Callable[[State], bool]  # whether no answer is open in a state, so that a thought may begin there
-    is_complete: Callable[[State], bool] = _never  # whether an answer would be complete if the text ended there
 
 
 def build_dfa(grammar: Grammar) -> np.ndarray:
     """The smallest byte automaton that completes exactly where the grammar does; state 0 is the start.
 
     Its table has shape (S, 256), uint8: the next state, plus `COMPLETED`. ValueError if more than `MAX_STATES` states
-    are needed, or no text completes a marker.
+    are needed.
     """
     targets, completes = _explore(grammar)
     block = _merge_equal_states(targets, completes)
     num_states = int(block.max()) + 1
     if num_states > MAX_STATES:
         raise ValueError(
-            f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. "
-            "Shorten it: fewer alternatives, smaller counts such as {0,20}, shorter literals."
+            f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten what it begins with."
         )
     members = np.unique(block, return_index=True)[1]  # one raw state per merged state
     entries = (block[targets[members]] | np.where(completes[members], COMPLETED, 0)).astype(np.uint8)
     table = np.empty((num_states, 256), np.uint8)
     for column, group in enumerate(grammar.alphabet):
         table[:, np.frombuffer(group, np.uint8)] = entries[:, [column]]
-    if not _completes_in_text(table):
-        raise ValueError(
-            "the marker can never complete: no text matches it, or every match can always grow. Check its anchors and "
-            "character classes, and say where the answer ends: <answer>[^<]*</answer>, not (?s)<answer>.*</answer>."
-        )
     table.setflags(write=False)
     return table
 
@@ -103,55 +86,7 @@ def _explore(grammar: Grammar) -> tuple[np.ndarray, np.ndarray]:
                 queue.append(following)
         targets.append([number[following] for following, _ in row])
         completes.append([completed for _, completed in row])
-        if len(queue) > MAX_RAW_STATES:
-            raise ValueError(
-                f"the marker grows past {MAX_RAW_STATES} automaton states. "
-                "Shorten it: avoid counted repetitions of broad classes such as .{20}."
-            )
     return np.array(targets), np.array(completes)
-
-
-def _completes_in_text(table: np.ndarray) -> bool:
-    """Whether any valid UTF-8 completes a marker: bytes that break a character off end every match, but no text."""
-    reached = {0}
-    queue = [0]
-    for state in queue:  # grows while it is read
-        for byte_ranges in utf8_ranges(0, LAST_CODE_POINT):
-            states = [state]
-            for low, high in byte_ranges:
-                entries = np.unique(table[states, low : high + 1])
-                if entries[-1] & COMPLETED:
-                    return True
-                states = entries
-            fresh = {int(entry) for entry in states} - reached
-            reached |= fresh
-            queue += fresh
-    return False
-
-
-def utf8_ranges(low: int, high: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """UTF-8 of the code points low..high as sequences of byte ranges, each the full product of its ranges.
-
-    A range is cut where the encoded length changes, around the surrogates, and where a leading byte would allow only
-    part of the continuation bytes.
-    """
-    if low > high:
-        return
-    for end in (0x7F, 0x7FF, _SURROGATES[0] - 1, _SURROGATES[1], 0xFFFF):
-        if low <= end < high:
-            yield from utf8_ranges(low, end)
-            yield from utf8_ranges(end + 1, high)
-            return
-    if _SURROGATES[0] <= low <= _SURROGATES[1]:
-        return  # no UTF-8 text holds them
-    for continuation_bits in (6, 12, 18):
-        mask = (1 << continuation_bits) - 1
-        if high > 0x7F and low | mask < high and (low & mask or ~high & mask):
-            cut = low | mask if low & mask else (high & ~mask) - 1
-            yield from utf8_ranges(low, cut)
-            yield from utf8_ranges(cut + 1, high)
-            return
-    yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))
 
 
 def _merge_equal_states(targets: np.ndarray, completes: np.ndarray) -> np.ndarray:

@@ -3,7 +3,8 @@
 
 If a marker has completed in a prefix of a rollout, its extractor finds a non-empty answer in that prefix, and
 `which="first"` finds the same answer in every continuation: stopping the rollout does not change it. At the end of a
-finished text the extractors skip an opening that is never closed, and a sentence or match may end with the text.
+finished text the extractors skip an opening that is never closed; a sentence, and an answer that a line break would
+close, may end with the text.
 Answers are looked for outside of known thoughts (`Written`) only; an opening delimiter inside an answer is content.
 """
 
@@ -24,7 +25,6 @@ from .grammars import (
     WHITESPACE,
     is_placeholder,
 )
-from .patterns import match_end
 from .thoughts import Written
 
 Finder = Callable[[str, str | None], Generator[str, None, int | None]]
@@ -164,34 +164,37 @@ def _short_answers(text: str, opening: str | None) -> Generator[str, None, int |
         thought = _thought_before(text, opening, place, found.end())
         if thought is not None:
             return thought
-        find_end = _end_of_tag if found[0] == TAG_OPEN else _end_of_sentence
-        answer, place = find_end(text, found.end())
+        if found[0] == TAG_OPEN:
+            answer, place = _end_of_pair(text, found.end(), TAG_OPEN, TAG_CLOSE)
+        else:
+            answer, place = _end_of_sentence(text, found.end())
         if answer:
             yield answer
     return _thought_before(text, opening, place, len(text))
 
 
-def find_matches(pattern: re.Pattern[str], text: str, opening: str | None) -> Generator[str, None, int | None]:
-    """Matches of a custom marker: the first group if that is not empty, else all of it."""
-    thought = _thought_before(text, opening, 0, len(text))
-    region = text if thought is None else text[: thought - len(opening)]
+def between(first: str, last: str, text: str, opening: str | None) -> Generator[str, None, int | None]:
+    """Answers between two texts (`grammars.step_pair`), up to the opening delimiter of a thought."""
     place = 0
-    while found := pattern.search(region, place):  # the leftmost match, but not always its longest end
-        end = match_end(pattern.pattern, region, found.start())
-        place = found.start() + 1 if end is None else end  # None: half of a surrogate pair, which no bytes spell
-        if end is not None:
-            match = pattern.fullmatch(region, found.start(), end)
-            yield match[min(1, pattern.groups)] or match[0]
-    return thought
+    while (found := text.find(first, place)) >= 0:
+        thought = _thought_before(text, opening, place, found + len(first))
+        if thought is not None:
+            return thought
+        answer, place = _end_of_pair(text, found + len(first), first, last)
+        if answer:
+            yield answer
+    return _thought_before(text, opening, place, len(text))
 
 
-def _end_of_tag(text: str, begin: int) -> tuple[str, int]:
-    end = _TAG.search(text, begin)
-    if end is None:
-        return "", begin
-    if end[0] == TAG_OPEN:
-        return "", end.start()
-    return text[begin : end.start()].strip(WHITESPACE), end.end()
+def _end_of_pair(text: str, begin: int, first: str, last: str) -> tuple[str, int]:
+    """The answer behind an opening ("": none), and where to go on."""
+    again = text.find(first, begin)
+    end = text.find(last, begin, len(text) if again < 0 else again + len(first))
+    if end >= 0:
+        return text[begin:end].strip(WHITESPACE), end + len(last)
+    if again >= 0:
+        return "", again
+    return text[begin:].strip(WHITESPACE) if last.isspace() else "", len(text)  # a finished text ends a line
 
 
 def _end_of_sentence(text: str, begin: int) -> tuple[str, int]:
@@ -210,7 +213,6 @@ def _any_of(characters: str) -> str:
 
 _OPENING = re.compile(f"{TAG_OPEN}|(?:{'|'.join(SENTENCES)}){_any_of(SENTENCE_GAP)}")
 _LEAD = re.compile(_any_of(SENTENCE_LEAD) + "*")
-_TAG = re.compile(f"{TAG_OPEN}|{TAG_CLOSE}")
 _SENTENCE_STOP = re.compile(rf"\n|{_any_of(SENTENCE_END)}{_any_of(WHITESPACE)}|{TAG_OPEN}|\Z")
 
 FINDERS: dict[str, Finder] = {"math": _boxes, "math_paragraph": _boxes, "code": _blocks, "qa": _short_answers}

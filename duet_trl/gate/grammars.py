@@ -5,6 +5,7 @@ Each maps (state, byte) to (next state, marker completed here) and reads left to
 completes, its text-level twin in `extract.py` extracts. All bytes that the grammars tell apart are ASCII.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 from .dfa import Grammar, split_alphabet, tail_that_may_open
@@ -162,11 +163,40 @@ def step_fence(state: str | Fence, byte: int) -> tuple[str | Fence, bool]:
     return Fence(0 if char == "\n" else IN_LINE, in_block, has_content), False
 
 
-class Tag(NamedTuple):
-    """Inside `<answer>`: the tail that may be a tag, and whether anything but whitespace was seen."""
+class Between(NamedTuple):
+    """Between an opening and a closing: the tail that may be either, and whether anything but whitespace was seen."""
 
     tail: bytes
     has_content: bool
+
+
+_BEGUN = Between(b"", False)
+
+
+def step_pair(opening: bytes, closing: bytes, state: bytes | Between, byte: int) -> tuple[bytes | Between, bool]:
+    """Completes at the end of the closing behind an opening with more than whitespace between them.
+
+    An opening is answered by its nearest closing; a second opening before it starts afresh, so an opening that is only
+    mentioned does no harm once a real one follows.
+    """
+    if not isinstance(state, Between):
+        seen = tail_that_may_open(state + bytes([byte]), (opening,))
+        return (_BEGUN if seen == opening else seen), False
+    text = state.tail + bytes([byte])
+    if text.endswith(closing):
+        return START_OF_SEARCH, state.has_content or bool(text[: -len(closing)].strip(WHITESPACE.encode()))
+    if text.endswith(opening):
+        return _BEGUN, False
+    tail = tail_that_may_open(text, (opening, closing))
+    passed = text[: len(text) - len(tail)]
+    return Between(tail, state.has_content or bool(passed.strip(WHITESPACE.encode()))), False
+
+
+def pair_grammar(opening: str, closing: str) -> Grammar:
+    """What lies between two texts."""
+    ends = opening.encode(), closing.encode()
+    alphabet = split_alphabet(b"".join([*ends, WHITESPACE.encode()]))
+    return Grammar(START_OF_SEARCH, partial(step_pair, *ends), alphabet, _is_search)
 
 
 class Sentence(NamedTuple):
@@ -177,41 +207,29 @@ class Sentence(NamedTuple):
     ended: bool
 
 
-def step_qa(state: bytes | Tag | Sentence, byte: int) -> tuple[bytes | Tag | Sentence, bool]:
+def step_qa(state: bytes | Between | Sentence, byte: int) -> tuple[bytes | Between | Sentence, bool]:
     """Completes at the end of `<answer>X</answer>` or at the terminator of `Therefore(,) the answer is X`.
 
-    X holds more than whitespace. A tag is answered by its nearest close; a second `<answer>` before it starts
-    afresh, so a tag that is only mentioned does no harm once a real one follows. A sentence ends at a newline or at
-    one of `.!?` followed by whitespace, so a number that is still being written is not an answer yet. An `<answer>`
-    inside a sentence takes over; sentences inside an open tag are content.
+    X holds more than whitespace. Tags are those of `step_pair`. A sentence ends at a newline or at one of `.!?`
+    followed by whitespace, so a number that is still being written is not an answer yet. An `<answer>` inside a
+    sentence takes over; sentences inside an open tag are content.
     """
-    if isinstance(state, Tag):
-        return _step_tag(state, byte)
+    if isinstance(state, Between):
+        return step_pair(TAG_OPEN.encode(), TAG_CLOSE.encode(), state, byte)
     if isinstance(state, Sentence):
         return _step_sentence(state, byte)
     seen = tail_that_may_open(state + bytes([byte]), _QA_OPENINGS)
     if seen == TAG_OPEN.encode():
-        return Tag(b"", False), False
+        return _BEGUN, False
     if seen in _QA_OPENINGS:
         return Sentence(b"", False, False), False
     return seen, False
 
 
-def _step_tag(state: Tag, byte: int) -> tuple[bytes | Tag, bool]:
-    text = state.tail + bytes([byte])
-    tail = tail_that_may_open(text, (TAG_OPEN.encode(), TAG_CLOSE.encode()))
-    if tail == TAG_OPEN.encode():
-        return Tag(b"", False), False
-    if tail == TAG_CLOSE.encode():
-        return START_OF_SEARCH, state.has_content
-    passed = text[: len(text) - len(tail)]
-    return Tag(tail, state.has_content or bool(passed.strip(WHITESPACE.encode()))), False
-
-
-def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Tag | Sentence, bool]:
+def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Between | Sentence, bool]:
     tail = tail_that_may_open(state.tail + bytes([byte]), (TAG_OPEN.encode(),))
     if tail == TAG_OPEN.encode():
-        return Tag(b"", False), False
+        return _BEGUN, False
     char = chr(byte)
     if char == "\n" or (state.ended and char in WHITESPACE):
         return START_OF_SEARCH, state.has_content

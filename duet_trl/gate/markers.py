@@ -6,7 +6,6 @@ A marker is a small byte automaton, so that neither the tokenisation nor a split
 has completed means an answer that can be read. Where the model has thoughts it completes behind them only.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -14,14 +13,12 @@ from functools import lru_cache, partial
 import numpy as np
 
 from .dfa import COMPLETED, Grammar, build_dfa
-from .extract import FINDERS, Which, choose, extract_boxed, find_matches
-from .grammars import GRAMMARS
-from .patterns import pattern_grammar
+from .extract import FINDERS, Which, between, choose, extract_boxed
+from .grammars import GRAMMARS, pair_grammar
 from .thoughts import Delimiters, Written, outside_thoughts
 
 __all__ = [
     "MARKERS",
-    "PATTERN_PREFIX",
     "Marker",
     "Which",
     "completion_ends",
@@ -29,11 +26,10 @@ __all__ = [
     "extract_boxed",
     "first_marker_end",
     "get_marker",
-    "pattern_marker",
 ]
 
-PATTERN_PREFIX = "regex:"
-"""`get_marker("regex:<pattern>")` selects a custom marker."""
+CONTENT = "..."
+"""Stands between the opening and the closing in the name of a custom marker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,49 +64,37 @@ class Marker:
         return state
 
 
-def pattern_marker(name: str, pattern: str, delimiters: Delimiters | None = None) -> Marker:
-    """A custom marker from a regular expression; `name` is for messages and requests.
+@lru_cache(maxsize=64)
+def get_marker(name: str, delimiters: Delimiters | None = None) -> Marker:
+    """The built-in marker of that name (a key of `MARKERS`), or a custom one from "opening...closing"; cached.
 
-    It stands for the match that starts first and, of those, the longest. Python's `re` finds the same start; the end
-    is that of greedy repetition, but lazy repetition and the order of alternatives make no difference. The next match
-    is looked for behind it. The marker completes as soon as the bytes settle the match: at its last byte if nothing
-    can make it longer (`ANSWER: \\d+\\n`), else at the first byte that does not (`ANSWER: \\d+`).
-
-    The pattern may use literals, classes, `.`, groups, alternatives, counted repetition, `^`, `\\A` and the flags i,
-    m, s, x. Classes such as `\\d` are ASCII. Text begins where the completion does, and anew behind a thought; a
-    thought that begins ends the match. Look-around, back-references, `\\b`, `$`, atomic and possessive parts need more
-    than the bytes read so far and are refused.
+    A custom marker completes at the end of `closing`, the nearest one behind `opening`, if there is more than
+    whitespace between them. "ANSWER: ..." without a closing ends with the line.
 
     Raises:
-        ValueError: If the pattern is invalid, matches the empty string or nothing at all, uses an unsupported
-            construct, can always grow (`(?s)<answer>.*?</answer>`; write `[^<]*`), or needs more than 127 states.
+        ValueError: If the name is neither, or needs too many states, alone or beside the delimiters.
     """
-    if delimiters is not None:
-        pattern_marker(name, pattern)  # one that only a thought could end is an error as well
-    return _build(name, pattern_grammar(pattern), delimiters)
+    if name in MARKERS and delimiters is None:
+        return MARKERS[name]
+    return _build(name, GRAMMARS[name] if name in GRAMMARS else pair_grammar(*_ends(name)), delimiters)
 
 
-def get_marker(name_or_pattern: str, delimiters: Delimiters | None = None) -> Marker:
-    """The built-in marker of that name (a key of `MARKERS`), or a custom one from "regex:<pattern>"; cached.
-
-    Raises:
-        ValueError: If the name is unknown, or pattern and delimiters do not compile to a marker.
-    """
-    if name_or_pattern.startswith(PATTERN_PREFIX):
-        return _cached_pattern_marker(name_or_pattern, delimiters)
-    if name_or_pattern not in MARKERS:
+def _ends(name: str) -> tuple[str, str]:
+    """Opening and closing of a custom marker."""
+    opening, found, closing = name.partition(CONTENT)
+    if not opening or not found or name.startswith("regex:"):
         raise ValueError(
-            f"unknown marker {name_or_pattern!r}. Choose one of {', '.join(MARKERS)}, "
-            f'or write "{PATTERN_PREFIX}<regular expression>".'
+            f"unknown marker {name!r}. Choose one of {', '.join(MARKERS)}, or write what stands before and behind an "
+            'answer, with three dots between them: "<final>...</final>", or "ANSWER: ..." to the end of the line.'
         )
-    return MARKERS[name_or_pattern] if delimiters is None else _cached_thinking_marker(name_or_pattern, delimiters)
+    return opening, closing or "\n"
 
 
-def extract_answer(name_or_pattern: str, text: str | Written, which: Which = "first") -> str | None:
+def extract_answer(name: str, text: str | Written, which: Which = "first") -> str | None:
     """The answer that the marker of that name stands for.
 
     Args:
-        name_or_pattern (str): As in `get_marker`.
+        name (str): As in `get_marker`.
         text (str | Written): A completion or a prefix of one. A string is answer region throughout.
         which (str): "first" is the answer that the marker saw; "last" is the usual choice on a finished text.
 
@@ -120,11 +104,8 @@ def extract_answer(name_or_pattern: str, text: str | Written, which: Which = "fi
     Raises:
         ValueError: If the name is unknown or `which` is neither "first" nor "last".
     """
-    get_marker(name_or_pattern)
-    if name_or_pattern in FINDERS:
-        return choose(FINDERS[name_or_pattern], text, which)
-    pattern = re.compile(name_or_pattern.removeprefix(PATTERN_PREFIX), re.ASCII)
-    return choose(partial(find_matches, pattern), text, which)
+    finder = FINDERS[name] if name in FINDERS else partial(between, *_ends(name))
+    return choose(finder, text, which)
 
 
 def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | None:
@@ -134,12 +115,7 @@ def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | N
     """
     data = text.encode("utf-8", "surrogatepass")
     end = next(completion_ends(marker, data, opened), None)
-    return None if end is None else count_characters(data[:end])
-
-
-def count_characters(data: bytes) -> int:
-    """Characters that some UTF-8 bytes have begun: a match may be settled by the first byte of the one behind it."""
-    return sum(byte & 0xC0 != 0x80 for byte in data)
+    return None if end is None else len(data[:end].decode("utf-8", "surrogatepass"))
 
 
 def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:
@@ -162,16 +138,6 @@ def _build(name: str, grammar: Grammar, delimiters: Delimiters | None = None) ->
         opening, closing = delimiters.parts
         raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
     return Marker(name, table, delimiters)
-
-
-@lru_cache(maxsize=64)
-def _cached_pattern_marker(name: str, delimiters: Delimiters | None) -> Marker:
-    return pattern_marker(name, name.removeprefix(PATTERN_PREFIX), delimiters)
-
-
-@lru_cache(maxsize=64)
-def _cached_thinking_marker(name: str, delimiters: Delimiters) -> Marker:
-    return _build(name, GRAMMARS[name], delimiters)
 
 
 MARKERS: dict[str, Marker] = {name: _build(name, grammar) for name, grammar in GRAMMARS.items()}

@@ -80,6 +80,8 @@ class GateSpec:
             _check_count(name, self.__dict__[name], least)
         if self.window is not None:
             _check_count("window", self.window, 1)
+        if not isinstance(self.trim, bool) or not isinstance(self.abort, bool):
+            raise ValueError(f"trim and abort must be True or False, got {self.trim!r} and {self.abort!r}.")
         if self.abort_threshold < self.poll_threshold:
             raise ValueError(
                 f"abort_threshold (K2) must not be below poll_threshold (K1), got K2={self.abort_threshold} and "

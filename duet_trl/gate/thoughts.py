@@ -152,7 +152,7 @@ def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar
     if delimiters is None:
         return grammar
     opening, closing = delimiters.opening.encode(), delimiters.closing.encode()
-    step, is_search, is_complete = cache(grammar.step), grammar.is_search, grammar.is_complete
+    step, is_search = cache(grammar.step), grammar.is_search
 
     def step_outside(state: Thought | Answering, byte: int) -> tuple[Thought | Answering, bool]:
         if isinstance(state, Thought):
@@ -162,7 +162,7 @@ def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar
         while held:
             if is_search(inner):
                 if held == opening:
-                    return Thought(b""), completed or is_complete(inner)
+                    return Thought(b""), completed
                 if opening.startswith(held):
                     break
             inner, done = step(inner, held[0])
@@ -175,5 +175,4 @@ def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar
         step=step_outside,
         alphabet=alphabet,
         is_search=lambda state: isinstance(state, Answering) and is_search(state.state),
-        is_complete=lambda state: isinstance(state, Answering) and is_complete(state.state),
     )

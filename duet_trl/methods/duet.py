@@ -25,7 +25,6 @@ from ..allocate.allocators import UniformAllocator
 from ..allocate.state import check_state
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
-from ..gate.coins import occurrence, uniforms
 from ..gate.marker_gate import MarkerGate
 from ..gate.replay import Outcome
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
@@ -37,7 +36,7 @@ from ..update.baseline import (
     history_distances,
     scaled_distances,
 )
-from ..update.importance import rollout_weights, sampled_advantages, surcharge
+from ..update.importance import rollout_weights, surcharge
 from .duet_settings import DuetOptions
 from .grouping import group_relative, visit_metrics
 from .method import Method, Setting
@@ -56,7 +55,7 @@ class Duet(Method):
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self.num_candidates = config.num_candidates
-        self.visits = Visits(self.options.reward_decay) if self.num_candidates > config.num_prompts else None
+        self.visits = Visits(allocator.statistics.reward_decay) if self.num_candidates > config.num_prompts else None
         baseline = self.options.advantage_baseline
         self.weights = MeasuredWeights() if baseline in ("measured", "least_noise") else None
         self.noise_ratio = NoiseRatio() if baseline == "least_noise" else None
@@ -84,23 +83,10 @@ class Duet(Method):
         if self._trains_aborted:
             masked, applied = np.zeros_like(masked), np.ones_like(applied)
         _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
-        weight = rollout_weights(
-            counts,
-            group,
-            applied,
-            masked,
-            stratification=self.options.stratification,
-            floor=self.options.stratification_floor,
-        )
+        weight = rollout_weights(counts, group, applied, masked, stratification=self.options.stratification)
         trained = ~masked
         if self.options.drop_zero_advantage:
-            cutoff = self.options.advantage_cutoff
-            if self.options.small_advantages == "sample":
-                sampled, factor = sampled_advantages(size, cutoff, self._uniforms(done))
-                weight = weight * factor
-            else:
-                sampled = (advantages != 0) & (size >= cutoff)
-            trained &= sampled
+            trained &= (advantages != 0) & (size >= self.options.advantage_cutoff)
         return Judgement(advantages, weight, trained, ~masked, propensity)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
@@ -197,10 +183,6 @@ class Duet(Method):
         if self.noise_ratio is None or not statistics.rewards_differ:
             return None
         return LeastNoise(self.noise_ratio.value, *statistics.reward_range)
-
-    def _uniforms(self, done: Rollouts) -> np.ndarray:
-        keys = [done.prompts[q].key for q in done.prompt]
-        return uniforms(self.gate.seed, done.prompts.step, keys, occurrence(keys))
 
     def _history(self, done: Rollouts) -> RewardHistory:
         """What the baseline knows of the prompts of a step before it."""

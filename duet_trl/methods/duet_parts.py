@@ -6,14 +6,11 @@ from typing import Any
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..allocate.budget import Budget
 from ..allocate.mixed import MixedAllocator
-from ..allocate.static_surrogate import StaticSurrogate, SurrogateFile
-from ..allocate.statistics import PromptStatistics
-from ..allocate.surrogate import Surrogate
+from ..allocate.surrogate import ConstantSurrogate, Surrogate
 from ..gate.marker_gate import MarkerGate
 from ..gate.priced import PricedThresholds
 from ..gate.thresholds import LengthThresholds
 from .duet import Duet
-from .duet_settings import DuetOptions
 from .method import Setting
 
 
@@ -32,8 +29,7 @@ def _allocator(config: Any, run: Setting) -> UniformAllocator:
     )
     shared = {
         "max_length": run.max_completion_length,
-        "statistics": PromptStatistics(reward_decay=options.reward_decay),
-        "price_aborted": options.price_aborted,
+        "price_aborted": config.method != "paper",
         "num_min": config.num_rollouts_min,
         "num_max": config.num_rollouts_max,
         "max_rollouts": run.max_rollouts,
@@ -42,22 +38,17 @@ def _allocator(config: Any, run: Setting) -> UniformAllocator:
         return UniformAllocator(budget, **shared)
     if options.allocation_objective == "mixed":
         return MixedAllocator(budget, **shared)
-    return NeymanAllocator(_surrogate(options), budget, solver=options.allocation_solver, **shared)
+    solver = "bisection" if config.method == "paper" else "greedy"
+    return NeymanAllocator(_surrogate(config), budget, solver=solver, **shared)
 
 
-def _surrogate(options: DuetOptions) -> Surrogate | StaticSurrogate:
+def _surrogate(config: Any) -> Surrogate:
+    options = config.options
     if options.surrogate == "constant":
-        return StaticSurrogate(1.0)  # its scale does not matter to the counts
-    if options.surrogate == "ridge":
-        return StaticSurrogate(options.surrogate_floor, SurrogateFile.read(options.surrogate_file))
-    return Surrogate(
-        floor=options.surrogate_floor,
-        floor_quantile=options.surrogate_floor_quantile or None,
-        warmup=options.surrogate_warmup,
-        unseen=options.surrogate_unseen,
-        shrinkage=options.surrogate_shrinkage,
-        reprobe_after=options.surrogate_reprobe,
-    )
+        return ConstantSurrogate()
+    if config.method == "paper":
+        return Surrogate(warmup=options.surrogate_warmup)
+    return Surrogate(warmup=options.surrogate_warmup, unseen="median", shrinkage=1.0, reprobe_after=2)
 
 
 def _gate(config: Any, run: Setting) -> MarkerGate:
@@ -69,18 +60,13 @@ def _gate(config: Any, run: Setting) -> MarkerGate:
         grace_window=config.grace_window,
         poll_interval=options.poll_interval,
         entropy_threshold=options.entropy_threshold,
-        window=options.marker_window or None,
+        window=256 if config.method == "paper" else None,
         seed=run.seed,
     )
 
 
 def _priced(config: Any, run: Setting) -> PricedThresholds:
-    return PricedThresholds(
-        run.max_completion_length,
-        config.grace_window,
-        width=config.options.poll_interval,
-        memory=config.options.answer_memory,
-    )
+    return PricedThresholds(run.max_completion_length, config.grace_window, width=config.options.poll_interval)
 
 
 def _by_length(config: Any, run: Setting) -> LengthThresholds:
@@ -92,6 +78,6 @@ def _by_length(config: Any, run: Setting) -> LengthThresholds:
         refit_every=options.threshold_interval,
         quantiles=(options.poll_quantile, options.abort_quantile),
         cold=(options.poll_cold_fraction, options.abort_cold_fraction),
-        weighted=options.threshold_weighting == "propensity",
+        weighted=config.method != "paper",
         min_samples=min(32, options.threshold_window),
     )

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from ..allocate.static_surrogate import FIT, SurrogateFile
 from ..field_types import Acts, Options, at_least, one_of, option
 
 _SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
@@ -27,25 +26,6 @@ class DuetOptions(Options):
         paper="variance",
         rule=one_of("variance", "mixed"),
     )
-    allocation_solver: str = option(
-        "'greedy' by gain per token, or the ten-step 'bisection' of Eq. 4.",
-        symbol="lambda*",
-        duet="greedy",
-        paper="bisection",
-        rule=one_of("greedy", "bisection"),
-    )
-    price_aborted: bool = option(
-        "Price a prompt at all its generated tokens, aborted rollouts included. False: at kept lengths.",
-        symbol="L-hat",
-        duet=True,
-        paper=False,
-    )
-    reward_decay: float = option(
-        "Factor on a prompt's reward history from one visit to the next.",
-        0.7,
-        unit="[0, 1]",
-        rule=(lambda x: 0 <= x <= 1, "in [0, 1]; 0 forgets a prompt's rewards at once; got {}"),
-    )
     prompt_candidates: float = option(
         "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
         "most open get rollouts. 1: those that the sampler drew.",
@@ -54,15 +34,9 @@ class DuetOptions(Options):
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
     surrogate: str = option(
-        "Where sigma comes from: 'online' (each prompt's visits), 'constant' (counts follow lengths alone), 'ridge' "
-        "(predicted before the run by surrogate_file).",
+        "Where sigma comes from: 'online' (each prompt's visits) or 'constant' (counts follow lengths alone).",
         "online",
-        rule=one_of("online", "constant", "ridge"),
-    )
-    surrogate_file: str = option(
-        "File that recipes/fit_surrogate.py wrote for this model and these data. Empty: none.",
-        "",
-        symbol="alpha_0, alpha_1",
+        rule=one_of("online", "constant"),
     )
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.",
@@ -71,49 +45,8 @@ class DuetOptions(Options):
         symbol="k_warmup",
         rule=at_least(1),
     )
-    surrogate_floor: float = option(
-        "Least sigma in the first epoch.",
-        0.01,
-        unit="advantage x nats",
-        symbol="s_floor",
-        rule=(lambda x: 0 < x < math.inf, "positive; got {}"),
-    )
-    surrogate_floor_quantile: float = option(
-        "Quantile of the positive sigmas that replaces a smaller s_floor after the first epoch. 0: never.",
-        0.05,
-        unit="[0, 1)",
-        symbol="5th percentile",
-        rule=(lambda x: 0 <= x < 1, "in [0, 1); 0 switches it off; got {}"),
-    )
-    surrogate_unseen: str = option(
-        "Sigma of a prompt without an observation: 'floor', or 'median' of the others.",
-        duet="median",
-        paper="floor",
-        rule=one_of("floor", "median"),
-    )
-    surrogate_shrinkage: float = option(
-        "Pseudo-observations that pull sigma toward the pool mean.",
-        unit="observations",
-        duet=1.0,
-        paper=0.0,
-        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 switches it off; got {}"),
-    )
-    surrogate_reprobe: int = option(
-        "Visits without a new observation of sigma after which a prompt gets at least 2 rollouts. 0: never.",
-        unit="visits",
-        duet=2,
-        paper=0,
-        rule=at_least(0),
-    )
 
     # Gate (paper, section 3.2)
-    marker_window: int = option(
-        "Tokens back from a poll in which a marker must have completed. 0: the whole prefix.",
-        unit="tokens",
-        duet=0,
-        paper=256,
-        rule=at_least(0),
-    )
     poll_interval: int = option(
         "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1)
     )
@@ -132,23 +65,11 @@ class DuetOptions(Options):
         paper="length",
         rule=one_of("price", "length"),
     )
-    answer_memory: int = option(
-        "Steps over which answer times are remembered, with exponential weights.",
-        50,
-        unit="steps",
-        rule=at_least(2),
-    )
     threshold_window: int = option(
         "Kept rollouts whose lengths K1 and K2 are refitted to.", 1024, unit="rollouts", symbol="W", rule=at_least(1)
     )
     threshold_interval: int = option(
         "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1)
-    )
-    threshold_weighting: str = option(
-        "Weight of a length in the window: 'propensity' (1/p) or 'none' (K2 ratchets down).",
-        duet="propensity",
-        paper="none",
-        rule=one_of("propensity", "none"),
     )
     poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE)
     abort_quantile: float = option("Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE)
@@ -183,19 +104,12 @@ class DuetOptions(Options):
         paper=False,
     )
     stratification: str = option(
-        "'clip' of n_q over the mean to [stratification_floor, 1], 'exact' without the upper clip, 'none': a prompt "
-        "weighs as much as it has rollouts.",
+        "'clip' of n_q over the mean to [0.05, 1], 'exact' without the clip, 'none': a prompt weighs as much as it "
+        "has rollouts.",
         symbol="s_pre",
         duet="none",
         paper="clip",
         rule=one_of("clip", "exact", "none"),
-    )
-    stratification_floor: float = option(
-        "Lower clip of s_pre.",
-        0.05,
-        unit="(0, 1]",
-        symbol="eps_pre",
-        rule=(lambda x: 0 < x <= 1, "in (0, 1]. Use stratification='none' for no weights; got {}"),
     )
     advantage_baseline: str | None = option(
         "'group': the group's mean. 'history': the mean of the others, shrunk toward the prompt's earlier rewards. "
@@ -206,18 +120,12 @@ class DuetOptions(Options):
         rule=one_of("group", "history", "measured", "least_noise"),
     )
     advantage_cutoff: float | None = option(
-        "Of rollouts whose reward is nearer to its baseline not all get a forward pass (small_advantages). Default of "
-        "duet with allocation_objective='mixed': 0.25 over the baseline 'least_noise', 0.5 over 'history' and "
-        "'measured' with scaled rewards, twice that for 'sample'; else 0.",
+        "Rollouts whose reward is nearer to its baseline get no forward pass. Default of duet with "
+        "allocation_objective='mixed': 0.25 over the baseline 'least_noise', 0.5 over 'history' and 'measured' with "
+        "scaled rewards; else 0.",
         unit="with 'least_noise' the way to the nearest other reward of the run, else standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
-    )
-    small_advantages: str = option(
-        "Rollouts below advantage_cutoff. 'sample': trained with their share of it as the probability, and "
-        "weighed by the inverse, so that the expected gradient is that of all. 'drop': not trained.",
-        "drop",
-        rule=one_of("drop", "sample"),
     )
     drop_zero_advantage: bool | None = option(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
@@ -227,55 +135,29 @@ class DuetOptions(Options):
 
 
 GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
-ABORTS = Acts(lambda v: v.abort, "abort=True")
 _BY_VARIANCE = Acts(
     lambda v: v.allocate and v.allocation_objective == "variance", "allocate=True and allocation_objective='variance'"
 )
-_ONLINE = Acts(
-    lambda v: _BY_VARIANCE.when(v) and v.surrogate == "online",
-    "surrogate='online', allocate=True and allocation_objective='variance'",
-)
-_SURROGATE = tuple(f"surrogate_{one}" for one in ("warmup", "floor_quantile", "unseen", "shrinkage", "reprobe"))
 _BY_LENGTH = Acts(
     lambda v: GATED.when(v) and v.abort_rule == "length", "trim=True or abort=True, and abort_rule='length'"
 )
 _ABORTS_BY_LENGTH = Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'")
 _THRESHOLDS = ("threshold_window", "threshold_interval", "poll_quantile", "poll_cold_fraction")
-_ABORT_THRESHOLD = ("threshold_weighting", "abort_quantile", "abort_cold_fraction")
+_ABORT_THRESHOLD = ("abort_quantile", "abort_cold_fraction")
 ACTS = {
     "num_rollouts_min": Acts(
         lambda v: v.allocate or v.budget_reading != "rollouts", "allocate=True or a budget_reading in tokens"
     ),
     "allocation_objective": Acts(lambda v: v.allocate, "allocate=True"),
-    "reward_decay": Acts(
-        lambda v: (
-            (v.allocate and v.allocation_objective == "mixed")
-            or v.advantage_baseline != "group"
-            or v.prompt_candidates > 1
-        ),
-        "advantage_baseline other than 'group', prompt_candidates above 1, or allocate=True and "
-        "allocation_objective='mixed'",
-    ),
     **dict.fromkeys(("entropy_threshold", "teach_ending"), Acts(lambda v: v.trim, "trim=True")),
-    "answer_memory": Acts(lambda v: v.abort and v.abort_rule == "price", "abort=True and abort_rule='price'"),
-    "stratification_floor": Acts(lambda v: v.stratification == "clip", "stratification='clip'"),
     "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-    "small_advantages": Acts(
-        lambda v: v.drop_zero_advantage and v.advantage_cutoff > 0,
-        "drop_zero_advantage=True and advantage_cutoff above 0",
+    "surrogate": _BY_VARIANCE,
+    "surrogate_warmup": Acts(
+        lambda v: _BY_VARIANCE.when(v) and v.surrogate == "online",
+        "surrogate='online', allocate=True and allocation_objective='variance'",
     ),
-    "surrogate_file": Acts(
-        lambda v: _BY_VARIANCE.when(v) and v.surrogate == "ridge",
-        "surrogate='ridge', allocate=True and allocation_objective='variance'",
-    ),
-    "surrogate_floor": Acts(
-        lambda v: _BY_VARIANCE.when(v) and v.surrogate != "constant",
-        "surrogate other than 'constant', allocate=True and allocation_objective='variance'",
-    ),
-    **dict.fromkeys(("allocation_solver", "surrogate"), _BY_VARIANCE),
-    **dict.fromkeys(_SURROGATE, _ONLINE),
-    **dict.fromkeys(("marker_window", "poll_interval", "abort_rule"), GATED),
-    **dict.fromkeys(("price_aborted", "aborted_rollouts"), ABORTS),
+    **dict.fromkeys(("poll_interval", "abort_rule"), GATED),
+    "aborted_rollouts": Acts(lambda v: v.abort, "abort=True"),
     **dict.fromkeys(_THRESHOLDS, _BY_LENGTH),
     **dict.fromkeys(("keep_probability", *_ABORT_THRESHOLD), _ABORTS_BY_LENGTH),
 }
@@ -295,8 +177,7 @@ def settle(config: Any, options: DuetOptions) -> DuetOptions:
         # objective "variance" needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
         scaled = 0.0 if config.scale_rewards == "none" else 0.5
         dropped = {"group": 0.0, "least_noise": 0.25}.get(options.advantage_baseline, scaled)
-        cutoff = 2.0 * dropped if options.small_advantages == "sample" else dropped
-        options = replace(options, advantage_cutoff=cutoff if options.allocation_objective == "mixed" else 0.0)
+        options = replace(options, advantage_cutoff=dropped if options.allocation_objective == "mixed" else 0.0)
     if config.num_rollouts_min is None:
         # Two is the least that has an advantage without a history; at an average of two it would be uniform.
         config.num_rollouts_min = 2 if recommended and config.budget_fraction * config.num_generations > 2 else 1
@@ -327,17 +208,12 @@ def check_relations(config: Any, options: DuetOptions) -> None:
             "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
             "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
         )
-    share = options.advantage_baseline == "least_noise" and options.small_advantages == "drop"
-    if share and options.advantage_cutoff >= 1:
+    if options.advantage_baseline == "least_noise" and options.advantage_cutoff >= 1:
         raise ValueError(
             f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: over the baseline 'least_noise' "
             "it is a share of the way to the nearest other reward. Set it below 1; 0.25 is the default."
         )
     refuse_lone_rollouts(config, options)
-    if options.surrogate == "ridge":
-        if not options.surrogate_file:
-            raise ValueError(f"surrogate='ridge' needs surrogate_file. Write one: {FIT}")
-        SurrogateFile.read(options.surrogate_file)
 
 
 def settle_router_loss(config: Any, coefficient: float) -> None:

@@ -63,7 +63,7 @@ def add_command(commands: Any) -> None:
     add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
     gate = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)")
     add = gate.add_argument
-    help_text = f"a marker besides {', '.join(MARKERS)}: regex:<pattern>; may be repeated"
+    help_text = f"a marker besides {', '.join(MARKERS)}: opening...closing; may be repeated"
     add("--marker", type=_marker, action="append", default=[], metavar="NAME", help=help_text)
     help_text = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
     add("--thought_delimiters", nargs="*", metavar="TEXT", help=help_text)
@@ -238,7 +238,7 @@ def _notes(completions: Completions, markers: Sequence[MarkerEstimate], log: Run
     if not any(marker.shown for marker in markers):
         notes.append(
             "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing and aborting would stop long rollouts "
-            'blindly. Give the form of this run\'s answers with --marker "regex:<pattern>".'
+            'blindly. Give the form of this run\'s answers with --marker "opening...closing".'
         )
     if any(0 < marker.shown < RARE for marker in markers):
         notes.append("A rare marker saves little by trimming, and aborting stops answers in another form too.")

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
-VERSION = 5
+VERSION = 6
 """Goes up with every change of what a state holds."""
 
 _ARRAY = "__array__"

@@ -16,9 +16,6 @@ from ..step_record import StepRecord
 from ..update.advantages import GroupAdvantages
 from ..update.importance import effective_sample_size
 
-# Bins of rollouts per prompt, both ends included; the last is open.
-HISTOGRAM = ((0, 0), (1, 1), (2, 2), (3, 4), (5, 8), (9, 16), (17, 32), (33, None))
-
 
 def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
     """Metrics of one step without their `duet/` prefix."""
@@ -64,18 +61,13 @@ def _tokens(step: StepRecord, num_generations: int) -> dict[str, float]:
 
 
 def _counts(n: np.ndarray) -> dict[str, float]:
-    metrics = {
+    return {
         "num_rollouts/mean": float(n.mean()),
         "num_rollouts/min": float(n.min()),
         "num_rollouts/max": float(n.max()),
         "num_rollouts/std": float(n.std()),
         "singleton_prompts": float((n == 1).sum()),
     }
-    for low, high in HISTOGRAM:
-        name = f"{low}_up" if high is None else f"{low}" if low == high else f"{low}_{high}"
-        inside = (n >= low) if high is None else (n >= low) & (n <= high)
-        metrics[f"num_rollouts/hist_{name}"] = float(inside.sum())
-    return metrics
 
 
 def _gate(step: StepRecord) -> dict[str, float]:

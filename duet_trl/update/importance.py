@@ -44,33 +44,6 @@ def rollout_weights(
     return ~np.asarray(aborted, dtype=bool) / (per_prompt[group] * np.asarray(propensity, dtype=np.float64))
 
 
-def sampled_advantages(advantages: np.ndarray, cutoff: float, uniforms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Which rollouts are trained, with probability min(1, |A| / cutoff), and the factor that makes up for the others.
-
-    A rollout below the cutoff that is trained has advantage A * factor = +-cutoff, so the expected gradient is that of
-    all rollouts. Its second moment grows by (cutoff - |A|) |A| for each of those; for a given expected number of
-    forward passes, and gradients of log pi of one size, no other probabilities add less.
-
-    Args:
-        advantages (np.ndarray): A, shape (N,).
-        cutoff (float): In units of A, >= 0; 0 trains all whose advantage is not 0.
-        uniforms (np.ndarray): Independent numbers in [0, 1), shape (N,).
-
-    Returns:
-        tuple[np.ndarray, np.ndarray]: Trained, shape (N,), bool; factor, shape (N,): 0 where it is
-        not, 1 where A is 0.
-
-    Example:
-        >>> trained, factor = sampled_advantages([1.0, -0.25, 0.25, 0.0], cutoff=0.5, uniforms=[0.9, 0.4, 0.6, 0.0])
-        >>> trained.tolist(), factor.tolist()
-        ([True, True, False, False], [1.0, 2.0, 0.0, 1.0])
-    """
-    size = np.abs(np.asarray(advantages, dtype=np.float64))
-    trained = np.asarray(uniforms) * cutoff < size  # where A is 0: never, whatever the cutoff
-    factor = np.maximum(cutoff / np.where(trained, size, 1.0), 1.0)
-    return trained, np.where(trained, factor, size == 0.0)
-
-
 def effective_sample_size(weights: np.ndarray) -> float:
     """Kish's effective number of rollouts, (sum w)^2 / sum w^2; at most the number of non-zero weights."""
     weights = np.asarray(weights, dtype=np.float64)

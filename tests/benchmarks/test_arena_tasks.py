@@ -11,7 +11,6 @@ import pytest
 from benchmarks.arena.pool import ALWAYS, MIDDLE, NEVER, ROLLOUTS, arrange, kind_of
 from benchmarks.arena.profiles import PROFILES
 from benchmarks.arena.tasks import RECIPES, REPORT_SIZE, TASKS, TUNING_SIZE, Task
-from benchmarks.gradient_parts.policies import Size, held_out_problems
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, Problem
 from recipes.tiny_math.task import sample_problems
 
@@ -34,7 +33,6 @@ def questions(problems) -> set[str]:
 def used_elsewhere() -> dict[str, set[str]]:
     """Questions that a policy of ours is trained on, or that another benchmark or a demo measures, by their place."""
     found = {f"pool of {task.name}": questions(pool(task)) for task in TASKS.values()}
-    found |= {f"gradient, {task.name}": questions(held_out_problems(task, Size())) for task in TASKS.values()}
     found["demo and notebooks"] = questions(sample_problems(HELD_OUT, DEMO_PROBLEMS, 0))
     for path in sorted((RECIPES / "tiny_math" / "data").glob("*.jsonl")):
         found[path.name] = {json.loads(line)["prompt"] for line in path.read_text().splitlines()}

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from duet_trl.engines.colocated import llm_factory
+from duet_trl.gate.parameters import gate_parameters
 from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
 from tests.states import plain
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
@@ -26,9 +28,9 @@ PROMPTS = random_prompts(NUM_CROWDED, seed=5)
 KEEP = np.random.default_rng(0).random(NUM_CROWDED) < 0.4
 SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_CROWDED)]
 SHORT_PROMPTS = [ids[:11] for ids in PROMPTS[:NUM_ALIKE]]
-OTHER_ENGINE = ({"duet_marker": "nobody"}, {"duet_fingerprint": "other tokenizer"}, {"duet_weights": "/elsewhere"})
+OTHER_ENGINE = ({"fingerprint": "other tokenizer"}, {"weights": "/elsewhere"}, {"prefix_length": 10**6})
 LOGGED = ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "sampling/sampling_logp_difference/max")
-MARKER_OF_ROW = ["math" if row % 3 else "pair" for row in range(NUM_DECIDED)]
+MARKER_OF_ROW = ["math" if row % 3 else "4...2" for row in range(NUM_DECIDED)]
 
 
 # Every process: what its processor makes of the logits
@@ -146,16 +148,16 @@ def decide(path: Path, _: Path) -> dict:
 
     gate, params = TinyGate(path), []
     for row in range(NUM_DECIDED):
-        gated = gate.parameters(SPEC_OF_ROW[row], KEEP[row], MARKER_OF_ROW[row]) if row % 5 else None
+        gated = gate.request(SPEC_OF_ROW[row], KEEP[row], MARKER_OF_ROW[row]) if row % 5 else None
         if gated and row % 20 == 1:
-            gated |= OTHER_ENGINE[row // 20 % len(OTHER_ENGINE)]
-        params.append(SamplingParams(extra_args=gated, stop_token_ids=[*gate.eos_ids, gate.sentinel]))
+            gated = replace(gated, **OTHER_ENGINE[row // 20 % len(OTHER_ENGINE)])
+        extra = gated and gate_parameters(gated)
+        params.append(SamplingParams(extra_args=extra, stop_token_ids=[*gate.eos_ids, gate.sentinel]))
     report = {}
     for name, num_slots, seed in (("crowded", 12, 0), ("other", 5, 1)):
         config = SimpleNamespace(
             model_config=ModelConfig(model=str(path), dtype="float32"),
             scheduler_config=SimpleNamespace(max_num_seqs=num_slots, async_scheduling=False),
-            additional_config={"duet_markers": {"pair": "[42]{2}"}},
             speculative_config=None,
         )
         batch = Batch(DUETLogitsProcessor(config, torch.device("cpu"), False), num_slots, seed)
@@ -189,14 +191,14 @@ def tensor(path: Path, folder: Path) -> dict:
     llm = build(**options, tensor_parallel_size=2, distributed_executor_backend="mp")
     llm.collective_rpc(watch)
     report["together"] = alike(llm, gate)
-    rows = [gate.parameters(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]
+    rows = [gate.request(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]
     report["crowded"] = sample(llm, gate, rows, PROMPTS)
     report["preemptions"] = next(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
-    report["refused"] = sample(llm, gate, [{**rows[0], **changes} for changes in OTHER_ENGINE], PROMPTS[:3])
+    report["refused"] = sample(llm, gate, [replace(rows[0], **changes) for changes in OTHER_ENGINE], PROMPTS[:3])
     weights = str(folder / "changed")
     llm.collective_rpc("reload_weights", kwargs={"weights_path": weights})
     llm.reset_prefix_cache()
-    named = [{**row, "duet_weights": weights} for row in rows[:NUM_ALIKE]]
+    named = [replace(row, weights=weights) for row in rows[:NUM_ALIKE]]
     report["changed"] = sample(llm, gate, named, PROMPTS[:NUM_ALIKE])
     report["ranks"] = llm.collective_rpc(seen)
     return report
@@ -207,7 +209,7 @@ def alike(llm: Any, gate: TinyGate) -> dict:
 
     vLLM's CPU backend cannot prefill a seeded request in chunks, so these come a few at a time.
     """
-    rows = [gate.parameters(*row) for row in zip(SPEC_OF_ROW, KEEP, strict=True)][:NUM_ALIKE]
+    rows = [gate.request(*row) for row in zip(SPEC_OF_ROW, KEEP, strict=True)][:NUM_ALIKE]
     parts = [slice(first, first + 8) for first in range(0, NUM_ALIKE, 8)]
     seeded = [sample(llm, gate, rows[part], SHORT_PROMPTS[part], seed=part.start)["ids"] for part in parts]
     return {"greedy": sample(llm, gate, rows, SHORT_PROMPTS, temperature=0.0)["ids"], "seeded": sum(seeded, [])}

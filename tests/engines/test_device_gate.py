@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from duet_trl.engines.device_gate import Column, DeviceGates
 from duet_trl.engines.slots import FORCED, SlotGates
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.gate.markers import pattern_marker
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.thoughts import Delimiters
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends, toy_marker
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
 VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
@@ -39,7 +38,7 @@ LOGITS = {
 
 
 def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-    return compile_automaton(pattern_marker(name, AUTOMATA[name], delimiters), VOCABULARY)
+    return compile_automaton(toy_marker(AUTOMATA[name], delimiters), VOCABULARY)
 
 
 def device_gates(num_slots: int = NUM_SLOTS) -> DeviceGates:

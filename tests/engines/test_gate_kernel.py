@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from duet_trl.engines.device_gate import NEVER, WIDTH, Column, Phase, step_rows
 from duet_trl.engines.slots import FORCED
 from duet_trl.gate.automaton import compile_automaton
-from duet_trl.gate.markers import pattern_marker
 from tests.engines.test_device_gate import VOCABULARY, Engine, Rollout, automaton, device_gates, rollouts
+from tests.gate.oracle import toy_marker
 
 triton = pytest.importorskip("triton")
 
 NUM_SLOTS, HISTORY, NUM_TOKENS = 6, 24, 9
-LONGER = compile_automaton(pattern_marker("longer", "abcb"), VOCABULARY)
+LONGER = compile_automaton(toy_marker("abcb"), VOCABULARY)
 TABLES = torch.from_numpy(np.concatenate([automaton("toy").table, LONGER.table]))
 OTHER_TABLE = automaton("toy").num_states
 TILE = 4_096  # logits that the kernel reads at once

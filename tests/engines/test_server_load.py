@@ -43,7 +43,7 @@ class Load:
 
 def batch(gate: TinyGate, num_rows: int, *, gated: bool) -> Load:
     """Gated, no two rows share gate and limit, and every rollout is a request; ungated, every 16 rollouts are one."""
-    gates = [gate.parameters(SPECS[row % 256], False) if gated else None for row in range(num_rows)]
+    gates = [gate.request(SPECS[row % 256], False) if gated else None for row in range(num_rows)]
     limits = LIMITS[:num_rows]
     sampling = {"temperature": 1.0, "ignore_eos": not gated}
     names = {"prompts": PROMPTS[:num_rows], "sampling": sampling, "parameters": gates, "limits": limits}

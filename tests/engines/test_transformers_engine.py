@@ -8,7 +8,6 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from duet_trl.engines.slots import FORCED
 from duet_trl.engines.transformers import GateLogitsProcessor, TransformersEngine, gated_generate
-from duet_trl.gate.parameters import parse_gate_parameters
 from duet_trl.gate.replay import GateSpec, split_sentinel
 from tests.engines.tiny_gate import (
     CAP,
@@ -59,7 +58,7 @@ def natural(tiny_gate: TinyGate) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def gated(tiny_gate: TinyGate) -> list[list[int]]:
     rows = zip(SPEC_OF_ROW, KEEP, strict=True)
-    return generate(tiny_gate, [tiny_gate.parameters(spec, keep) for spec, keep in rows])
+    return generate(tiny_gate, [tiny_gate.request(spec, keep) for spec, keep in rows])
 
 
 def test_rollouts_are_stopped_where_algorithm_1_stops_them(tiny_gate, gated):
@@ -83,7 +82,7 @@ def test_a_row_ends_at_its_own_limit_and_the_call_with_the_last_of_them(tiny_gat
     config = GenerationConfig(do_sample=True, max_new_tokens=CAP, pad_token_id=7, suppress_tokens=tiny_gate.eos_ids)
     prompts = torch.tensor([[40, 41]] * 3)
     with gated_generate(
-        tiny_gate.model, [None, tiny_gate.parameters(SPECS[0], True), None], {MARKER: tiny_gate.automaton}, [3, 6, 1]
+        tiny_gate.model, [None, tiny_gate.request(SPECS[0], True), None], {MARKER: tiny_gate.automaton}, [3, 6, 1]
     ):
         rows = tiny_gate.model.generate(prompts, generation_config=config)[:, 2:].tolist()
     assert [len(row) for row in rows] == [6, 6, 6]
@@ -98,11 +97,11 @@ def test_gated_rollouts_are_the_natural_ones_cut_short(tiny_gate, natural, gated
 
 def test_gate_that_never_fires_is_no_gate_token_for_token(tiny_gate, natural):
     late = GateSpec(CAP + 1, CAP + 1, 0)
-    assert generate(tiny_gate, [tiny_gate.parameters(late, False)] * NUM_ROWS) == natural
+    assert generate(tiny_gate, [tiny_gate.request(late, False)] * NUM_ROWS) == natural
 
 
 def test_rows_without_parameters_run_ungated_beside_gated_ones(tiny_gate, natural):
-    parameters = [tiny_gate.parameters(SPECS[0], False) if row % 2 else None for row in range(NUM_ROWS)]
+    parameters = [tiny_gate.request(SPECS[0], False) if row % 2 else None for row in range(NUM_ROWS)]
     mixed = generate(tiny_gate, parameters)
     assert mixed[::2] == natural[::2]
     assert any(row[-1] == tiny_gate.sentinel for row in mixed[1::2])
@@ -110,7 +109,7 @@ def test_rows_without_parameters_run_ungated_beside_gated_ones(tiny_gate, natura
 
 def test_sentinel_is_never_sampled_unless_forced(tiny_gate):
     # Biased so that the policy would sample nothing else.
-    never = tiny_gate.parameters(GateSpec(8, 8, 0, trim=False, abort=False), False)
+    never = tiny_gate.request(GateSpec(8, 8, 0, trim=False, abort=False), False)
     bias = [[[tiny_gate.sentinel], 100.0]]
     rows = generate(tiny_gate, [never, None] * 4, prompts=PROMPTS[:8], sequence_bias=bias)
     assert not any(tiny_gate.sentinel in row for row in rows)
@@ -119,7 +118,7 @@ def test_sentinel_is_never_sampled_unless_forced(tiny_gate):
 def test_entropy_is_measured_at_temperature_one(tiny_gate):
     # At temperature 0.3 the sampled distribution has about 2 nats, the policy's own above 3: nothing ends early.
     spec = GateSpec(8, 60, 20, poll_interval=1, entropy_threshold=2.8, abort=False)
-    rows = generate(tiny_gate, [tiny_gate.parameters(spec, False)] * NUM_ROWS, temperature=0.3)
+    rows = generate(tiny_gate, [tiny_gate.request(spec, False)] * NUM_ROWS, temperature=0.3)
     stopped = [row for row in rows if row[-1] == tiny_gate.sentinel]
     assert len(stopped) > 5
     for row in stopped:
@@ -137,7 +136,7 @@ def test_generate_is_restored_and_other_processors_stay(tiny_gate):
         "input_ids": torch.tensor(PROMPTS[:1]),
         "attention_mask": torch.ones(1, len(PROMPTS[0]), dtype=torch.long),
     }
-    with gated_generate(tiny_gate.model, [tiny_gate.parameters(SPECS[0], False)], {MARKER: tiny_gate.automaton}):
+    with gated_generate(tiny_gate.model, [tiny_gate.request(SPECS[0], False)], {MARKER: tiny_gate.automaton}):
         row = tiny_gate.model.generate(
             **inputs, logits_processor=LogitsProcessorList([Ban()]), max_new_tokens=60, do_sample=True
         )[0].tolist()[len(PROMPTS[0]) :]
@@ -147,14 +146,14 @@ def test_generate_is_restored_and_other_processors_stay(tiny_gate):
 
 def test_generation_config_of_the_caller_is_not_changed(tiny_gate):
     config = GenerationConfig(do_sample=True, max_new_tokens=2, eos_token_id=tiny_gate.eos_ids[0])
-    with gated_generate(tiny_gate.model, [tiny_gate.parameters(SPECS[0], False)], {MARKER: tiny_gate.automaton}):
+    with gated_generate(tiny_gate.model, [tiny_gate.request(SPECS[0], False)], {MARKER: tiny_gate.automaton}):
         tiny_gate.model.generate(torch.tensor([[40, 41]]), generation_config=config)
     assert config.eos_token_id == tiny_gate.eos_ids[0]
 
 
 def test_padding_behind_an_ended_row_is_not_looked_at(tiny_gate):
-    parameters = tiny_gate.parameters(GateSpec(2, 4, 2), False)
-    processor = GateLogitsProcessor([parse_gate_parameters(parameters)] * 2, {MARKER: tiny_gate.automaton})
+    request = tiny_gate.request(GateSpec(2, 4, 2), False)
+    processor = GateLogitsProcessor([request] * 2, {MARKER: tiny_gate.automaton})
     prompt, scores = torch.tensor([[40, 41], [42, 43]]), torch.zeros(2, 384)
     ended, running = [tiny_gate.eos_ids[1]], [50]
     processor(prompt, scores)
@@ -167,7 +166,7 @@ def test_padding_behind_an_ended_row_is_not_looked_at(tiny_gate):
 
 
 def test_wrong_number_of_rows_is_an_error(tiny_gate):
-    parameters = tiny_gate.parameters(SPECS[0], False)
+    parameters = tiny_gate.request(SPECS[0], False)
     with (
         gated_generate(tiny_gate.model, [parameters] * 2, {MARKER: tiny_gate.automaton}),
         pytest.raises(ValueError, match="prepared for 2 rows but generate runs 1"),

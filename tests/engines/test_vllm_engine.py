@@ -4,6 +4,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from duet_trl.engines.colocated import ColocatedEngine, gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
-from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.parameters import GateRequest, gate_parameters
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
 from tests.engines.tiny_gate import (
@@ -40,7 +41,7 @@ def llm(tiny_gate: TinyGate) -> Iterator:
     from vllm import LLM
 
     before = dict(os.environ)
-    build = llm_factory(LLM, dtype="float32", enforce_eager=True, markers={"pair": "[42]{2}"})
+    build = llm_factory(LLM, dtype="float32", enforce_eager=True)
     yield build(
         model=str(tiny_gate.path),
         max_model_len=256,
@@ -71,7 +72,7 @@ def token_ids(outputs) -> list[list[int]]:
     return [list(completion.token_ids) for completion in completions(outputs)]
 
 
-def generate(llm, gate: TinyGate, parameters: list[dict | None], prompts=PROMPTS, params=None, seed: int = 0):
+def generate(llm, gate: TinyGate, parameters: list[GateRequest | None], prompts=PROMPTS, params=None, seed: int = 0):
     """Sampled rollouts through the path that TRL takes: one set of sampling parameters for all prompts."""
     inputs = [{"prompt_token_ids": ids} for ids in prompts]
     llm.reset_prefix_cache()
@@ -92,7 +93,7 @@ def natural(llm, tiny_gate: TinyGate) -> list[list[int]]:
 def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(llm, tiny_gate):
     before = preemptions(llm)
     rows = zip(SPEC_OF_ROW, KEEP, strict=True)
-    gated = token_ids(generate(llm, tiny_gate, [tiny_gate.parameters(spec, keep) for spec, keep in rows]))
+    gated = token_ids(generate(llm, tiny_gate, [tiny_gate.request(spec, keep) for spec, keep in rows]))
     assert preemptions(llm) > before + 10
     assert_algorithm_1(tiny_gate, PROMPTS, gated, SPEC_OF_ROW, KEEP)
     replay_all(tiny_gate, gated, SPEC_OF_ROW, KEEP)
@@ -114,9 +115,9 @@ def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
     automaton = compile_automaton(get_marker(MARKER, thought), tiny_gate.vocabulary)
     in_thought = np.random.default_rng(1).random(NUM_ROWS) < 0.5
     names = {"delimiters": thought, "fingerprint": automaton.fingerprint}
-    spec, ends = SPECS[0], (tiny_gate.sentinel, tiny_gate.eos_ids)
+    spec, ends = SPECS[0], (tiny_gate.sentinel, frozenset(tiny_gate.eos_ids))
     rows = zip(KEEP.tolist(), in_thought.tolist(), strict=True)
-    asked = [gate_parameters(spec, MARKER, keep, *ends, in_thought=inside, **names) for keep, inside in rows]
+    asked = [GateRequest(spec, bool(keep), MARKER, *ends, in_thought=inside, **names) for keep, inside in rows]
     ids, stopped = split_sentinel(token_ids(generate(llm, tiny_gate, asked)), tiny_gate.sentinel)
     found = replay(spec, automaton, ids, stopped, KEEP, in_thought)  # an error where the engine ran another gate
     assert {*found.outcome.tolist()} == {*Outcome}
@@ -127,7 +128,7 @@ def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
 
 def test_gated_and_ungated_requests_share_a_batch(llm, tiny_gate):
     gated = np.arange(NUM_ROWS) % 3 > 0
-    parameters = [tiny_gate.parameters(SPEC_OF_ROW[row], KEEP[row]) if gated[row] else None for row in range(NUM_ROWS)]
+    parameters = [tiny_gate.request(SPEC_OF_ROW[row], KEEP[row]) if gated[row] else None for row in range(NUM_ROWS)]
     ids = token_ids(generate(llm, tiny_gate, parameters))
     rows = np.flatnonzero(gated)
     replay_all(tiny_gate, [ids[row] for row in rows], [SPEC_OF_ROW[row] for row in rows], KEEP[rows])
@@ -137,13 +138,13 @@ def test_gated_and_ungated_requests_share_a_batch(llm, tiny_gate):
 
 
 def test_gate_that_never_fires_is_no_gate_token_for_token(llm, tiny_gate, natural):
-    late = tiny_gate.parameters(GateSpec(CAP + 1, CAP + 1, 0), False)
+    late = tiny_gate.request(GateSpec(CAP + 1, CAP + 1, 0), False)
     assert token_ids(generate(llm, tiny_gate, [late] * NUM_ROWS)) == natural
 
 
 def test_forced_stop_is_the_sentinel_with_log_probability_zero(llm, tiny_gate):
     rows = zip(SPEC_OF_ROW, KEEP, strict=True)
-    outputs = generate(llm, tiny_gate, [tiny_gate.parameters(spec, keep) for spec, keep in rows])
+    outputs = generate(llm, tiny_gate, [tiny_gate.request(spec, keep) for spec, keep in rows])
     stopped = [c for c in completions(outputs) if tiny_gate.sentinel in c.token_ids]
     assert len(stopped) > 50
     for completion in stopped:
@@ -155,7 +156,7 @@ def test_forced_stop_is_the_sentinel_with_log_probability_zero(llm, tiny_gate):
 
 def test_children_of_one_request_are_gated_one_by_one(llm, tiny_gate):
     params = sampling(n=3)
-    outputs = generate(llm, tiny_gate, [tiny_gate.parameters(SPECS[0], False)] * 60, PROMPTS[:60], params)
+    outputs = generate(llm, tiny_gate, [tiny_gate.request(SPECS[0], False)] * 60, PROMPTS[:60], params)
     ids, stopped = split_sentinel(token_ids(outputs), tiny_gate.sentinel)
     assert len(ids) == 180
     outcome = replay(SPECS[0], tiny_gate.automaton, ids, stopped, np.zeros(180, bool)).outcome
@@ -164,19 +165,17 @@ def test_children_of_one_request_are_gated_one_by_one(llm, tiny_gate):
 
 def test_sentinel_is_never_sampled_unless_forced(llm, tiny_gate):
     # Biased so that the policy would sample nothing else; the ungated rows show that the bias works.
-    idle = tiny_gate.parameters(GateSpec(8, 8, 0, trim=False, abort=False), False)
+    idle = tiny_gate.request(GateSpec(8, 8, 0, trim=False, abort=False), False)
     params = sampling(logit_bias={tiny_gate.sentinel: 100.0})
     ids = token_ids(generate(llm, tiny_gate, [idle, None] * 10, PROMPTS[:20], params))
     assert not any(tiny_gate.sentinel in row for row in ids[::2])
     assert all(tiny_gate.sentinel in row for row in ids[1::2])
 
 
-def test_custom_marker_of_the_engine_and_of_the_request_agree(llm, tiny_gate):
-    spec = GateSpec(4, 60, 4, poll_interval=1)
-    rows = [tiny_gate.parameters(spec, False, marker) for marker in ("pair", "regex:[42]{2}")]
-    first, second = (generate(llm, tiny_gate, [row] * 20, PROMPTS[:20], seed=1) for row in rows)
-    assert token_ids(first) == token_ids(second)
-    assert any(len(ids) < 60 and ids[-1] == tiny_gate.sentinel for ids in token_ids(first))
+def test_custom_marker_of_a_request_trims(llm, tiny_gate):
+    row = tiny_gate.request(GateSpec(4, 60, 4, poll_interval=1), False, "4...2")
+    found = token_ids(generate(llm, tiny_gate, [row] * 20, PROMPTS[:20], seed=1))
+    assert any(len(ids) < 60 and ids[-1] == tiny_gate.sentinel for ids in found)
 
 
 def test_engine_without_the_gate_is_found_by_replay(llm, tiny_gate, natural):
@@ -184,28 +183,18 @@ def test_engine_without_the_gate_is_found_by_replay(llm, tiny_gate, natural):
         replay(SPECS[0], tiny_gate.automaton, natural, np.zeros(NUM_ROWS, bool), KEEP)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"duet_k1": 3}, "duet_k1"),
-        ({"duet_poll_threshold": True}, "duet_poll_threshold must be an integer"),
-        ({"duet_entropy_threshold": float("nan")}, "duet_entropy_threshold"),
-        ({"duet_abort_threshold": 1}, "K2=1 and K1=16"),
-        ({"duet_marker": "regex:("}, "regular expression|pattern"),
-    ],
-)
-def test_bad_request_is_refused_with_our_text_and_the_engine_lives_on(llm, tiny_gate, changes, message):
+def test_bad_request_is_refused_with_our_text_and_the_engine_lives_on(llm, tiny_gate):
     from vllm.exceptions import VLLMValidationError
 
-    with pytest.raises(VLLMValidationError, match=message):
-        generate(llm, tiny_gate, [{**tiny_gate.parameters(SPECS[0], False), **changes}], PROMPTS[:1])
+    with pytest.raises(VLLMValidationError, match="unknown marker 'maths'"):
+        generate(llm, tiny_gate, [tiny_gate.request(SPECS[0], False, "maths")], PROMPTS[:1])
     assert token_ids(generate(llm, tiny_gate, [None], PROMPTS[:1]))
 
 
 def test_request_whose_sentinel_is_no_stop_token_is_refused(llm, tiny_gate):
     from vllm.exceptions import VLLMValidationError
 
-    params = sampling(extra_args=tiny_gate.parameters(SPECS[0], False))
+    params = sampling(extra_args=gate_parameters(tiny_gate.request(SPECS[0], False)))
     with pytest.raises(VLLMValidationError, match="must be in stop_token_ids"):
         llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)
 
@@ -218,7 +207,7 @@ def test_gate_needs_one_entry_per_prompt_and_leaves_the_engine_as_it_was(llm, ti
 
 def test_callers_sampling_params_are_not_changed(llm, tiny_gate):
     params = sampling(extra_args={"mine": 1}, stop_token_ids=[7])
-    generate(llm, tiny_gate, [tiny_gate.parameters(SPECS[0], False)], PROMPTS[:1], params)
+    generate(llm, tiny_gate, [tiny_gate.request(SPECS[0], False)], PROMPTS[:1], params)
     assert (params.extra_args, params.stop_token_ids) == ({"mine": 1}, [7])
 
 
@@ -246,7 +235,7 @@ def test_reloaded_weights_reach_the_tied_output_layer(llm, tiny_gate):
 def engine_config(llm, **changes) -> SimpleNamespace:
     """The engine's own configuration with some parts replaced."""
     config = llm.llm_engine.vllm_config
-    values = {name: config.__dict__[name] for name in ("model_config", "scheduler_config", "additional_config")}
+    values = {name: config.__dict__[name] for name in ("model_config", "scheduler_config")}
     return SimpleNamespace(**{**values, "speculative_config": None, **changes})
 
 
@@ -261,8 +250,6 @@ def test_engine_set_ups_that_the_gate_cannot_run_in_are_refused_at_start_up(llm)
     }
     with pytest.raises(RuntimeError, match="name the class in logits_processors"):
         DUETLogitsProcessor(engine_config(llm, **entry_point), torch.device("cpu"), False)
-    with pytest.raises(ValueError, match="regular expression|pattern"):
-        DUETLogitsProcessor(engine_config(llm, additional_config={"duet_markers": {"x": "("}}), "cpu", False)
 
 
 def test_placeholder_tokens_are_an_error(llm, tiny_gate):
@@ -271,7 +258,7 @@ def test_placeholder_tokens_are_an_error(llm, tiny_gate):
     from duet_trl.engines.vllm import DUETLogitsProcessor
 
     processor = DUETLogitsProcessor(engine_config(llm), torch.device("cpu"), False)
-    params, output = sampling(extra_args=tiny_gate.parameters(SPECS[0], False)), []
+    params, output = sampling(extra_args=gate_parameters(tiny_gate.request(SPECS[0], False))), []
     processor.update_state(BatchUpdate(1, removed=[], added=[(0, params, [1], output)], moved=[]))
     for _ in range(SPECS[0].poll_threshold - 1):
         processor.apply(torch.zeros(1, 384))
@@ -283,16 +270,15 @@ def test_placeholder_tokens_are_an_error(llm, tiny_gate):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"duet_marker": "nobody"},
-        {"duet_fingerprint": "other tokenizer"},
-        {"duet_weights": "/elsewhere"},
-        {"duet_prefix": 61},  # of prompts of 60 tokens at most
+        {"fingerprint": "other tokenizer"},
+        {"weights": "/elsewhere"},
+        {"prefix_length": 61},  # of prompts of 60 tokens at most
     ],
 )
 def test_request_made_for_another_engine_is_stopped_before_its_first_token(llm, tiny_gate, changes):
-    mine = tiny_gate.parameters(SPECS[0], False)
-    fitting = {**mine, "duet_fingerprint": tiny_gate.automaton.fingerprint, "duet_weights": str(tiny_gate.path)}
-    ids = token_ids(generate(llm, tiny_gate, [{**mine, **changes}, fitting] * 4, PROMPTS[:8]))
+    mine = tiny_gate.request(SPECS[0], False)
+    fitting = replace(mine, fingerprint=tiny_gate.automaton.fingerprint, weights=str(tiny_gate.path))
+    ids = token_ids(generate(llm, tiny_gate, [replace(mine, **changes), fitting] * 4, PROMPTS[:8]))
     assert ids[::2] == [[tiny_gate.sentinel]] * 4
     assert all(row[0] != tiny_gate.sentinel for row in ids[1::2])
     with pytest.raises(GateMismatch, match="at 0 tokens"):

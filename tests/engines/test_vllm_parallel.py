@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -141,10 +142,10 @@ def test_replay_finds_what_the_processor_alone_decided(decided, tiny_gate):
     assert any(len(found[row]) == CAP for row in np.flatnonzero(rows % 5 == 0))
     outcomes = set()
     for spec in SPECS:
-        for name, pattern in (("math", "math"), ("pair", "regex:[42]{2}")):
+        for name in ("math", "4...2"):
             chosen = [row for row in np.flatnonzero(gated) if (SPEC_OF_ROW[row], MARKER_OF_ROW[row]) == (spec, name)]
             ids, stopped = split_sentinel([found[row] for row in chosen], tiny_gate.sentinel)
-            automaton = compile_automaton(get_marker(pattern), tiny_gate.vocabulary)
+            automaton = compile_automaton(get_marker(name), tiny_gate.vocabulary)
             outcomes |= set(replay(spec, automaton, ids, stopped, KEEP[chosen]).outcome.tolist())
     assert outcomes == set(Outcome)
 
@@ -240,7 +241,7 @@ def shares(process: ServerProcess) -> Iterator[list[int]]:
 def test_data_parallel_server_stops_rollouts_where_algorithm_1_stops_them(engines, tiny_gate):
     client = engines.client
     client.probe("math", tiny_gate.automaton.fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids)
-    rows = [tiny_gate.parameters(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]
+    rows = [tiny_gate.request(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]
     with shares(engines) as counts:
         found = client.complete(PROMPTS, SHARED, rows, tiny_gate.eos_ids)
     assert min(counts) > 0 and sum(counts) == NUM_CROWDED
@@ -252,7 +253,7 @@ def test_data_parallel_server_stops_rollouts_where_algorithm_1_stops_them(engine
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_both_engines_of_a_data_parallel_server_generate_the_same(engines, tiny_gate):
-    rows = [tiny_gate.parameters(*row) for row in zip(SPEC_OF_ROW, KEEP, strict=True)][:NUM_ALIKE]
+    rows = [tiny_gate.request(*row) for row in zip(SPEC_OF_ROW, KEEP, strict=True)][:NUM_ALIKE]
 
     def generate(client: GateServer, row: int) -> list[int]:
         seeded = {**SHARED, "seed": row}
@@ -273,7 +274,7 @@ def test_both_engines_of_a_data_parallel_server_generate_the_same(engines, tiny_
 def test_new_weights_reach_both_engines_of_a_data_parallel_server(engines, tiny_gate):
     folder = engines.weights / "changed"
     weights = changed_weights(tiny_gate, folder)
-    rows = [{**tiny_gate.parameters(SPECS[0], False), "duet_weights": str(folder)}] * 64
+    rows = [replace(tiny_gate.request(SPECS[0], False), weights=str(folder))] * 64
     clients = [engines.client, at_rank(engines, 0), at_rank(engines, 1)]
     for client in clients:
         early = client.complete(PROMPTS[:64], SHARED, rows, tiny_gate.eos_ids)

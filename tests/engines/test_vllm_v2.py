@@ -13,11 +13,10 @@ import torch
 
 from duet_trl.engines.slots import FORCED
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.gate.markers import pattern_marker
-from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.parameters import GateRequest, gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome
 from duet_trl.gate.thoughts import Delimiters
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends, toy_marker
 
 pytestmark = pytest.mark.vllm
 
@@ -28,7 +27,7 @@ LOADED = "/weights/7"
 
 
 def toy(delimiters: Delimiters | None = None) -> TokenAutomaton:
-    return compile_automaton(pattern_marker("toy", "ab", delimiters), VOCABULARY)
+    return compile_automaton(toy_marker("ab", delimiters), VOCABULARY)
 
 
 TOY = toy()
@@ -53,11 +52,10 @@ class Runner:
         )
         config = SimpleNamespace(
             speculative_config=None,
-            additional_config={"duet_markers": {"toy": "ab"}},
             model_config=SimpleNamespace(model=LOADED),
         )
         monkeypatch.setattr("duet_trl.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts))
-        monkeypatch.setattr("duet_trl.engines.vllm._Markers.delimiters", None)
+        monkeypatch.setattr("duet_trl.engines.vllm._Markers.delimiters", lambda self: None)
         self.processor = processor_class(config, state)
         self.generated: dict[int, list[int]] = {}
 
@@ -65,7 +63,8 @@ class Runner:
         """expected: fingerprint, weights, thoughts and prefix that it asks for; `generated` begins with the prefix."""
         from vllm import SamplingParams
 
-        extra = gate_parameters(SPEC, marker, keep, SENTINEL, [EOS], **expected) if gated else None
+        request = GateRequest(SPEC, keep, marker, SENTINEL, frozenset({EOS}), **expected)
+        extra = gate_parameters(request) if gated else None
         begun = min(expected.get("prefix_length", 0), len(generated))
         self.prompt_len[slot] = len(PROMPT) + begun  # the runner has stored the request before it tells the processor
         params = SamplingParams(extra_args=extra, stop_token_ids=[SENTINEL])
@@ -164,7 +163,6 @@ def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):
         ({"fingerprint": TOY.fingerprint, "weights": LOADED}, False),
         ({"fingerprint": TOY.fingerprint[:-1] + "x"}, True),
         ({"weights": "/weights/6"}, True),
-        ({"marker": "unheard of"}, True),
         ({"prefix_length": len(PROMPT)}, False),
         ({"prefix_length": len(PROMPT) + 1}, True),
     ],

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 from duet_trl.engines.engine import Completion, Engine, Request
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.markers import completion_ends, get_marker
-from duet_trl.gate.parameters import GateSetup, gate_parameters
+from duet_trl.gate.parameters import GateRequest, GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.sentinel import find_sentinel
 from duet_trl.gate.vocabulary import vocabulary_bytes
@@ -57,8 +57,8 @@ class TinyGate:
     def model(self) -> PreTrainedModel:
         return Qwen3ForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
 
-    def parameters(self, spec: GateSpec, keep: bool, marker: str = MARKER) -> dict:
-        return gate_parameters(spec, marker, bool(keep), self.sentinel, self.eos_ids)
+    def request(self, spec: GateSpec, keep: bool, marker: str = MARKER) -> GateRequest:
+        return GateRequest(spec, bool(keep), marker, self.sentinel, frozenset(self.eos_ids))
 
     def marker_ends(self, ids: list[int]) -> list[int]:
         """Lengths at which a marker is complete, read from the bytes of the text instead of the token table."""

@@ -68,13 +68,24 @@ QA_TEXTS = joined(
     *("<answer>", "</answer>", "<ans", "wer>", "</", "<", "Therefore the answer is ", "Therefore, the answer is:"),
     *("Therefore", " the answer is", " ", ".", "!", "? ", ". ", "\n", "3.14", "x", "é"),
 )
-TEXTS = {"math": BOX_TEXTS, "math_paragraph": BOX_TEXTS, "code": FENCE_TEXTS, "qa": QA_TEXTS}
+PAIR, LINE = "<<...>>", "Answer: ..."
+PAIR_TEXTS = joined("<<", ">>", "<", ">", " ", "x", "é", "\n", "<<>", "<< x >>")
+LINE_TEXTS = joined("Answer: ", "Answer", ": ", "\n", " ", "x", "é", "Answer: x\n")
+NAMES = [*MARKERS, PAIR, LINE]
+TEXTS = {
+    PAIR: PAIR_TEXTS,
+    LINE: LINE_TEXTS,
+    "math": BOX_TEXTS,
+    "math_paragraph": BOX_TEXTS,
+    "code": FENCE_TEXTS,
+    "qa": QA_TEXTS,
+}
 
 
 def ends(name, text):
     """Completions of a built-in marker in characters."""
     data = text.encode()
-    return [len(data[:end].decode()) for end in completion_ends(MARKERS[name], data)]
+    return [len(data[:end].decode()) for end in completion_ends(get_marker(name), data)]
 
 
 WORDS = r"(?:your|the|final|yourfinal)?answer"
@@ -159,6 +170,18 @@ def qa_ends(text):
     return found
 
 
+def pair_ends(text, opening, closing):
+    """Independent reading of a custom marker: the nearest opening and closing with neither between them."""
+    found, begin = [], None
+    for word in re.finditer(f"{re.escape(opening)}|{re.escape(closing)}", text):
+        if word[0] == opening:
+            begin = word.end()
+        elif begin is not None:
+            found += [word.end()] * bool(text[begin : word.start()].strip(BLANKS))
+            begin = None
+    return found
+
+
 REFERENCES = {"math": box_ends, "math_paragraph": paragraph_ends, "code": fence_ends, "qa": qa_ends}
 
 
@@ -212,7 +235,33 @@ def check_marker_means_answer(name, text):
     assert all(extract_answer(name, text[:length], "last") for length in seen)
 
 
-@pytest.mark.parametrize("name", MARKERS)
+@given(PAIR_TEXTS, LINE_TEXTS)
+@example("<<x<<<>>", "")
+@settings(max_examples=600, deadline=None)
+def test_custom_marker_completes_at_the_nearest_closing_of_its_last_opening(pairs, lines):
+    assert ends(PAIR, pairs) == pair_ends(pairs, "<<", ">>")
+    assert ends(LINE, lines) == pair_ends(lines, "Answer: ", "\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "seen_in", "answer"),
+    [
+        ("ANSWER: ...", "so ANSWER: 10\nx", "so ANSWER: 10\n", "10"),
+        ("ANSWER: ...", "ANSWER: 10", None, "10"),  # the text ends it, a rollout might go on
+        ("ANSWER: ...", "ANSWER: \nANSWER: 5\n", "ANSWER: \nANSWER: 5\n", "5"),
+        ("<final>...</final>", "in <final> tags: <final> 5 </final> x", "in <final> tags: <final> 5 </final>", "5"),
+        ("<final>...</final>", "<final>5", None, None),
+        ("**...**", "so **5** and **6", "so **5**", "5"),  # opening and closing may be the same
+        ("Answer:\n...\n", "Answer:\n5\n6", "Answer:\n5\n", "5"),
+    ],
+)
+def test_custom_marker_sees_and_reads_what_stands_between(name, text, seen_in, answer):
+    end = first_marker_end(get_marker(name), text)
+    assert (None if end is None else text[:end]) == seen_in
+    assert extract_answer(name, text) == answer
+
+
+@pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_marker_in_a_prefix_means_an_answer_that_no_continuation_changes(name, data):
@@ -466,6 +515,9 @@ def test_every_marker_fits_seven_bits_and_is_read_only():
 def test_unknown_names_are_errors_that_list_the_choices():
     with pytest.raises(ValueError, match=r"unknown marker 'maths'\. Choose one of math, math_paragraph, code, qa"):
         get_marker("maths")
+    for name in ("regex:4+2...", "...", "...x", ""):
+        with pytest.raises(ValueError, match=f"unknown marker '{re.escape(name)}'.*three dots"):
+            extract_answer(name, "x")
     with pytest.raises(ValueError, match=r"unknown marker 'maths'"):
         extract_answer("maths", "x")
     with pytest.raises(ValueError, match="which must be"):

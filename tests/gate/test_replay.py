@@ -20,6 +20,7 @@ from tests.gate.oracle import (
     next_entropies,
     toy_automaton,
     toy_ends,
+    toy_marker,
 )
 
 AUTOMATON = toy_automaton()
@@ -358,9 +359,8 @@ def test_spec_rejects_bad_values(changes, message):
 
 def test_gate_of_two_markers_reads_each_row_with_its_own():
     from duet_trl.gate.automaton import compile_automaton
-    from duet_trl.gate.markers import pattern_marker
 
-    other = compile_automaton(pattern_marker("other", "cc"), [b"a", b"b", b"c", None])
+    other = compile_automaton(toy_marker("cc"), [b"a", b"b", b"c", None])
     gate = StreamingGate(2, [AUTOMATON])
     index = gate.add_automaton(other)
     gate.admit(0, spec(), False, 0)
@@ -371,7 +371,6 @@ def test_gate_of_two_markers_reads_each_row_with_its_own():
 
 def test_automata_over_different_vocabularies_are_refused():
     from duet_trl.gate.automaton import compile_automaton
-    from duet_trl.gate.markers import pattern_marker
 
     with pytest.raises(ValueError, match="one vocabulary"):
-        StreamingGate(1, [AUTOMATON, compile_automaton(pattern_marker("x", "ab"), [b"a", b"b"])])
+        StreamingGate(1, [AUTOMATON, compile_automaton(toy_marker(), [b"a", b"b"])])

@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.gate.automaton import compile_automaton
@@ -22,15 +22,15 @@ from duet_trl.gate.vocabulary import vocabulary_bytes
 from tests.tiny import END_OF_TURN, EOS, START_OF_TURN, thinking_tokenizer, tiny_tokenizer
 
 THINK = Delimiters("<think>", "</think>")
-CLOSED, OPEN_ENDED = r"regex:ANSWER: (\d+)\.", r"regex:ANSWER: (\d+)"
-NAMES = [*MARKERS, CLOSED, OPEN_ENDED]
+CLOSED, LINE = "ANSWER: ...;", "#### ..."
+NAMES = [*MARKERS, CLOSED, LINE]
 PIECES = {
     "math": ["\\boxed{", "\\boxed{7}", "{", "}", "\\", "x", "\\boxed{ANSWER}"],
     "math_paragraph": ["\\boxed{x}", "\\boxed{", "}", "\n\n", ":\n", "x"],
     "code": ["```", "\n```", "\n", "```py\nx\n```", "x", " "],
     "qa": ["<answer>", "</answer>", "Therefore the answer is ", "5", ". ", "\n", "x"],
-    CLOSED: ["ANSWER: ", "ANSWER: 5.", "1", "0", ".", " "],
-    OPEN_ENDED: ["ANSWER: ", "ANSWER: 5", "1", "0", ".", " "],
+    CLOSED: ["ANSWER: ", "ANSWER: 5;", "1", "0", ";", " "],
+    LINE: ["#### ", "#### 5\n", "1", "#", "\n", " "],
 }
 THOUGHT_PIECES = ["<think>", "</think>", "<think>", "</think>", "<thi", "nk>", "<", "</", "think>"]
 # An answer that a text in search of one completes, and one more probe of those that tell an open sentence by its end.
@@ -39,6 +39,8 @@ PROBES = {
     "math_paragraph": ("\\boxed{x}\n\n", None),
     "code": ("x`\n```\nx\n```", None),  # the first backtick ends an info string, in which no block is open yet
     "qa": ("Therefore the answer is x\n", "x\n"),
+    CLOSED: ("ANSWER: 5;", "x;"),
+    LINE: ("#### 5\n", "x\n"),
 }
 
 
@@ -52,8 +54,6 @@ def plain_ends(name, text):
 
 def answer_is_open(name, text):
     """Whether a marker without thoughts is inside an answer at the end of a text."""
-    if name == CLOSED:
-        return False
     probe, ending = PROBES[name]
     if ending is not None and len(text + ending) in plain_ends(name, text + ending):
         return True
@@ -78,7 +78,7 @@ def regions(name, text, opened):
         begin = close + len(THINK.closing)
 
 
-@pytest.mark.parametrize("name", [*MARKERS, CLOSED])
+@pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
 def test_a_marker_completes_as_in_each_stretch_outside_of_thoughts(name, data):
@@ -97,22 +97,6 @@ def test_a_completed_marker_means_an_answer_that_no_continuation_changes(name, d
     answers = [extract_answer(name, Written(prefix, THINK, opened)) for prefix in prefixes]
     assert all(answers) and len(set(answers)) <= 1
     assert all(extract_answer(name, Written(prefix, THINK, opened), "last") for prefix in prefixes)
-
-
-@given(texts(OPEN_ENDED), st.booleans())
-@settings(max_examples=300, deadline=None)
-@example("ANSWER: 5<think>1</think>0", False)
-def test_a_thought_ends_the_match_that_was_growing(text, opened):
-    stretches, rest = [], text if not opened else text.partition(THINK.closing)[2]
-    while rest:
-        stretch, _, thought = rest.partition(THINK.opening)
-        stretches.append(stretch)
-        rest = thought.partition(THINK.closing)[2]
-    found = [answer for part in stretches if (answer := extract_answer(OPEN_ENDED, part))]
-    assert extract_answer(OPEN_ENDED, Written(text, THINK, opened)) == next(iter(found), None)
-    # the marker is settled by whatever follows, a thought included
-    ends = list(completion_ends(get_marker(OPEN_ENDED, THINK), f"{text}<think>".encode(), opened))
-    assert bool(ends) == bool(found)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -136,7 +120,7 @@ def test_any_tokenisation_of_delimiters_completes_where_the_bytes_do(name, data)
 
 
 @pytest.mark.parametrize("delimiters", KNOWN_DELIMITERS, ids=lambda pair: pair.opening)
-@pytest.mark.parametrize("name", [*NAMES, r"regex:#### (-?[\d,.]+)", r"regex:(?i)answer:\s*(.+)\n"])
+@pytest.mark.parametrize("name", NAMES)
 def test_every_marker_fits_beside_every_known_pair_of_delimiters(name, delimiters):
     marker = get_marker(name, delimiters)
     assert marker.num_states <= 127
@@ -144,11 +128,9 @@ def test_every_marker_fits_beside_every_known_pair_of_delimiters(name, delimiter
     assert get_marker(name, delimiters) is marker
 
 
-def test_a_pattern_without_room_beside_the_delimiters_is_an_error_that_names_both():
-    with pytest.raises(ValueError, match=r"'regex:x\{120\}' with thoughts between '<think>' and .*at most 127 fit"):
-        get_marker("regex:x{120}", THINK)
-    with pytest.raises(ValueError, match="every match can always grow"):  # although a thought would end it
-        get_marker("regex:(?s)a.*b", THINK)
+def test_a_marker_without_room_beside_the_delimiters_is_an_error_that_names_both():
+    with pytest.raises(ValueError, match=r"'x+\.\.\.' with thoughts between '<think>' and .*at most 127 fit"):
+        get_marker("x" * 120 + "...", THINK)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +164,6 @@ def test_text_begins_anew_behind_a_thought():
     assert extract_answer("code", Written(text, THINK)) == "1"
     assert extract_answer("code", Written(f"```{text}", THINK)) == "1"  # no block is open in an info string
     assert first_marker_end(get_marker("code", THINK), text) == len(text)
-    assert extract_answer(r"regex:\AANSWER", Written("so<think>x</think>ANSWER", THINK)) == "ANSWER"
 
 
 @pytest.mark.parametrize(
@@ -260,7 +241,7 @@ def test_a_delimiter_that_is_a_special_token_is_read_as_its_text_and_shown():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_token_without_text_leaves_no_thought(name):
-    answer = "\\boxed{x}\n\n<answer>x</answer>\n```\nx\n```\nANSWER: 5."  # of every marker
+    answer = "\\boxed{x}\n\n<answer>x</answer>\n```\nx\n```\nANSWER: 5;#### 5\n"  # of every marker
     vocabulary = [b"<thi", b"nk>", None, answer.encode(), b"</think>"]
     automaton = compile_automaton(get_marker(name, THINK), vocabulary)
     assert automaton.completions([[0, 1, 2, 3], [0, 2, 1, 3], [3, 2, 3]])[0].tolist() == [1, 2, 2]

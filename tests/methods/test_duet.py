@@ -252,7 +252,8 @@ def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor
 
 
 def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_way_to_the_next_reward(tmp_path):
-    unit = duet(tmp_path, trim=False, abort=False, reward_decay=1.0)
+    unit = duet(tmp_path, trim=False, abort=False)
+    unit.allocator.statistics.reward_decay = 1.0
     of = prompts(KEYS[:8])
     # Four prompts are half right and four are always right, in rewards of 2 and 5.
     rewards = np.concatenate([np.tile([5.0, 2.0], 8), np.full(16, 5.0)])
@@ -274,7 +275,8 @@ def test_over_the_baseline_of_least_noise_the_cutoff_is_a_share_of_the_way_to_th
 
 def after_visits(tmp_path, rewards, failure_nats=4.0, visits=12, first=None):
     """The last judgement of eight prompts with four rollouts each that earned the same at every visit."""
-    unit = duet(tmp_path, trim=False, abort=False, reward_decay=1.0)
+    unit = duet(tmp_path, trim=False, abort=False)
+    unit.allocator.statistics.reward_decay = 1.0
     of = prompts(KEYS[:8])
     logps = np.where(rewards > 0, -1.0, -failure_nats)
     steps = [done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards) for _ in range(visits)]
@@ -305,26 +307,6 @@ def test_a_small_part_of_the_reward_is_no_small_difference(tmp_path):
     # All solved, and half of them paid a tenth for ending; the other prompts fail, beside which 0.1 looks small.
     rewards = np.concatenate([np.tile([1.1, 1.0, 1.1, 1.0], 4), np.tile([1.0, 0.0, 0.0, 0.0], 4)])
     assert after_visits(tmp_path, rewards, failure_nats=1.0).in_gradient[:16].all()
-
-
-def test_small_advantages_that_are_sampled_stand_for_those_that_are_not(tmp_path):
-    weights, numbers = [], []
-    for step in range(1, 301):
-        judgement, small = small_ones(tmp_path, step, small_advantages="sample")
-        trained = judgement.in_gradient
-        assert trained[~small].all()
-        np.testing.assert_array_equal(judgement.weight[~small], 1.0)
-        np.testing.assert_array_equal(judgement.weight[~trained], 0.0)
-        np.testing.assert_allclose(np.abs(judgement.weight * judgement.advantages)[small & trained], 0.9)
-        weights.append(judgement.weight[small])
-        numbers.append(trained[small].sum())
-    assert 0 < np.std(numbers)  # each step throws its own coins
-    means = np.mean(weights, axis=0)
-    error = np.std(weights, axis=0) / np.sqrt(len(weights))
-    assert (np.abs(means - 1.0) < 4 * error).all()
-    assert np.abs(means.mean() - 1.0) < 4 * np.sqrt((error**2).sum()) / len(means)  # rollouts are independent
-    again, _ = small_ones(tmp_path, 300, small_advantages="sample")
-    np.testing.assert_array_equal(again.weight, judgement.weight)
 
 
 # ---- Advantages: which baseline, from whose history ---------------------------------------------------------------

@@ -192,12 +192,12 @@ def test_a_custom_marker_is_measured_beside_the_others(tmp_path, capsys):
         "--chars_per_token",
         1,
         "--marker",
-        r"regex:ANSWER: \d+;",
+        "ANSWER: ...;",
         "--grace_window",
         0,
     )
-    assert [m["marker"] for m in result["measured"]["markers"]] == [*MARKERS, r"regex:ANSWER: \d+;"]
-    assert by_marker(result, r"regex:ANSWER: \d+;")["tokens_after_answer"] == pytest.approx(14 / 32)
+    assert [m["marker"] for m in result["measured"]["markers"]] == [*MARKERS, "ANSWER: ...;"]
+    assert by_marker(result, "ANSWER: ...;")["tokens_after_answer"] == pytest.approx(14 / 32)
 
 
 def test_an_answer_that_the_cut_replaces_is_counted(tmp_path, capsys):
@@ -221,7 +221,7 @@ def test_an_answer_that_the_cut_replaces_is_counted(tmp_path, capsys):
         ["--chars_per_token", "0"],
         ["--poll_quantile", "0.9"],
         ["--abort_rule", "quantile"],
-        ["--marker", "regex:("],
+        ["--marker", "regex:4"],
         ["--marker", "maths"],
         ["--generation_share", "nan"],
     ],

@@ -149,7 +149,7 @@ def test_missing_gold_is_reported_once(caplog):
 TEXTS = {
     "qa": "First <answer>London</answer>, no: <answer> Paris </answer> and an echo <answer></answer>",
     "math": r"First \boxed{London}, no: \boxed{Paris} and an echo \boxed{}",
-    "regex:Answer: (\\w+)\n": "Answer: London\nAnswer: Paris\n",
+    "Answer: ...": "Answer: London\nAnswer: Paris\n",
 }
 
 

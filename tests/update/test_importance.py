@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from duet_trl.update.importance import (
     effective_sample_size,
     rollout_weights,
-    sampled_advantages,
     surcharge,
     surcharge_bound,
 )
@@ -173,16 +172,3 @@ def test_tracked_factor_matches_the_realised_second_moments():
     # The natural moment weighs each kept marker-less rollout by 1/eps and so covers all rollouts: factor
     # 1 + 0.8 * (kept share), up to sampling noise of about 7% in sigma^2_mless (128 kept rows).
     assert factor == pytest.approx(1 + 0.8 * 0.84, rel=0.1)
-
-
-@given(st.floats(-5, 5), st.sampled_from([0.0, 0.1, 0.5, 1.0, 2.0]))
-def test_what_is_sampled_has_the_expectation_of_all_and_the_second_moment_that_is_claimed(advantage, cutoff):
-    # All numbers that can come up, in 4,096 equal parts: the share below |A| / cutoff is exact but for one of them.
-    numbers = (np.arange(4096) + 0.5) / 4096
-    trained, factor = sampled_advantages(np.full(4096, advantage), cutoff, numbers)
-    given_to_the_loss = np.where(trained, factor * advantage, 0.0)
-    size = abs(advantage)
-    largest = max(size, cutoff)  # what one of them gives to the loss
-    assert given_to_the_loss.mean() == pytest.approx(advantage, abs=largest / 4096)
-    assert (given_to_the_loss**2).mean() == pytest.approx(size * largest, abs=largest**2 / 4096)
-    assert trained.mean() == pytest.approx(min(1.0, size / cutoff) if cutoff else float(size > 0), abs=1 / 4096)
