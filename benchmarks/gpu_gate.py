@@ -34,7 +34,7 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
-from duet_trl.engines.device_gate import Column, DeviceGates, Phase, step_rows  # noqa: E402
+from duet_trl.engines.device_gate import NEVER, Column, DeviceGates, step_rows  # noqa: E402
 from duet_trl.engines.gate_kernel import launch_step  # noqa: E402
 from duet_trl.engines.slots import next_token_entropy  # noqa: E402
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
@@ -268,7 +268,9 @@ def agreement(vocab: list[bytes | None], seed: int) -> dict[str, int]:
         launch_step(load.gates.rows, load.gates.tables, *batch.arguments())
         after = rows[slots]
         gated = after[:, Column.GATED] > 0
-        due = after[:, Column.LENGTH] >= after[:, Column.STOP_AT]
+        length, tau = after[:, Column.LENGTH], after[:, Column.TAU]
+        stop_at = torch.where(tau < NEVER, tau + after[:, Column.GRACE_WINDOW], after[:, Column.MISSED_STOP_AT])
+        due = length >= stop_at
         thresholds = after[:, Column.ENTROPY_THRESHOLD].contiguous().view(torch.float32)
         forced = gated & (logits[:, SENTINEL] > 0)
         differs = (logits != batch.logits).any(dim=1)
@@ -277,7 +279,7 @@ def agreement(vocab: list[bytes | None], seed: int) -> dict[str, int]:
         for name, flags in {
             "rows": torch.ones_like(gated),
             "gated": gated,
-            "read_logits": gated & (thresholds > 0) & (after[:, Column.PHASE] == Phase.ANSWERED) & ~due,
+            "read_logits": gated & (thresholds > 0) & (tau <= length) & ~due,
             "forced": forced,
             "forced_by_certainty": forced & ~due,
             "by_rounding": rounded & ~wrong,

@@ -3,11 +3,11 @@
 
 --check ends with code 1 if a program escapes, a right one fails, an empty one passes, or the speed misses its target.
 
-* hostile: the programs of tests/rewards/hostile_*.py, one after the other. One is contained if its verdict is
+* hostile: the programs of tests/rewards/hostile_programs.yaml, one after the other. One is contained if its verdict is
   "failed" within the limits, nothing outside was touched and no process of it is left.
 * batch: as many programs that hang as right ones, under the default limits: seconds against the bound that
   `Sandbox.longest_seconds` states.
-* right: programs of unusual style (tests/rewards/honest_programs.py), and HumanEval's own solutions, each as a whole
+* right: programs of unusual style (tests/rewards/honest_programs.yaml), and HumanEval's own solutions, each as a whole
   function and as a continuation of its prompt; the same with empty functions, which must fail.
 * labelled: real model outputs, where the file is there: agreement with their labels, graded by the last fenced block
   (as the labels were made) and by the first (which the gate stops at).
@@ -31,9 +31,16 @@ from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, probe
-from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS
-from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
-from tests.rewards.hostile_programs import SOLUTION, Outside, descendants, left_behind, task
+from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER
+from tests.rewards.hostile_programs import (
+    EVERY_PROGRAM,
+    HOLDING,
+    SOLUTION,
+    Outside,
+    descendants,
+    left_behind,
+    task,
+)
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 LABELLED = DATA / "model_outputs_code.jsonl"
@@ -100,7 +107,7 @@ def measure_batch(isolation: str, workers: int) -> dict[str, Any]:
 
 def measure_honest(isolation: str) -> dict[str, Any]:
     """Run the right programs of unusual style that this isolation has the means for."""
-    beyond = NEED_A_FOLDER * (isolation in ("landlock", WEAK_ISOLATION)) + NEED_THREADS * (isolation == WEAK_ISOLATION)
+    beyond = () if isolation == "bubblewrap" else NEED_A_FOLDER
     checks = {name: check for name, check in HONEST.items() if name not in beyond}
     with Sandbox(isolation=isolation, workers=1) as sandbox:
         verdicts = {name: sandbox.check(check) for name, check in checks.items()}

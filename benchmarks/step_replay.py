@@ -5,11 +5,9 @@ Rollouts are sampled once, without a gate, and replayed to every trainer in plac
 each rollout cut where the gate of its step would have stopped it, and the sentinel behind it, as an engine returns it.
 """
 
-import ast
-import inspect
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -24,16 +22,12 @@ from accelerate.optimizer import AcceleratedOptimizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LogitsProcessor, TrainerCallback
 from trl import GRPOTrainer
 
-import duet_trl.loop
-import duet_trl.trainer
 from duet_trl import DUETGRPOTrainer
-from duet_trl.engines import turn
 from duet_trl.engines.slots import nearly_certain
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
 from duet_trl.gate.streaming import StreamingGate
-from duet_trl.seams import generating
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 
@@ -295,7 +289,6 @@ class Pausing(TrainerCallback):
 
     def __init__(self, trainer: GRPOTrainer) -> None:
         self.trainer = trainer
-        self.profiler: Any = None
         self._go, self._paused = Semaphore(0), Semaphore(0)
         self._leaving = False
         trainer.add_callback(self)
@@ -324,97 +317,12 @@ class Pausing(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Hand over; what follows of the step belongs to the next."""
-        if self.profiler is not None:
-            self.profiler.disable()
         self._paused.release()
         self._go.acquire()
         if self._leaving:
             control.should_training_stop = True
-        elif self.profiler is not None:
-            self.profiler.enable()
 
     def _train(self) -> None:
         self._go.acquire()
         if not self._leaving:
             self.trainer.train()
-
-
-# ---- Profile --------------------------------------------------------------------------------------------------------
-
-OVERHEAD = {
-    ("loop.py", "_next_round"),
-    ("loop.py", "_outcomes"),
-    ("step_record.py", "rollouts"),
-    ("loop.py", "judge"),
-    ("train_rows.py", "place"),
-    ("loss_divisor.py", "count_tokens"),
-    ("train_rows.py", "replay_batch"),
-    ("loop.py", "observe"),
-    ("duet.py", "metrics"),
-}
-"""The functions whose time `duet/overhead_share` counts."""
-
-
-def profiler_share(stats: Mapping[tuple, tuple]) -> float:
-    """Cumulative time of `OVERHEAD`, over that of the training steps."""
-    package, trainer = str(Path(duet_trl.__file__).parent), duet_trl.trainer.__file__
-    own = {key: value for key, value in stats.items() if key[0].startswith(package)}
-    whole = sum(ct for (path, _, name), (*_, ct, _) in own.items() if (path, name) == (trainer, "training_step"))
-    found = (ct for (path, _, name), (*_, ct, _) in own.items() if (Path(path).name, name) in OVERHEAD)
-    return sum(found) / whole
-
-
-def package_share(stats: Mapping[tuple, tuple]) -> float:
-    """Time under the outermost function of this package, over that of the training steps.
-
-    Seams that lead into TRL count with the time of their own lines only, what the reward function borrows not at all.
-    Beyond `OVERHEAD` this is parameters of requests, forced stops, trimming of columns, mending TRL's metrics.
-    """
-    package, trainer = str(Path(duet_trl.__file__).parent), duet_trl.trainer.__file__
-    recipes = str(Path(__file__).resolve().parents[1] / "recipes")
-    modules = (duet_trl.trainer, duet_trl.loop, generating, turn)
-    seams = seam_names({module.__file__: inspect.getsource(module) for module in modules})
-
-    def inside(key: tuple) -> bool:
-        path, _, name = key
-        # What the standard library does here it does for the package, and what the others call is not the step's.
-        other = Path(path).name in ("functools.py", "contextlib.py", "step_replay.py") or path.startswith(recipes)
-        return other or path.startswith(package) and (path, name) not in seams
-
-    total = whole = 0.0
-    for key, (_, _, own_time, cumulative, callers) in stats.items():
-        path, _, name = key
-        if (path, name) == (trainer, "training_step"):
-            whole += cumulative
-        if (path, name) in seams:
-            total += own_time
-        elif path.startswith(package):
-            total += sum(edge[3] for caller, edge in callers.items() if not inside(caller))
-    return total / whole
-
-
-def seam_names(sources: Mapping[str, str]) -> set[tuple[str, str]]:
-    """Functions that lead into TRL: they call `super()`, or call a function by the name of one that does.
-
-    Args:
-        sources (Mapping[str, str]): Text of modules by path.
-
-    Returns:
-        set[tuple[str, str]]: Path and name of each.
-    """
-    calls = {
-        (path, function.name): {_called(node.func) for node in ast.walk(function) if isinstance(node, ast.Call)}
-        for path, source in sources.items()
-        for function in ast.walk(ast.parse(source))
-        if isinstance(function, ast.FunctionDef)
-    }
-    found, names = set(), {"super"}
-    while more := {key for key, called in calls.items() if called & names} - found:
-        found |= more
-        names |= {name for _, name in more if not name.startswith("__")}
-    return found
-
-
-def _called(function: ast.expr) -> str:
-    """Name by which a function is called, without the object it belongs to."""
-    return function.attr if isinstance(function, ast.Attribute) else ast.unparse(function)

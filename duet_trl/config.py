@@ -5,17 +5,16 @@ import json
 import math
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import Any
+from typing import Annotated, Any
 
 from trl import GRPOConfig
 
-from .field_rules import FIELD_ACTS, FIELD_RULES
-from .field_types import Acts, as_given, check_rules, check_types, knob, read_options
+from .field_types import Acts, as_given, at_least, check_rules, check_types, declared, knob, one_of, read_options
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
-from .update.cut import CUT_FIELDS, cut_batch
+from .update.cut import CUT_FIELDS, CUTS, cut_batch
 from .update.trust_region import DESIRED_KL
 
 DEFAULTS = {
@@ -31,6 +30,16 @@ DEFAULTS = {
 """Of the fields of `METHOD_FIELDS`, under a method that reads them and has no default of its own."""
 _UNREAD = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0, "budget_reading": "rollouts"}
 """What fields hold under a method that does not read them; the others hold None."""
+
+_PARENTS = {
+    "max_completion_length": at_least(1),
+    "scale_rewards": one_of("group", "batch", "none"),
+    "loss_type": one_of("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"),
+    "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
+}
+"""What values of TRL's own fields must be."""
+_GATED = Acts(lambda v: v.method == "own" or v.trim or v.abort, "trim=True or abort=True")
+_ON_SERVER = Acts(lambda v: v.use_vllm and v.vllm_mode == "server", "use_vllm=True and vllm_mode='server'")
 
 _OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
 """Fields that may hold something else than what was given."""
@@ -51,6 +60,10 @@ def _options_help() -> str:
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
     meaning = f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
     return f"{meaning} See docs/configuration.md."
+
+
+def _several_updates(values: Any) -> bool:
+    return values.gradient_accumulation_steps % (values.steps_per_generation * values.num_iterations) != 0
 
 
 def _larger_steps() -> str:
@@ -96,30 +109,41 @@ class DUETGRPOConfig(GRPOConfig):
     abort: bool | None = _chosen("abort", "Abort rollouts without a marker at K2 + G (section 3.2).")
 
     # Parameters that control the budget (paper, sections 2 and 3.1)
-    budget_fraction: float | None = _chosen(
-        "budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1."
-    )
-    budget_reading: str | None = _chosen(
+    budget_fraction: Annotated[
+        float | None,
+        (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
+        Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts' or 'reference'"),
+    ] = _chosen("budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.")
+    budget_reading: Annotated[str | None, one_of("rollouts", "reference", "tokens")] = _chosen(
         "budget_reading",
         "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
         "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
         "'tokens': budget_tokens.",
     )
-    budget_tokens: float | None = knob("B in tokens per step, with budget_reading='tokens'.")
-    num_rollouts_min: int | None = knob(
+    budget_tokens: Annotated[float | None, Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'")] = (
+        knob("B in tokens per step, with budget_reading='tokens'.")
+    )
+    num_rollouts_min: Annotated[
+        int | None,
+        at_least(1),
+        Acts(
+            lambda v: v.method == "knapsack" or v.allocate or v.budget_reading != "rollouts",
+            "allocate=True or a budget_reading in tokens",
+        ),
+    ] = knob(
         "n_min: minimum rollouts per prompt. None: 2 under knapsack, 2 under duet where the budget averages more than "
         "2, else 1."
     )
-    num_rollouts_max: int | None = _chosen(
+    num_rollouts_max: Annotated[int | None, at_least(1)] = _chosen(
         "num_rollouts_max", "n_max: maximum rollouts per prompt. Paper: range up to 32."
     )
-    max_rollouts: int | None = knob(
+    max_rollouts: Annotated[int | None, at_least(1)] = knob(
         "Maximum rollouts of one generation step over all processes: the memory guarantee. None: the generation "
         f"batch{_larger_steps()}."
     )
 
     # Parameters that control the gate (paper, section 3.2)
-    marker: str | None = _chosen(
+    marker: Annotated[str | None, _GATED] = _chosen(
         "marker",
         "m: what an answer looks like: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
         "'opening...closing' ('ANSWER: ...': to the end of the line).",
@@ -127,15 +151,19 @@ class DUETGRPOConfig(GRPOConfig):
     thought_delimiters: list[str] | None = knob(
         "What opens and closes a thought, in which no answer counts: two texts. None: as in the tokenizer. []: none."
     )
-    grace_window: int | None = knob(
+    grace_window: Annotated[int | None, at_least(0), _GATED] = knob(
         "G: tokens a rollout may run on after its marker, and past K2. Paper: 150 of 3,072. None: that share of "
         "max_completion_length, at least 8."
     )
-    keep_probability: float | None = _chosen(
+    keep_probability: Annotated[
+        float | None,
+        (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
+        Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'"),
+    ] = _chosen(
         "keep_probability",
         "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05. duet sets it itself.",
     )
-    sentinel_token_id: int | None = knob(
+    sentinel_token_id: Annotated[int | None, _GATED] = knob(
         "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary."
     )
 
@@ -144,16 +172,24 @@ class DUETGRPOConfig(GRPOConfig):
         "Tokens that end a rollout beside those that tokenizer and model declare: for a base model the end of turn of "
         "its chat template."
     )
-    ending_reward_weight: float = knob(
-        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
-        "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
-        default=0.0,
+    ending_reward_weight: Annotated[float, (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}")] = (
+        knob(
+            "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
+            "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
+            default=0.0,
+        )
     )
-    exclude_zero_variance_groups: bool = knob(
+    exclude_zero_variance_groups: Annotated[
+        bool,
+        Acts(
+            lambda v: v.beta == 0 or not v.exclude_zero_variance_groups,
+            "beta=0, as the KL term of these rollouts counts",
+        ),
+    ] = knob(
         "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
     )
-    updates: str = knob(
+    updates: Annotated[str, one_of("once", *CUTS)] = knob(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
         "'several': two passes in two mini-batches each, inside a trust region: the learning rate, which starts at "
         "learning_rate, follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the "
@@ -161,21 +197,39 @@ class DUETGRPOConfig(GRPOConfig):
         "SFPO has it. An optimizer step (max_steps) is one update.",
         default="once",
     )
-    desired_kl: float | None = knob(
+    desired_kl: Annotated[
+        float | None,
+        (lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
+        Acts(lambda v: v.updates == "several", "updates='several'"),
+    ] = knob(
         "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
         f"one after. None: {DESIRED_KL:g}."
     )
-    old_logps: str | None = knob(
+    old_logps: Annotated[
+        str | None,
+        one_of("trainer", "engine"),
+        Acts(
+            lambda v: v.use_vllm and (v.vllm_importance_sampling_correction or _several_updates(v)),
+            "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_"
+            "correction, num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
+        ),
+    ] = knob(
         "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
         "batch (TRL's way), or 'engine', those that vLLM drew the tokens with, without one. None: 'trainer'."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
-    server_weight_sync: str | None = knob(
+    server_weight_sync: Annotated[str | None, one_of("nccl", "disk"), _ON_SERVER] = knob(
         "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
         "None: 'nccl' where the trainer runs on CUDA, else 'disk'."
     )
-    server_weights_dir: str | None = knob(
+    server_weights_dir: Annotated[
+        str | None,
+        Acts(
+            lambda v: _ON_SERVER.when(v) and v.server_weight_sync != "nccl",
+            f"{_ON_SERVER.condition}, and server_weight_sync other than 'nccl'",
+        ),
+    ] = knob(
         "Folder that trainer and server both see under this path, for server_weight_sync='disk'. None: the "
         "environment's DUET_WEIGHTS_DIR."
     )
@@ -185,23 +239,25 @@ class DUETGRPOConfig(GRPOConfig):
         "Data-set column that identifies a prompt across epochs. None: a hash of the prompt."
     )
     audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
-    audit_columns: list[str] | None = knob("Data-set columns copied to the audit log, such as level or subject.")
+    audit_columns: Annotated[list[str] | None, Acts(lambda v: v.audit_log, "audit_log=True")] = knob(
+        "Data-set columns copied to the audit log, such as level or subject."
+    )
     filled_in: dict[str, Any] | str | None = knob("Not to be set: what was given for a field, and what it holds.")
 
     def __post_init__(self) -> None:
         self._read_json()
         self.__dict__ |= as_given(self.__dict__, self.filled_in)
         given = dict(self.__dict__)
-        check_types(self, DUETGRPOConfig)
+        check_types(self.__dict__, {name: one.kind for name, one in DECLARED.items()})
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
-        check_rules(self.__dict__, {"updates": FIELD_RULES["updates"]})
+        check_rules(self.__dict__, {"updates": DECLARED["updates"].rule})
         cut_batch(self)
         # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
         super().__post_init__()
         if self.max_completion_length is None:
             raise ValueError("max_completion_length must be an integer of at least 1, got None.")
-        check_rules(self.__dict__, FIELD_RULES)
+        check_rules(self.__dict__, _PARENTS | {name: one.rule for name, one in DECLARED.items()})
         self._resolve()
         if self.updates == "several" and self.desired_kl is None:
             self.desired_kl = DESIRED_KL
@@ -228,7 +284,7 @@ class DUETGRPOConfig(GRPOConfig):
     def _resolve(self) -> None:
         """Fill in what the user left open, and refuse what was set and cannot have an effect."""
         entry = METHODS[self.method]
-        given = {name: value for name in DUETGRPOConfig.__annotations__ if (value := self.__dict__[name]) is not None}
+        given = {name: value for name in DECLARED if (value := self.__dict__[name]) is not None}
         for name in sorted(given.keys() & METHOD_FIELDS - entry.reads):
             readers = [other for other, one in METHODS.items() if name in one.reads]
             raise ValueError(
@@ -246,12 +302,14 @@ class DUETGRPOConfig(GRPOConfig):
         self.options = read_options(entry.options, self.method_kwargs, self.method)
         self.options = entry.settle(self, self.options)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
-        self._refuse_idle(chosen, FIELD_ACTS | entry.acts)
+        self._refuse_idle(chosen)
 
-    def _refuse_idle(self, chosen: dict[str, Any], acts: dict[str, Acts]) -> None:
+    def _refuse_idle(self, chosen: dict[str, Any]) -> None:
         resolved = SimpleNamespace(**self.__dict__, **self.options.__dict__)
-        for name in sorted(chosen.keys() & acts.keys()):
-            if not acts[name].when(resolved):
+        acts = {name: one.acts for name, one in DECLARED.items()}
+        acts |= {one.name: one.metadata["acts"] for one in fields(self.options)}
+        for name in sorted(chosen):
+            if acts[name] is not None and not acts[name].when(resolved):
                 raise ValueError(
                     f"{name}={chosen[name]!r} cannot have an effect under method={self.method!r} as it is set: it "
                     f"acts only with {acts[name].condition}. Remove it, or set that."
@@ -340,3 +398,7 @@ class DUETGRPOConfig(GRPOConfig):
                 "log-probs are renormalised inside the nucleus, and the ratio would be that of two distributions. Use "
                 "old_logps='trainer', or sample with top_p=1."
             )
+
+
+DECLARED = declared(DUETGRPOConfig)
+"""What the annotation of each field above says."""

@@ -10,7 +10,7 @@ import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from types import SimpleNamespace, UnionType
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 _NAMES = {
     bool: "True or False",
@@ -66,10 +66,24 @@ def check_rules(values: Mapping[str, Any], rules: Mapping[str, Rule | None]) -> 
 
 
 def option(
-    help_text: str, default: Any = None, *, rule: Rule | None = None, unit: str = "", symbol: str = "", **defaults: Any
+    help_text: str,
+    default: Any = None,
+    *,
+    rule: Rule | None = None,
+    acts: Acts | None = None,
+    unit: str = "",
+    symbol: str = "",
+    **defaults: Any,
 ) -> Any:
     """A field of an `Options`: help, unit or range, symbol of the paper; `defaults` are those of single methods."""
-    metadata = {"help": help_text, "rule": rule, "unit": unit, "symbol": symbol, "defaults": defaults}
+    metadata = {
+        "help": help_text,
+        "rule": rule,
+        "acts": acts,
+        "unit": unit,
+        "symbol": symbol,
+        "defaults": defaults,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -78,8 +92,7 @@ class Options:
     """Base of what `method_kwargs` are read into; ValueError if a value has another type or breaks its rule."""
 
     def __post_init__(self) -> None:
-        for one in fields(self):
-            _check_type(one.name, self.__dict__[one.name], one.type)
+        check_types(self.__dict__, {one.name: one.type for one in fields(self)})
         check_rules(self.__dict__, {one.name: one.metadata["rule"] for one in fields(self)})
 
 
@@ -108,11 +121,29 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
     return f"method_kwargs has no {name!r} (value {value!r}) under method={method!r}.{hint} It takes {sorted(known)}."
 
 
-def check_types(config: Any, owner: type) -> None:
-    """Compare the fields that a dataclass adds to its parents with their annotations."""
+class Declared(NamedTuple):
+    """What stands in the annotation of a field: its type, what its value must be, and when it acts."""
+
+    kind: Any
+    rule: Rule | None = None
+    acts: Acts | None = None
+
+
+def declared(owner: type) -> dict[str, Declared]:
+    """The fields that a dataclass adds to its parents, `Annotated` with an `Acts` and the rule of their values."""
     # Not the types of its `fields`, which transformers' parser rewrites.
+    found = {}
     for name, annotation in owner.__annotations__.items():
-        _check_type(name, config.__dict__[name], annotation)
+        kind, *rest = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        said = {"acts" if isinstance(one, Acts) else "rule": one for one in rest}
+        found[name] = Declared(kind, **said)
+    return found
+
+
+def check_types(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
+    """Raise ValueError if a value has another type than its annotation says."""
+    for name, kind in kinds.items():
+        _check_type(name, values[name], kind)
 
 
 def _check_type(name: str, value: Any, annotation: Any) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from data import prompt_length
 from datasets import Dataset
-from run_file import PACKAGES, new_record, write_run
+from run_file import new_record, write_run
 from script_arguments import ScriptArguments, parse
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
 from trl import ModelConfig, get_peft_config, get_quantization_config
@@ -21,9 +21,7 @@ from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings, build_graders
 from duet_trl.evaluation.prompts import MODEL_REMEDY
-from duet_trl.evaluation.results import Subject
 from duet_trl.evaluation.suites import load_suite
-from duet_trl.report.environment import hardware, versions
 from duet_trl.seams.hub import configuration_yaml
 
 if TYPE_CHECKING:
@@ -80,7 +78,7 @@ def train(
         RuntimeError: If the Hub cannot be reached at the end; the model is saved by then.
     """
     suites = load_suites(arguments, config, tokenizer)
-    graders = build_graders(suites, own=arguments.sources, sandbox=arguments.sandbox)
+    graders = build_graders(suites, arguments.sandbox)
     record, written = new_record(arguments, config, model), recipe_yaml(arguments, config, model)
     # With push_to_hub the Trainer would ask for the repository before a step is made, and fail without a network.
     push, config.push_to_hub = config.push_to_hub, False
@@ -111,17 +109,8 @@ def train(
             max_tokens=config.max_completion_length,
             thought_delimiters=None if config.thought_delimiters is None else tuple(config.thought_delimiters),
         )
-        subject = Subject(
-            model=Path(config.output_dir).name,  # rows of several runs of one model are told apart by it
-            details={"pretrained": model.model_name_or_path},
-            engine=f"training engine ({record.engine})",
-            sources=arguments.sources,
-            environment={"versions": versions(*PACKAGES), "hardware": hardware()},
-        )
         every, folder = arguments.eval_every, config.output_dir
-        measuring = SuiteEvaluation(
-            trainer, suites, folder, every=every, settings=settings, graders=graders, subject=subject
-        )
+        measuring = SuiteEvaluation(trainer, suites, folder, every=every, settings=settings, graders=graders)
         trainer.add_callback(measuring)
     trainer.card_configuration, folder = written, Path(config.output_dir)
     if trainer.is_world_process_zero():

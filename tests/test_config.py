@@ -10,6 +10,7 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
+from duet_trl.config import DECLARED
 from duet_trl.field_types import default_of
 from duet_trl.methods import METHODS, budget_fields, setting_of
 from duet_trl.methods.duet_settings import DuetOptions
@@ -370,7 +371,7 @@ def test_every_field_has_a_help_and_every_option_too():
 
 def test_every_numeric_field_refuses_text(tmp_path):
     HfArgumentParser(DUETGRPOConfig)  # rewrites the types of the fields
-    annotations = DUETGRPOConfig.__annotations__ | DuetOptions.__annotations__
+    annotations = {name: one.kind for name, one in DECLARED.items()} | DuetOptions.__annotations__
     numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
     assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "advantage_cutoff"} < set(numeric)
     config(tmp_path)

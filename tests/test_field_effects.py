@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field or option that cannot have an effect is refused: every pair of a field and what switches it off."""
 
+from dataclasses import fields
+
 import pytest
 
-from duet_trl.config import FIELD_ACTS
+from duet_trl.config import DECLARED
 from duet_trl.methods import METHOD_FIELDS
-from duet_trl.methods.duet_settings import ACTS
+from duet_trl.methods.duet_settings import DuetOptions
 from tests.test_config import config
 
-CONDITIONS = FIELD_ACTS | ACTS
+_ACTS = {name: one.acts for name, one in DECLARED.items()}
+_ACTS |= {one.name: one.metadata["acts"] for one in fields(DuetOptions)}
+CONDITIONS = {name: acts for name, acts in _ACTS.items() if acts is not None}
 
 VALUES = {
     "allocate": False,

@@ -17,11 +17,11 @@ from tests.test_repository import ROOT, relative
 
 sys.path.insert(0, str(ROOT / "recipes"))
 
+from evaluation_run import folder_name  # noqa: E402
 from experiment import plan  # noqa: E402
 from run import load_tokenizer  # noqa: E402
 from script_arguments import parse  # noqa: E402
 
-from duet_trl.evaluation.results import sanitized  # noqa: E402
 from duet_trl.evaluation.suites import check_suite  # noqa: E402
 from tests.runs import count_fours, duet_trainer, prompts  # noqa: E402
 
@@ -200,7 +200,7 @@ def test_a_suite_is_no_path(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model", [OUT, "..", ".", "...", "/", "/absolute", "a/../..", "C:\\a", ""])
 def test_the_folder_of_a_models_results_is_one_below(model: str, tmp_path: Path) -> None:
-    assert (tmp_path / sanitized(model)).resolve().parent == tmp_path
+    assert (tmp_path / folder_name(model)).resolve().parent == tmp_path
 
 
 @pytest.mark.parametrize("cell", [OUT, "..", ".", "/absolute", "a/b"])

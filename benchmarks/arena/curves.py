@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
 from .records import Run
 
@@ -83,26 +84,7 @@ def shared(curves: Sequence[Curve]) -> list[list[int]]:
 
 def fitted(curve: Curve) -> Curve:
     """The curve with its isotonic fit for its accuracies."""
-    return replace(curve, accuracy=isotonic(curve.accuracy, curve.samples))
-
-
-def isotonic(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The non-decreasing sequence nearest to these values by weighted least squares (pool adjacent violators).
-
-    Args:
-        values (np.ndarray): Shape (K,).
-        weights (np.ndarray): Shape (K,), > 0.
-
-    Returns:
-        np.ndarray: Shape (K,).
-    """
-    pools: list[tuple[float, float, int]] = []  # mean, weight, values of each pool; the means increase
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        pools.append((value, weight, 1))
-        while len(pools) > 1 and pools[-2][0] >= pools[-1][0]:
-            (a, wa, na), (b, wb, nb) = pools[-2:]
-            pools[-2:] = [((a * wa + b * wb) / (wa + wb), wa + wb, na + nb)]
-    return np.repeat([mean for mean, _, _ in pools], [count for _, _, count in pools])
+    return replace(curve, accuracy=isotonic_regression(curve.accuracy, weights=curve.samples).x)
 
 
 def cost_to_reach(fit: Curve, cost: str, target: float) -> float | None:

@@ -47,7 +47,6 @@ PARTS = {
     "grpo_4": "GRPO, four rollouts",
 }
 """Entrants that tell what the parts of `duet` do, with what they are."""
-_COST_TITLES = dict(zip(COSTS, ("generated", "trained", "CPU s", "wall s", "steps"), strict=True))
 
 
 @dataclass(frozen=True)
@@ -121,14 +120,9 @@ def tables(findings: Findings) -> dict[str, Table]:
     for task, contest in findings.contests.items():
         figures = {name: findings.figures[task][name] for name in contest.rivals}
         found[f"leaderboard {task}"] = _leaderboard(contest, figures)
-        found[f"axes {task}"] = _axes(contest, figures)
-        for ending, cost in (("", "tokens"), ("_processor", "seconds")):
-            found[f"{cost} {task}"] = _at_cost(contest, figures, ending, cost)
-            found[f"{cost}_differences {task}"] = _differences(contest, figures, ending, cost)
         if OURS in contest.rivals:
             found[f"leads {task}"] = _leads(contest)
         found[f"steps {task}"] = _steps(contest, figures)
-        found[f"costs {task}"] = _costs(contest, figures)
     return {name: table for name, table in found.items() if table.rows}
 
 
@@ -265,41 +259,6 @@ def _behind(item: tuple[str, Quantities]) -> float:
     return math.inf if value is None else -value
 
 
-def _axes(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
-    headers = ["entrant", *_COST_TITLES.values()]
-    rows = [[name, *(own[f"{cost}_share"].full_text for cost in COSTS)] for name, own in figures.items()]
-    return Table(f"{contest.task}: cost to the target on every axis, share of {REFERENCE}'s", headers, rows)
-
-
-def _at_cost(contest: Contest, figures: Mapping[str, Quantities], ending: str, cost: str) -> Table:
-    shares = ("25", "50", "100")
-    headers = ["entrant", "seeds", *(f"at {share}%" for share in shares)]
-    rows = [
-        [name, str(len(contest.paired(name))), *(own[f"accuracy_{share}{ending}"].full_text for share in shares)]
-        for name, own in figures.items()
-    ]
-    return Table(f"{contest.task}: accuracy at shares of {REFERENCE}'s {cost}", headers, rows)
-
-
-def _differences(contest: Contest, figures: Mapping[str, Quantities], ending: str, cost: str) -> Table:
-    names = {
-        "equal_25": "at 25% of both", "equal_50": "at 50% of both", "to_end_25": "at 25%, its end",
-        "to_end_50": "at 50%, its end", "to_end_100": "at 100%, its end",
-    }  # fmt: skip
-    headers = ["entrant", "seeds", *names.values(), "resolvable at 50%"]
-    rows = [
-        [
-            name,
-            str(len(contest.paired(name))),
-            *(own[f"{figure}{ending}"].full_text for figure in names),
-            own[f"resolvable_50{ending}"].text,
-        ]
-        for name, own in figures.items()
-        if name != REFERENCE
-    ]
-    return Table(f"{contest.task}: accuracy minus {REFERENCE}'s, by {cost}, paired by seed", headers, rows)
-
-
 def _leads(contest: Contest) -> Table:
     titles = dict(zip(EQUAL_COSTS, ("tokens", "CPU s"), strict=True))
     shares = SHARES[:2]  # hardly anybody else spends as much as the reference
@@ -332,11 +291,3 @@ def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
         cells = [one.text if figure in plain else one.full_text for figure, one in found.items()]
         rows.append([name, str(len(contest.runs[name])), *cells])
     return Table(f"{contest.task}: after {run.horizon} steps", ["entrant", "seeds", *names.values()], rows)
-
-
-def _costs(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
-    costs = [cost for cost in COSTS if cost != "step"]
-    headers = ["entrant", *(_COST_TITLES[cost] for cost in costs)]
-    rows = [[name, *(own.get(cost, NO_FIGURE).full_text for cost in costs)] for name, own in figures.items()]
-    horizon = next(iter(contest.runs[REFERENCE].values())).horizon
-    return Table(f"{contest.task}: what {horizon} steps cost", headers, rows)

@@ -16,11 +16,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from PIL import Image
+from scipy.optimize import isotonic_regression
 
 from duet_trl.report.intervals import half_width
 
 from .contest import Contest
-from .curves import isotonic, shared
+from .curves import shared
 from .entrants import REFERENCE
 from .pace import SECONDS
 from .ranking import TOKENS, best_rivals
@@ -157,7 +158,7 @@ def _name_ends(axes: Axes, data: dict[str, Any], cost: str, figure: str, looks: 
     gaps = np.arange(len(ends)) * (high - low) / 24
     heights = np.array([y for y, _, _ in sorted(ends)])
     # The nearest places that keep their order and a gap: without the gaps they do not decrease.
-    places = isotonic(heights - gaps, np.ones(len(ends))) + gaps
+    places = isotonic_regression(heights - gaps).x + gaps
     places -= max(0.0, places[-1] - high)
     right = axes.get_xlim()[1]
     for place, (y, x, name) in zip(places, sorted(ends), strict=True):

@@ -12,8 +12,8 @@ from types import UnionType
 from typing import Any, get_args
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import FIELD_ACTS, FIELD_RULES
-from duet_trl.field_types import Rule, default_of
+from duet_trl.config import DECLARED
+from duet_trl.field_types import Acts, Rule, default_of
 from duet_trl.methods import METHOD_FIELDS, METHODS
 from duet_trl.report.tables import markdown_table
 
@@ -34,7 +34,7 @@ are what we recommend, the defaults of `paper` are the paper's."""
 
 def tables() -> str:
     """All tables, with their headings; the longest with what they say."""
-    own = [one for one in fields(DUETGRPOConfig) if one.name in DUETGRPOConfig.__annotations__]
+    own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED]
     parts = [
         "## Fields of every method",
         _every_method([one for one in own if one.name not in METHOD_FIELDS]),
@@ -58,7 +58,7 @@ def written(page: str) -> str:
 
 def _every_method(declared: list[Field]) -> str:
     rows = [
-        [f"`{one.name}`", _help(one), _field_values(one), _code(one.default), _condition(one.name, FIELD_ACTS)]
+        [f"`{one.name}`", _help(one), _field_values(one), _code(one.default), _condition(DECLARED[one.name].acts)]
         for one in declared
     ]
     return markdown_table(["field", "meaning", "values", "default", "only with"], rows)
@@ -67,14 +67,13 @@ def _every_method(declared: list[Field]) -> str:
 def _some_methods(declared: list[Field]) -> str:
     rows = []
     for one in declared:
-        readers = {name: entry for name, entry in METHODS.items() if one.name in entry.reads}
-        condition = _condition(one.name, FIELD_ACTS | next(iter(readers.values())).acts)
+        readers = [name for name, entry in METHODS.items() if one.name in entry.reads]
+        condition = _condition(DECLARED[one.name].acts)
         rows.append([f"`{one.name}`", _help(one), _field_values(one), ", ".join(readers), condition])
     return markdown_table(["field", "meaning", "values", "methods", "only with"], rows)
 
 
 def _options(kind: type, takers: list[str]) -> str:
-    acts = METHODS[takers[0]].acts
     rows = []
     for one in fields(kind):
         values, unit = _values(one.type, one.metadata["rule"]), one.metadata["unit"].partition(", >=")[0]
@@ -87,7 +86,7 @@ def _options(kind: type, takers: list[str]) -> str:
                 values if repeated else f"{values}, {unit}",
                 *defaults,
                 one.metadata["symbol"],
-                _condition(one.name, acts),
+                _condition(one.metadata["acts"]),
             ]
         )
     return markdown_table(["option", "meaning", "values", *takers, "symbol", "only with"], rows)
@@ -98,8 +97,7 @@ def _help(one: Field) -> str:
 
 
 def _field_values(one: Field) -> str:
-    # The annotation, not the field's type, which transformers' parser rewrites.
-    return _values(DUETGRPOConfig.__annotations__[one.name], FIELD_RULES.get(one.name))
+    return _values(DECLARED[one.name].kind, DECLARED[one.name].rule)
 
 
 def _values(annotation: Any, rule: Rule | None) -> str:
@@ -114,8 +112,8 @@ def _values(annotation: Any, rule: Rule | None) -> str:
     return f"{types}, {allowed.removeprefix('in ').removeprefix('an integer of ')}"
 
 
-def _condition(name: str, acts: dict[str, Any]) -> str:
-    return f"`{acts[name].condition}`" if name in acts else ""
+def _condition(acts: Acts | None) -> str:
+    return "" if acts is None else f"`{acts.condition}`"
 
 
 def _code(value: Any) -> str:

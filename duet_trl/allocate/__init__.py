@@ -3,6 +3,5 @@
 
 `neyman` solves Theorem 1, `surrogate` and `statistics` estimate what it needs from past steps, `budget` says what B
 is, and `allocators` puts them together behind the interface every allocation rule shares. `openness` says what a
-rollout is worth and what a token costs. It and `subset` also have the rules of two other methods, which `report
-estimate` replays too.
+rollout is worth and what a token costs.
 """

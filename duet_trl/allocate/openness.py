@@ -9,54 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .greedy import greedy_counts
-from .statistics import PromptStatistics, RewardHistory
+from .statistics import RewardHistory
 
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
-
-
-def open_counts(
-    statistics: PromptStatistics,
-    keys: Sequence[str],
-    group: np.ndarray,
-    rewards: np.ndarray,
-    tokens: np.ndarray,
-    *,
-    rollouts_per_prompt: float,
-    num_min: int,
-    num_max: int,
-    max_rollouts: int,
-) -> tuple[np.ndarray, float, float]:
-    """Rollouts of each prompt, those of round 1 included.
-
-    Args:
-        statistics (PromptStatistics): What earlier visits showed.
-        keys (Sequence[str]): The M prompts.
-        group (np.ndarray): Prompt of each rollout of round 1 in 0..M-1, shape (N,), int64.
-        rewards (np.ndarray): Their rewards, shape (N,), nan where there is none.
-        tokens (np.ndarray): Their generated tokens, shape (N,).
-        rollouts_per_prompt (float): Rollouts per prompt that the budget pays for, at expected lengths.
-        num_min (int): Minimum rollouts of a prompt, both rounds together.
-        num_max (int): Maximum.
-        max_rollouts (int): Maximum of the step.
-
-    Returns:
-        tuple[np.ndarray, float, float]: Counts, shape (M,), int64; budget, tokens; planned tokens, those of round 1
-        as they were.
-    """
-    spent = float(tokens.sum())
-    known = [*(statistics.reward_range or ()), *rewards[~np.isnan(rewards)]]
-    seen = statistics.reward_history(keys).after(rewards, group)
-    value = openness(*posterior(seen, (min(known), max(known)) if known else None))
-    worth = np.sqrt(np.arange(num_max + 1))[:, None] * value  # (num_max + 1, M)
-    cost = statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(group), 1.0))
-    first = np.bincount(group, minlength=len(keys))
-    budget = rollouts_per_prompt * float(cost.sum())
-    # The counts are both rounds', so round 1 is charged at expected lengths and what it really took comes off.
-    limit = budget - spent + float(cost @ first)
-    counts, _, _ = greedy_counts(worth, cost, np.full(len(keys), num_min), limit, max_rollouts)
-    return counts, budget, spent + float(cost @ (counts - first))
 
 
 def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:

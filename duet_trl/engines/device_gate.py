@@ -17,6 +17,7 @@ import torch
 from ..gate.automaton import STATE_BITS, TokenAutomaton
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS, GateRequest
+from ..gate.replay import round_up
 from ..gate.thoughts import Delimiters
 from .slots import FORCED, Compile, next_token_entropy
 
@@ -37,29 +38,19 @@ class Column(IntEnum):
     ABORT_AT = 6
     GRACE_WINDOW = 7  # NEVER - 1 where trim is off
     WINDOW = 8
-    KEEP = 9
+    MISSED_STOP_AT = 9  # where the next token is a forced stop if no poll sees a marker
     ENTROPY_THRESHOLD = 10  # 0 where the grace window does not end by it
     # what its tokens did
-    PHASE = 11
-    STATE = 12  # of the automaton
-    LENGTH = 13  # t, tokens consumed
-    COMPLETED_AT = 14  # length at which the latest marker completed
-    STOP_AT = 15  # length from which on the next token is a forced stop
+    STATE = 11  # of the automaton
+    LENGTH = 12  # t, tokens consumed
+    TAU = 13  # length of the poll that sees, or will see, a marker
     # where the row goes when it is uploaded
-    SLOT = 16
+    SLOT = 14
     EOS_IDS = 32  # the first of MAX_EOS_IDS, padded with -1
 
 
-class Phase(IntEnum):
-    """Which way a rollout went at its polls."""
-
-    UNDECIDED = 0
-    ANSWERED = 1
-    COIN_THROWN = 2
-
-
 WIDTH = Column.EOS_IDS + MAX_EOS_IDS
-_RUNNING = slice(Column.PHASE, Column.STOP_AT + 1)
+_RUNNING = slice(Column.STATE, Column.TAU + 1)
 _FLOAT32 = np.finfo(np.float32)
 
 
@@ -112,7 +103,7 @@ class DeviceGates:
         """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
         row = np.zeros(WIDTH, dtype=np.int32)
         row[[Column.GATED, Column.SENTINEL, Column.POLL_INTERVAL]] = True, sentinel, 1
-        row[Column.PROMPT_LEN] = NEVER  # so that nothing is consumed
+        row[[Column.PROMPT_LEN, Column.TAU]] = NEVER  # so that nothing is consumed
         self._stage(slot, row)
 
     def drop(self, slot: int) -> None:
@@ -182,9 +173,9 @@ def step_rows(
         token = torch.where(row[:, Column.LENGTH] + 1 == target, input_ids[index], earlier)
         row = torch.where(behind[:, None], _consume(row, tables, token), row)
     rows[slots, _RUNNING] = row[:, _RUNNING].int()
-    stops = row[:, Column.LENGTH] >= row[:, Column.STOP_AT]
-    early = row[:, Column.ENTROPY_THRESHOLD] != 0
-    armed = (early & (row[:, Column.PHASE] == Phase.ANSWERED) & ~stops).nonzero().squeeze(1)
+    length, tau = row[:, Column.LENGTH], row[:, Column.TAU]
+    stops = length >= torch.where(tau < NEVER, tau + row[:, Column.GRACE_WINDOW], row[:, Column.MISSED_STOP_AT])
+    armed = ((row[:, Column.ENTROPY_THRESHOLD] != 0) & (tau <= length) & ~stops).nonzero().squeeze(1)
     if len(armed):
         stops[armed] = _nearly_certain(logits[index[armed]], row[armed])
     logits[index, row[:, Column.SENTINEL]] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
@@ -198,21 +189,13 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
     entry = tables[state, torch.where(known, token, 0)].long()
     entry = torch.where(known, entry, row[:, Column.STATE])  # an unknown token is not read
     length = row[:, Column.LENGTH] + 1
-    completed_at = torch.where(entry >= COMPLETED, length, row[:, Column.COMPLETED_AT])
-
-    undecided = row[:, Column.PHASE] == Phase.UNDECIDED
-    at_gate = undecided & (length == row[:, Column.ABORT_AT])
-    on_grid = (length >= row[:, Column.POLL_THRESHOLD]) & (length % row[:, Column.POLL_INTERVAL] == 0)
-    seen = (at_gate | undecided & on_grid) & (length - completed_at < row[:, Column.WINDOW])
-    missed = at_gate & ~seen
-    stop_at = torch.where(seen, length + row[:, Column.GRACE_WINDOW], row[:, Column.STOP_AT])
-    phase = torch.where(missed, Phase.COIN_THROWN, row[:, Column.PHASE])
-
+    abort_at = row[:, Column.ABORT_AT]
+    earliest = torch.maximum(length, row[:, Column.POLL_THRESHOLD])
+    poll = torch.minimum(round_up(earliest, row[:, Column.POLL_INTERVAL]), abort_at)
+    sees = (entry >= COMPLETED) & (earliest <= abort_at) & (poll - length < row[:, Column.WINDOW])
     row[:, Column.STATE] = entry & STATE_BITS
     row[:, Column.LENGTH] = length
-    row[:, Column.COMPLETED_AT] = completed_at
-    row[:, Column.PHASE] = torch.where(seen, Phase.ANSWERED, phase)
-    row[:, Column.STOP_AT] = torch.where(missed & (row[:, Column.KEEP] == 0), length, stop_at)
+    row[:, Column.TAU] = torch.where(sees & (row[:, Column.TAU] >= NEVER), poll, row[:, Column.TAU])
     return row
 
 
@@ -228,17 +211,18 @@ def _nearly_certain(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
 def _request_row(request: GateRequest) -> np.ndarray:
     """What a request asks for, and the state of a rollout without tokens, shape (WIDTH,), int32."""
     spec, row = request.spec, np.zeros(WIDTH, dtype=np.int32)
-    row[Column.GATED], row[Column.SENTINEL], row[Column.KEEP] = True, request.sentinel, request.keep
+    row[Column.GATED], row[Column.SENTINEL] = True, request.sentinel
     row[Column.POLL_THRESHOLD] = min(spec.poll_threshold, NEVER)
     row[Column.POLL_INTERVAL] = min(spec.poll_interval, NEVER)
     row[Column.ABORT_AT] = min(spec.abort_at, NEVER)
+    row[Column.MISSED_STOP_AT] = NEVER if request.keep else row[Column.ABORT_AT]
     row[Column.GRACE_WINDOW] = min(spec.grace_window, NEVER - 1) if spec.trim else NEVER - 1
     row[Column.WINDOW] = NEVER if spec.window is None else min(spec.window, NEVER)
     if spec.trims_early:
         # Rounding to float32 must not switch the threshold off.
         threshold = np.clip(spec.entropy_threshold, _FLOAT32.tiny, _FLOAT32.max)
         row[Column.ENTROPY_THRESHOLD] = np.float32(threshold).view(np.int32)
-    row[Column.PHASE], row[Column.COMPLETED_AT], row[Column.STOP_AT] = Phase.UNDECIDED, -NEVER, NEVER
+    row[Column.TAU] = NEVER
     row[Column.EOS_IDS :] = -1
     row[Column.EOS_IDS : Column.EOS_IDS + len(request.eos_ids)] = sorted(request.eos_ids)
     return row

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..gate.automaton import STATE_BITS
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS
-from .device_gate import WIDTH, Column, Phase
+from .device_gate import NEVER, WIDTH, Column
 from .slots import FORCED
 
 NUM_WARPS = 8
@@ -29,11 +29,11 @@ _WIDTH = tl.constexpr(int(WIDTH))
 (_GATED, _SENTINEL, _PROMPT_LEN, _TABLE_ROW, _POLL_THRESHOLD, _POLL_INTERVAL, _ABORT_AT, _GRACE_WINDOW, _WINDOW) = (
     tl.constexpr(int(column)) for column in list(Column)[:9]
 )
-(_KEEP, _ENTROPY_THRESHOLD, _PHASE, _STATE, _LENGTH, _COMPLETED_AT, _STOP_AT, _SLOT, _EOS_IDS) = (
+(_MISSED_STOP_AT, _ENTROPY_THRESHOLD, _STATE, _LENGTH, _TAU, _SLOT, _EOS_IDS) = (
     tl.constexpr(int(column)) for column in list(Column)[9:]
 )
+_NEVER = tl.constexpr(NEVER)
 _NUM_EOS_IDS = tl.constexpr(MAX_EOS_IDS)
-_UNDECIDED, _ANSWERED, _COIN_THROWN = (tl.constexpr(int(phase)) for phase in Phase)
 _COMPLETED = tl.constexpr(COMPLETED)
 _STATE_BITS = tl.constexpr(STATE_BITS)
 _FORCED = tl.constexpr(FORCED)
@@ -93,11 +93,12 @@ def step_kernel(
     table = tables_ptr + tl.load(row + _TABLE_ROW).to(tl.int64) * num_tokens
     sentinel = tl.load(row + _SENTINEL)
     entropy_threshold = tl.load(row + _ENTROPY_THRESHOLD).to(tl.float32, bitcast=True)
-    phase, length, stop_at = _consume(row, history, newest, pos + 1 - prompt_len, table, num_tokens)
+    length, tau = _consume(row, history, newest, pos + 1 - prompt_len, table, num_tokens)
+    stop_at = tl.where(tau < _NEVER, tau + tl.load(row + _GRACE_WINDOW), tl.load(row + _MISSED_STOP_AT))
 
     logits = logits_ptr + index * logits_stride
     stop = length >= stop_at
-    if (entropy_threshold > 0.0) & (phase == _ANSWERED) & (length < stop_at):
+    if (entropy_threshold > 0.0) & (tau <= length) & (length < stop_at):
         stop = _nearly_certain(logits, vocab_size, row + _EOS_IDS, entropy_threshold, TILE, LANES, STAGES)
     tl.debug_barrier()  # every warp has read the logits
     tl.store(logits + sentinel, tl.where(stop, _FORCED, _FORBIDDEN))
@@ -109,14 +110,10 @@ def _consume(row, history, newest, target, table, num_tokens):
     poll_threshold = tl.load(row + _POLL_THRESHOLD)
     poll_interval = tl.load(row + _POLL_INTERVAL)
     abort_at = tl.load(row + _ABORT_AT)
-    grace_window = tl.load(row + _GRACE_WINDOW)
     window = tl.load(row + _WINDOW)
-    keep = tl.load(row + _KEEP)
-    phase = tl.load(row + _PHASE)
     state = tl.load(row + _STATE)
     length = tl.load(row + _LENGTH)
-    completed_at = tl.load(row + _COMPLETED_AT)
-    stop_at = tl.load(row + _STOP_AT)
+    tau = tl.load(row + _TAU)
     while length < target:
         token = tl.load(history + length, mask=length + 1 < target, other=0).to(tl.int32)
         token = tl.where(length + 1 < target, token, newest)
@@ -125,21 +122,16 @@ def _consume(row, history, newest, target, table, num_tokens):
         entry = tl.where(known, entry, state)  # an unknown token is not read
         state = entry & _STATE_BITS
         length += 1
-        completed_at = tl.where(entry >= _COMPLETED, length, completed_at)
-        at_gate = (phase == _UNDECIDED) & (length == abort_at)
-        on_grid = (phase == _UNDECIDED) & (length >= poll_threshold) & (length % poll_interval == 0)
-        seen = (at_gate | on_grid) & (length - completed_at < window)
-        phase = tl.where(seen, _ANSWERED, tl.where(at_gate, _COIN_THROWN, phase))
-        stop_at = tl.where(seen, length + grace_window, stop_at)
-        stop_at = tl.where(at_gate & (phase == _COIN_THROWN) & (keep == 0), length, stop_at)
+        if (entry >= _COMPLETED) & (tau >= _NEVER):  # `replay.first_poll_that_sees`
+            earliest = tl.maximum(length, poll_threshold)
+            poll = tl.minimum((earliest + (poll_interval - 1)) // poll_interval * poll_interval, abort_at)
+            tau = tl.where((earliest <= abort_at) & (poll - length < window), poll, tau)
 
     tl.debug_barrier()  # every warp has read what is overwritten now
-    tl.store(row + _PHASE, phase)
     tl.store(row + _STATE, state)
     tl.store(row + _LENGTH, length)
-    tl.store(row + _COMPLETED_AT, completed_at)
-    tl.store(row + _STOP_AT, stop_at)
-    return phase, length, stop_at
+    tl.store(row + _TAU, tau)
+    return length, tau
 
 
 @triton.jit

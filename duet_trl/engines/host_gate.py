@@ -19,7 +19,7 @@ from .slots import Compile, Decisions, SlotGates
 class HostGates(SlotGates):
     """The gated requests of a batch, by slot, which is also their row of the logits. Arguments as `SlotGates`.
 
-    A slot gains one token at most between two calls of `apply`.
+    A slot gains one token between two calls of `apply`; several are read where the next one would have been.
     """
 
     def __init__(self, num_slots: int, automaton: Compile) -> None:
@@ -85,12 +85,10 @@ class HostGates(SlotGates):
         outputs = [self._outputs[slot] for slot in slots.tolist()]
         lengths = (len(self._prefixes[slot]) + len(self._outputs[slot]) for slot in slots.tolist())
         behind = np.fromiter(lengths, dtype=np.int64, count=len(outputs)) - self.length(slots)
-        # The runner has thrown tokens away, or added several: from the beginning again.
-        lost = (behind < 0) | (behind > self.quiet_steps(slots))
-        for index in np.flatnonzero(lost).tolist():
+        # where the runner has thrown tokens away, from the beginning again
+        for index in np.flatnonzero(behind < 0).tolist():
             slot = int(slots[index])
             self.admit(slot, self._requests[slot], outputs[index], self._prefixes[slot])
-        behind[lost] = 0
         for count in np.unique(behind[behind > 0]).tolist():
             group = np.flatnonzero(behind == count)
             tokens = _last_tokens([outputs[index] for index in group.tolist()], count)

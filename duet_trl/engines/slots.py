@@ -78,10 +78,8 @@ class SlotGates(StreamingGate):
 
     def drop(self, slot: int) -> None:
         """Empty a slot."""
-        if self._gated[slot]:
-            super().drop(slot)
-            self._gated[slot] = False
-            self._slots = None
+        self._gated[slot] = False
+        self._slots = None
 
     def swap(self, first: int, second: int) -> None:
         """Exchange two slots."""

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a policy while it trains: on problems of one's own, or on the benchmark suites with a record.
+"""Measure a policy while it trains: on problems of one's own, or on the benchmark suites.
 
 Measured before the first step, every N steps and after the last one, with the trainer's own engine and its current
 weights, without the gate. Every process samples (a collective operation) the same problems.
 """
 
+import json
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +22,12 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerContro
 from .measure import Grader, Prompt, Sampler, Settings, build_graders, measure, on_first
 from .prompts import eos_token_ids
 from .protocol import Score, mean_at_k
-from .record import Record
-from .results import Subject
+
+logger = logging.getLogger(__name__)
+
+BEST_FOLDER = "best"
+BEST_EVALUATION = "evaluation.json"
+"""What the checkpoint in the best folder was measured at: `step` and the logged metrics."""
 
 
 class Trainer(Sampler, Protocol):
@@ -60,20 +66,19 @@ class ScheduledMeasurement(TrainerCallback, ABC):
         began.
         """
 
-    def prepare(self, step: int) -> bool:
-        """Called once before training, at step 0 or a checkpoint's: whether to measure before the next step."""
-        return True
-
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Measure the policy that training starts from."""
+        """Measure the policy that training starts from.
+
+        A checkpoint is saved before the measurement of its own step is logged, so a run that resumes from it makes
+        that measurement again. A step between two measurements is not measured.
+        """
         self._began, self.seconds, self._unlogged = time.perf_counter(), 0.0, None
-        if self.prepare(state.global_step):
+        if state.global_step == 0 or self._due(state):
             self._measure(state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure every `every` steps and after the last one."""
-        due = self.every > 0 and state.global_step % self.every == 0
-        if due or state.global_step == state.max_steps:
+        if self._due(state):
             self._measure(state.global_step)
             # GRPOTrainer.log takes all pending metrics along: the step logs its own first.
             control.should_log = True
@@ -85,6 +90,9 @@ class ScheduledMeasurement(TrainerCallback, ABC):
             self.trainer.log(unlogged)
 
     on_train_end = on_step_begin  # the last measurement
+
+    def _due(self, state: TrainerState) -> bool:
+        return state.global_step == state.max_steps or (self.every > 0 and state.global_step % self.every == 0)
 
     def _measure(self, step: int) -> None:
         begin = time.perf_counter()
@@ -153,11 +161,12 @@ class HeldOutEvaluation(ScheduledMeasurement):
 
 
 class SuiteEvaluation(ScheduledMeasurement):
-    """Measure all suites, keep the record of `record.py`, and the best checkpoint in <output_dir>/best.
+    """Measure all suites, and keep the best checkpoint in <output_dir>/best.
 
-    Metrics are `held_out/<suite>/mean@4` (with `_low` and `_high`), `best@4`, `mean@1` (greedy), `truncated` and
-    `mean_length` of the samples, and `held_out/average`, the mean over suites of mean@4. The best checkpoint is chosen
-    on the benchmarks themselves, as the paper does: report the last one beside it.
+    Metrics are `held_out/<suite>/mean@4` (with `_low` and `_high`), `best@4`, `mean@1` (greedy), `truncated`,
+    `mean_length` and `seconds`, and `held_out/average`, the mean over suites of mean@4. The best checkpoint is chosen
+    by that average on the benchmarks themselves, as the paper does: report the last one beside it. Step 0 is never the
+    best. A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
 
     Add it on every process: process 0 grades and writes. The random numbers of training are left as they were, so that
     a run is the same with and without measurements.
@@ -169,7 +178,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
         settings (Settings): How to decode. `max_tokens` must fit into the training engine beside the prompts.
         graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
-        subject (Subject | None): Name of the model, sources and versions for the result files.
 
     Raises:
         ValueError: If there is no suite, or `every` is negative.
@@ -185,38 +193,55 @@ class SuiteEvaluation(ScheduledMeasurement):
         every: int = 30,
         settings: Settings | None = None,
         graders: Mapping[str, Grader] | None = None,
-        subject: Subject | None = None,
     ) -> None:
         super().__init__(trainer, every)
         if not suites:
             raise ValueError("SuiteEvaluation needs at least one suite. Leave the callback out to measure nothing.")
         self.suites = dict(suites)
         self.settings = settings or Settings()
-        self.graders = dict(graders) if graders is not None else build_graders(self.suites, own=self.suites)
-        self.subject = subject or Subject(model=str(output_dir), engine="training engine")
-        self.record = Record(Path(output_dir))
+        self.graders = dict(graders) if graders is not None else build_graders(self.suites)
+        self.best_folder = Path(output_dir) / BEST_FOLDER
         self._eos_ids = eos_token_ids(trainer.processing_class, trainer.eos_token_ids)
 
-    def prepare(self, step: int) -> bool:
-        """Take up the record; a resumed run does not measure its first step as step 0."""
-        measured = on_first(lambda: self.record.begin(step))
-        if step > 0:
-            # The checkpoint was saved before the measurement of its own step was logged: it would be lost to the log.
-            self._unlogged = on_first(lambda: self.record.logged(step))
-        return measured
-
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Measure all suites, add to the record, save the checkpoint if it is the best."""
+        """Measure all suites, and save the checkpoint if it is the best."""
         tokenizer = self.trainer.processing_class
         devices: list[Any] = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
         with torch.random.fork_rng(devices):  # an engine in this process samples with torch's generators
             found = measure(self.trainer, self.suites, self.graders, tokenizer, self._eos_ids, self.settings)
-        subject = replace(self.subject, step=step, eos_ids=self._eos_ids, chat_template=tokenizer.chat_template)
-        improved = on_first(lambda: self.record.write(step, found, self.suites, subject))
-        if improved:
-            on_first(self.record.before_best)
-            # Not a save that the user asked for: that would be pushed to the Hub.
-            self.trainer.save_model(str(self.record.best_folder), _internal_call=True)
-            on_first(lambda: self.record.after_best(step))
-        seconds = {f"held_out/{suite}/seconds": measurement.seconds for suite, measurement in found.items()}
-        return on_first(lambda: self.record.logged(step)) | seconds
+        main, metrics = f"mean@{self.settings.num_samples}", {}
+        for suite, measurement in found.items():
+            values = {name.removesuffix(" (greedy)"): score.value for name, score in measurement.scores.items()}
+            headline = measurement.scores[main]
+            values |= {main: headline.value, f"{main}_low": headline.low, f"{main}_high": headline.high}
+            values["seconds"] = measurement.seconds
+            metrics |= {f"held_out/{suite}/{name}": value for name, value in values.items()}
+        metrics["held_out/average"] = float(np.mean([metrics[f"held_out/{suite}/{main}"] for suite in self.suites]))
+        self._keep_best({"step": step} | metrics)
+        return metrics
+
+    def _keep_best(self, measured: dict[str, float]) -> None:
+        record = self.best_folder / BEST_EVALUATION
+        if not on_first(lambda: self._improves(measured, record)):
+            return
+        on_first(lambda: record.unlink(missing_ok=True))  # a run that is killed while it saves has no best checkpoint
+        # Not a save that the user asked for: that would be pushed to the Hub.
+        self.trainer.save_model(str(self.best_folder), _internal_call=True)
+        on_first(lambda: record.write_text(json.dumps(measured, indent=2) + "\n"))
+
+    def _improves(self, measured: dict[str, float], record: Path) -> bool:
+        """Whether a measurement beats that of the best checkpoint; step 0 begins a new run, which has none."""
+        if measured["step"] == 0:
+            record.unlink(missing_ok=True)
+            return False
+        best = json.loads(record.read_text()) if record.exists() else None
+        if best is not None and best.keys() == measured.keys():
+            return measured["held_out/average"] > best["held_out/average"]
+        if best is not None:
+            logger.warning(
+                "%s was not measured as step %d is (other suites, another num_samples, or an earlier version of this "
+                "package): the two cannot be compared, and this step takes its place.",
+                record,
+                measured["step"],
+            )
+        return True

@@ -21,8 +21,8 @@ from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters, promp
 from ..rewards import ChoiceVerifier, CodeVerifier, MathVerifier
 from ..rewards.completions import WRITTEN, written_completions
 from .prompts import until_eos
-from .protocol import Score, best_at_k, mean_at_k
-from .suites import check_suite, suite_named
+from .protocol import Score, best_at_k, mean_at_k, mean_over_problems
+from .suites import suite_named
 
 Prompt = str | list[dict[str, Any]]
 Grader = MathVerifier | CodeVerifier | ChoiceVerifier
@@ -53,8 +53,6 @@ class Settings:
         temperature (float): Of these samples, > 0.
         top_p (float): Of these samples, in (0, 1].
         max_tokens (int): Longest completion, tokens.
-        greedy (bool): Whether to measure mean@1 of greedy decoding too.
-        seed (int): Seed of the bootstrap.
         thought_delimiters (tuple[str, ...] | None): What opens and closes a thought, in which answers do not count;
             (): nothing. None: as the tokenizer has it.
     """
@@ -63,8 +61,6 @@ class Settings:
     temperature: float = 0.9
     top_p: float = 0.95
     max_tokens: int = 3072
-    greedy: bool = True
-    seed: int = 0
     thought_delimiters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +69,7 @@ class Settings:
         if not self.temperature > 0.0:
             raise ValueError(
                 f"temperature must be positive, got {self.temperature}: equal samples make no mean@k. Greedy decoding "
-                "is measured on its own (greedy=True)."
+                "is measured beside it."
             )
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
@@ -89,7 +85,7 @@ class Settings:
     def decoding(self) -> dict[str, dict[str, Any]]:
         """Arguments of `Sampler.sample` for each way of decoding, by the name that it has in results."""
         sampled = {"num_samples": self.num_samples, "temperature": self.temperature, "top_p": self.top_p}
-        ways = {"sampled": sampled} | ({"greedy": {"num_samples": 1, "temperature": 0.0}} if self.greedy else {})
+        ways = {"sampled": sampled, "greedy": {"num_samples": 1, "temperature": 0.0}}
         return {name: way | {"max_tokens": self.max_tokens} for name, way in ways.items()}
 
 
@@ -108,57 +104,42 @@ class Graded:
 class Measurement:
     """A policy on one suite."""
 
-    suite: str  # key of `SUITES`, or a name of one's own
-    graded: dict[str, Graded]  # by way of decoding: "sampled", and "greedy" where it was asked for
-    settings: Settings  # how it was measured
+    graded: dict[str, Graded]  # by way of decoding: "sampled" and "greedy"
     sandbox: str | None  # isolation that programs ran in; None where none were run
     seconds: float  # wall-clock time of sampling and grading
 
     @cached_property
-    def scores(self) -> dict[tuple[str, str], Score]:
-        """Accuracies by metric and way of decoding: mean@k and best@k "sampled", mean@1 "greedy"."""
-        k, seed = self.settings.num_samples, self.settings.seed
-        sampled = self.graded["sampled"].correct
-        scores = {
-            (f"mean@{k}", "sampled"): mean_at_k(sampled, seed=seed),
-            (f"best@{k}", "sampled"): best_at_k(sampled, seed=seed),
+    def scores(self) -> dict[str, Score]:
+        """Figures by name: "mean@4", "best@4", "truncated", "mean_length" of the samples, "mean@1 (greedy)"."""
+        sampled = self.graded["sampled"]
+        k = sampled.correct.shape[1]
+        return {
+            f"mean@{k}": mean_at_k(sampled.correct),
+            f"best@{k}": best_at_k(sampled.correct),
+            "truncated": mean_over_problems(sampled.truncated),
+            "mean_length": mean_over_problems(sampled.lengths),
+            "mean@1 (greedy)": mean_at_k(self.graded["greedy"].correct),
         }
-        if "greedy" in self.graded:
-            scores["mean@1", "greedy"] = mean_at_k(self.graded["greedy"].correct, seed=seed)
-        return scores
 
 
-def build_graders(
-    suites: Collection[str],
-    *,
-    own: Collection[str] = (),
-    sandbox: str | None = None,
-    which: str | None = None,
-) -> dict[str, Grader]:
-    """The verifier of each suite, a key of `SUITES` or a name of one's own in `own`; those of one kind share it.
+def build_graders(suites: Collection[str], sandbox: str | None = None) -> dict[str, Grader]:
+    """The verifier of each suite, by name; those of one kind share it.
 
-    `sandbox` is the isolation of programs, None: the strongest that works here. `which` is the "first" or "last"
-    answer of a completion, None: the last box or choice, the first code block.
+    `sandbox` is the isolation of programs, None: the strongest that works here.
 
     Raises:
-        ValueError: If a suite is unknown or an argument out of its range.
-        SandboxError: If the isolation does not hold on this machine.
+        ValueError: If the isolation is unknown.
+        SandboxError: If it does not hold on this machine.
         ImportError: If Math-Verify is needed and not installed.
     """
-    asked = {} if which is None else {"which": which}
-    for name in suites:
-        if name not in own:
-            check_suite(name, None)
 
     @cache
-    def build(kind: str, marker: str) -> Grader:
+    def build(kind: str) -> Grader:
         if kind == "math":
-            return MathVerifier(**asked)
-        if kind == "code":
-            return CodeVerifier(isolation=sandbox or "auto", **asked)
-        return ChoiceVerifier(marker=marker, **asked)
+            return MathVerifier()
+        return CodeVerifier(isolation=sandbox or "auto") if kind == "code" else ChoiceVerifier(marker="math")
 
-    return {name: build(suite_named(name).grader, suite_named(name).marker) for name in suites}
+    return {name: build(suite_named(name).grader) for name in suites}
 
 
 def measure(
@@ -185,7 +166,7 @@ def measure(
             graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids, delimiters, opened)
         grader = graders[name]
         sandbox = grader.isolation if isinstance(grader, CodeVerifier) else None
-        found[name] = Measurement(name, graded, settings, sandbox, time.perf_counter() - begin)
+        found[name] = Measurement(graded, sandbox, time.perf_counter() - begin)
     return found
 
 

@@ -15,9 +15,6 @@ import numpy as np
 CONFIDENCE = 0.95
 """Coverage of the percentile interval."""
 
-# Draws are made in blocks of at most this many counts, so that a benchmark of any size fits into memory.
-_BLOCK = 4_000_000
-
 
 @dataclass(frozen=True)
 class Score:
@@ -102,14 +99,11 @@ def _checked(correct: np.ndarray) -> np.ndarray:
 def _score(per_problem: np.ndarray, num_samples: int, num_resamples: int, seed: int) -> Score:
     num_problems = len(per_problem)
     rng = np.random.default_rng(seed)
-    block = max(1, _BLOCK // num_problems)
-    means = []
-    for start in range(0, num_resamples, block):
-        draws = min(block, num_resamples - start)
-        counts = rng.multinomial(num_problems, np.full(num_problems, 1.0 / num_problems), size=draws)  # (draws, P)
-        means.append(counts @ per_problem / num_problems)
+    shares = np.full(num_problems, 1.0 / num_problems)
+    # How often each problem is drawn; one draw at a time, so that a benchmark of any size fits into memory.
+    means = [rng.multinomial(num_problems, shares) @ per_problem / num_problems for _ in range(num_resamples)]
     tail = (1.0 - CONFIDENCE) / 2.0
-    low, high = np.quantile(np.concatenate(means), (tail, 1.0 - tail))
+    low, high = np.quantile(means, (tail, 1.0 - tail))
     return Score(
         value=float(per_problem.mean()),
         low=float(low),

@@ -18,6 +18,7 @@ decoding. The trainer runs `replay` on every batch, so an engine that ran anothe
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +107,7 @@ class GateSpec:
     @property
     def first_poll(self) -> int:
         """The first poll of a rollout: the first multiple of the poll interval from K1 on, K2 + G at the latest."""
-        return min(-(-self.poll_threshold // self.poll_interval) * self.poll_interval, self.abort_at)
+        return min(round_up(self.poll_threshold, self.poll_interval), self.abort_at)
 
     @property
     def trim_at(self) -> int:
@@ -120,13 +121,25 @@ class GateSpec:
 
     def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
         """Length of the first poll that sees each marker, by the length at which it completed; `NEVER`: none does."""
-        earliest = np.maximum(completed_at, self.poll_threshold)
-        poll = -(-earliest // self.poll_interval) * self.poll_interval
-        if self.abort:
-            poll = np.where(earliest <= self.abort_at, np.minimum(poll, self.abort_at), NEVER)
-        if self.window is not None:
-            poll = np.where(poll - completed_at < self.window, poll, NEVER)
-        return poll
+        polls = self.poll_threshold, self.poll_interval, self.abort_at
+        return first_poll_that_sees(completed_at, *polls, NEVER if self.window is None else self.window)
+
+
+Numbers = np.ndarray | int
+
+
+def first_poll_that_sees(
+    completed_at: np.ndarray, poll_threshold: Numbers, poll_interval: Numbers, abort_at: Numbers, window: Numbers
+) -> np.ndarray:
+    """`GateSpec.seen_at` of markers whose gates may differ; `NEVER` stands for no abort gate and for no window."""
+    earliest = np.maximum(completed_at, poll_threshold)
+    poll = np.minimum(round_up(earliest, poll_interval), abort_at)
+    return np.where((earliest <= abort_at) & (poll - completed_at < window), poll, NEVER)
+
+
+def round_up(count: Any, multiple: Any) -> Any:
+    """The smallest multiple that is not below a count; numbers, arrays or tensors."""
+    return -(-count // multiple) * multiple
 
 
 @dataclass(frozen=True)

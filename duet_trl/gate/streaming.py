@@ -3,7 +3,7 @@
 
 The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens, so slots can
 be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
-count; the polls and the abort gate are met where they fall due.
+count. A marker that completes settles tau, the poll that will see it, and with it where the rollout is to stop.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ import numpy as np
 
 from .automaton import STATE_BITS, TokenAutomaton
 from .dfa import COMPLETED
-from .replay import NEVER, GateSpec
+from .replay import NEVER, GateSpec, first_poll_that_sees, round_up
 
 _COLUMNS = (
-    *("row", "length", "completed_at", "meets_at", "stop_at", "early_until"),  # what its tokens did
-    *("table", "poll_interval", "abort_at", "window", "grace", "early_grace", "missed_stop_at"),  # what is asked for
+    *("row", "length", "tau", "stop_at", "early_until"),  # what its tokens did
+    *("table", "poll_threshold", "poll_interval", "abort_at", "window", "grace", "early_grace"),  # what is asked for
 )
 """Numbers of a slot; `_first_column` says what they mean."""
 
@@ -34,11 +34,9 @@ class StreamingGate:
         self._columns = np.zeros((len(_COLUMNS), num_slots), dtype=np.int64)
         column = dict(zip(_COLUMNS, self._columns, strict=True))  # views
         self._row, self._table_offset, self._length = column["row"], column["table"], column["length"]
-        self._completed_at, self._meets_at = column["completed_at"], column["meets_at"]
-        self._stop_at, self._early_until = column["stop_at"], column["early_until"]
-        self._meets_at[:] = NEVER
-        # At least so many more steps go by before a rollout meets a poll or its abort gate.
-        self._steps_to_meeting = NEVER
+        self._tau, self._stop_at, self._early_until = column["tau"], column["stop_at"], column["early_until"]
+        self._polls = [column[name] for name in ("poll_threshold", "poll_interval", "abort_at", "window")]
+        self._grace, self._early_grace = column["grace"], column["early_grace"]
         self._table = np.zeros(0, dtype=np.uint8)
         self._row_of_entry = np.zeros(0, dtype=np.int64)
         self._automata: list[TokenAutomaton] = []
@@ -83,29 +81,9 @@ class StreamingGate:
         first = compiled.first_state(in_thought)
         self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
         if len(prefix):
-            self._resume(slot, spec, compiled, first, prefix)
-        self._steps_to_meeting = min(self._steps_to_meeting, int(self._meets_at[slot] - self._length[slot]))
-
-    def _resume(self, slot: int, spec: GateSpec, automaton: TokenAutomaton, first: int, prefix: Sequence[int]) -> None:
-        column = dict(zip(_COLUMNS, self._columns[:, slot].tolist(), strict=True))
-        state, completed = _scan(automaton, first, prefix)
-        length, interval = len(prefix), spec.poll_interval
-        column["row"], column["length"] = column["table"] + state * automaton.num_tokens, length
-        column["completed_at"] = int(completed.max(initial=-NEVER))
-        tau = int(spec.seen_at(completed).min(initial=NEVER))
-        if tau <= length:
-            column["stop_at"], column["early_until"] = tau + column["grace"], tau + column["early_grace"]
-            column["meets_at"] = NEVER
-        elif spec.abort_at <= length:
-            column["stop_at"], column["meets_at"] = column["missed_stop_at"], NEVER
-        else:
-            next_poll = (length // interval + 1) * interval
-            column["meets_at"] = min(max(column["meets_at"], next_poll), spec.abort_at)
-        self._columns[:, slot] = list(column.values())
-
-    def drop(self, slot: int) -> None:
-        """Forget the rollout of a slot."""
-        self._meets_at[slot] = NEVER
+            state, completed = _scan(compiled, first, prefix)
+            self._row[slot], self._length[slot] = table + state * compiled.num_tokens, len(prefix)
+            self._see(np.full(1, slot), spec.seen_at(completed).min(keepdims=True, initial=NEVER))
 
     def swap(self, first: int, second: int) -> None:
         """Exchange the rollouts of two slots."""
@@ -120,12 +98,15 @@ class StreamingGate:
     def quiet_steps(self, slots: np.ndarray | int) -> np.ndarray:
         """Tokens (R,) up to and including the one at which `stops` or `armed` can next change for each slot."""
         length, stop_at = self._length[slots], self._stop_at[slots]
-        return np.minimum(self._meets_at[slots], np.where(stop_at > length, stop_at, NEVER)) - length
+        poll_threshold, poll_interval, abort_at, _ = (column[slots] for column in self._polls)
+        next_poll = np.minimum(round_up(np.maximum(length + 1, poll_threshold), poll_interval), abort_at)
+        undecided = (length < self._tau[slots]) & (length < abort_at)
+        next_stop = np.where(stop_at > length, stop_at, NEVER)
+        return np.minimum(np.where(undecided, next_poll, NEVER), next_stop) - length
 
     def refuse(self, slot: int) -> None:
         """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
         self._columns[:, slot] = 0
-        self._meets_at[slot] = NEVER
 
     def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Consume one token (R,) of each of distinct slots (R,); the `stops` that result."""
@@ -133,42 +114,28 @@ class StreamingGate:
         return self.stops(slots)
 
     def advance(self, slots: np.ndarray, tokens: np.ndarray) -> None:
-        """Consume T tokens per slot, oldest first, shape (T, R).
-
-        T <= `quiet_steps` of each slot: a decision that only an earlier token changes is missed.
-        """
+        """Consume T tokens per slot, oldest first, shape (T, R)."""
         row, offset = self._row[slots], self._table_offset[slots]
         for count, newest in enumerate(tokens, start=1):
             entry = self._table.take(row + newest)
             row = offset + self._row_of_entry.take(entry)
             if entry.max(initial=0) >= COMPLETED:
-                completed_at = np.where(entry & COMPLETED, self._length[slots] + count, self._completed_at[slots])
-                self._completed_at[slots] = completed_at
+                hit = slots[(entry >= COMPLETED) & (self._tau[slots] == NEVER)]
+                self._see(hit, first_poll_that_sees(self._length[hit] + count, *(polls[hit] for polls in self._polls)))
         self._row[slots] = row
         self._length[slots] += len(tokens)
-        self._steps_to_meeting -= len(tokens)
-        if self._steps_to_meeting <= 0:
-            self._meet()
 
-    def _meet(self) -> None:
-        """Poll the rollouts whose poll is due, and throw the coin of those at their abort gate."""
-        due = np.flatnonzero(self._meets_at == self._length)
-        if len(due):
-            column = dict(zip(_COLUMNS, self._columns[:, due], strict=True))
-            length = column["length"]
-            seen = length - column["completed_at"] < column["window"]
-            at_gate = length == column["abort_at"]
-            missed = at_gate & ~seen
-            stop_at = np.where(seen, length + column["grace"], NEVER)
-            self._stop_at[due] = np.where(missed, column["missed_stop_at"], stop_at)
-            self._early_until[due] = np.where(seen, length + column["early_grace"], -NEVER)
-            next_meeting = np.minimum(length + column["poll_interval"], column["abort_at"])
-            self._meets_at[due] = np.where(seen | at_gate, NEVER, next_meeting)
-        self._steps_to_meeting = int((self._meets_at - self._length).min())
+    def _see(self, slots: np.ndarray, tau: np.ndarray) -> None:
+        """Settle where rollouts without a marker so far are polled and stop, shapes (R,); `NEVER`: as before."""
+        slots, tau = slots[tau < NEVER], tau[tau < NEVER]
+        self._tau[slots] = tau
+        self._stop_at[slots] = tau + self._grace[slots]
+        self._early_until[slots] = tau + self._early_grace[slots]
 
     def armed(self, slots: np.ndarray) -> np.ndarray:
         """Slots whose next token is a forced stop if it is nearly certain (pass that to `stops`), shape (R,), bool."""
-        return self._length[slots] < self._early_until[slots]
+        length = self._length[slots]
+        return (self._tau[slots] <= length) & (length < self._early_until[slots])
 
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
         """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
@@ -188,17 +155,16 @@ def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarra
     column = {
         "row": row,  # of the joined table: where the automaton's state begins
         "length": 0,  # t, tokens so far
-        "completed_at": -NEVER,  # length at which the latest marker completed
-        "meets_at": spec.first_poll,  # length of the next poll or of the abort gate; NEVER once decided
-        "stop_at": NEVER,  # length at which the next token is a forced stop
-        "early_until": -NEVER,  # while shorter than this, a nearly certain next token is a forced stop too
+        "tau": NEVER,  # length of the poll that sees, or will see, a marker
+        "stop_at": NEVER if keep else spec.abort_at,  # length at which the next token is a forced stop
+        "early_until": -NEVER,  # from tau to this, a nearly certain next token is a forced stop too
         "table": table,  # offset of its automaton in the joined table
+        "poll_threshold": spec.poll_threshold,
         "poll_interval": spec.poll_interval,
         "abort_at": spec.abort_at,
         "window": NEVER if spec.window is None else spec.window,
         "grace": spec.grace_window if spec.trim else NEVER,  # from tau to `stop_at`
         "early_grace": spec.grace_window if spec.trims_early else -NEVER,  # from tau to `early_until`
-        "missed_stop_at": NEVER if keep else spec.abort_at,  # `stop_at` without a marker at the abort gate
     }
     array = np.array([column[name] for name in _COLUMNS])
     array.setflags(write=False)

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..field_types import Acts, Options
+from ..field_types import Options
 from .arrol import Arrol, ArrolOptions
 from .dapo import Dapo, DapoOptions, ResamplingOptions
 from .duet_parts import build_duet
-from .duet_settings import ACTS, DuetOptions, check_relations, settle
+from .duet_settings import DuetOptions, check_relations, settle
 from .dynamo import Dynamo
 from .greso import Greso
 from .grpo import GRPO, GRPOOptions
@@ -33,7 +33,6 @@ class Entry:
         reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
         max_batches (int): Default of `max_rollouts`, in generation batches.
         defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
-        acts (Mapping[str, Acts]): When its options act, and fields with a rule of their own; without one, always.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
@@ -43,7 +42,6 @@ class Entry:
     reads: frozenset[str] = frozenset()
     max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    acts: Mapping[str, Acts] = field(default_factory=dict)
     settle: Callable[[Any, Any], Any] = lambda config, options: options
     check: Callable[[Any, Any], None] = lambda config, options: None
 
@@ -136,8 +134,7 @@ def _build_own(config: Any) -> Method:
 
 
 _ALL = {"budget_fraction": 1.0}  # of methods that share out GRPO's rollouts, not fewer
-_ALWAYS = Acts(lambda v: True, "")
-_DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, acts=ACTS, settle=settle, check=check_relations)
+_DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, settle=settle, check=check_relations)
 METHODS: dict[str, Entry] = {
     "duet": _DUET,
     "paper": replace(_DUET, defaults={"allocate": True, "marker": "math_paragraph"}),
@@ -158,11 +155,6 @@ METHODS: dict[str, Entry] = {
     "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
     "arrol": _ungated(Arrol, ArrolOptions, max_batches=2),
     "spec_rl": _ungated(SpecRL, SpecRLOptions, frozenset()),
-    "own": Entry(
-        _build_own,
-        GRPOOptions,
-        frozenset({"max_rollouts", "marker", "sentinel_token_id"}),
-        acts={"marker": _ALWAYS, "sentinel_token_id": _ALWAYS},
-    ),
+    "own": Entry(_build_own, GRPOOptions, frozenset({"max_rollouts", "marker", "sentinel_token_id"})),
 }
 """Every method by name; "own" is one that the trainer is given as an object."""

@@ -12,6 +12,18 @@ from typing import Any
 from ..field_types import Acts, Options, at_least, one_of, option
 
 _SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
+_COUNTS = Acts(lambda v: v.allocate, "allocate=True")
+_VARIANCE = "allocate=True and allocation_objective='variance'"
+_BY_VARIANCE = Acts(lambda v: v.allocate and v.allocation_objective == "variance", _VARIANCE)
+_ONLINE = Acts(lambda v: _BY_VARIANCE.when(v) and v.surrogate == "online", f"surrogate='online', {_VARIANCE}")
+_GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
+_TRIMS = Acts(lambda v: v.trim, "trim=True")
+_ABORTS = Acts(lambda v: v.abort, "abort=True")
+_BY_LENGTH = Acts(
+    lambda v: _GATED.when(v) and v.abort_rule == "length", "trim=True or abort=True, and abort_rule='length'"
+)
+_ABORTS_BY_LENGTH = Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'")
+_CUTS = Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True")
 
 
 @dataclass(frozen=True)
@@ -25,6 +37,7 @@ class DuetOptions(Options):
         duet="mixed",
         paper="variance",
         rule=one_of("variance", "mixed"),
+        acts=_COUNTS,
     )
     prompt_candidates: float = option(
         "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
@@ -37,6 +50,7 @@ class DuetOptions(Options):
         "Where sigma comes from: 'online' (each prompt's visits) or 'constant' (counts follow lengths alone).",
         "online",
         rule=one_of("online", "constant"),
+        acts=_BY_VARIANCE,
     )
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.",
@@ -44,11 +58,12 @@ class DuetOptions(Options):
         unit="observations",
         symbol="k_warmup",
         rule=at_least(1),
+        acts=_ONLINE,
     )
 
     # Gate (paper, section 3.2)
     poll_interval: int = option(
-        "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1)
+        "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1), acts=_GATED
     )
     entropy_threshold: float = option(
         "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
@@ -57,6 +72,7 @@ class DuetOptions(Options):
         unit="nats",
         symbol='"low-entropy token"',
         rule=(lambda x: 0 <= x < math.inf, "at least 0 nats; 0 switches it off; got {}"),
+        acts=_TRIMS,
     )
     abort_rule: str = option(
         "Where K1, K2 and the coin come from: 'price' (polled from the start; a rollout without an answer goes on "
@@ -64,21 +80,32 @@ class DuetOptions(Options):
         duet="price",
         paper="length",
         rule=one_of("price", "length"),
+        acts=_GATED,
     )
     threshold_window: int = option(
-        "Kept rollouts whose lengths K1 and K2 are refitted to.", 1024, unit="rollouts", symbol="W", rule=at_least(1)
+        "Kept rollouts whose lengths K1 and K2 are refitted to.",
+        1024,
+        unit="rollouts",
+        symbol="W",
+        rule=at_least(1),
+        acts=_BY_LENGTH,
     )
     threshold_interval: int = option(
-        "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1)
+        "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1), acts=_BY_LENGTH
     )
-    poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE)
-    abort_quantile: float = option("Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE)
+    poll_quantile: float = option(
+        "Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE, acts=_BY_LENGTH
+    )
+    abort_quantile: float = option(
+        "Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE, acts=_ABORTS_BY_LENGTH
+    )
     poll_cold_fraction: float = option(
         "K1 before the first refit, share of max_completion_length.",
         0.3,
         unit="(0, 1]",
         symbol="0.3 L_max",
         rule=_SHARE,
+        acts=_BY_LENGTH,
     )
     abort_cold_fraction: float = option(
         "K2 before the first refit, share of max_completion_length.",
@@ -86,6 +113,7 @@ class DuetOptions(Options):
         unit="(0, 1]",
         symbol="0.7 L_max",
         rule=_SHARE,
+        acts=_ABORTS_BY_LENGTH,
     )
 
     # Update (paper, section 3.3)
@@ -96,12 +124,14 @@ class DuetOptions(Options):
         duet="failure",
         paper="mask",
         rule=one_of("mask", "failure"),
+        acts=_ABORTS,
     )
     teach_ending: bool = option(
         "Train a trimmed rollout as far as its answer goes, and where that was good an EOS behind it. False: with the "
         "tokens that the grace window let through, whatever the policy would have written next.",
         duet=True,
         paper=False,
+        acts=_TRIMS,
     )
     stratification: str = option(
         "'clip' of n_q over the mean to [0.05, 1], 'exact' without the clip, 'none': a prompt weighs as much as it "
@@ -126,42 +156,13 @@ class DuetOptions(Options):
         unit="with 'least_noise' the way to the nearest other reward of the run, else standard deviations",
         paper=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
+        acts=_CUTS,
     )
     drop_zero_advantage: bool | None = option(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
         "move the loss: beta=0, no entropy bonus, no router loss. Default of duet: True there.",
         paper=False,
     )
-
-
-GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
-_BY_VARIANCE = Acts(
-    lambda v: v.allocate and v.allocation_objective == "variance", "allocate=True and allocation_objective='variance'"
-)
-_BY_LENGTH = Acts(
-    lambda v: GATED.when(v) and v.abort_rule == "length", "trim=True or abort=True, and abort_rule='length'"
-)
-_ABORTS_BY_LENGTH = Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'")
-_THRESHOLDS = ("threshold_window", "threshold_interval", "poll_quantile", "poll_cold_fraction")
-_ABORT_THRESHOLD = ("abort_quantile", "abort_cold_fraction")
-ACTS = {
-    "num_rollouts_min": Acts(
-        lambda v: v.allocate or v.budget_reading != "rollouts", "allocate=True or a budget_reading in tokens"
-    ),
-    "allocation_objective": Acts(lambda v: v.allocate, "allocate=True"),
-    **dict.fromkeys(("entropy_threshold", "teach_ending"), Acts(lambda v: v.trim, "trim=True")),
-    "advantage_cutoff": Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-    "surrogate": _BY_VARIANCE,
-    "surrogate_warmup": Acts(
-        lambda v: _BY_VARIANCE.when(v) and v.surrogate == "online",
-        "surrogate='online', allocate=True and allocation_objective='variance'",
-    ),
-    **dict.fromkeys(("poll_interval", "abort_rule"), GATED),
-    "aborted_rollouts": Acts(lambda v: v.abort, "abort=True"),
-    **dict.fromkeys(_THRESHOLDS, _BY_LENGTH),
-    **dict.fromkeys(("keep_probability", *_ABORT_THRESHOLD), _ABORTS_BY_LENGTH),
-}
-"""When a field or option of `duet` and `paper` acts; those not named here always do."""
 
 
 def settle(config: Any, options: DuetOptions) -> DuetOptions:
@@ -193,7 +194,7 @@ def check_relations(config: Any, options: DuetOptions) -> None:
     resolved = SimpleNamespace(**config.__dict__, **options.__dict__)
     for low, high in (("poll_quantile", "abort_quantile"), ("poll_cold_fraction", "abort_cold_fraction")):
         shares = options.__dict__[low], options.__dict__[high]
-        if ACTS[high].when(resolved) and not shares[0] < shares[1]:
+        if _ABORTS_BY_LENGTH.when(resolved) and not shares[0] < shares[1]:
             raise ValueError(
                 f"0 < {low} < {high} <= 1 must hold, got {shares[0]} and {shares[1]}: a rollout is polled before it "
                 "can be aborted."

@@ -90,6 +90,9 @@ class Method(Protocol):
     identity: dict[str, Any] = {}
     _metrics: Mapping[str, float] = {}
 
+    def setup(self, setting: Setting) -> None:
+        """Take what the run is like, once, before anything else is called; only for an object given to the trainer."""
+
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """The next round of a step.
 

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..allocate.openness import open_counts
+from ..allocate.greedy import greedy_counts
+from ..allocate.openness import openness, posterior
 from ..allocate.statistics import PromptStatistics, RewardHistory
 from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
@@ -105,18 +106,18 @@ class Pilot(Remembering):
 
     def _second_round(self, done: Rollouts) -> np.ndarray:
         """Rollouts of each prompt in round 2, shape (M,), int64."""
-        counts, budget, planned = open_counts(
-            self.statistics,
-            done.prompts.keys,
-            done.prompt,
-            done.rewards,
-            done.new_tokens,
-            rollouts_per_prompt=self.rollouts_per_prompt,
-            num_min=self.num_pilot,
-            num_max=self.setting.num_rollouts_max,
-            max_rollouts=self.setting.max_rollouts,
-        )
-        self._metrics = {"budget_tokens": budget, "planned_tokens": planned}
+        keys, statistics, spent = done.prompts.keys, self.statistics, float(done.new_tokens.sum())
+        known = [*(statistics.reward_range or ()), *done.rewards[done.scored]]
+        seen = statistics.reward_history(keys).after(done.rewards, done.prompt)
+        value = openness(*posterior(seen, (min(known), max(known)) if known else None))
+        worth = np.sqrt(np.arange(self.setting.num_rollouts_max + 1))[:, None] * value  # (num_max + 1, M)
+        cost = statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(done), 1.0))
+        first = np.bincount(done.prompt, minlength=len(keys))
+        budget = self.rollouts_per_prompt * float(cost.sum())
+        # The counts are both rounds', so round 1 is charged at expected lengths and what it really took comes off.
+        limit, lowest = budget - spent + float(cost @ first), np.full(len(keys), self.num_pilot)
+        counts, _, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
+        self._metrics = {"budget_tokens": budget, "planned_tokens": spent + float(cost @ (counts - first))}
         return counts - self.num_pilot
 
 

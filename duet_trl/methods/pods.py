@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..allocate.subset import max_variance_subset
 from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .grouping import check_groups, group_relative, uniform_jobs
@@ -70,3 +69,19 @@ class Pods(Method):
         """Nothing is remembered."""
         kept = judgement.in_gradient
         self._metrics = {"num_kept": float(kept.sum()), "kept_tokens": float(done.replay.length[kept].sum())}
+
+
+def max_variance_subset(rewards: np.ndarray, num_kept: int) -> np.ndarray:
+    """The rewards with the largest variance among all subsets of one size, in O(n log n)."""
+    if len(rewards) <= num_kept:
+        return np.arange(len(rewards))
+    lowest = np.argsort(rewards, kind="stable")
+    highest = lowest[::-1]  # of the same order, so that no tie is in both
+    centred = rewards - rewards.mean()
+    powers = np.stack([centred, centred**2])  # (2, n)
+    start = np.zeros((2, 1))
+    low = np.concatenate([start, np.cumsum(powers[:, lowest[:num_kept]], axis=1)], axis=1)  # (2, m + 1)
+    high = np.concatenate([start, np.cumsum(powers[:, highest[:num_kept]], axis=1)], axis=1)
+    first, second = (high + low[:, ::-1]) / num_kept  # moments with k highest and m - k lowest, k = 0..m
+    k = int(np.argmax(second - first**2))
+    return np.sort(np.concatenate([highest[:k], lowest[: num_kept - k]]))

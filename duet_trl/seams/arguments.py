@@ -8,14 +8,14 @@ import torch
 
 from ..config import DUETGRPOConfig
 from ..engines.engine import Engine
-from ..methods import build_method
+from ..methods import build_method, setting_of
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
 from .compared_answers import answer_verifier
 from .data_checks import check_data, check_evaluation, check_reward_columns
 
 _DECIDING = ("jobs", "judge", "observe")
-_INHERITED = ("state_dict", "load_state_dict", "metrics", "embed", "token_factor")
+_INHERITED = ("setup", "state_dict", "load_state_dict", "metrics", "embed", "token_factor")
 _ATTRIBUTES = ("gated", "plain", "compares_answers", "embeddings", "identity")
 _ENGINE = ("generate", "sync_weights", "sample")
 
@@ -81,6 +81,7 @@ def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any)
             "DUETGRPOConfig(method='own') and DUETGRPOTrainer(method=...)."
         )
     if method is not None:
+        method.setup(setting_of(args))
         _check_state(method)
     outline = build_method(args) if method is None else method
     if outline.compares_answers:

@@ -193,55 +193,6 @@ def test_under_a_cap_rollouts_go_where_they_gain_most_and_not_where_tokens_are_c
     assert value(instance, plan.num_rollouts) >= optimum(instance) - 0.005
 
 
-@settings(max_examples=200, deadline=None)
-@given(instances(max_rollouts=False), st.booleans())
-def test_equal_prompts_get_counts_that_differ_by_at_most_one(instance, capped):
-    num_prompts = instance["mean_length"].size
-    twice = {
-        name: np.concatenate([vector, vector]) if isinstance(vector, np.ndarray) else vector
-        for name, vector in instance.items()
-    }
-    if capped:
-        twice["max_rollouts"] = 2 * num_prompts * instance["num_min"] + num_prompts
-    counts = mixed_allocation(**twice).num_rollouts
-    assert np.abs(counts[:num_prompts] - counts[num_prompts:]).max() <= 1
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.booleans())
-def test_the_order_of_the_prompts_does_not_matter(seed, capped):
-    # Drawn from continuous distributions, so that no two gains tie; whole lengths, so that sums are exact.
-    random = np.random.default_rng(seed)
-    successes, failures = random.uniform(0.5, 9.0, size=(2, 9))
-    length = random.integers(5, 60, size=9).astype(float)
-    options = {"num_max": 6, "max_rollouts": 20 if capped else None}
-    counts = mixed_allocation(successes, failures, length, 3.0 * length.sum(), **options).num_rollouts
-    order = random.permutation(9)
-    shuffled = mixed_allocation(successes[order], failures[order], length[order], 3.0 * length.sum(), **options)
-    assert shuffled.num_rollouts.tolist() == counts[order].tolist()
-
-
-@settings(max_examples=200, deadline=None)
-@given(instances(max_rollouts=False))
-def test_no_rollout_that_fits_is_left_unbought(instance):
-    plan = mixed_allocation(**instance)
-    open_to_more = plan.num_rollouts < instance["num_max"]
-    cheapest = instance["mean_length"][open_to_more].min(initial=np.inf)
-    assert instance["budget_tokens"] * (1.0 + ROUNDING) - plan.planned_tokens < cheapest
-
-
-def test_a_budget_below_the_minimum_buys_the_minimum():
-    plan = mixed_allocation([3.0, 1.0], [1.0, 1.0], [10.0, 20.0], 5.0, num_min=2)
-    assert plan.num_rollouts.tolist() == [2, 2]
-    assert plan.over_budget and plan.gap == 0.0
-
-
-def test_a_budget_for_everything_has_no_price():
-    plan = mixed_allocation([3.0, 1.0], [1.0, 1.0], [10.0, 20.0], 1e6, num_max=4)
-    assert plan.num_rollouts.tolist() == [4, 4]
-    assert (plan.dual, plan.gap) == (0.0, 0.0)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

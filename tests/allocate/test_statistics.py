@@ -18,15 +18,6 @@ def observe(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[
     statistics.observe_lengths(keys, group, lengths, tokens, kept.astype(bool))
 
 
-def test_sigma_is_the_running_mean_of_its_observations():
-    statistics = PromptStatistics()
-    for value in (4.0, 1.0, 1.0):
-        statistics.observe_sigma(["a"], np.array([value]))
-    view = statistics.lookup(["a", "unknown"])
-    assert view.sigma[0] == 2.0 and np.isnan(view.sigma[1])
-    assert view.num_observations.tolist() == [3, 0]
-
-
 def test_visits_without_an_observation_wait_and_a_zero_is_an_observation():
     statistics = PromptStatistics()
     for value in (NAN, NAN):
@@ -124,16 +115,6 @@ def test_only_a_visit_ages_a_prompt():
     history = statistics.reward_history(["a", "b"])
     assert history.count.tolist() == [0.75, 0.5]
     assert history.mean.tolist() == [1.0, 2.0]
-
-
-@pytest.mark.parametrize(("decay", "count"), [(0.0, 0.0), (1.0, 5.0)])
-def test_the_ends_of_the_decay_forget_everything_and_nothing(decay, count):
-    statistics = PromptStatistics(reward_decay=decay)
-    earn(statistics, ["a"], [(0, 1.0), (0, 1.0)])
-    earn(statistics, ["a"], [(0, 0.0), (0, 0.0), (0, 0.0)])
-    history = statistics.reward_history(["a"])
-    assert history.count.tolist() == [count]
-    assert history.mean[0] == pytest.approx(0.0 if decay == 0.0 else 0.4)
 
 
 def test_a_prompt_twice_in_one_batch_ages_once_and_remembers_both():
@@ -243,7 +224,7 @@ def test_a_success_is_measured_between_the_lowest_and_the_highest_reward_of_the_
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.tuples(st.sampled_from("abc"), st.floats(-4, 4)), max_size=6), max_size=8),
-    st.floats(0.05, 1.0),
+    st.floats(0.0, 1.0),
 )
 def test_any_history_of_rewards_matches_weights_by_age(visits, decay):
     statistics, seen = PromptStatistics(reward_decay=decay), {}

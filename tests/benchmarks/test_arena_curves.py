@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.arena.curves import COSTS, Curve, accuracy_at, cost_to_reach, curve_of, fitted, isotonic, mean_curve
+from benchmarks.arena.curves import COSTS, Curve, accuracy_at, cost_to_reach, curve_of, fitted, mean_curve
 from tests.benchmarks.arena_records import measurement, run, start
 
 
@@ -29,19 +29,6 @@ def test_a_curve_begins_at_the_start_and_counts_the_shared_problems_only():
     assert found.costs["processor_seconds"].tolist() == [0, 30, 240]
     assert found.costs["seconds"].tolist() == [0, 20, 160]
     assert found.careful is None
-
-
-def test_isotonic_fit_is_the_least_of_the_largest_means():
-    """The formula of its definition: max over i <= k of min over j >= k of the weighted mean of values i to j."""
-    rng = np.random.default_rng(0)
-    for count in (1, 2, 5, 12):
-        values, weights = rng.normal(size=count), rng.uniform(0.1, 5, count)
-
-        def mean(i: int, j: int, values=values, weights=weights) -> float:
-            return float(np.average(values[i : j + 1], weights=weights[i : j + 1]))
-
-        expected = [max(min(mean(i, j) for j in range(k, count)) for i in range(k + 1)) for k in range(count)]
-        assert isotonic(values, weights) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_pool_is_weighted_by_its_samples():

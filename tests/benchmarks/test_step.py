@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The step benchmark: its replay is faithful, its clock adds up, its two measures of the overhead, its verdict."""
+"""The step benchmark: its replay is faithful, its clock adds up, its verdict."""
 
 import copy
-import pstats
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,14 +16,13 @@ from benchmarks.step import (
     OFF,
     ON,
     PROCESSOR,
-    ROOT,
     STOCK,
     WALL,
     build,
     checks,
+    controller_seconds,
     logged,
     measure,
-    metric_share,
     processor_clock,
     ratios,
 )
@@ -35,17 +34,14 @@ from benchmarks.step_replay import (
     Sampling,
     StepRecord,
     cut,
-    package_share,
-    profiler_share,
     record,
     replayed,
-    seam_names,
 )
 from duet_trl.gate.parameters import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
 from tests.runs import count_fours, prompts, settings
 
-STEPS, PROFILED = 4, 2
+STEPS = 4
 # The entropies of the tiny policy lie around 3.4 nats: at this threshold some rollouts stop within their grace window.
 ENTROPY = 3.36
 GATE = {
@@ -69,16 +65,16 @@ def recording(tiny_path: Path) -> Recording:
 
 @pytest.fixture(scope="module")
 def run(tiny_path: Path, recording: Recording, tmp_path_factory):
-    """All three trainers, measured and profiled; two steps an epoch."""
-    fields = settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + PROFILED + 1, num_rollouts_max=8)
+    """All three trainers, measured; two steps an epoch."""
+    fields = settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + 1, num_rollouts_max=8)
     fields |= {"optim": "sgd", "learning_rate": 0.02}
     trainers = {name: build(name, tiny_path, count_fours, prompts(16), fields, GATE) for name in (STOCK, OFF, ON)}
-    return trainers, *measure(trainers, recording, STEPS, warm_up=0, profiled=PROFILED)
+    return trainers, measure(trainers, recording, STEPS, warm_up=0)
 
 
 @pytest.mark.slow
 def test_stock_and_ours_with_the_parts_off_take_the_same_steps(run, recording):
-    trainers, records, _ = run
+    trainers, records = run
     for name in ("loss", "grad_norm", "reward", "num_tokens"):
         stock, off = (logged(trainers[arm], name)[:STEPS] for arm in (STOCK, OFF))
         np.testing.assert_allclose(off, stock, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -92,7 +88,7 @@ def test_stock_and_ours_with_the_parts_off_take_the_same_steps(run, recording):
 
 @pytest.mark.slow
 def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
-    trainers, records, _ = run
+    trainers, records = run
     for outcome in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
         assert logged(trainers[ON], f"duet/{outcome}").max() > 0, outcome
     trained = logged(trainers[ON], "duet/trained_tokens")[:STEPS]
@@ -142,35 +138,13 @@ def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_p
     assert whole - step.seconds[PROCESSOR] >= 0.3
 
 
-@pytest.mark.slow
-def test_metric_and_profiler_agree_on_the_same_steps(run):
-    trainers, _, profile = run
-    stats = pstats.Stats(profile).stats
-    assert metric_share(trainers[ON], slice(-PROFILED, None)) == pytest.approx(profiler_share(stats), rel=0.1)
-    assert package_share(stats) > profiler_share(stats) > 0
-
-
-@pytest.mark.slow
-def test_the_metric_over_several_steps_is_weighted_by_their_seconds(run, monkeypatch):
-    # Two steps of 1 + 1 + 1 + 97 and 3 + 1 + 1 + 15 seconds with 1 + 3 and 3 + 5 s of controller, plan among them.
-    history = [
-        {
-            "duet/seconds_plan": 1.0,
-            "duet/seconds_generate": 50.0,
-            "duet/seconds_score": 1.0,
-            "duet/seconds_update": 45.0,
-        }
-        | {"duet/overhead_share": 4.0 / 100.0},
-        {
-            "duet/seconds_plan": 3.0,
-            "duet/seconds_generate": 1.0,
-            "duet/seconds_score": 1.0,
-            "duet/seconds_update": 10.0,
-        }
-        | {"duet/overhead_share": 8.0 / 20.0},
-    ]
-    monkeypatch.setattr(run[0][ON].state, "log_history", history)
-    assert metric_share(run[0][ON], slice(None)) == pytest.approx(12.0 / 120.0)
+def test_the_seconds_of_the_controller_follow_from_its_share():
+    # 4 s of 100 and 8 s of 20, of which the metrics name the others.
+    parts = [(0.04, 50.0, 1.0, 45.0), (0.4, 1.0, 1.0, 10.0)]
+    names = ("overhead_share", "seconds_generate", "seconds_score", "seconds_update")
+    history = [{f"duet/{name}": value for name, value in zip(names, step, strict=True)} for step in parts]
+    trainer = SimpleNamespace(state=SimpleNamespace(log_history=history))
+    assert controller_seconds(trainer) == pytest.approx([4.0, 8.0])
 
 
 def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
@@ -255,35 +229,6 @@ def test_ratios_are_taken_within_a_round():
     assert found["on_per_trained_token_wall"]["median"] == pytest.approx(0.5)
 
 
-def test_seams_are_the_functions_that_lead_to_their_parent():
-    trainer = (
-        "class A(B):\n    def f(self):\n        with x:\n            super().g()\n    def h(self):\n        self.i()\n"
-    )
-    loop = "def run(host):\n    return again(host)\ndef again(host):\n    host.f()[0]\ndef plan(host):\n    host.h()\n"
-    assert seam_names({"a": trainer, "b": loop}) == {("a", "f"), ("b", "again"), ("b", "run")}
-
-
-def test_the_share_of_the_package_counts_outermost_calls_once():
-    package = Path(duet_trl.trainer.__file__).parent
-    trainer = str(package / "trainer.py")
-    step, solve = (trainer, 1, "training_step"), (str(package / "a.py"), 3, "solve")
-    plan = (str(package / "loop.py"), 2, "_next_round")
-    scored, reward = (str(package / "b.py"), 4, "extract"), (str(ROOT / "recipes" / "r.py"), 5, "reward")
-    model = ("torch.py", 6, "forward")
-    # calls, calls, own seconds, cumulative seconds, edges of the same four by caller
-    stats = {
-        step: (1, 1, 0.5, 20.0, {}),
-        model: (1, 1, 14.0, 14.0, {step: (1, 1, 14.0, 14.0)}),
-        plan: (1, 1, 1.0, 3.0, {step: (1, 1, 1.0, 3.0)}),
-        solve: (2, 2, 2.5, 2.5, {plan: (1, 1, 2.0, 2.0), step: (1, 1, 0.5, 0.5)}),
-        reward: (1, 1, 1.0, 2.0, {step: (1, 1, 1.0, 2.0)}),
-        scored: (1, 1, 1.0, 1.0, {reward: (1, 1, 1.0, 1.0)}),
-    }
-    assert profiler_share(stats) == pytest.approx(3.0 / 20.0)
-    # the seam's own lines, the plan with what it calls, and the solver where the seam calls it
-    assert package_share(stats) == pytest.approx((0.5 + 3.0 + 0.5) / 20.0)
-
-
 def good_figures() -> dict:
     def flat(value):
         return {"p10": value, "median": value, "p90": value}
@@ -294,8 +239,6 @@ def good_figures() -> dict:
         "controller": {
             "with_engine": flat(0.004),
             "without_engine": flat(0.02),
-            "profiled_metric": 0.021,
-            "profiler": 0.0205,
         },
     }
 
@@ -308,8 +251,6 @@ def good_figures() -> dict:
         (("difference",), 2e-4),
         (("difference",), float("nan")),
         (("controller", "with_engine", "median"), 0.01),
-        (("controller", "profiled_metric"), 0.01),
-        (("controller", "profiled_metric"), 0.05),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
 )

@@ -12,11 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.engines.device_gate import NEVER, WIDTH, Column, Phase, step_rows
+from duet_trl.engines.device_gate import NEVER, WIDTH, Column, step_rows
 from duet_trl.engines.slots import FORCED
 from duet_trl.gate.automaton import compile_automaton
 from tests.engines.test_device_gate import VOCABULARY, Engine, Rollout, automaton, device_gates, rollouts
-from tests.gate.oracle import toy_marker
+from tests.gate.oracle import EOS, A, B, C, toy_marker
 
 triton = pytest.importorskip("triton")
 
@@ -31,24 +31,22 @@ def random_rows(random: np.random.Generator) -> torch.Tensor:
     """Slots in the middle of their rollouts, some without a gate, some refused."""
     size = NUM_SLOTS
     length = random.integers(0, 12, size)
-    phase = random.choice(list(Phase), p=[0.35, 0.6, 0.05], size=size)
+    tau = np.where(random.random(size) < 0.4, NEVER, np.maximum(length + random.integers(-8, 4, size), 1))
     columns = {
         Column.GATED: random.random(size) < 0.85,
         Column.SENTINEL: 5,
         Column.PROMPT_LEN: random.choice([1, 3, NEVER], p=[0.45, 0.45, 0.1], size=size),
         Column.TABLE_ROW: random.choice([0, OTHER_TABLE], size=size),
         Column.POLL_THRESHOLD: random.choice([1, 6, NEVER], p=[0.6, 0.3, 0.1], size=size),
-        Column.POLL_INTERVAL: random.choice([1, 3, NEVER], p=[0.6, 0.3, 0.1], size=size),
-        Column.ABORT_AT: length + random.integers(0, 4, size),
+        Column.POLL_INTERVAL: random.choice([1, 3, NEVER], p=[0.4, 0.5, 0.1], size=size),
+        Column.ABORT_AT: length + random.integers(0, 9, size),
         Column.GRACE_WINDOW: random.choice([0, 2, 9, NEVER - 1], size=size),
         Column.WINDOW: random.choice([1, 3, NEVER], size=size),
-        Column.KEEP: random.random(size) < 0.5,
+        Column.MISSED_STOP_AT: np.where(random.random(size) < 0.5, NEVER, length + random.integers(0, 4, size)),
         Column.ENTROPY_THRESHOLD: np.float32(1.5).view(np.int32) * (random.random(size) < 0.5),
-        Column.PHASE: phase,
         Column.STATE: random.integers(0, OTHER_TABLE, size),
         Column.LENGTH: length,
-        Column.COMPLETED_AT: random.choice([-NEVER, 0, 2], size=size),
-        Column.STOP_AT: np.where(phase == Phase.UNDECIDED, NEVER, length + random.integers(0, 16, size)),
+        Column.TAU: tau,
     }
     rows = torch.zeros(size, WIDTH, dtype=torch.int32)
     for column, values in columns.items():
@@ -78,7 +76,8 @@ def kernel_is_its_oracle_on_any_batch(seed, vocab_size):
     random = np.random.default_rng(seed)
     slots = torch.from_numpy(random.permutation(NUM_SLOTS)[: random.integers(1, NUM_SLOTS + 1)].astype(np.int32))
     rows = random_rows(random)
-    tokens = torch.from_numpy(random.integers(-1, NUM_TOKENS + 1, (NUM_SLOTS, HISTORY)).astype(np.int32))
+    often = [-1, *[A, B] * 4, C, EOS, NUM_TOKENS]  # markers complete, and unknown tokens are met
+    tokens = torch.from_numpy(random.choice(often, (NUM_SLOTS, HISTORY)).astype(np.int32))
     logits = random_logits(random, len(slots), vocab_size)
     pos = rows[slots.long(), Column.LENGTH] + torch.from_numpy(random.integers(-2, 7, len(slots)))
     pos = pos.clamp(min=0, max=HISTORY - 1)
@@ -117,8 +116,7 @@ def certainty_is_exact(scale: float, offset: float) -> None:
     entropy = torch.special.entr(probabilities).sum()
     for sign in (1, -1):  # a threshold above the entropy stops, one below it does not
         rows = torch.zeros(1, WIDTH, dtype=torch.int32)
-        rows[0, [Column.GATED, Column.PHASE, Column.PROMPT_LEN]] = torch.tensor([1, Phase.ANSWERED, 1]).int()
-        rows[0, Column.STOP_AT] = NEVER
+        rows[0, [Column.GATED, Column.PROMPT_LEN, Column.GRACE_WINDOW]] = torch.tensor([1, 1, NEVER - 1]).int()
         rows[0, Column.EOS_IDS :] = -1
         rows[0, Column.ENTROPY_THRESHOLD] = (entropy * (1 + 1e-5 * sign)).float().view(torch.int32)
         logits = torch.from_numpy(row.copy())[None]

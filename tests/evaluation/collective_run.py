@@ -42,7 +42,7 @@ def main() -> None:
         return [float(rank == 0 and index % 2 == 0) for index in range(len(completions))]
 
     report = {"told": on_first(lambda: f"from {rank}"), "errors": []}
-    settings = Settings(num_samples=4, greedy=False, max_tokens=9)
+    settings = Settings(num_samples=4, max_tokens=9)
     found = measure(Trainer(), suites, {"math500": grader}, TOKENIZER, (EOS_ID,), settings)["math500"]
     report["correct"] = found.graded["sampled"].correct.tolist()
 
@@ -57,7 +57,6 @@ def main() -> None:
     evaluation = SuiteEvaluation(
         Trainer(), suites, folder / f"run{rank}", settings=settings, graders={"math500": grader}
     )
-    report["measures_step_0"] = evaluation.prepare(0)
     report["metrics"] = evaluation.measure_step(7, 0.0)["held_out/average"]
     report["files"] = sorted(str(path.relative_to(folder)) for path in (folder / f"run{rank}").rglob("*"))
     (folder / f"rank{rank}.json").write_text(json.dumps(report))

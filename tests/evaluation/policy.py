@@ -22,11 +22,12 @@ class Scripted:
 
     Args:
         sampled: Completions, token ids, of each word.
-        greedy: Completion of each word at temperature 0.
+        greedy: Completion of each word at temperature 0; None: the first of the sampled ones.
     """
 
-    def __init__(self, sampled: dict[str, list[list[int]]], greedy: dict[str, list[int]]):
-        self.sampled, self.by_greedy, self.calls = sampled, greedy, []
+    def __init__(self, sampled: dict[str, list[list[int]]], greedy: dict[str, list[int]] | None = None):
+        self.sampled, self.calls = sampled, []
+        self.by_greedy = greedy or {word: completions[0] for word, completions in sampled.items()}
 
     def sample(self, prompts, num_samples, *, temperature=None, top_p=None, max_tokens=None):
         self.calls.append((len(prompts), num_samples, temperature, top_p, max_tokens))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Suites measured while training: schedule, record, resume, best checkpoint, and training that does not notice."""
+"""Suites measured while training: schedule, resume, best checkpoint, and training that does not notice."""
 
 import json
 import logging
@@ -11,8 +11,6 @@ from safetensors.torch import load_file
 
 from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings
-from duet_trl.evaluation.prompts import eos_token_ids
-from duet_trl.evaluation.results import read_results
 from duet_trl.evaluation.suites import load_suite
 from tests.evaluation.policy import EOS_ID, TOKENIZER, ids, write_jsonl
 from tests.runs import duet_trainer
@@ -53,7 +51,7 @@ def suites(tmp_path):
 
 
 def callback(trainer, suites, output_dir, **options):
-    settings = Settings(num_samples=2, max_tokens=20, greedy=False)
+    settings = Settings(num_samples=2, max_tokens=20)
     return SuiteEvaluation(trainer, suites, output_dir, **{"every": 30, "settings": settings} | options)
 
 
@@ -69,96 +67,54 @@ def run(trainer, evaluation, first, last, max_steps=None):
     evaluation.on_train_end(None, state, control)
 
 
-def steps(output_dir):
-    return [found.step for found in read_results(output_dir / "evaluations")]
+def averages(trainer):
+    return [log["held_out/average"] for log in trainer.logs]
 
 
-def test_step_zero_every_thirty_and_the_last_step_are_measured_and_written(suites, tmp_path):
+def best(output_dir):
+    """Step of the weights in the best folder, step and average of the measurement beside them."""
+    measured = json.loads((output_dir / "best" / "evaluation.json").read_text())
+    return int((output_dir / "best" / "weights").read_text()), measured["step"], measured["held_out/average"]
+
+
+def test_step_zero_every_thirty_and_the_last_step_are_measured_and_logged(suites, tmp_path):
     trainer = Trainer({0: 0, 30: 1, 60: 3, 75: 2})
     run(trainer, callback(trainer, suites, tmp_path), 0, 75)
-    assert steps(tmp_path) == [0, 30, 60, 75]
-    names = [f"results_step-{step:06d}.json" for step in (0, 30, 60, 75)]
-    assert sorted(path.name for path in (tmp_path / "evaluations").glob("results*")) == names
-    assert [log["held_out/math500/mean@2"] for log in trainer.logs] == [0.0, 0.25, 0.75, 0.5]
-    assert [log["held_out/average"] for log in trainer.logs] == [0.0, 0.25, 0.75, 0.5]
-    last = trainer.logs[-1]
-    assert last["held_out/math500/mean@2_low"] <= 0.5 <= last["held_out/math500/mean@2_high"]
-    assert last["held_out/math500/best@2"] == 0.5 and last["held_out/math500/truncated"] == 0.0
-    assert last["held_out/math500/mean_length"] == len(RIGHT)
+    assert averages(trainer) == [0.0, 0.25, 0.75, 0.5]
+    last = {name.removeprefix("held_out/math500/"): value for name, value in trainer.logs[-1].items()}
+    assert last["mean@2_low"] <= last["mean@2"] == 0.5 <= last["mean@2_high"]
+    assert (last["best@2"], last["mean@1"], last["truncated"], last["mean_length"]) == (0.5, 0.5, 0.0, len(RIGHT))
 
 
 def test_best_checkpoint_is_saved_when_it_improves_and_its_measurement_with_it(suites, tmp_path):
     trainer = Trainer({0: 4, 30: 1, 60: 3, 90: 3, 120: 2})
     run(trainer, callback(trainer, suites, tmp_path), 0, 120)
     assert trainer.saved == [30, 60]  # not step 0, not the equal one at 90
-    assert (tmp_path / "best" / "weights").read_text() == "60"
-    assert json.loads((tmp_path / "best" / "evaluation.json").read_text())["step"] == 60
-    summary = json.loads((tmp_path / "evaluations" / "summary.json").read_text())
-    assert summary["best_checkpoint"] == {"folder": "best", "step": 60}
-    chosen = {part["name"].partition(":")[0]: part["figures"]["math500"] for part in summary["selections"]}
-    assert chosen["best"]["mean@2,sampled"]["value"] == 0.75 == chosen["best of each suite"]["mean@2,sampled"]["value"]
-    assert chosen["last"]["mean@2,sampled"]["value"] == 0.5
+    assert best(tmp_path) == (60, 60, 0.75)
 
 
-def test_a_resumed_run_continues_the_record_and_does_not_call_its_first_step_zero(suites, tmp_path):
+def test_a_resumed_run_does_not_measure_its_first_step_and_keeps_the_best_until_it_is_beaten(suites, tmp_path):
     trainer = Trainer({0: 0, 30: 3})
     run(trainer, callback(trainer, suites, tmp_path), 0, 45, max_steps=90)
     later = Trainer({60: 2, 90: 4})
     run(later, callback(later, suites, tmp_path), 45, 90)
-    assert steps(tmp_path) == [0, 30, 60, 90]
-    assert later.saved == [90]  # step 60 does not beat step 30 of the first part
-    assert read_results(tmp_path / "evaluations")[0].figures["math500"]["mean@2,sampled"].value == 0.0
-    assert len(later.logs) == 2
+    assert averages(later) == [0.5, 1.0] and later.saved == [90]
 
 
-def test_what_was_measured_after_the_checkpoint_is_put_aside_and_best_keeps_its_own_figures(suites, tmp_path, caplog):
-    trainer = Trainer({0: 0, 30: 1, 60: 3})
-    run(trainer, callback(trainer, suites, tmp_path), 0, 70, max_steps=90)
-    later = Trainer({60: 2, 90: 2})
-    with caplog.at_level(logging.WARNING):
-        run(later, callback(later, suites, tmp_path), 30, 90)
-    assert steps(tmp_path) == [0, 30, 60, 90]
-    values = [found.figures["math500"]["mean@2,sampled"].value for found in read_results(tmp_path / "evaluations")]
-    assert values == [0.0, 0.25, 0.5, 0.5]
-    assert "evaluations_earlier_1" in caplog.text and steps_of(tmp_path / "evaluations_earlier_1") == [60]
-    # the weights in best are those that scored 3 of 4
-    assert later.saved == [] and (tmp_path / "best" / "weights").read_text() == "60"
-    (best,) = read_results(tmp_path / "best" / "evaluation.json")
-    assert best.figures["math500"]["mean@2,sampled"].value == 0.75
-
-
-def test_the_measurement_of_the_checkpoints_own_step_is_logged_by_the_run_that_resumes_from_it(suites, tmp_path):
+def test_the_measurement_of_the_checkpoints_own_step_is_made_again_by_the_run_that_resumes_from_it(suites, tmp_path):
     trainer = Trainer({0: 0, 30: 3})
     run(trainer, callback(trainer, suites, tmp_path), 0, 30, max_steps=60)
-    later = Trainer({60: 2})
+    later = Trainer({30: 3, 60: 2})
     run(later, callback(later, suites, tmp_path), 30, 60)
-    of_clock = "held_out/math500/seconds"
-    assert later.logs[0] == {name: value for name, value in trainer.logs[1].items() if name != of_clock}
-    assert [log["held_out/average"] for log in later.logs] == [0.75, 0.5]
+    assert averages(later) == [0.75, 0.5] and later.saved == [] and best(tmp_path) == (30, 30, 0.75)
 
 
-def steps_of(folder):
-    return [found.step for found in read_results(folder)]
-
-
-def test_a_new_run_in_an_old_folder_starts_a_new_record(suites, tmp_path):
+def test_a_new_run_in_an_old_folder_has_no_best_checkpoint_yet(suites, tmp_path):
     old = Trainer({0: 0, 10: 4})
     run(old, callback(old, suites, tmp_path, every=0), 0, 10)
     new = Trainer({0: 1, 10: 2})
     run(new, callback(new, suites, tmp_path, every=0), 0, 10)
-    assert new.saved == [10]  # worse than the best of the old run, which is none of its checkpoints
-    assert [found.figures["math500"]["mean@2,sampled"].value for found in read_results(tmp_path / "evaluations")] == [
-        0.25,
-        0.5,
-    ]
-    assert steps_of(tmp_path / "evaluations_earlier_1") == [0, 10]
-
-
-def test_resume_without_a_record_says_that_step_zero_is_missing(suites, tmp_path, caplog):
-    trainer = Trainer({60: 1})
-    with caplog.at_level(logging.WARNING):
-        run(trainer, callback(trainer, suites, tmp_path), 45, 60)
-    assert steps(tmp_path) == [60] and "no measurement of step 0" in caplog.text
+    assert new.saved == [10] and best(tmp_path) == (10, 10, 0.5)
 
 
 def test_other_suites_after_a_resume_are_not_compared_with_the_old_best(suites, tmp_path, caplog):
@@ -167,10 +123,17 @@ def test_other_suites_after_a_resume_are_not_compared_with_the_old_best(suites, 
     other = {"gsm8k": load_suite("gsm8k", write_jsonl(tmp_path / "g.jsonl", [{"question": "a", "answer": "#### 42"}]))}
     later = Trainer({60: 0})
     with caplog.at_level(logging.WARNING):
-        run(later, callback(later, other, tmp_path), 30, 60)
+        run(later, callback(later, other, tmp_path), 31, 60)
     assert "cannot be compared" in caplog.text and later.saved == [60]
-    summary = json.loads((tmp_path / "evaluations" / "summary.json").read_text())
-    assert [list(part["figures"]) for part in summary["selections"]] == [["gsm8k"]] * 3
+
+
+def test_the_best_checkpoint_of_an_earlier_version_is_replaced_with_a_warning(suites, tmp_path, caplog):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best" / "evaluation.json").write_text('{"results": {"math500": {"mean@2,sampled": 1.0}}, "step": 30}')
+    later = Trainer({60: 1})
+    with caplog.at_level(logging.WARNING):
+        run(later, callback(later, suites, tmp_path), 31, 60)
+    assert "earlier version" in caplog.text and best(tmp_path) == (60, 60, 0.25)
 
 
 def test_nothing_to_measure_is_refused(suites, tmp_path):
@@ -201,35 +164,24 @@ def test_the_real_trainer_is_measured_and_trains_as_if_it_were_not(tiny_path, tm
     assert all((weights[0][name] == weights[1][name]).all() for name in weights[0])
     losses = [[e["loss"] for e in t.state.log_history if "loss" in e] for t in (plain, measured)]
     assert losses[0] == losses[1] and len(losses[0]) == 2
-    assert steps(tmp_path / "measured") == [0, 1, 2]
-    history = [entry for entry in measured.state.log_history if "held_out/average" in entry]
-    assert [entry["step"] for entry in history] == [0, 1, 2]
-    assert not any("loss" in entry for entry in history)
-    (best,) = read_results(tmp_path / "measured" / "best" / "evaluation.json")
-    figures = read_results(tmp_path / "measured" / "evaluations")[best.step].figures
-    assert figures == best.figures and best.step > 0
+    history = {entry["step"]: entry for entry in measured.state.log_history if "held_out/average" in entry}
+    assert list(history) == [0, 1, 2] and not any("loss" in entry for entry in history.values())
+    best = json.loads((tmp_path / "measured" / "best" / "evaluation.json").read_text())
+    assert best["step"] > 0 and best.items() <= history[best["step"]].items()
     saved = load_file(tmp_path / "measured" / "best" / "model.safetensors")
     last = {name: value for name, value in weights[1].items() if name in saved}
-    assert last and all((saved[name] == last[name]).all() for name in last) == (best.step == 2)
-    assert set(eos_token_ids(TOKENIZER)) <= set(
-        json.loads((tmp_path / "measured" / "evaluations" / "results_step-000001.json").read_text())["eos_token_ids"]
-    )
+    assert last and all((saved[name] == last[name]).all() for name in last) == (best["step"] == 2)
 
 
 @pytest.mark.slow
-def test_a_real_run_that_resumes_from_a_checkpoint_goes_on_with_its_record(tiny_path, tmp_path):
+def test_a_real_run_that_resumes_from_a_checkpoint_has_each_measurement_once(tiny_path, tmp_path):
     data_file = write_jsonl(tmp_path / "g.jsonl", [{"question": f"Say {n}", "answer": f"#### {n}"} for n in (2, 4)])
     suites, settings = {"gsm8k": load_suite("gsm8k", data_file)}, Settings(num_samples=2, max_tokens=24)
-    modified = {}
     for max_steps in (2, 4):
         options = {"max_steps": max_steps, "save_strategy": "steps", "save_steps": 2, "max_completion_length": 24}
         trainer = duet_trainer(tiny_path, tmp_path / "run", **options)
         trainer.add_callback(SuiteEvaluation(trainer, suites, tmp_path / "run", every=2, settings=settings))
         trainer.train(resume_from_checkpoint=max_steps == 4)
-        paths = (tmp_path / "run" / "evaluations").glob("results*.json")
-        modified[max_steps] = {path.name: path.stat().st_mtime_ns for path in paths}
-    assert steps(tmp_path / "run") == [0, 2, 4]
-    assert modified[2].items() <= modified[4].items()  # steps 0 and 2 were not measured again
     history = [entry["step"] for entry in trainer.state.log_history if "held_out/average" in entry]
     assert history == [0, 2, 4]
 
@@ -250,7 +202,8 @@ if measured == "yes":
         SuiteEvaluation(trainer, {"gsm8k": load_suite("gsm8k", data)}, output_dir, every=2, settings=settings)
     )
 trainer.train()
-print("REPORT" + json.dumps([logged(trainer, "loss"), logged(trainer, "held_out/gsm8k/mean_length")]))
+steps = [entry["step"] for entry in trainer.state.log_history if "held_out/average" in entry]
+print("REPORT" + json.dumps([logged(trainer, "loss"), steps]))
 """
 
 
@@ -263,8 +216,7 @@ def test_training_on_vllm_does_not_notice_that_it_is_measured(tiny_path, tmp_pat
         arguments = ["-c", SCRIPT, str(tiny_path), str(tmp_path / measured), data_file, measured]
         done = forked(arguments, cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
-        loss, lengths = json.loads(done.stdout.rpartition("REPORT")[2].splitlines()[0])
+        loss, steps = json.loads(done.stdout.rpartition("REPORT")[2].splitlines()[0])
         losses.append(loss)
-        assert len(lengths) == (3 if measured == "yes" else 0)
-    assert steps(tmp_path / "yes") == [0, 2, 3]
+        assert steps == ([0, 2, 3] if measured == "yes" else [])
     assert losses[0] == pytest.approx(losses[1], abs=1e-6) and len(losses[0]) == 3

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measuring a policy whose answers are known: every figure against its closed form, on all kinds of suites."""
 
-import numpy as np
 import pytest
 
 from duet_trl.evaluation.measure import Settings, build_graders, measure
@@ -34,13 +33,19 @@ def test_all_figures_of_a_suite_follow_from_its_completions(math_file):
         {"alpha": RIGHT, "beta": WRONG, "gamma": RIGHT},
     )
     found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(max_tokens=50))["math500"]
-    scores = {metric: score.value for metric, score in found.scores.items()}
+    scores = {figure: score.value for figure, score in found.scores.items()}
     # per problem 4/4, 1/4, 0/4 right; at least one right in two of three; greedy right in two of three
     assert scores == pytest.approx(
-        {("mean@4", "sampled"): 5 / 12, ("best@4", "sampled"): 2 / 3, ("mean@1", "greedy"): 2 / 3}
+        {
+            "mean@4": 5 / 12,
+            "best@4": 2 / 3,
+            "mean@1 (greedy)": 2 / 3,
+            "truncated": 5 / 12,
+            "mean_length": (7 * len(RIGHT) + 5 * len(CUT)) / 12,
+        }
     )
     # standard error of (1, 1/4, 0): sample deviation sqrt(((7/12)^2 + (2/12)^2 + (5/12)^2) / 2) over sqrt(3)
-    assert found.scores["mean@4", "sampled"].standard_error == pytest.approx(((49 + 4 + 25) / 144 / 2 / 3) ** 0.5)
+    assert found.scores["mean@4"].standard_error == pytest.approx(((49 + 4 + 25) / 144 / 2 / 3) ** 0.5)
     sampled = found.graded["sampled"]
     assert sampled.truncated.tolist() == [[False] * 4, [False, False, True, False], [True] * 4]
     assert sampled.lengths[1].tolist() == [len(WRONG), len(RIGHT), len(CUT), len(WRONG)]
@@ -56,37 +61,28 @@ def test_the_paper_s_decoding_is_the_default_and_reaches_the_sampler(math_file):
     assert policy.calls == [(3, 4, 0.9, 0.95, 3072), (3, 1, 0.0, None, 3072)]
 
 
-def test_without_greedy_there_is_one_way_of_decoding(math_file):
-    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT] * 2), {})
-    found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(num_samples=2, greedy=False))
-    assert list(found["math500"].graded) == ["sampled"] and len(policy.calls) == 1
-    assert list(found["math500"].scores) == [("mean@2", "sampled"), ("best@2", "sampled")]
-
-
 def test_what_an_engine_says_after_the_end_of_turn_is_neither_graded_nor_counted(math_file):
     # An engine that knows only the end of text goes on with an invented user, whose box is the last one.
     runaway = ids(r"so \boxed{42}", end=END_OF_TURN) + ids(r"user: \boxed{1}", end=None)
-    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [runaway]), {})
-    settings = Settings(num_samples=1, greedy=False)
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [runaway]))
+    settings = Settings(num_samples=1)
     found = run(policy, {"math500": load_suite("math500", math_file)}, settings)["math500"]
-    assert found.scores["mean@1", "sampled"].value == 1.0
+    assert found.scores["mean@1"].value == 1.0
     assert found.graded["sampled"].lengths.tolist() == [[len(RIGHT)]] * 3
     assert not found.graded["sampled"].truncated.any()
 
 
-def test_an_answer_that_is_graded_by_another_box_is_chosen_by_which(math_file):
-    both = ids(r"\boxed{42} or \boxed{1}")
-    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [both]), {})
-    suites, settings = {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False)
-    assert run(policy, suites, settings)["math500"].scores["mean@1", "sampled"].value == 0.0
-    assert run(policy, suites, settings, which="first")["math500"].scores["mean@1", "sampled"].value == 1.0
+def test_the_last_box_is_graded(math_file):
+    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [ids(r"\boxed{1} or \boxed{42}")]))
+    suites = {"math500": load_suite("math500", math_file)}
+    assert run(policy, suites, Settings(num_samples=1))["math500"].scores["mean@1"].value == 1.0
 
 
 def test_a_gold_without_a_verdict_counts_as_wrong_and_is_reported(tmp_path):
     rows = [{"problem": "alpha", "answer": ""}, {"problem": "beta", "answer": "42"}]
     suites = {"math500": load_suite("math500", write_jsonl(tmp_path / "m.jsonl", rows))}
-    policy = Scripted({"alpha": [RIGHT] * 2, "beta": [RIGHT] * 2}, {})
-    found = run(policy, suites, Settings(num_samples=2, greedy=False))["math500"]
+    policy = Scripted({"alpha": [RIGHT] * 2, "beta": [RIGHT] * 2})
+    found = run(policy, suites, Settings(num_samples=2))["math500"]
     assert found.graded["sampled"].correct.tolist() == [[False] * 2, [True] * 2]
     assert found.graded["sampled"].num_ungraded == 2
 
@@ -149,19 +145,9 @@ def test_settings_out_of_range_are_refused(setting, message):
         Settings(**setting)
 
 
-def test_unknown_suite_and_sandbox_are_refused_before_anything_runs():
-    with pytest.raises(ValueError, match="unknown suite 'mmlu'"):
-        build_graders(["mmlu"])
+def test_an_unknown_sandbox_is_refused_before_anything_runs():
     with pytest.raises((ValueError, SandboxError), match="castle"):
-        build_graders(["humaneval"], sandbox="castle")
-    with pytest.raises(ValueError, match="which must be"):
-        build_graders(["math500"], which="best")
-
-
-def test_verdicts_are_booleans(math_file):
-    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [RIGHT]), {})
-    found = run(policy, {"math500": load_suite("math500", math_file)}, Settings(num_samples=1, greedy=False))
-    assert found["math500"].graded["sampled"].correct.dtype == np.bool_
+        build_graders(["humaneval"], "castle")
 
 
 @pytest.mark.parametrize("special", [False, True])
@@ -178,17 +164,17 @@ def test_answers_inside_a_thought_do_not_count(math_file, special, opened):
     never_closed = written(r"\boxed{42}")
     policy = Scripted(
         {
-            "alpha": [written(r"\boxed{41}</think>\boxed{42}"), written(r"\boxed{42}</think>\boxed{41}")],
+            "alpha": [written(r"\boxed{41}</think>so \boxed{42}"), written(r"\boxed{42}</think>so")],
             "beta": [never_closed, never_closed],
             "gamma": [written(r"hm</think>\boxed{42}"), written("hm")],
         },
         {},
     )
     suites = {"math500": load_suite("math500", math_file)}
-    graders, eos_ids = build_graders(suites, which="first"), eos_token_ids(tokenizer)
-    settings = Settings(num_samples=2, greedy=False)
+    graders, eos_ids = build_graders(suites), eos_token_ids(tokenizer)
+    settings = Settings(num_samples=2)
     found = measure(policy, suites, graders, tokenizer, eos_ids, settings)["math500"].graded["sampled"]
     assert found.correct.tolist() == [[True, False], [False, False], [True, False]]
-    none = Settings(num_samples=2, greedy=False, thought_delimiters=())
+    none = Settings(num_samples=2, thought_delimiters=())
     found = measure(policy, suites, graders, tokenizer, eos_ids, none)["math500"].graded["sampled"]
-    assert found.correct.tolist() == [[False, True], [True, True], [True, False]]
+    assert found.correct.tolist() == [[True, True], [True, True], [True, False]]

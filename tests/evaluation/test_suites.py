@@ -382,7 +382,7 @@ def test_a_suite_of_ones_own_is_boxed_math_on_a_question_or_a_whole_message(tmp_
     assert problems["id"] == ["0", "b", "2"] and problems["answer"] == ["2", "4", "6"]
     messages = [prompt[0]["content"] for prompt in problems["prompt"]]
     assert messages == [f"1+1?\n{BOXED_SUFFIX}", f"2+2?\n{BOXED_SUFFIX}", "3!"]
-    grader = build_graders(["mine"], own=["mine"])["mine"]
+    grader = build_graders(["mine"])["mine"]
     boxes = [[{"role": "assistant", "content": rf"\boxed{{{value}}}"}] for value in (2, 5, 6)]
     assert grader(completions=boxes, answer=list(problems["answer"])) == [1.0, 0.0, 1.0]
 

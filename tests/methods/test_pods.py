@@ -8,8 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duet_trl.allocate.subset import max_variance_subset
-from duet_trl.methods.pods import Pods, PodsOptions
+from duet_trl.methods.pods import Pods, PodsOptions, max_variance_subset
 
 from .simulator import make_prompts, run_step, setting, table
 

@@ -11,6 +11,9 @@ from tests.rewards.case_files import FOLDER, cases
 
 @pytest.mark.parametrize("grader", sorted(path.stem for path in FOLDER.glob("*.jsonl")))
 def test_no_case_is_listed_twice(grader):
-    listed = [{k: v for k, v in case.items() if k != "why"} for kind in cases(grader).values() for case in kind]
-    counts = Counter(json.dumps(case, sort_keys=True) for case in listed)
-    assert [case for case, count in counts.items() if count > 1] == []
+    listed = [
+        json.dumps({"kind": kind} | {name: value for name, value in case.items() if name != "why"}, sort_keys=True)
+        for kind, of_kind in cases(grader).items()
+        for case in of_kind
+    ]
+    assert [case for case, count in Counter(listed).items() if count > 1] == []

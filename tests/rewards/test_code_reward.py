@@ -10,8 +10,7 @@ import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
-from duet_trl.rewards.code_tests import names_under_test
-from tests.rewards.hostile_programs import PROGRAMS, TEST
+from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
@@ -129,9 +128,8 @@ def test_what_the_gate_stopped_at_is_what_is_graded(verifier):
     last.close()
 
 
-@pytest.mark.parametrize("text", ["", "def f(x):\n    return x", "```python\ndef f(x):\n    return x\n", "```\n\n```"])
-def test_without_a_closed_block_there_is_no_answer(verifier, text):
-    (verdict,) = verifier.verify([text], [{"test_list": ["assert f(1) == 1"]}])
+def test_without_a_closed_block_there_is_no_answer(verifier):
+    (verdict,) = verifier.verify(["def f(x):\n    return x"], [{"test_list": ["assert f(1) == 1"]}])
     assert (verdict.passed, verdict.reason) == (False, "no closed fenced block")
 
 
@@ -159,26 +157,6 @@ def test_lists_of_assertions_with_setup_and_imports(verifier):
     assert reward(verifier, source, test_list=tests, test_imports=["import math"], test_setup_code="ZERO = 0") == 1.0
     assert reward(verifier, source, test_list=tests, test_setup_code="ZERO = 0") == 1.0  # math is imported by itself
     assert reward(verifier, source, test_list=[*tests, "assert area(2) == 0"], test_setup_code="ZERO = 0") == 0.0
-
-
-@pytest.mark.parametrize(
-    ("tests", "names"),
-    [
-        (["assert f(1) == 2", "assert f(2) == 3"], ("f",)),
-        (["assert set(f(1)) == set([2])"], ("f",)),
-        (["assert sorted(map(f, [1]), key=len) == []"], ("f",)),
-        (["assert all(f(x) == y for x, y in [(1, 2)])"], ("f",)),
-        (["assert max_chain([Pair(1, 2)], 1) == 1"], ("Pair", "max_chain")),
-        (["assert math.isclose(f(1), math.pi)"], ("f",)),
-        (["value = f(1)\nassert value == 2"], ("f",)),
-        (["assert (lambda a: f(a))(1) == 2"], ("f",)),
-        (["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"], ("sum",)),  # MBPP 126 asks for this name
-        (["assert sum(abs(1), 2) == 6"], ()),
-        (["assert True"], ()),
-    ],
-)
-def test_names_under_test(tests, names):
-    assert names_under_test(tests) == names
 
 
 def test_a_function_with_the_name_of_a_built_in_one(verifier):
@@ -220,26 +198,11 @@ def test_scripts_that_read_and_print(verifier):
     hurried.close()
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {},
-        {"test": "", "entry_point": "f"},
-        {"test": None, "entry_point": None, "test_list": None},
-        {"test": "def check(candidate:\n", "entry_point": "f"},
-        {"test": "def check(candidate): pass", "entry_point": "f g"},
-        {"test_list": []},
-        {"test_list": ["assert f(1 =="]},
-        {"test_list": ["assert True"]},
-        {"test_list": ["assert f(1) == 1"], "test_setup_code": "import numpy_is_not_here"},
-        {"inputs": ["1"], "outputs": []},
-    ],
-)
-def test_row_without_a_usable_test_stays_ungraded_and_is_reported_once(row, caplog):
+def test_row_without_a_usable_test_is_reported_once(caplog):
     verifier = make_verifier()
     with caplog.at_level(logging.WARNING):
-        assert reward(verifier, "def f(x):\n    return 1", **row) is None
-        assert reward(verifier, "def f(x):\n    return 2", **row) is None
+        assert reward(verifier, "def f(x):\n    return 1", test_list=[]) is None
+        assert reward(verifier, "def f(x):\n    return 2", test_list=[]) is None
     assert [record.message.count("stay ungraded") for record in caplog.records] == [1]
     verifier.close()
 
@@ -282,7 +245,7 @@ def test_hostile_texts_score_zero(verifier, source):
 
 
 def test_hostile_program_scores_zero_as_a_reward_too(verifier):
-    for hostile in PROGRAMS:
+    for hostile in EVERY_PROGRAM:
         if hostile.fools_naive and "FILE" not in hostile.source:
             assert reward(verifier, hostile.source, test=TEST, entry_point="total") == 0.0
 
@@ -297,7 +260,7 @@ def test_many_completions_with_few_distinct_programs_are_run_once_each(verifier)
 
 def test_isolation_is_named_everywhere(verifier):
     (verdict,) = verifier.verify([fenced("f = abs")], [{"test_list": ["assert f(-1) == 1"]}])
-    assert verdict.isolation == verifier.isolation in ("namespaces", "bubblewrap", "landlock")
+    assert verdict.isolation == verifier.isolation in ("bubblewrap", "landlock")
     weak = CodeVerifier(isolation="limits", workers=1)
     assert weak.isolation == "limits"
     weak.close()

@@ -20,14 +20,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.rewards import Check, Limits, Sandbox
-from duet_trl.rewards.sandbox import filter as system_call_filter
 from duet_trl.rewards.sandbox import pool
+from duet_trl.rewards.sandbox import system_calls as system_call_filter
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox.kernel import landlock_version
+from duet_trl.rewards.sandbox.jail import landlock_version
 from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
-from tests.rewards.hostile_holding import EVERY_PROGRAM, HOLDING
-from tests.rewards.hostile_kernel import ALL_PROGRAMS
-from tests.rewards.hostile_programs import SOLUTION, TEST, Outside, descendants, left_behind, task
+from tests.rewards.hostile_programs import (
+    EVERY_PROGRAM,
+    HOLDING,
+    SOLUTION,
+    TEST,
+    Outside,
+    descendants,
+    left_behind,
+    task,
+)
 
 LIMITS = Limits(cpu_seconds=1, wall_seconds=2.0)
 SLACK_SECONDS = 10.0  # a busy machine
@@ -57,8 +64,7 @@ def outside():
 def machine_allows(isolation: str) -> bool:
     """Asked of the machine, not of the sandbox: an isolation that is broken must fail the tests, not skip them."""
     commands = {
-        "namespaces": ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "--net", "true"],
-        "bubblewrap": ["bwrap", "--unshare-all", "--size", "4096", "--tmpfs", "/tmp", "--ro-bind", "/", "/", "true"],
+        "bubblewrap": ["bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "true"],
     }
     if isolation in commands:
         command = commands[isolation]
@@ -115,19 +121,81 @@ def test_there_are_enough_different_hostile_programs():
     assert len(sources) == len(names) == len(EVERY_PROGRAM) >= 100
 
 
-@pytest.mark.parametrize("hostile", [h for h in ALL_PROGRAMS if h.fools_naive], ids=lambda hostile: hostile.name)
+@pytest.mark.parametrize("hostile", [h for h in EVERY_PROGRAM if h.fools_naive], ids=lambda hostile: hostile.name)
 def test_forgery_would_fool_a_runner_that_trusts_the_exit_status(outside, hostile):
     script = f"{outside.program(hostile)}\n{TEST}\ncheck(total)\n"
     assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
-def test_right_and_wrong_programs(each):
-    assert each.check(task(SOLUTION)).reason == "all tests passed"
-    assert each.check(task("def total(numbers):\n    return 6\n")).passed is False
-    assert each.check(task("def total(numbers):\n    return numbers\n")).passed is False
-    assert "does not define total" in each.check(task("def sum_of(numbers):\n    return sum(numbers)\n")).reason
-    assert "SyntaxError" in each.check(task("def total(numbers) return 1")).reason
-    assert "ValueError: no" in each.check(task("def total(numbers):\n    raise ValueError('no')")).reason
+DEEP = "deep = []\nfor _ in range({depth}): deep = [deep]\ndef f(x=0):\n    return {value}"
+RAISES = "class E({base}): pass\nE.__name__ = {name!r}\ndef f(x): raise E('no')"
+# Program, test of its function f, and whether it passes.
+VERDICTS = {
+    "right": ("def f(x): return x", "assert f(6) == 6", True),
+    "wrong": ("def f(x): return [x]", "assert f(6) == 6", False),
+    "another name": ("def g(x): return x", "assert f(6) == 6", "does not define f"),
+    "no Python": ("def f(x) return x", "assert f(6) == 6", "SyntaxError"),
+    "unexpected exception": ("def f(x): raise ValueError('no')", "assert f(6) == 6", "ValueError: no"),
+    # In one interpreter this answer would pass: the list it is compared with is the one that it changed.
+    "changed argument": ("def f(x):\n    x.clear()\n    return x", "a = [1]\nassert f(a) == a", False),
+    "passed around": ("def f(x, *, by=1): return x * by", "assert [*map(f, [1, 2]), f(x=2, by=3)] == [1, 2, 6]", True),
+    "tests made unusable": (
+        DEEP.format(depth=150, value="deep"),
+        "import sys\nvalue = f(1)\nsys.setrecursionlimit(120)\nassert f(value) == 1",
+        False,
+    ),
+    **{
+        f"{value} in the message of an assertion": (
+            DEEP.format(depth=300, value=value),
+            "import sys\nvalue = f()\nsys.setrecursionlimit(150)\nassert value == 1, value",
+            False,
+        )
+        for value in ("1 << 1_000_000", "deep", "'\\ud800'", "float('nan')")
+    },
+    # An exception arrives as the nearest built-in one, if it is one that a test can expect.
+    **{
+        f"exception: {handler}, of {source[-40:]}": (source, f"try: f(-1)\n{handler}\nelse: assert False", passed)
+        for source, handler, passed in (
+            ("def f(x): raise ValueError('negative')", "except ValueError as e: assert 'neg' in str(e)", True),
+            ("def f(x): raise TypeError('negative')", "except ValueError: pass", False),
+            ("def f(x): return x", "except ValueError: pass", False),
+            (RAISES.format(base="ValueError", name="E"), "except ValueError as e: assert str(e) == 'no'", True),
+            (
+                RAISES.format(base="ValueError", name="E"),
+                "except Exception as e: assert type(e).__name__ == 'E'",
+                True,
+            ),
+            (RAISES.format(base="ValueError", name="E"), "except TypeError: pass", False),
+            (RAISES.format(base="Exception", name="E"), "except Exception as e: assert str(e) == 'no'", True),
+            (RAISES.format(base="SystemExit", name="E"), "except: pass", False),
+            (RAISES.format(base="StopIteration", name="E"), "except StopIteration: pass", False),
+            (RAISES.format(base="BaseException", name="ValueError"), "except: pass", False),
+            ("def f(x): raise Exception('no')", "except Exception as e: assert type(e) is Exception", True),
+            ("def f(x): return {}['key']", "except KeyError as e: assert e.args == ('key',)", True),
+            ("def f(x): return open('/no')", "except FileNotFoundError as e: assert e.errno == 2", True),
+            ("def f(x): return [][1]", "except LookupError: pass", True),
+            ("def f(x): raise OSError(10 ** 5000)", "except OSError as e: assert e.args == (10 ** 5000,)", True),
+            ("def f(x): raise RuntimeError(object())", "except RuntimeError as e: assert 'object' in str(e)", True),
+            # The end of the program is never the exception that a test expects.
+            ("def f(x): raise SystemExit(0)", "except: pass", False),
+            ("import os\ndef f(x): os._exit(0)", "except: pass", False),
+        )
+    },
+    "iteration that ends early": ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", False),
+}
+
+
+@pytest.mark.parametrize(("source", "test", "expected"), VERDICTS.values(), ids=VERDICTS)
+def test_verdict_is_about_what_the_function_does(strong, source, test, expected):
+    verdict = strong.check(Check(source, ("f",), (test,)))
+    assert verdict.passed is (expected is True), verdict
+    assert not isinstance(expected, str) or expected in verdict.reason
+
+
+def test_function_body_continues_the_preamble(strong):
+    assert strong.check(task("    return sum(numbers)\n")).passed
+    assert strong.check(task("    return sum(numbers)\n\n\ndef next_task(x):\n    this is cut off in")).passed
+    assert strong.check(task("    pass\n")).passed is False
 
 
 def test_reasons_name_limits_and_signals(strong):
@@ -136,12 +204,6 @@ def test_reasons_name_limits_and_signals(strong):
     assert "used up its 1 seconds of processor time" in spent.reason
     assert "no verdict within 2 seconds" in strong.check(task("import time\ntime.sleep(99)")).reason
     assert "SIGSEGV" in strong.check(task("import ctypes\nctypes.string_at(0)")).reason
-
-
-def test_function_body_continues_the_preamble(strong):
-    assert strong.check(task("    return sum(numbers)\n")).passed
-    assert strong.check(task("    return sum(numbers)\n\n\ndef next_task(x):\n    this is cut off in")).passed
-    assert strong.check(task("    pass\n")).passed is False
 
 
 ANSWERS = """
@@ -190,9 +252,9 @@ def test_program_has_the_standard_library_and_no_packages(strong):
 
 
 def test_private_folder_is_writable_and_new_for_every_check():
-    if not machine_allows("namespaces"):
-        pytest.skip("this machine has no namespaces")
-    with Sandbox(isolation="namespaces", workers=1) as sandbox:
+    if not machine_allows("bubblewrap"):
+        pytest.skip("this machine has no bubblewrap: install it (bwrap)")
+    with Sandbox(isolation="bubblewrap", workers=1) as sandbox:
         for _ in range(2):
             answers(sandbox, "assert folder() == [[], 1, 2]")
         answers(sandbox, "assert {'proc', 'sys', 'home', 'root', 'var', 'bin'} & set(root()) <= {'root', 'home'}")
@@ -288,41 +350,6 @@ def test_malformed_messages_are_refused(message):
         decode(message)
 
 
-def verdict_on(sandbox: Sandbox, source: str, *tests: str) -> bool | None:
-    return sandbox.check(Check(source, ("f",), tests)).passed
-
-
-def test_exceptions_that_a_test_expects_arrive(strong):
-    test = "try:\n    f(-1)\nexcept ValueError as error:\n    assert 'neg' in str(error)\nelse:\n    assert False"
-    assert verdict_on(strong, "def f(x):\n    raise ValueError('negative')", test) is True
-    assert verdict_on(strong, "def f(x):\n    raise TypeError('negative')", test) is False
-    assert verdict_on(strong, "def f(x):\n    return x", test) is False
-
-
-def test_end_of_the_program_is_never_the_exception_that_a_test_expects(strong):
-    swallow = "try:\n    f(1)\nexcept:\n    pass"
-    assert verdict_on(strong, "def f(x):\n    raise KeyError", swallow) is True
-    for ending in ("raise SystemExit(0)", "import os; os._exit(0)"):
-        assert verdict_on(strong, f"def f(x):\n    {ending}", swallow) is False
-
-
-def test_exception_that_ends_iterations_does_not_cut_a_test_short(strong):
-    test = "assert all(map(lambda x: f(x) == 1, [1, 2]))"
-    assert verdict_on(strong, "def f(x):\n    return 1", test) is True
-    assert verdict_on(strong, "def f(x):\n    raise StopIteration", test) is False
-
-
-def test_changes_to_arguments_stay_in_the_program(strong):
-    # In one interpreter this answer would pass: the list it is compared with is the one that it changed.
-    test = "numbers = [3, 1, 2]\nassert f(numbers) == numbers"
-    assert verdict_on(strong, "def f(x):\n    x.clear()\n    return x", test) is False
-
-
-def test_functions_may_be_passed_around_and_called_by_keyword(strong):
-    source = "def f(x, *, scale=1):\n    return x * scale"
-    assert verdict_on(strong, source, "assert list(map(f, [1, 2])) == [1, 2]", "assert f(x=2, scale=3) == 6") is True
-
-
 @pytest.mark.parametrize(
     ("tests", "setup"),
     [(("assert f(1 ==",), ()), (("assert f(1)",), ("import no_such_module",)), (("assert f(lambda: 0)",), ()),
@@ -331,12 +358,6 @@ def test_functions_may_be_passed_around_and_called_by_keyword(strong):
 def test_tests_that_cannot_run_give_no_verdict(strong, tests, setup):
     verdict = strong.check(Check("def f(x):\n    return 1", ("f",), tests, setup))
     assert verdict.passed is None and verdict.reason.startswith("unusable tests")
-
-
-def test_program_cannot_make_its_tests_unusable(strong):
-    deep = "def f(x):\n    value = []\n    for _ in range(150): value = [value]\n    return value"
-    test = "import sys\nvalue = f(1)\nsys.setrecursionlimit(120)\nassert f(value) == 1"
-    assert verdict_on(strong, deep, test) is False
 
 
 def test_program_that_is_too_large_fails_and_the_next_one_passes(strong):
@@ -370,7 +391,7 @@ def test_batch_of_programs_that_hang_ends_within_its_bound(strong):
 
 def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
     # A process that the kernel has not cleaned up in time is left to the next check: here none is waited for at all.
-    entry = "from sandbox.launcher import {entry};"
+    entry = "from sandbox.launcher import main;"
     hurried = f"import sandbox.launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
     assert entry in pool.BOOTSTRAP
     monkeypatch.setattr(pool, "BOOTSTRAP", pool.BOOTSTRAP.replace(entry, hurried))
@@ -447,17 +468,19 @@ def test_launcher_ends_with_its_owner(strong):
 
 @pytest.fixture(scope="module")
 def with_all_rights():
-    return {name: probe(name) for name in ("namespaces", "landlock", "limits")}
+    return {name: probe(name) for name in ("landlock", "limits")}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="this user has no rights to give up; the other tests cover it")
-@pytest.mark.parametrize("lost", [(21,), (21, 7)], ids=["administration", "administration and changing the user"])
+@pytest.mark.parametrize(
+    "lost", [(21,), (21, 2), (21, 7)], ids=["administration", "and reading any file", "and changing the user"]
+)
 def test_root_of_a_container_is_isolated_too(lost, with_all_rights):
     script = (
         "import ctypes, os, sys\n"
         f"for right in {lost}: assert ctypes.CDLL(None).prctl(24, right, 0, 0, 0) == 0\n"
         "code = 'from duet_trl.rewards.sandbox.pool import probe\\n"
-        "print({name: probe(name) for name in (\"namespaces\", \"landlock\", \"limits\")})'\n"
+        "print({name: probe(name) for name in (\"landlock\", \"limits\")})'\n"
         "os.execv(sys.executable, [sys.executable, '-c', code])"
     )  # fmt: skip
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
@@ -474,7 +497,7 @@ def test_where_nothing_strong_holds_only_the_weak_isolation_by_name_is_used():
     program = f"b''.join(struct.pack('HBBI', *line) for line in {[*lines, (0x06, 0, 0, 0x7FFF0000)]})"
     script = (
         "import struct\nfrom duet_trl.rewards import CodeVerifier, SandboxError, code_reward\n"
-        f"from duet_trl.rewards.sandbox.kernel import install_seccomp\ninstall_seccomp({program})\n"
+        f"from duet_trl.rewards.sandbox.jail import _install_seccomp\n_install_seccomp({program})\n"
         "row = {'completions': ['```python\\ndef f(x):\\n    return x\\n```'], 'test_list': [['assert f(1) == 1']]}\n"
         "for refused in (CodeVerifier, lambda: code_reward(**row)):\n"
         "    try: refused()\n"
@@ -489,13 +512,18 @@ def test_where_nothing_strong_holds_only_the_weak_isolation_by_name_is_used():
     assert len(refusals) == 2 and all("isolation='limits'" in line for line in refusals)
 
 
+def test_machine_without_a_filter_is_named(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    assert "no system-call filter for 'riscv64'" in probe("limits")
+
+
 def test_unknown_isolation_and_bad_limits_are_named():
     with pytest.raises(ValueError, match="'jail'"):
         find_isolation("jail")
     with pytest.raises(ValueError, match="workers"):
         Sandbox(isolation="limits", workers=0)
-    with pytest.raises(ValueError, match="memory_bytes"):
-        Limits(memory_bytes=0)
+    with pytest.raises(ValueError, match="wall_seconds"):
+        Limits(wall_seconds=0)
     with pytest.raises(ValueError, match="cpu_seconds"):
         Limits(cpu_seconds=0.5)
 
@@ -510,7 +538,7 @@ def test_numbers_of_system_calls_are_those_of_the_kernel_headers(machine, header
     numbers = dict(re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()))
     numbers.setdefault("newfstatat", numbers.get("fstatat"))
     column, _ = system_call_filter.MACHINES[machine]
-    for table in (system_call_filter.ALLOWED, system_call_filter.WRITING, system_call_filter.CHECKED):
+    for table in (system_call_filter.ALLOWED, system_call_filter.WRITING):
         for name, number in system_call_filter.system_calls(table, column).items():
             assert numbers[name] == str(number), name
 
@@ -522,5 +550,3 @@ def test_filter_program_is_short_and_never_jumps_beyond_its_end(machine):
     assert len(program) < 4096  # the kernel's limit
     for place, (_, if_true, if_false, _) in enumerate(program):
         assert place + 1 + max(if_true, if_false) < len(program) or place == len(program) - 1
-    with pytest.raises(ValueError, match="riscv64"):
-        system_call_filter.filter_program("riscv64", 1, writable=False, threads=True)

@@ -10,17 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
+from duet_trl.rewards import Check, Limits, Sandbox
 from duet_trl.rewards import sandbox as sandbox_module
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
-from duet_trl.rewards.sandbox.jail import library_is_public
-from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, NEED_THREADS, SCRIPTS
-from tests.rewards.hostile_kernel import ALL_PROGRAMS
-from tests.rewards.hostile_programs import Outside, in_call, task
+from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, SCRIPTS
+from tests.rewards.hostile_programs import EVERY_PROGRAM, Outside, in_call, task
 from tests.rewards.test_sandbox import ISOLATIONS, machine_allows
 
 REWARDS = Path(sandbox_module.__file__).parents[1]
-HAVE_A_FOLDER = ("namespaces", "bubblewrap")
+HAVE_A_FOLDER = ("bubblewrap",)
 
 
 @pytest.fixture(scope="module", params=ISOLATIONS)
@@ -35,8 +33,6 @@ def sandbox(request):
 def test_honest_program_passes(sandbox, name):
     if name in NEED_A_FOLDER and sandbox.isolation not in HAVE_A_FOLDER:
         pytest.skip("this isolation has no folder to write to")
-    if name in NEED_THREADS and sandbox.isolation == "limits" and os.geteuid() == 0 and not library_is_public():
-        pytest.skip("root's threads are not limited by the kernel, and so not allowed")
     verdict = sandbox.check(HONEST[name])
     assert verdict.passed, verdict
 
@@ -60,49 +56,10 @@ def test_weak_isolation_is_where_the_programs_that_read_would_succeed():
     """The attacks work where nothing stops them: without this, their failure elsewhere would show nothing."""
     if not machine_allows("limits"):
         pytest.skip("this machine has no limits")
-    reading = [hostile for hostile in ALL_PROGRAMS if hostile.reads]
+    reading = [hostile for hostile in EVERY_PROGRAM if hostile.reads]
     with Outside() as outside, Sandbox(isolation="limits", workers=1) as weak:
         succeed = {hostile.name for hostile in reading if weak.check(outside.check(hostile)).passed}
     assert {"reads a file outside", "lists folders outside"} <= succeed
-
-
-@pytest.mark.parametrize("value", ["1 << 1_000_000", "deep", "'\\ud800'", "float('nan')"])
-def test_value_that_cannot_be_shown_in_the_message_of_an_assertion_is_a_failure(sandbox, value):
-    source = f"deep = []\nfor _ in range(300): deep = [deep]\ndef f():\n    return {value}"
-    test = "import sys\nvalue = f()\nsys.setrecursionlimit(150)\nassert value == 1, value"
-    assert sandbox.check(Check(source, ("f",), (test,))).passed is False
-
-
-@pytest.mark.parametrize(
-    ("source", "test"),
-    [
-        ("class E(ValueError): pass\ndef f(): raise E('no')", "except ValueError as e: assert str(e) == 'no'"),
-        ("class E(ValueError): pass\ndef f(): raise E('no')", "except Exception as e: assert type(e).__name__ == 'E'"),
-        ("class E(Exception): pass\ndef f(): raise E('no')", "except Exception as e: assert str(e) == 'no'"),
-        ("def f(): raise Exception('no')", "except Exception as e: assert type(e) is Exception and str(e) == 'no'"),
-        ("def f(): return {}['key']", "except KeyError as e: assert e.args == ('key',)"),
-        ("def f(): return open('/no')", "except FileNotFoundError as e: assert e.errno == 2"),
-        ("def f(): return [][1]", "except LookupError: pass"),
-        ("def f(): raise ArithmeticError(10 ** 5000)", "except ArithmeticError as e: assert e.args == (10 ** 5000,)"),
-        ("def f(): raise RuntimeError(object())", "except RuntimeError as e: assert 'object' in str(e)"),
-    ],
-)
-def test_exceptions_arrive_as_the_tests_expect_them(sandbox, source, test):
-    verdict = sandbox.check(Check(source, ("f",), (f"try: f()\n{test}\nelse: assert False",)))
-    assert verdict.passed, verdict
-
-
-@pytest.mark.parametrize(
-    ("source", "test"),
-    [
-        ("class E(ValueError): pass\ndef f(): raise E", "except TypeError: pass"),
-        ("class E(SystemExit): pass\ndef f(): raise E", "except: pass"),
-        ("class E(StopIteration): pass\ndef f(): raise E", "except StopIteration: pass"),
-        ("class E(BaseException): pass\nE.__name__ = 'ValueError'\ndef f(): raise E", "except: pass"),
-    ],
-)
-def test_other_exceptions_do_not(sandbox, source, test):
-    assert sandbox.check(Check(source, ("f",), (f"try: f()\n{test}\nelse: assert False",))).passed is False
 
 
 def test_zone_of_a_time_does_not_cross():
@@ -112,9 +69,7 @@ def test_zone_of_a_time_does_not_cross():
 
 
 def test_a_program_with_all_the_threads_it_may_have_leaves_its_neighbour_some(sandbox):
-    if sandbox.isolation == "limits":
-        pytest.skip("the weak isolation has no user of its own for root")
-    if sandbox.isolation == "landlock" and os.geteuid() != 0:
+    if sandbox.isolation != "bubblewrap" and os.geteuid() != 0:
         pytest.skip("the kernel counts the threads of one user together")
     hoard = task(
         in_call(
@@ -171,15 +126,3 @@ def is_public(path: str) -> bool:
     return Path(path).exists() and all(
         folder.stat().st_mode & 0o001 for file in files for folder in (file, *file.parents)
     )
-
-
-def test_script_rows_of_the_reward_function():
-    verifier = CodeVerifier(isolation="limits") if not any(map(machine_allows, ISOLATIONS[:3])) else CodeVerifier()
-    program = "print(sum(map(int, open(0).read().split()[1:])))\nexit()"
-    rewards = verifier(
-        [f"```python\n{program}\n```"] * 2,
-        inputs=[["2\n3 4\n", "1\n5\n"], ["2\n3 4\n"]],
-        outputs=[["7\n", "5"], ["8"]],
-    )
-    verifier.close()
-    assert rewards == [1.0, 0.0]

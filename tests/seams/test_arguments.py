@@ -148,7 +148,7 @@ class Forgetful(Method):
         (Even, TypeError, r"method must be an object, got the class Even. Pass Even\(...\)"),
         ("pods", TypeError, r"got 'pods'. A name goes to DUETGRPOConfig\(method=...\)"),
         (Unseeing(), TypeError, "Unseeing has no observe. A method has jobs, judge and observe"),
-        (Bare(), TypeError, "Bare has no state_dict. Name duet_trl.methods.method.Method as its base"),
+        (Bare(), TypeError, "Bare has no setup. Name duet_trl.methods.method.Method as its base"),
         (changed(state_dict=lambda self: None), TypeError, "Changed.state_dict returned None. It must return a dict"),
         (Forgetful(), TypeError, "Forgetful has state_dict and no load_state_dict, so a resumed run would lose it"),
         (
@@ -176,6 +176,18 @@ class Forgetful(Method):
 def test_a_method_is_checked_before_a_model_is_loaded(tmp_path, method, error, message):
     with pytest.raises(error, match=message):
         build(tmp_path, overrides={"method": "own"}, method=method)
+
+
+def test_a_method_knows_the_run_before_its_state_is_asked_for(tmp_path):
+    heard = []
+    method = changed(
+        setup=lambda self, setting: heard.append(setting.num_generations),
+        state_dict=lambda self: heard.append("state") or {},
+        load_state_dict=lambda self, state: None,
+    )
+    with pytest.raises(OSError):  # there is no such model
+        build(tmp_path, overrides={"method": "own", "num_generations": 2}, method=method)
+    assert heard[:2] == [2, "state"]
 
 
 def test_a_method_that_can_be_resumed_is_not_refused(tmp_path):

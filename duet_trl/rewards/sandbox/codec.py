@@ -1,34 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may pass between a program under test and its judge: frames of plain data, and nothing that can act.
+"""What may pass between a program under test and its judge: plain data, and nothing that can act.
 
 A value crosses as JSON. On the other side it is built anew from this module's own types, so that an object whose
 `__eq__` always agrees, or whose class runs code when it is loaded, cannot cross: a subclass arrives as the plain value
 it holds, anything else as a number that stands for it, if `objects` gives it one.
 """
 
+import contextlib
 import json
-import os
+import socket
 import struct
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
-MAX_FRAME_BYTES = 16 << 20
-"""Longest frame that is accepted from a program under test."""
+MAX_ANSWER_BYTES = 16 << 20
+"""Longest message that is accepted from a program under test."""
 MAX_CHECK_BYTES = 64 << 20
-"""Longest frame that is accepted from the trusted side."""
+"""Longest message that is accepted from the trusted side."""
 MAX_ITEMS_OF_ITERATOR = 1_000_000
 """Items taken from a generator or another iterator, which may be endless."""
 _JSON_INTEGERS = 1 << 53  # beyond it as hexadecimal digits: decimal ones take quadratic time and Python limits them
 
 
 class NotPlainData(Exception):
-    """A value that cannot cross, or bytes that are no frame of plain data."""
+    """A value that cannot cross, or bytes that are no plain data."""
 
 
 class EndOfData(Exception):
@@ -75,7 +76,7 @@ def description(error: BaseException) -> str:
     return f"{type(error).__name__}: {shown(error)}"[:300]
 
 
-def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
+def framed(message: Any, limit: int = MAX_ANSWER_BYTES) -> bytes:
     """One JSON message behind its length; NotPlainData if it is longer than the limit."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > limit:
@@ -83,31 +84,38 @@ def frame(message: Any, limit: int = MAX_FRAME_BYTES) -> bytes:
     return struct.pack(">I", len(data)) + data
 
 
-def write_frame(descriptor: int, message: Any, limit: int = MAX_FRAME_BYTES) -> None:
-    """Write a message as `frame` and `write` do."""
-    write(descriptor, frame(message, limit))
+class Link:
+    """One end of a pair of sockets, and the messages that pass through it."""
 
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._incoming = end.makefile("rb")
 
-def write(descriptor: int, data: bytes) -> None:
-    """Write all of the data; EndOfData if nobody reads."""
-    view = memoryview(data)
-    try:
-        while view:
-            view = view[os.write(descriptor, view) :]
-    except (BrokenPipeError, ConnectionResetError) as error:
-        raise EndOfData("nobody reads") from error
+    def send(self, message: Any, limit: int = MAX_ANSWER_BYTES) -> None:
+        """Send one message; NotPlainData if it is longer than the limit, EndOfData if nobody reads."""
+        try:
+            self._end.sendall(framed(message, limit))
+        except ConnectionError as error:
+            raise EndOfData("nobody reads") from error
 
+    def receive(self, limit: int = MAX_ANSWER_BYTES) -> Any:
+        """The next message; NotPlainData if it is too long or no JSON, EndOfData if the other side ends within it."""
+        (size,) = struct.unpack(">I", self._read(4))
+        if size > limit:
+            raise NotPlainData(f"a message of {size} bytes, more than the limit of {limit}")
+        data = self._read(size)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise NotPlainData("bytes that are no message") from error
 
-def read_frame(descriptor: int, limit: int = MAX_FRAME_BYTES) -> Any:
-    """Read one JSON message; NotPlainData if it is too long or no JSON, EndOfData if the other side ends within it."""
-    (size,) = struct.unpack(">I", _read_exactly(descriptor, 4))
-    if size > limit:
-        raise NotPlainData(f"a frame of {size} bytes, more than the limit of {limit}")
-    data = _read_exactly(descriptor, size)
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError, MemoryError) as error:
-        raise NotPlainData("bytes that are no message") from error
+    def _read(self, size: int) -> bytes:
+        data = b""
+        with contextlib.suppress(ConnectionError):
+            data = self._incoming.read(size)
+        if len(data) < size:
+            raise EndOfData("the other side closed its end")
+        return data
 
 
 def encode(value: Any) -> Any:
@@ -132,48 +140,21 @@ def decode(message: Any) -> Any:
 
 def _encode(value: Any) -> Any:
     kind = type(value)
-    if value is None or kind is bool or kind is str:
+    if value is None or kind is bool or kind is str or kind is int and abs(value) < _JSON_INTEGERS:
         return value
-    if kind is int:
-        return value if -_JSON_INTEGERS < value < _JSON_INTEGERS else {"int": hex(value)}
     if kind is list:
         return [_encode(item) for item in value]
     if kind in _CODES:
-        return {kind.__name__: _CODES[kind][0](value)}
+        return {kind.__name__: _encode(_CODES[kind][0](value))}
     for base in kind.__mro__[1:]:
-        if base in _REBUILT:
-            return _encode(_REBUILT[base](value))
+        if base in _PLAIN:
+            return _encode(_PLAIN[base](value))
     if isinstance(value, Iterator):
-        return {"iterator": _items_of_iterator(value)}
-    return {"object": objects.number_of(value)}
-
-
-def _encode_pairs(value: dict) -> list:
-    return [[_encode(key), _encode(item)] for key, item in dict.items(value)]
-
-
-def _encode_items(value: Any) -> list:
-    return [_encode(item) for item in value]
-
-
-def _encode_moment(value: datetime | time) -> str:
-    """A date or a time of day; a zone is code, which cannot cross."""
-    if value.tzinfo is not None:
-        raise NotPlainData(f"a {type(value).__name__} with a time zone, which cannot leave the program")
-    return value.isoformat()
-
-
-def _items_of_iterator(value: Iterator) -> list:
-    items = []
-    for item in value:
-        if len(items) == MAX_ITEMS_OF_ITERATOR:
+        items = [_encode(item) for item in islice(value, MAX_ITEMS_OF_ITERATOR + 1)]
+        if len(items) > MAX_ITEMS_OF_ITERATOR:
             raise NotPlainData(f"an iterator over more than {MAX_ITEMS_OF_ITERATOR} items")
-        items.append(_encode(item))
-    return items
-
-
-def _rebuilt(kind: type, value: Any) -> Any:
-    return kind(kind.__iter__(value))
+        return {"iterator": items}
+    return {"object": objects.number_of(value)}
 
 
 def _decode(message: Any) -> Any:
@@ -181,84 +162,60 @@ def _decode(message: Any) -> Any:
         return [_decode(item) for item in message]
     if isinstance(message, dict):
         ((tag, content),) = message.items()
-        return _DECODERS[tag](content)
+        return _DECODERS[tag](_decode(content))
     return message
 
 
-def _decode_items(content: list) -> Iterator:
-    return (_decode(item) for item in content)
+def _pairs(value: dict) -> list:
+    return [[key, item] for key, item in dict.items(value)]
 
 
-def _decode_pairs(content: list) -> dict:
-    return {_decode(key): _decode(item) for key, item in content}
-
-
-def _items(rebuild: Callable[[Iterator], Any]) -> tuple[Callable, Callable]:
-    """Both ways of a value that is its items."""
-    return _encode_items, lambda content: rebuild(_decode_items(content))
-
-
-def _pairs(rebuild: Callable[[dict], Any]) -> tuple[Callable, Callable]:
-    return _encode_pairs, lambda content: rebuild(_decode_pairs(content))
+def _without_zone(value: datetime | time) -> str:
+    """A date or a time of day; a zone is code, which cannot cross."""
+    if value.tzinfo is not None:
+        raise NotPlainData(f"a {type(value).__name__} with a time zone, which cannot leave the program")
+    return value.isoformat()
 
 
 _CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    int: (hex, lambda content: int(content, 16)),
     float: (float.hex, float.fromhex),
-    complex: (
-        lambda value: [value.real.hex(), value.imag.hex()],
-        lambda content: complex(*map(float.fromhex, content)),
-    ),
+    complex: (lambda value: [value.real, value.imag], lambda content: complex(*content)),
     bytes: (bytes.hex, bytes.fromhex),
     bytearray: (bytearray.hex, bytearray.fromhex),
-    tuple: _items(tuple),
-    set: _items(set),
-    frozenset: _items(frozenset),
-    dict: _pairs(dict),
-    OrderedDict: _pairs(OrderedDict),
-    Counter: _pairs(Counter),
-    deque: _items(deque),
-    range: (
-        lambda value: _encode_items((value.start, value.stop, value.step)),
-        lambda content: range(*_decode_items(content)),
-    ),
-    Fraction: (
-        lambda value: _encode_items((value.numerator, value.denominator)),
-        lambda content: Fraction(*_decode_items(content)),
-    ),
+    tuple: (list, tuple),
+    set: (list, set),
+    frozenset: (list, frozenset),
+    deque: (list, deque),
+    dict: (_pairs, dict),
+    OrderedDict: (_pairs, OrderedDict),
+    Counter: (_pairs, lambda content: Counter(dict(content))),
+    range: (lambda value: [value.start, value.stop, value.step], lambda content: range(*content)),
+    Fraction: (lambda value: [value.numerator, value.denominator], lambda content: Fraction(*content)),
     Decimal: (str, Decimal),
     date: (date.isoformat, date.fromisoformat),
-    datetime: (_encode_moment, datetime.fromisoformat),
-    time: (_encode_moment, time.fromisoformat),
+    datetime: (_without_zone, datetime.fromisoformat),
+    time: (_without_zone, time.fromisoformat),
     timedelta: (lambda value: [value.days, value.seconds, value.microseconds], lambda content: timedelta(*content)),
-    type({}.keys()): _items(lambda items: dict.fromkeys(items).keys()),
-    type({}.values()): _items(lambda items: dict(enumerate(items)).values()),
-    type({}.items()): _items(lambda items: dict(items).items()),
+    type({}.keys()): (list, lambda content: dict.fromkeys(content).keys()),
+    type({}.values()): (list, lambda content: dict(enumerate(content)).values()),
+    type({}.items()): (list, lambda content: dict(content).items()),
 }
-"""How a value of each type is written, and made again of what was written."""
+"""What a value of each type is written as, and how it is made again of that."""
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: decoder for kind, (_, decoder) in _CODES.items()},
-    "int": lambda content: int(content, 16),
     "object": lambda content: objects.object_of(content),
-    "iterator": lambda content: iter([_decode(item) for item in content]),
+    "iterator": iter,
 }
-_REBUILT: dict[type, Callable[[Any], Any]] = {
+_PLAIN: dict[type, Callable[[Any], Any]] = {
     int: lambda value: int.__add__(value, 0),
     float: lambda value: float.__add__(value, 0.0),
     str: lambda value: "".join(str.__iter__(value)),
-    **{kind: partial(_rebuilt, kind) for kind in (bytes, tuple, list, set, frozenset)},
+    bytes: lambda value: bytes(bytes.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    list: lambda value: list(list.__iter__(value)),
+    set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
 }
 """The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""
-
-
-def _read_exactly(descriptor: int, size: int) -> bytes:
-    data = bytearray()
-    while len(data) < size:
-        try:
-            part = os.read(descriptor, min(size - len(data), 1 << 20))
-        except ConnectionResetError:
-            part = b""
-        if not part:
-            raise EndOfData("the other side closed its end")
-        data += part
-    return bytes(data)

@@ -1,203 +1,201 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shuts a process in: namespaces or Landlock, resource limits, no privileges, no environment, a system-call filter.
+"""Shuts a process in for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
 
-Two stages. The launcher prepares what all checks share (`enter`): with namespaces that is a root folder which holds
-Python's standard library and nothing else, no network, and process ids of its own. Every forked process then confines
-itself for good (`confine`) before it runs anything that was sent to it.
+What differs between isolations is the file system. Inside bubblewrap, which wraps the launcher and all it forks, there
+is nothing but libraries, and a private folder. With "landlock" the kernel refuses every path but those libraries.
+With "limits" files can be read.
 """
 
-import contextlib
+import ctypes
 import os
 import platform
-import random
 import resource
 import signal
+import struct
 import sys
 import sysconfig
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from . import kernel
-from .filter import filter_program, has_filter
+from .system_calls import filter_program
 
-UNPRIVILEGED_ID = 65534
-"""User and group of sandboxed processes where only one can be had: "nobody", who owns nothing."""
-FIRST_OWN_ID = 0x70000000
-"""Users from this number on belong to nobody and nothing. Where they can be had, every launcher has one of its own:
-the kernel counts threads per user, so that a program with many would leave none to its neighbours."""
-NUM_OWN_IDS = 1 << 27
-PRIVATE_ROOT = ("namespaces", "bubblewrap")
-"""Isolations in which a program has a file system of its own."""
 PRIVATE_FOLDER = "/tmp"
-SHARED_MEMORY = "/dev/shm"
-"""Where the C library keeps semaphores, which pools of threads use; the private folder under another name."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-LIBRARIES = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo")
-PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-LINK, CHANNEL = 3, 4
-"""Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside. In a
-program's process two files in memory follow on the link, `worker.INPUT` and `OUTPUT`."""
+LIBRARIES = (
+    *("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
+    *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"),
+)
+"""What a Python program needs of the file system: the standard library, and the libraries it is linked to."""
+NOBODY = 65534
+MEMORY_BYTES = 1 << 30
+"""Address space of a process."""
+FOLDER_BYTES = 16 << 20
+"""Size of the private folder, and of each file."""
+OPEN_FILES, THREADS, FILES_IN_FOLDER = 64, 64, 1024
+
+# Of the kernel's headers: options of prctl, one flag of unshare and four of mount, two capabilities, Landlock.
+DEATH_SIGNAL, DUMPABLE, KEEP_CAPABILITIES, SET_SECCOMP, NO_NEW_PRIVILEGES = 1, 4, 8, 22, 38
+_NEW_MOUNTS, _NO_SET_ID, _NO_DEVICES, _NO_EXECUTION = 0x00020000, 2, 4, 8
+_OVERRIDE_ANY_FILE, _READ_ANY_FILE = 1 << 1, 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
+_KINDS_OF_ACCESS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
+"""Kinds of access to files that each version of Landlock's interface knows, as a number of bits."""
+_WRITE_FILE, _READ_FILE, _READ_FOLDER = 1 << 1, 1 << 2, 1 << 3
+_LANDLOCK_TCP, _LANDLOCK_SCOPES = 3, 3  # bind and connect; abstract sockets and signals
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.syscall.restype = ctypes.c_long
 
 
-@cache
-def library_is_public() -> bool:
-    """Whether every user may read Python's standard library; not so in a home folder of root's."""
-    library = Path(sysconfig.get_path("stdlib"))
-    return all(folder.stat().st_mode & 0o005 == 0o005 for folder in (library, *library.parents))
+def bubblewrap_command(program: str, code: str) -> list[str]:
+    """What precedes Python's arguments to run it in a nearly empty root folder, without network and other processes.
 
-
-def prepare(isolation: str) -> None:
-    """Work out once, before the first fork, what every process needs to confine itself.
-
-    OSError for a Python whose standard library the private folder would hide.
+    The launcher keeps the rights to mount, with which `confine` gives every process a private folder, to become
+    another user, and to kill that one's processes. OSError for a Python that the private folder would hide.
     """
-    hidden = [path for path in readable_paths() if path.startswith(f"{PRIVATE_FOLDER}/")]
-    if hidden and isolation in PRIVATE_ROOT:
-        raise OSError(f"Python's library is in {hidden[0]}, but programs have a {PRIVATE_FOLDER} of their own")
-    library_is_public()
-    if isolation == "namespaces" and has_filter():
-        filter_program(platform.machine(), 1, writable=True, threads=True)
+    python = os.path.realpath(sys.executable)
+    paths = (*LIBRARIES, python, code)
+    if hidden := [path for path in paths if path.startswith(f"{PRIVATE_FOLDER}/")]:
+        raise OSError(f"{hidden[0]} would be hidden: programs have a {PRIVATE_FOLDER} of their own")
+    command = [program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--die-with-parent"]
+    command += ["--cap-drop", "ALL"]
+    for right in ("SYS_ADMIN", "SETUID", "SETGID", "DAC_READ_SEARCH", "KILL"):
+        command += ["--cap-add", f"CAP_{right}"]
+    for path in paths:
+        command += ["--ro-bind-try", path, path]
+    # not its --dev, a file system in memory that takes all the memory there is, with terminals
+    for device in DEVICES:
+        command += ["--dev-bind", device, device]
+    # in /dev/shm the C library keeps semaphores, which pools of threads use
+    command += ["--dir", PRIVATE_FOLDER, "--symlink", PRIVATE_FOLDER, "/dev/shm", "--remount-ro", "/", "--chdir", "/"]
+    return [*command, "--", python]
 
 
-def fork(own_ids: int | None) -> int:
-    """Fork a child; behind `enter` as process 1 of a new namespace: when it ends, the kernel ends all it started."""
-    if own_ids is None:
-        return os.fork()
-    kernel.call("unshare", kernel.NEW_PIDS)
-    child = os.fork()
-    if child != 0:
-        kernel.call("setns", own_ids, kernel.NEW_PIDS)
-    return child
+def confine(isolation: str, cpu_seconds: int, user: int, parent: int) -> None:
+    """Shut this process in, its descriptors in place already; OSError if the kernel refuses a part of it.
 
-
-def enter() -> int:
-    """Move this process into namespaces of its own; returns in a child of it, whose root is a nearly empty folder.
-
-    What it returns is the descriptor of its process ids. Needs the right to administrate the system, or a kernel that
-    lets its users make user namespaces: else an OSError.
+    `parent` is the launcher, with which it ends; `user` is what root becomes.
     """
-    user, group = os.getuid(), os.getgid()
-    spaces = kernel.NEW_MOUNTS | kernel.NEW_PIDS | kernel.NEW_NETWORK | kernel.NEW_IPC | kernel.NEW_HOSTNAME
-    try:
-        kernel.call("unshare", spaces)
-    except PermissionError:
-        kernel.call("unshare", spaces | kernel.NEW_USER)
-        Path("/proc/self/setgroups").write_text("deny")
-        Path("/proc/self/uid_map").write_text(f"{UNPRIVILEGED_ID} {user} 1")
-        Path("/proc/self/gid_map").write_text(f"{UNPRIVILEGED_ID} {group} 1")
-    child = os.fork()
-    if child != 0:
-        os.waitpid(child, 0)
-        os._exit(0)
-    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
-    own_ids = os.open("/proc/self/ns/pid", os.O_RDONLY)
-    kernel.mount(None, "/", None, kernel.MOUNT_RECURSIVE | kernel.MOUNT_PRIVATE)
-    _build_root()
-    return own_ids
-
-
-@cache
-def readable_paths() -> list[str]:
-    """What a Python program needs of the file system: the standard library and the libraries it is linked to."""
-    paths = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib", *LIBRARIES]
-    kept: list[str] = []
-    for path in dict.fromkeys(paths):
-        inside_another = any(path.startswith(f"{other}/") and not os.path.islink(other) for other in paths)
-        if os.path.exists(path) and not inside_another:
-            kept.append(path)
-    return kept
-
-
-def package_folders() -> list[str]:
-    """Folders of installed packages inside `readable_paths`, which programs do not get to see."""
-    roots = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {"/usr/lib/python3"}
-    folders = [f"{root}/{name}" for root in sorted(roots) for name in PACKAGE_FOLDERS]
-    return [folder for folder in folders if os.path.isdir(folder)]
-
-
-def _build_root() -> None:
-    root = "/proc"  # hidden by what is mounted over it; every system has it, and nothing in it is needed below
-    kernel.mount_memory(root, 1 << 20, "mode=755")
-    for path in (*readable_paths(), *DEVICES):
-        target = Path(root + path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.islink(path):
-            target.symlink_to(os.readlink(path))
-        else:
-            if os.path.isdir(path):
-                target.mkdir(exist_ok=True)
-            else:
-                target.touch()
-            kernel.bind_read_only(path, str(target), device=path in DEVICES)
-    for folder in package_folders():
-        kernel.mount_memory(root + folder, 1 << 12, "mode=755", kernel.MOUNT_READ_ONLY)
-    Path(root + PRIVATE_FOLDER).mkdir(exist_ok=True)
-    Path(root + SHARED_MEMORY).symlink_to(PRIVATE_FOLDER)
-    kernel.make_root(root, platform.machine())
-
-
-def choose_user() -> int:
-    """A user for the programs of a launcher, which no other process has where the kernel lets this one choose."""
-    last = FIRST_OWN_ID + NUM_OWN_IDS
-    for line in Path("/proc/self/uid_map").read_text().splitlines():
-        first, _, count = map(int, line.split())
-        if os.geteuid() == 0 and first <= FIRST_OWN_ID and last <= first + count:
-            return random.SystemRandom().randrange(FIRST_OWN_ID, last)
-    return UNPRIVILEGED_ID
+    os.environ.clear()
+    threads = THREADS
+    if isolation != "bubblewrap" and os.geteuid() != 0:
+        threads += num_tasks_of_user()
+    folder = "/"
+    if isolation == "bubblewrap":
+        folder = PRIVATE_FOLDER
+        _mount_private_folder()
+    elif isolation == "landlock":
+        _restrict_files()
+    _set_limits(cpu_seconds, threads)
+    _drop_privileges(user)
+    prctl(DUMPABLE, 0)  # others of the user may not trace this process
+    prctl(DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    os.chdir(folder)
+    # The kernel does not count the threads of root, who is still here only where the user cannot be changed.
+    writable, threads_allowed = folder != "/", os.geteuid() != 0
+    _install_seccomp(filter_program(platform.machine(), os.getpid(), writable=writable, threads=threads_allowed))
 
 
 def num_tasks_of_user() -> int:
     """Threads of all processes of this user, which the kernel counts together."""
     found = 0
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        try:
             if process.stat().st_uid == os.getuid():
                 found += int((process / "stat").read_text().rpartition(")")[2].split()[17])
+        except (FileNotFoundError, ProcessLookupError):  # it has just ended
+            continue
     return found
 
 
-def confine(isolation: str, limits: dict[str, Any], parent: int, user: int) -> None:
-    """Shut this process in for good, its descriptors in place already; OSError if the kernel refuses a part of it.
-
-    With "namespaces" it is a child of `fork`, with "bubblewrap" inside it. `parent` is the launcher,
-    0 where it cannot be seen, `user` what root becomes.
-    """
-    os.environ.clear()
-    private_root = isolation in PRIVATE_ROOT
-    if isolation == "namespaces":
-        kernel.call("unshare", kernel.NEW_MOUNTS | kernel.NEW_IPC)
-        options = f"mode=700,uid={user},gid={user},nr_inodes=1024"
-        kernel.mount_memory(PRIVATE_FOLDER, limits["folder_bytes"], options, kernel.MOUNT_NO_EXEC)
-    elif isolation == "landlock":
-        kernel.restrict_files(readable_paths(), DEVICES)
-    set_limits(limits)
-    user = user if isolation != "limits" or library_is_public() else os.geteuid()
-    kernel.drop_privileges(user, still_reads_files=isolation == "landlock")
-    kernel.prctl(kernel.DUMPABLE, 0)
-    kernel.prctl(kernel.DEATH_SIGNAL, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
-    os.chdir(PRIVATE_FOLDER if private_root else "/")
-    if has_filter():
-        # The kernel does not count the threads of root, who is still here only where the user cannot be changed.
-        threads = os.geteuid() != 0
-        kernel.install_seccomp(filter_program(platform.machine(), os.getpid(), writable=private_root, threads=threads))
-    else:
-        kernel.prctl(kernel.NO_NEW_PRIVILEGES, 1)
+def _mount_private_folder() -> None:
+    _check(_LIBC.unshare(_NEW_MOUNTS), "unshare")
+    options = f"size={FOLDER_BYTES},nr_inodes={FILES_IN_FOLDER},mode=1777".encode()
+    flags = ctypes.c_ulong(_NO_SET_ID | _NO_DEVICES | _NO_EXECUTION)
+    _check(_LIBC.mount(b"tmpfs", PRIVATE_FOLDER.encode(), b"tmpfs", flags, options), f"mount {PRIVATE_FOLDER}")
 
 
-def set_limits(limits: dict[str, Any]) -> None:
+def landlock_version() -> int:
+    """Version of Landlock's interface in this kernel, 0 without Landlock."""
+    return max(0, _LIBC.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), 1))
+
+
+def _restrict_files() -> None:
+    """Leave this process nothing but the libraries and devices; no TCP; no signals to the outside."""
+    version = landlock_version()
+    files = (1 << _KINDS_OF_ACCESS.get(version, 16)) - 1
+    # each version knows a longer structure
+    known = [files, *[_LANDLOCK_TCP] * (version >= 4), *[_LANDLOCK_SCOPES] * (version >= 6)]
+    attributes = struct.pack(f"{len(known)}Q", *known)
+    rules = _LIBC.syscall(_LANDLOCK_CREATE, attributes, ctypes.c_size_t(len(attributes)), 0)
+    _check(rules, "landlock_create_ruleset")
+    for path in filter(os.path.exists, (*LIBRARIES, *DEVICES)):
+        access = _READ_FILE | (_READ_FOLDER if os.path.isdir(path) else _WRITE_FILE if path in DEVICES else 0)
+        place = os.open(path, os.O_PATH)
+        rule = struct.pack("=Qi", access, place)
+        _check(_LIBC.syscall(_LANDLOCK_ADD, rules, 1, rule, 0), f"landlock_add_rule {path}")
+        os.close(place)
+    prctl(NO_NEW_PRIVILEGES, 1)
+    _check(_LIBC.syscall(_LANDLOCK_RESTRICT, rules, 0), "landlock_restrict_self")
+    os.close(rules)
+
+
+def _set_limits(cpu_seconds: int, threads: int) -> None:
     """Set the resource limits of this process, none of which it can raise again."""
     for kind, amount in (
-        (resource.RLIMIT_CPU, limits["cpu_seconds"]),
-        (resource.RLIMIT_AS, limits["memory_bytes"]),
-        (resource.RLIMIT_FSIZE, limits["folder_bytes"]),
-        (resource.RLIMIT_NOFILE, limits["open_files"]),
-        (resource.RLIMIT_NPROC, limits["threads"]),
+        (resource.RLIMIT_CPU, cpu_seconds),
+        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, FOLDER_BYTES),
+        (resource.RLIMIT_NOFILE, OPEN_FILES),
+        (resource.RLIMIT_NPROC, threads),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MSGQUEUE, 0),
     ):
         _, highest = resource.getrlimit(kind)
         amount = amount if highest == resource.RLIM_INFINITY else min(amount, highest)
         resource.setrlimit(kind, (amount, amount))
+
+
+def _drop_privileges(user: int) -> None:
+    """Give up all capabilities; root becomes this user, or nobody where a container has no such user.
+
+    Root's right to read files stays, for a Python in a folder of root's: which files, the isolation decides.
+    """
+    kept: tuple[int, ...] = ()
+    for choice in (user, NOBODY) if os.geteuid() == 0 else ():
+        try:
+            os.setgroups([])
+            os.setresgid(choice, choice, choice)
+            prctl(KEEP_CAPABILITIES, 1)
+            os.setresuid(choice, choice, choice)
+        except OSError:  # no such user; or a root that may not change its user has no other to lose
+            continue
+        kept = (_READ_ANY_FILE, _OVERRIDE_ANY_FILE)
+        break
+    header = struct.pack("Ii", 0x20080522, 0)
+    # A container's root may have the second only; writing is the filter's to refuse.
+    for rights in (*kept, 0):
+        if _LIBC.capset(header, struct.pack("6I", rights, rights, 0, 0, 0, 0)) == 0:
+            return
+    _check(-1, "capset")
+
+
+def _install_seccomp(program: bytes) -> None:
+    """Install a classic BPF program (8 bytes per instruction) as the filter of all system calls to come."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    description = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer))
+    prctl(NO_NEW_PRIVILEGES, 1)
+    prctl(SET_SECCOMP, 2, description)
+
+
+def prctl(option: int, first: int, second: bytes | None = None) -> None:
+    """Change a property of this process."""
+    none = ctypes.c_ulong(0)
+    _check(_LIBC.prctl(option, ctypes.c_ulong(first), second or none, none, none), f"prctl {option}")
+
+
+def _check(result: int, what: str) -> None:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

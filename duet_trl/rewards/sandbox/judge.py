@@ -7,12 +7,13 @@ and cannot touch this process.
 """
 
 import builtins
+from collections.abc import Callable
 from functools import partial
 from types import CodeType
 from typing import Any
 
 from . import codec
-from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData
+from .codec import MAX_CHECK_BYTES, Caught, EndOfData, Link, NotPlainData
 
 OF_THE_PROGRAM = ("source", "names", "preamble", "reads_input")
 """All that the program's process gets of a check."""
@@ -30,16 +31,16 @@ class UnusableTests(BaseException):
     """The tests cannot be run, whatever the program."""
 
 
-def judge(channel: int, link: int) -> None:
+def judge(channel: Link, link: Link) -> None:
     """Read a check from the channel, run it against the program behind the link, write the verdict to the channel."""
-    check = codec.read_frame(channel, MAX_CHECK_BYTES)
+    check = channel.receive(MAX_CHECK_BYTES)
     program = _Program(link)
     with Caught() as outcome:
         tests, namespace = _prepare(check, program)
         program.load({name: check[name] for name in OF_THE_PROGRAM})
         for test in tests:
             exec(test, namespace)
-    codec.write_frame(channel, _verdict(outcome.error, program.failure))
+    channel.send(_verdict(outcome.error, program.failure))
 
 
 def _verdict(error: BaseException | None, failure: str | None) -> dict[str, Any]:
@@ -65,6 +66,13 @@ def _prepare(check: dict[str, Any], program: "_Program") -> tuple[list[CodeType]
     return tests, namespace
 
 
+def _asks(operation: str) -> Callable[..., Any]:
+    def method(self: "_Remote", *arguments: Any, **options: Any) -> Any:
+        return object.__getattribute__(self, "_ask")(operation, *arguments, **options)
+
+    return method
+
+
 class _Remote:
     """Stands for a function, class or object of the program: what is asked of it is asked of the program.
 
@@ -75,38 +83,19 @@ class _Remote:
     def __init__(self, program: "_Program", number: int) -> None:
         object.__setattr__(self, "_ask", partial(program.ask, number))
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return object.__getattribute__(self, "_ask")("call", *arguments, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        return object.__getattribute__(self, "_ask")("attribute", name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__getattribute__(self, "_ask")("assign", name, value)
-
-    def __len__(self) -> int:
-        return object.__getattribute__(self, "_ask")("length")
+    __call__, __getattr__, __setattr__ = map(_asks, ("call", "attribute", "assign"))
+    __len__, __getitem__, __setitem__ = map(_asks, ("length", "item", "replace"))
+    __str__ = __repr__ = _asks("text")
+    __hash__ = object.__hash__
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Any:
-        return iter(object.__getattribute__(self, "_ask")("items"))
+        return iter(_asks("items")(self))
 
     def __contains__(self, item: Any) -> bool:
         return item in list(self)
-
-    def __getitem__(self, key: Any) -> Any:
-        return object.__getattribute__(self, "_ask")("item", key)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        object.__getattribute__(self, "_ask")("replace", key, value)
-
-    def __str__(self) -> str:
-        return object.__getattribute__(self, "_ask")("text")
-
-    __repr__ = __str__
-    __hash__ = object.__hash__
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, _Remote) and other is not self:
@@ -117,7 +106,7 @@ class _Remote:
 class _Program(codec.Objects):
     """The program under test, as seen from here. Its first failure is final, whatever the tests make of it."""
 
-    def __init__(self, link: int) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
         self._has_answered = False
         self._remotes: dict[int, _Remote] = {}
@@ -158,13 +147,13 @@ class _Program(codec.Objects):
         if self.failure is not None:
             raise ProgramFailed(self.failure)
         try:
-            codec.write_frame(self._link, message, MAX_CHECK_BYTES)
+            self._link.send(message, MAX_CHECK_BYTES)
         except EndOfData:
             self._fail("the program ended before a call")
 
     def _receive(self, expected: str) -> Any:
         try:
-            reply = codec.read_frame(self._link)
+            reply = self._link.receive()
             if not isinstance(reply, dict):
                 raise NotPlainData("bytes that are no answer")
             if expected in reply:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -21,21 +22,25 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from ..workers import Workers, end_session
-from .codec import MAX_CHECK_BYTES, EndOfData, NotPlainData, frame, read_frame
+from .codec import MAX_CHECK_BYTES, EndOfData, Link, NotPlainData, framed
+from .jail import bubblewrap_command
 from .launcher import BOOTSTRAP, SECONDS_TO_END
+from .system_calls import MACHINES
 
-STRONG_ISOLATION = ("namespaces", "bubblewrap", "landlock")
+STRONG_ISOLATION = ("bubblewrap", "landlock")
 """Ways to keep a program from files, network and processes, in the order in which "auto" tries them."""
 WEAK_ISOLATION = "limits"
 """The same without a bar on reading files: only on request."""
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
 """What a launcher may take beyond the time that it enforces before it is taken for lost."""
+SHELL = 'echo 1000 >/proc/$$/oom_score_adj; exec /usr/bin/env -i PYTHONHASHSEED=0 "$@"'
+"""Where memory runs out, the kernel's choice is a sandbox and not the training. No environment, not even the shell's;
+the order of a set must not decide a reward."""
 
 logger = logging.getLogger(__name__)
 
@@ -46,23 +51,15 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the program of a check may use; the judge has the same.
+    """What the program of a check may use; the judge has the same. Memory, files and threads: see `jail.py`.
 
     Attributes:
         cpu_seconds (int): Processor time of the process with its threads.
         wall_seconds (float): Time from start to verdict; for programs that wait. Killing takes a second at most.
-        memory_bytes (int): Address space.
-        folder_bytes (int): Size of the private folder, and of each file.
-        open_files (int): Open descriptors.
-        threads (int): Threads. Other processes cannot be started.
     """
 
     cpu_seconds: int = 3
     wall_seconds: float = 6.0
-    memory_bytes: int = 1 << 30
-    folder_bytes: int = 16 << 20
-    open_files: int = 64
-    threads: int = 64
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -117,9 +114,9 @@ class Sandbox:
     """Checks programs, several at a time.
 
     Args:
-        isolation (str): "auto" takes the first of "namespaces", "bubblewrap" and "landlock" that a trial run proves to
-            hold on this machine. "limits" has the same resource limits and system-call filter, but lets programs read
-            the files of the user. docs/operations.md describes them.
+        isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold on this
+            machine. "limits" has the same resource limits and system-call filter, but lets programs read the files of
+            the user. docs/operations.md describes them.
         limits (Limits): Of each check.
         workers (int | None): Checks that run at a time. None: one per core of this process, the cores of a machine
             shared between its ranks.
@@ -131,10 +128,9 @@ class Sandbox:
 
     def __init__(self, *, isolation: str = "auto", limits: Limits | None = None, workers: int | None = None) -> None:
         self.limits = limits or Limits()
-        self._workers = Workers(
-            lambda: LauncherProcess(find_isolation(isolation), self.limits), workers, default_workers()
-        )
         self.isolation = find_isolation(isolation)
+        launcher = partial(LauncherProcess, self.isolation, self.limits)
+        self._workers = Workers(launcher, workers, default_workers())
 
     def check(self, check: Check) -> Verdict:
         """Verdict on one program; blocks until a worker is free. May be called from any thread."""
@@ -173,78 +169,80 @@ class LauncherProcess:
     """One launcher process in an isolation, proven or not, and the socket on which it takes one check at a time."""
 
     def __init__(self, isolation: str, limits: Limits) -> None:
-        self._config = {"isolation": isolation, "limits": asdict(limits), "bubblewrap": shutil.which("bwrap") or ""}
+        self._isolation = isolation
         self._limits = limits
         self._seconds_to_answer = limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
         self._process: subprocess.Popen[bytes] | None = None
-        self._control: socket.socket | None = None
 
     def ask(self, check: Check) -> Verdict:
         """Its `passed` is None if the launcher was lost twice, or gave no answer in time."""
         begin = time.monotonic()
-        passed, reason = self._check(check)
-        return Verdict(passed, reason, self._config["isolation"], time.monotonic() - begin)
-
-    def _check(self, check: Check) -> tuple[bool | None, str]:
-        reason = ""
         for _ in range(2):
             try:
                 if self._process is None:
                     self.start()
-                return self._exchange(check)
+                passed, reason = self._exchange(check)
+                break
             except TimeoutError:
+                passed, reason = None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
                 self.close()
-                return None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
+                break
             except (OSError, EndOfData, SandboxError) as error:
-                reason = f"the sandbox failed twice, {type(error).__name__}: {error}"
+                passed, reason = None, f"the sandbox failed twice, {type(error).__name__}: {error}"
                 self.close()
-        return None, reason
+        return Verdict(passed, reason, self._isolation, time.monotonic() - begin)
 
     def start(self) -> None:
         """Start the process; SandboxError if it cannot enter its isolation."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        folder = str(Path(__file__).parent)
+        python = [sys.executable]
+        if self._isolation == "bubblewrap":
+            python = bubblewrap_command(shutil.which("bwrap") or "", folder)
+        # -S and -P: nothing but the standard library is imported, and not from the current folder.
+        code = [*python, "-s", "-S", "-P", "-c", BOOTSTRAP, folder, self._isolation, json.dumps(asdict(self._limits))]
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            # -S and -P: nothing but the standard library is imported, and not from the current folder.
-            # A fixed hash seed: the order of a set must not decide a reward.
             self._process = subprocess.Popen(
-                [sys.executable, "-s", "-S", "-P", "-c", BOOTSTRAP.format(entry="main"), str(Path(__file__).parent)],
+                ["/bin/sh", "-c", SHELL, "sh", *code],
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"PYTHONHASHSEED": "0"},
+                stderr=subprocess.PIPE,
+                env={},
                 cwd="/",
                 start_new_session=True,
             )
-        self._control = ours
-        ours.settimeout(SECONDS_TO_START)
-        ours.send(json.dumps(self._config).encode())
-        reply = self._receive()
-        if "error" in reply:
-            self.close()
-            raise SandboxError(reply["error"])
-        ours.settimeout(self._seconds_to_answer)
+        self._control.settimeout(SECONDS_TO_START)
+        self._receive()
+        self._control.settimeout(self._seconds_to_answer)
+
+    def _receive(self) -> bytes:
+        """What the launcher answers; SandboxError, with what it said, if it has ended."""
+        if reply := self._control.recv(1 << 16):
+            return reply
+        process = self._process
+        self.close()
+        said = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
+        raise SandboxError(f"the launcher ended: {said[:300]}")
 
     def _exchange(self, check: Check) -> tuple[bool | None, str]:
         try:
-            message = frame(asdict(check), MAX_CHECK_BYTES)
+            message = framed(asdict(check), MAX_CHECK_BYTES)
         except NotPlainData as error:
             return False, f"the program with its tests is too large: {error}"
         ours, channel = socket.socketpair()
-        judge_link, program_link = socket.socketpair()
         with ours:
-            with channel, judge_link, program_link:
-                ends = [end.fileno() for end in (channel, judge_link, program_link)]
-                socket.send_fds(self._control, [b"check"], ends)
+            with channel:
+                socket.send_fds(self._control, [b"check"], [channel.fileno()])
             ours.settimeout(self._seconds_to_answer)
             with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
                 ours.sendall(message)
-            status = self._receive()
+            status = json.loads(self._receive())
             ending = self._ending(*status["program"])
             if status["timed_out"]:
                 return False, f"no verdict within {self._limits.wall_seconds:g} seconds{ending}"
-            if status["judge"][0] != 0:
-                return False, f"the judge ended without a verdict ({status['judge'][0]}){ending}"
-            verdict = read_frame(ours.fileno())
+            if status["judge"] != 0:
+                return False, f"the judge ended without a verdict ({status['judge']}){ending}"
+            verdict = Link(ours).receive()
         return verdict["passed"], verdict["reason"] + ("" if verdict["passed"] else ending)
 
     def _ending(self, exit_code: int, cpu_seconds: float) -> str:
@@ -255,12 +253,6 @@ class LauncherProcess:
         if exit_code < 0 and exit_code != -signal.SIGKILL:
             return f" (the program was ended by {signal.Signals(-exit_code).name})"
         return f" (the program ended with status {exit_code})" if exit_code > 0 else ""
-
-    def _receive(self) -> dict[str, Any]:
-        reply = self._control.recv(1 << 16)
-        if not reply:
-            raise EndOfData("the launcher ended")
-        return json.loads(reply)
 
     def close(self) -> None:
         """End the launcher with all that it forked."""
@@ -273,6 +265,7 @@ class LauncherProcess:
 
 PROBE = """
 import os, socket
+import colorsys  # not loaded yet: the library can be read
 
 def reach(file, word, folder, port, process):
     attempts = {
@@ -310,9 +303,9 @@ def find_isolation(isolation: str) -> str:
             return name
         defects[name] = defect
     raise SandboxError(
-        f"no isolation for programs under test holds on this machine. Tried {defects}. Install bubblewrap (bwrap), "
-        "allow user namespaces, or use a kernel with Landlock. On a machine where programs may read your files, ask "
-        f"for the weak one by its name: isolation={WEAK_ISOLATION!r}."
+        f"no isolation for programs under test holds on this machine. Tried {defects}. Install bubblewrap (bwrap) "
+        "where user namespaces are allowed, or use a kernel with Landlock. On a machine where programs may read your "
+        f"files, ask for the weak one by its name: isolation={WEAK_ISOLATION!r}."
     )
 
 
@@ -322,6 +315,10 @@ def probe(isolation: str) -> str | None:
     All must keep a program from writing files, from the network, from other processes and from the environment; all
     but "limits" also from reading files.
     """
+    if platform.machine() not in MACHINES:
+        return f"there is no system-call filter for {platform.machine()!r}, only for {', '.join(MACHINES)}"
+    if isolation == "bubblewrap" and shutil.which("bwrap") is None:
+        return "bubblewrap (bwrap) is not installed"
     allowed = ["read"] if isolation == WEAK_ISOLATION else []
     word = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
@@ -333,12 +330,11 @@ def probe(isolation: str) -> str | None:
         arguments = (str(file), word, folder, server.getsockname()[1], os.getpid())
         call = f"reached = reach{arguments!r}"
         test = f"reached = [way for way in reached if way not in {allowed!r}]\nassert not reached, reached"
-        check = Check(PROBE, ("reach",), (call, test))
         launcher = LauncherProcess(isolation, Limits())
         try:
             launcher.start()
-            verdict = launcher.ask(check)
-        except (SandboxError, EndOfData, OSError) as error:
+            verdict = launcher.ask(Check(PROBE, ("reach",), (call, test)))
+        except (SandboxError, OSError) as error:
             return str(error)
         finally:
             launcher.close()

@@ -16,7 +16,7 @@ import types
 from typing import Any
 
 from . import codec
-from .codec import MAX_CHECK_BYTES, Caught, EndOfData, NotPlainData
+from .codec import MAX_ANSWER_BYTES, MAX_CHECK_BYTES, Caught, EndOfData, Link, NotPlainData
 
 INPUT, OUTPUT = 4, 5
 """Descriptors of the files in memory that a script reads and prints to."""
@@ -55,29 +55,27 @@ OPERATIONS = {
 """What the tests may ask of an object."""
 
 
-def work(link: int) -> None:
+def work(link: Link) -> None:
     """Load the program that the judge sends first, then answer calls until the judge closes the link."""
     builtins.exit = builtins.quit = sys.exit  # what `site` would add; it is not imported
     with Caught() as outcome:
-        program = codec.read_frame(link, MAX_CHECK_BYTES)
+        program = link.receive(MAX_CHECK_BYTES)
         if not program["reads_input"]:
             os.close(INPUT)
             os.close(OUTPUT)
         functions = _load(program)
         codec.objects = _Own([functions[name] for name in program["names"]])
-        codec.write_frame(link, {"loaded": True})
-    if outcome.error is not None:
-        codec.write_frame(link, {"ended": codec.description(outcome.error)})
-        return
-    while True:
+        link.send({"loaded": True})
+    while outcome.error is None:
         try:
-            request = codec.read_frame(link, MAX_CHECK_BYTES)
+            request = link.receive(MAX_CHECK_BYTES)
         except EndOfData:
             return
-        with Caught() as outcome:
-            codec.write_frame(link, _answer(request))
-        if outcome.error is not None:
-            codec.write_frame(link, {"ended": codec.description(outcome.error)})
+        with Caught() as failed:
+            link.send(_answer(request))
+        if failed.error is not None:
+            link.send({"ended": codec.description(failed.error)})
+    link.send({"ended": codec.description(outcome.error)})
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +135,8 @@ def _run_script(code: types.CodeType, text: str) -> str:
         os.ftruncate(kept, 0)
         os.lseek(kept, 0, os.SEEK_SET)
         os.dup2(kept, usual)
-    codec.write(INPUT, text.encode())
+    with open(INPUT, "wb", closefd=False) as given:
+        given.write(text.encode())
     os.lseek(INPUT, 0, os.SEEK_SET)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
@@ -151,9 +150,9 @@ def _run_script(code: types.CodeType, text: str) -> str:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.__stdout__.flush()
-    if os.fstat(OUTPUT).st_size > codec.MAX_FRAME_BYTES // 4:
+    if os.fstat(OUTPUT).st_size > MAX_ANSWER_BYTES // 4:
         raise NotPlainData("too much output")
-    return os.pread(OUTPUT, codec.MAX_FRAME_BYTES, 0).decode()
+    return os.pread(OUTPUT, MAX_ANSWER_BYTES, 0).decode()
 
 
 def _new_module(name: str) -> dict[str, Any]:
@@ -167,7 +166,7 @@ def _raised(error: Exception) -> dict[str, Any]:
     text = codec.shown(error)[:1000]
     with Caught() as outcome:
         arguments = codec.encode(error.args)
-        codec.frame(arguments, codec.MAX_FRAME_BYTES // 4)
+        codec.framed(arguments, MAX_ANSWER_BYTES // 4)
     if outcome.error is not None:
         arguments = codec.encode((text,))
     names = [base.__name__ for base in type(error).__mro__]

@@ -7,7 +7,6 @@ new processes and programs, signals to and limits of other processes, tracing, m
 
 import errno
 import os
-import platform
 import struct
 from functools import cache
 
@@ -37,19 +36,16 @@ set_robust_list 273 99; get_robust_list 274 100; set_tid_address 218 96; rseq 33
 arch_prctl 158 -; restart_syscall 219 128; wait4 61 260; waitid 247 95; exit 60 93; exit_group 231 94
 socketpair 53 199; sendto 44 206; recvfrom 45 207; sendmsg 46 211; recvmsg 47 212; shutdown 48 210; getsockopt 55 209
 getsockname 51 204; getpeername 52 205; ftruncate 77 46
+clone 56 220; kill 62 129; tgkill 234 131; prlimit64 302 261; ioctl 16 29; fcntl 72 25; open 2 -; openat 257 56
 """
-"""System calls allowed whatever their arguments: name, number on x86_64, number on aarch64. Ftruncate changes only
-what is open for writing."""
+"""System calls allowed: name, number on x86_64, number on aarch64. Those of the last line with certain arguments only.
+Ftruncate changes only what is open for writing."""
 WRITING = """
 mkdir 83 -; mkdirat 258 34; rmdir 84 -; unlink 87 -; unlinkat 263 35; rename 82 -; renameat 264 38; renameat2 316 276
 link 86 -; linkat 265 37; symlink 88 -; symlinkat 266 36; creat 85 -; truncate 76 45; fallocate 285 47
 chmod 90 -; fchmod 91 52; fchmodat 268 53; utime 132 -; utimes 235 -; futimesat 261 -; utimensat 280 88
 """
 """System calls that change a file system: allowed where the only one that can be written is the private folder."""
-CHECKED = """
-clone 56 220; kill 62 129; tgkill 234 131; prlimit64 302 261; ioctl 16 29; fcntl 72 25; open 2 -; openat 257 56
-"""
-"""System calls allowed with certain arguments only."""
 CLONE_THREAD = 0x10000
 OPEN_FOR_CHANGE = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | 0x400000
 """Flags of open that create or change a file; the last is the kernel's bit for O_TMPFILE."""
@@ -68,37 +64,29 @@ _NUMBER, _MACHINE, _ARGUMENTS = 0, 4, 16
 Instruction = tuple[int, int, int, int]
 
 
-def has_filter() -> bool:
-    """Whether there is a filter for this machine."""
-    return platform.machine() in MACHINES
-
-
 @cache
 def filter_program(machine: str, pid: int, *, writable: bool, threads: bool) -> bytes:
     """The filter in the kernel's form: opcode, jump if true, jump if false, operand; 2 + 1 + 1 + 4 bytes.
 
     Signals may go to the process `pid` only; files may be created and changed, threads started, only if so said.
-    ValueError if there is no filter for this machine.
     """
-    if machine not in MACHINES:
-        raise ValueError(f"there is no system-call filter for {machine!r}, only for {', '.join(MACHINES)}.")
     column, audit_name = MACHINES[machine]
     program = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit_name), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]
-    allowed = system_calls(ALLOWED, column) | (system_calls(WRITING, column) if writable else {})
-    for number in allowed.values():
-        program += _where_equal(number, [_ALLOW])
-    checked = system_calls(CHECKED, column)
-    program += _where_equal(
-        checked["clone"], [_argument(0), (_ANY_BIT, 0, 1, CLONE_THREAD if threads else 0), _ALLOW, _refuse()]
-    )
-    own = {"kill": (0, (pid,)), "tgkill": (0, (pid,)), "prlimit64": (0, (0, pid))}
-    for name, (argument, values) in {**own, "ioctl": (1, IOCTLS), "fcntl": (1, FCNTLS)}.items():
-        program += _where_equal(checked[name], _one_of(argument, values))
-    forbidden = 0 if writable else OPEN_FOR_CHANGE
+    new_thread = CLONE_THREAD if threads else 0
+    checked = {
+        "clone": [_argument(0), (_ANY_BIT, 0, 1, new_thread), _ALLOW, _refuse()],
+        "kill": _one_of(0, pid),
+        "tgkill": _one_of(0, pid),
+        "prlimit64": _one_of(0, 0, pid),
+        "ioctl": _one_of(1, *IOCTLS),
+        "fcntl": _one_of(1, *FCNTLS),
+    }
     for name, flags in (("open", 1), ("openat", 2)):
-        if name in checked:
-            test = [_argument(flags), (_ANY_BIT, 0, 1, forbidden), _refuse(errno.EROFS), _ALLOW]
-            program += _where_equal(checked[name], test)
+        forbidden = 0 if writable else OPEN_FOR_CHANGE
+        checked[name] = [_argument(flags), (_ANY_BIT, 0, 1, forbidden), _refuse(errno.EROFS), _ALLOW]
+    for name, number in system_calls(ALLOWED + WRITING * writable, column).items():
+        body = checked.get(name, [_ALLOW])  # it ends in a return on every path
+        program += [(_EQUAL, 0, len(body), number), *body]
     program += [(_AT_LEAST, 0, 1, FIRST_RECENT), _refuse(errno.ENOSYS), _refuse()]
     return b"".join(struct.pack("HBBI", *line) for line in program)
 
@@ -109,12 +97,7 @@ def system_calls(table: str, column: int) -> dict[str, int]:
     return {name: int(numbers[column]) for name, *numbers in rows if numbers[column] != "-"}
 
 
-def _where_equal(number: int, body: list[Instruction]) -> list[Instruction]:
-    """The body, which must end in a return on every path, for this system call; skipped for all others."""
-    return [(_EQUAL, 0, len(body), number), *body]
-
-
-def _one_of(argument: int, values: tuple[int, ...]) -> list[Instruction]:
+def _one_of(argument: int, *values: int) -> list[Instruction]:
     tests = [line for value in values for line in ((_EQUAL, 0, 1, value), _ALLOW)]
     return [_argument(argument), *tests, _refuse()]
 
