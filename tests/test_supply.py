@@ -17,10 +17,10 @@ from tests.test_repository import ROOT, relative
 
 sys.path.insert(0, str(ROOT / "recipes"))
 
-from command_line import parse  # noqa: E402
-from config_files import read_grid  # noqa: E402
 from evaluation_run import folder_name  # noqa: E402
+from experiment import plan  # noqa: E402
 from run import load_tokenizer  # noqa: E402
+from script_arguments import parse  # noqa: E402
 
 from duet_trl.evaluation.suites import check_suite  # noqa: E402
 from tests.runs import count_fours, duet_trainer, prompts  # noqa: E402
@@ -150,18 +150,18 @@ def model_with_code(tiny_path: Path, tmp_path: Path, code_of_models: None) -> tu
 def recipe_arguments(model: Path, output_dir: Path, *options: str) -> list[str]:
     smoke = str(ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml")
     given = ["--model_name_or_path", str(model), "--output_dir", str(output_dir)]
-    return ["--config", smoke, "--recipe", "math_qwen3", *given, *options]
+    return ["--config", smoke, *given, *options]
 
 
 def test_a_model_that_needs_code_is_refused_in_the_words_of_transformers(model_with_code, tiny_path, tmp_path) -> None:
     folder, ran = model_with_code
-    _, config, model = parse("math_qwen3", recipe_arguments(folder, tmp_path / "out"))
+    _, config, model = parse(recipe_arguments(folder, tmp_path / "out"))
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         load_tokenizer(config, model)
     with pytest.raises(ValueError, match="trust_remote_code=True"):
         duet_trainer(folder, tmp_path / "out")
     assert not ran.exists()
-    _, config, model = parse("math_qwen3", recipe_arguments(folder, tmp_path / "out", "--trust_remote_code", "true"))
+    _, config, model = parse(recipe_arguments(folder, tmp_path / "out", "--trust_remote_code", "true"))
     assert type(load_tokenizer(config, model)).__name__ == "OwnTokenizer" and ran.exists()
 
 
@@ -206,9 +206,9 @@ def test_the_folder_of_a_models_results_is_one_below(model: str, tmp_path: Path)
 @pytest.mark.parametrize("cell", [OUT, "..", ".", "/absolute", "a/b"])
 def test_a_cell_is_no_path(cell: str, tmp_path: Path) -> None:
     grid = tmp_path / "grid.yaml"
-    grid.write_text(yaml.safe_dump({"cells": {cell: {"method": "grpo"}}, "seeds": [1]}))
+    grid.write_text(yaml.safe_dump({"script": "x.py", "runs": {cell: {"method": "grpo"}}, "seeds": [1]}))
     with pytest.raises(ValueError, match=r"its name may hold no '/'"):
-        read_grid(str(grid))
+        plan(grid, tmp_path / "out")
 
 
 # Secrets
@@ -222,18 +222,11 @@ def leaks(*texts: bytes) -> list[str]:
 
 
 def recipe(script: str, folder: Path, *options: str) -> subprocess.CompletedProcess[bytes]:
-    """A recipe or the launcher with both tokens in its environment, all that it logs included."""
+    """A recipe with both tokens in its environment, all that it logs included."""
     environment = {**os.environ, **SECRETS, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     environment |= {"TRANSFORMERS_VERBOSITY": "debug", "HF_HUB_VERBOSITY": "debug", "HF_DEBUG": "1"}
     command = [sys.executable, str(ROOT / "recipes" / script), *options]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=400)
-
-
-def test_the_launcher_prints_no_token(tmp_path: Path) -> None:
-    layout = ("--dry_run", "--model", "M", "--server_gpus", "0", "--train_gpus", "1", "--", "recipes/math_qwen3.py")
-    done = recipe("launch.py", tmp_path, *layout)
-    assert done.returncode == 0 and b"DUET_SERVER_TOKEN=<hidden>" in done.stdout
-    assert leaks(done.stdout, done.stderr) == []
 
 
 def test_no_token_is_in_a_pickle_of_the_configuration(tiny_path, tmp_path) -> None:

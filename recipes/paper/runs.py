@@ -148,9 +148,9 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
     stored = read_runs(folder)
     done = {place: record for place, record in stored.items() if record.status == "done"}
     others = [record for place, record in stored.items() if place not in done]
-    notes = [f"{one.name} is left out: {one.status}" + f" ({one.error})" * bool(one.error) for one in others]
+    notes = [f"{one.name} is left out: it is not done." for one in others]
     if not done:
-        raise UnreadableRuns(f"no run of {str(folder)!r} is done: {'; '.join(notes)}. Run experiment.py again.")
+        raise UnreadableRuns(f"no run of {str(folder)!r} is done: {' '.join(notes)} Run experiment.py again.")
     if reference not in (methods := {record.method for record in done.values()}):
         raise UnreadableRuns(
             f"no run of {str(folder)!r} has the reference method {reference!r}. Choose from {sorted(methods)}."
@@ -196,9 +196,7 @@ def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoi
     return {
         "key": json.dumps([record.model, record.method, record.budget, own, context], sort_keys=True),
         "rank": list(METHODS).index(record.method) if record.method in METHODS else len(METHODS),
-        "task": ", ".join(
-            str(record.settings[name]) for name in ("recipe", "dataset_name") if record.settings.get(name)
-        ),
+        "task": record.settings.get("dataset_name", ""),
         "machine": json.dumps([record.engine, record.hardware], sort_keys=True),
         "own": own,
         "context": context,

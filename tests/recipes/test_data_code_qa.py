@@ -136,8 +136,6 @@ def test_sciq_asks_for_a_short_answer_in_tags(tmp_path, tokenizer):
     )
     rows = data.load_qa_train(path, tokenizer, 512)
     assert rows.to_list() == [{"prompt": [{"role": "user", "content": content}], "answer": "Red blood cells"}]
-    supported = data.load_qa_train(path, tokenizer, 512, with_support=True)[0]["prompt"][0]["content"]
-    assert supported == f"Red blood cells carry oxygen.\n\n{content}"
     texts = ["They are <answer>red blood cells</answer>.", "<answer>plasma</answer>", content]
     assert ChoiceVerifier()(texts, rows["answer"][:1] * 3) == [1.0, 0.0, 0.0]  # the prompt itself holds no answer
 

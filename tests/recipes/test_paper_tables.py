@@ -192,7 +192,7 @@ def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
 
 
 def test_what_no_run_covers_is_said(tmp_path):
-    text = written(tmp_path, record(), record(seed=1, status="failed", error="killed"))
+    text = written(tmp_path, record(), record(seed=1, status="running"))
     family = "DUET (paper) or DUET"
     assert f"tiny: no run of DAPO at 100%, ARRoL at 100%, VIP at 100%, {family} at 50%, {family} at 100%." in text
     for number, reason in (
@@ -203,7 +203,7 @@ def test_what_no_run_covers_is_said(tmp_path):
         (7, "no two runs differ in keep_rate alone; the values there are: none"),
     ):
         assert f"* Table {number} is not covered: {reason}." in text
-    assert "* grid/grpo_1, seed 1 is left out: failed (killed)" in text
+    assert "* grid/grpo_1, seed 1 is left out: it is not done." in text
     assert not (tmp_path / "table2.md").exists()
     bare = written(tmp_path / "bare", record(log=[{"step": 2, "step_time": 1.0}]))
     assert "No accuracy was measured: set eval_suites." in bare and "| +GRPO | 100% | 1.00× | – | – | 1 |" in bare
@@ -333,9 +333,9 @@ def test_runs_that_cannot_be_reported_on_are_refused_with_their_folder_and_a_rem
     with pytest.raises(UnreadableRuns, match=found + ". Report on them apart"):
         read(store(tmp_path / "b", record(), eight))
     with pytest.raises(
-        UnreadableRuns, match="'.*c' is done: grid/grpo_1, seed 0 is left out: failed .killed.. Run exp"
+        UnreadableRuns, match="'.*c' is done: grid/grpo_1, seed 0 is left out: it is not done. Run exp"
     ):
-        read(store(tmp_path / "c", record(status="failed", error="killed")))
+        read(store(tmp_path / "c", record(status="running")))
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "run.json").write_text(json.dumps({"version": 7}))
     with pytest.raises(SystemExit, match=re.escape(str(tmp_path / "d" / "run.json")) + " has layout 7"):

@@ -13,17 +13,15 @@ from transformers import AutoTokenizer
 
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.rewards import SandboxError
-from duet_trl.seams.hub import configuration_yaml
 from tests.scripts import forked, fresh
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
-import run as runner  # noqa: E402
-from command_line import parse  # noqa: E402
 from data import prompt_length  # noqa: E402
-from run import load_suites  # noqa: E402
+from run import load_suites, recipe_yaml  # noqa: E402
+from script_arguments import ScriptArguments, parse  # noqa: E402
 
 SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
 
@@ -49,7 +47,7 @@ MARKERS = {"code_qwen3": "code", "qa_qwen3": "qa"}
 def arguments(recipe: str, folder: Path, model: Path, *options: str) -> list[str]:
     data = folder / "data.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in RECIPES[recipe][0]))
-    command = ["--config", str(SMOKE), "--recipe", recipe, "--model_name_or_path", str(model)]
+    command = ["--config", str(SMOKE), "--model_name_or_path", str(model)]
     command += ["--dataset_name", str(data), "--heldout", "none", "--output_dir", str(folder / "out")]
     return [*command, "--marker", MARKERS.get(recipe, "math"), *options]
 
@@ -113,33 +111,42 @@ def test_the_configuration_that_a_run_leaves_repeats_it(tiny_path, tmp_path):
     assert [entry["loss"] for entry in history(second)] == [entry["loss"] for entry in history(first)]
     assert (second / "out" / "recipe.yaml").read_text() == (first / "out" / "recipe.yaml").read_text()
     # What the run was started with, and what `train` makes of dtype and revision, would win over a command line.
-    assert (
-        not {"resume_from_checkpoint", "model_init_kwargs"}
-        & yaml.safe_load((second / "out" / "recipe.yaml").open()).keys()
-    )
+    kept = yaml.safe_load((second / "out" / "recipe.yaml").open()).keys()
+    assert not {"resume_from_checkpoint", "model_init_kwargs"} & kept
 
 
-def test_the_configuration_that_a_run_leaves_is_the_same_cell_with_other_micro_batches(tmp_path):
-    """As on another number of GPUs: M = 4 prompts x 4 rollouts are 2 micro-batches of 8 or 4 of 4."""
-    options = ["--output_dir", str(tmp_path), "--prompts_per_step", "4", "--gradient_accumulation_steps", "1"]
-    _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
-    left = tmp_path / "recipe.yaml"
-    left.write_text(configuration_yaml(config, leave_out=runner.derived_fields(config)))
-    _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2], "--per_device_train_batch_size", "4"])
-    assert (config.gradient_accumulation_steps, again.gradient_accumulation_steps) == (2, 4)
-    for batch in (config, again):
-        assert (batch.generation_batch_size, batch.num_prompts, batch.max_rollouts) == (16, 4, 16)
-        assert batch.steps_per_generation == batch.gradient_accumulation_steps
-    assert again.max_steps == config.max_steps and again.grace_window == config.grace_window
+def test_the_configuration_that_a_run_leaves_takes_other_micro_batches_and_keeps_what_was_chosen(tmp_path):
+    def left(*options: str) -> str:
+        path = tmp_path / "recipe.yaml"
+        path.write_text(recipe_yaml(*parse(["--config", str(SMOKE), "--output_dir", str(tmp_path), *options])))
+        return str(path)
 
-
-def test_steps_per_generation_and_rows_that_were_chosen_are_kept(tmp_path):
-    options = ["--output_dir", str(tmp_path), "--steps_per_generation", "4", "--max_rollouts", "24"]
-    _, config, _ = parse("math_qwen3", ["--config", str(SMOKE), *options])
-    left = tmp_path / "recipe.yaml"
-    left.write_text(configuration_yaml(config, leave_out=runner.derived_fields(config)))
-    _, again, _ = parse("math_qwen3", [f"--config={left}", *options[:2]])
+    other = ["--per_device_train_batch_size", "4", "--gradient_accumulation_steps", "4"]
+    _, again, _ = parse(["--config", left(), "--output_dir", str(tmp_path), *other])
+    assert (again.generation_batch_size, again.num_prompts, again.steps_per_generation) == (16, 4, 4)
+    _, again, _ = parse(["--config", left("--steps_per_generation", "4", "--max_rollouts", "24")])
     assert (again.steps_per_generation, again.max_rollouts, again.gradient_accumulation_steps) == (4, 24, 2)
+
+
+def test_the_command_line_has_the_last_word_and_a_misspelt_option_is_refused(tmp_path):
+    path = tmp_path / "own.yaml"
+    path.write_text("use_cpu: true\nbf16: false\nbeta: 0.2\ntemperature: 0.5\neval_suites: [gsm8k]\neval_samples: 2\n")
+    arguments, config, _ = parse(["--config", str(path), "--temperature", "0.7", "--eval_samples", "3"])
+    assert (config.beta, config.temperature) == (0.2, 0.7)
+    assert (arguments.eval_suites, arguments.eval_samples) == (["gsm8k"], 3)
+    assert parse(["--config", str(path), "--eval_suites", "none"])[0].eval_suites == []
+    with pytest.raises(ValueError, match="--temperatur"):
+        parse(["--config", str(path), "--temperatur", "0.7"])
+    path.write_text("temperatur: 0.7\n")
+    with pytest.raises(ValueError, match="Unknown arguments from config file.*temperatur"):
+        parse(["--config", str(path), "--use_cpu", "true"])
+
+
+def test_places_of_suites_are_told_apart_from_suites_that_are_not_measured():
+    assert ScriptArguments(eval_suites=["mine"], eval_sources=["mine=a/b=c.jsonl"]).sources == {"mine": "a/b=c.jsonl"}
+    for entry in ("math500", "math500=", "gsm8k=x.jsonl"):
+        with pytest.raises(ValueError, match="eval_sources takes 'suite=place'"):
+            ScriptArguments(eval_suites=["math500"], eval_sources=[entry]).sources  # noqa: B018
 
 
 @pytest.mark.slow
@@ -167,9 +174,8 @@ def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
         ),
         (("--eval_suites", "gsm9k"), "unknown suite 'gsm9k'"),
         (("--eval_suites", "gsm8k", "--eval_sources", "gsm8k=absent.jsonl"), "there is no file 'absent.jsonl'"),
-        (("--recipe", "qa_qwen3"), "this configuration is made for recipes/qa_qwen3.py, not for code_qwen3.py"),
     ],
-    ids=["sandbox", "data", "end-token", "model", "suite", "source", "recipe"],
+    ids=["sandbox", "data", "end-token", "model", "suite", "source"],
 )
 def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, options, message):
     hollow = tmp_path / "hollow"  # everything but weights
@@ -179,13 +185,16 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, opt
             (hollow / path.name).write_bytes(path.read_bytes())
     command = arguments("code_qwen3", tmp_path, hollow, *options)
     with pytest.raises((ValueError, SandboxError), match=f"(?s){message}"):
-        code_qwen3.main(*parse("code_qwen3", command))
+        code_qwen3.main(*parse(command))
 
 
 def test_a_recipe_without_a_model_says_so(tmp_path):
-    command = ["--config", str(SMOKE), "--output_dir", str(tmp_path), "--recipe", "code_qwen3"]
+    bare = yaml.safe_load(SMOKE.read_text())
+    del bare["model_name_or_path"]
+    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(bare))
+    command = ["--config", str(tmp_path / "bare.yaml"), "--output_dir", str(tmp_path)]
     with pytest.raises(ValueError, match="no model is named. Give --model_name_or_path"):
-        code_qwen3.main(*parse("code_qwen3", command))
+        code_qwen3.main(*parse(command))
 
 
 def test_a_suite_that_is_too_long_for_the_engine_is_refused_with_the_length_it_needs(tiny_path, tmp_path):
@@ -199,8 +208,8 @@ def test_a_suite_that_is_too_long_for_the_engine_is_refused_with_the_length_it_n
 
     def load(length: int) -> dict:
         engine = ("--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_max_model_length", str(length))
-        parsed, config, _ = parse("math_qwen3", [*asked, *engine])
-        return load_suites(parsed, config, tokenizer)[0]
+        parsed, config, _ = parse([*asked, *engine])
+        return load_suites(parsed, config, tokenizer)
 
     with pytest.raises(ValueError, match=f"gsm8k needs sequences of {needed} tokens .* Set it to {needed} or more"):
         load(needed - 1)

@@ -44,16 +44,10 @@ def without(name):
     ("content", "message"),
     [
         ("{", "run.json is no JSON.*repeat the run"),
-        ("[]", "no record of a run: it has no version.*experiment.py"),
-        ("{}", "no record of a run: it has no version.*experiment.py"),
-        (damaged(version=2), "has layout 2, and this report reads layout 1"),
-        (without("engine"), r"it lacks \['engine'\]"),
-        (damaged(extra=1), r"has the unknown \['extra'\]"),
-        (damaged(seed="0"), "seed must be of type int, got '0'"),
-        (damaged(budget="half"), "budget must be of type float, got 'half'"),
-        (damaged(max_steps=True), "max_steps must be of type int, got True"),
-        (damaged(status="finished"), "status must be one of .*, got 'finished'"),
-        (damaged(log=[{"loss": 1.0}]), "every entry of log must be a mapping with its step"),
+        ("[]", "has layout None, and this report reads layout 2"),
+        (damaged(version=1), "has layout 1, and this report reads layout 2"),
+        (without("engine"), r"these keys are missing or unknown: \['engine'\]"),
+        (damaged(extra=1), r"these keys are missing or unknown: \['extra'\]"),
     ],
 )
 def test_another_layout_is_refused_with_its_path(tmp_path, content, message):
@@ -64,8 +58,6 @@ def test_another_layout_is_refused_with_its_path(tmp_path, content, message):
 
 
 def test_a_folder_without_runs_is_refused(tmp_path):
-    with pytest.raises(UnreadableRuns, match="no folder .*missing"):
-        read_runs(tmp_path / "missing")
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(UnreadableRuns, match="has no run.json, in no folder below it either. Give the folder that"):
         read_runs(tmp_path)
@@ -79,8 +71,6 @@ def test_a_run_twice_is_refused_with_both_places(tmp_path):
 
 
 def test_what_cannot_be_read_back_is_not_written(tmp_path):
-    with pytest.raises(ValueError, match="status must be one of"):
-        write_run(tmp_path, record(status="over"))
     with pytest.raises(TypeError):
         write_run(tmp_path, record(settings={"reward": object()}))
     assert list(tmp_path.iterdir()) == []
