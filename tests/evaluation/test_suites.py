@@ -244,9 +244,7 @@ def test_a_gated_data_set_says_how_to_get_access(monkeypatch):
         raise datasets.exceptions.DatasetNotFoundError("Dataset 'Idavidrein/gpqa' is a gated dataset on the Hub.")
 
     monkeypatch.setattr(datasets.load, "dataset_module_factory", gated)
-    with pytest.raises(
-        PermissionError, match="accept the terms on .*/Idavidrein/gpqa and run `hf auth login`"
-    ):
+    with pytest.raises(PermissionError, match="accept the terms on .*/Idavidrein/gpqa and run `hf auth login`"):
         load_suite("gpqa_diamond")
 
 
