@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from duet_trl.engines.colocated import llm_factory
-from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.parameters import GateRequest, gate_parameters
 from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
 from tests.states import plain
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
@@ -216,7 +216,7 @@ def alike(llm: Any, gate: TinyGate) -> dict:
 
 
 def sample(
-    llm: Any, gate: TinyGate, rows: list[dict], prompts: list[list[int]], seed: int = -1, **changes: Any
+    llm: Any, gate: TinyGate, rows: list[GateRequest], prompts: list[list[int]], seed: int = -1, **changes: Any
 ) -> dict:
     """Tokens and log-probabilities of gated rollouts; the first is drawn with `seed`, the next with the next."""
     from vllm import SamplingParams
@@ -224,8 +224,8 @@ def sample(
     options = {"temperature": 1.0, "max_tokens": CAP, "logprobs": 0, **changes}
     stops = [*gate.eos_ids, gate.sentinel]
     params = [
-        SamplingParams(**options, extra_args=row, stop_token_ids=stops, seed=seed + index if seed >= 0 else None)
-        for index, row in enumerate(rows)
+        SamplingParams(**options, extra_args=extra, stop_token_ids=stops, seed=seed + index if seed >= 0 else None)
+        for index, extra in enumerate(map(gate_parameters, rows))
     ]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     found = [output.outputs[0] for output in outputs]
