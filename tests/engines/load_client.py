@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client in a process of its own, whose memory and open files are those of one batch.
 
-    python -m tests.engines.load_client <url> <work.json> <found.json> <open files>
+    python -m tests.engines.load_client <url> <work.pickle> <found.json> <open files>
 
 The token comes from the environment. The batch is read from one file, the rollouts are written to the other.
 """
 
 import json
 import os
+import pickle
 import resource
 import sys
 from dataclasses import asdict
@@ -27,7 +28,7 @@ def main(url: str, work: str, found: str, files: str) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(files), resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     client = GateServer(url, os.environ[TOKEN_VARIABLE])
     client.wait(60.0)
-    asked = json.loads(Path(work).read_text())
+    asked = pickle.loads(Path(work).read_bytes())
     before = memory_kib("VmRSS")
     rollouts = client.complete(**asked)
     growth = memory_kib("VmHWM") - before

@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+import pickle
 import resource
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def batch(gate: TinyGate, num_rows: int, *, gated: bool) -> Load:
     gates = [gate.request(SPECS[row % 256], False) if gated else None for row in range(num_rows)]
     limits = LIMITS[:num_rows]
     sampling = {"temperature": 1.0, "ignore_eos": not gated}
-    names = {"prompts": PROMPTS[:num_rows], "sampling": sampling, "parameters": gates, "limits": limits}
+    names = {"prompts": PROMPTS[:num_rows], "sampling": sampling, "gates": gates, "limits": limits}
     eos_ids = gate.eos_ids if gated else []
     return Load(names | {"eos_ids": eos_ids}, len(_batches(zip(gates, limits, strict=True))))
 
@@ -55,8 +56,8 @@ class Client:
     """The process that asks for a batch."""
 
     def __init__(self, server: ServerProcess, folder: Path, load: Load, files: int) -> None:
-        self.work, self.found = folder / "work.json", folder / "found.json"
-        self.work.write_text(json.dumps(load.work))
+        self.work, self.found = folder / "work.pickle", folder / "found.json"
+        self.work.write_bytes(pickle.dumps(load.work))
         command = [sys.executable, "-m", "tests.engines.load_client", server.url, self.work, self.found, str(files)]
         self.process = subprocess.Popen(command, env=server.environment, cwd=ROOT, stderr=subprocess.PIPE, text=True)
 
