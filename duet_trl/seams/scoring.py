@@ -199,7 +199,7 @@ def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
 def classes_of_step(step: StepRecord, verifier: AnswerVerifier, thoughts: Thoughts, exchange: Exchange) -> np.ndarray:
     """Class of each rollout's answer within its prompt, shape (N,), the same on every process; -1: no answer."""
     local = list(step.local.values())
-    opened = thoughts.open_after([one.prompt_ids for one in local])
+    opened = np.array([one.in_thought for one in local], dtype=bool)
     completions = [one.completion for one in local]
     examples = [step.prompts[step.jobs[row].prompt].example for row in step.local]
     rows = thoughts.shown_to_rewards(examples, opened, completions, [one.completion_ids for one in local])

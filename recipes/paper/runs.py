@@ -65,7 +65,7 @@ OPERATIONAL = frozenset(
     "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
     "generation_batch_size use_vllm vllm_mode vllm_server_base_url vllm_server_host vllm_server_port "
     "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size "
-    "vllm_max_model_length server_weight_sync server_weights_dir use_cpu num_gpus full_generations sandbox heldout "
+    "vllm_max_model_length server_weight_sync server_weights_dir use_cpu full_generations sandbox heldout "
     "eval_sources deepspeed fsdp fsdp_config ddp_timeout gradient_checkpointing max_steps".split()
 )
 """Settings that say how a run was made, not what was trained; what follows from them is in the column `context`."""
