@@ -72,7 +72,8 @@ def get_marker(name: str, delimiters: Delimiters | None = None) -> Marker:
     whitespace between them. "ANSWER: ..." without a closing ends with the line.
 
     Raises:
-        ValueError: If the name is neither, or needs too many states, alone or beside the delimiters.
+        ValueError: If the name is neither, can never complete, or needs too many states, alone or beside the
+            delimiters.
     """
     if name in MARKERS and delimiters is None:
         return MARKERS[name]
@@ -87,7 +88,13 @@ def _ends(name: str) -> tuple[str, str]:
             f"unknown marker {name!r}. Choose one of {', '.join(MARKERS)}, or write what stands before and behind an "
             'answer, with three dots between them: "<final>...</final>", or "ANSWER: ..." to the end of the line.'
         )
-    return opening, closing or "\n"
+    closing = closing or "\n"
+    if opening in closing[:-1]:
+        raise ValueError(
+            f"marker {name!r} can never complete: its closing {closing!r} contains its opening {opening!r}, which "
+            "begins an answer anew. Choose a closing without it."
+        )
+    return opening, closing
 
 
 def extract_answer(name: str, text: str | Written, which: Which = "first") -> str | None:
