@@ -31,7 +31,7 @@ def scripted(trainer) -> None:
             row, total = first + request.number * num_processes, sum(request.prompt_ids)
             length = 3 + (total * 7 + row * 5) % 40
             ids = [fours if (row + j) % (2 + total % 3) == 0 else other for j in range(length)]
-            done.append(Completion([*ids, eos], number=request.number))
+            done.append(Completion([*ids, eos], "eos", number=request.number))
         return done
 
     trainer.engine.generate = generate

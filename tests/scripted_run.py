@@ -78,16 +78,19 @@ class ScriptedEngine:
     def _rollout(self, request: Request, number: int) -> Completion:
         script = self._script(sum(request.prompt_ids) * 7919 + number * 104729 + self.round * 1299709)
         script = script[len(request.prefix) :][: request.new_tokens]
+        finish = "length" if len(script) == request.new_tokens else "other"
+        finish = finish if {*script[-1:]}.isdisjoint(self.policy.eos_ids) else "eos"
+        whole = Completion(script, finish, number=request.number)
         if request.gate is None:
-            return Completion(script, number=request.number)
+            return whole
         gate = StreamingGate(1, [self.policy.gate.automaton])
         gate.admit(0, request.gate, request.keep, prefix=request.prefix, in_thought=request.in_thought)
         slot = torch.zeros(1, dtype=torch.int64).numpy()
         for length, token in enumerate(script):
             if gate.stops(slot)[0]:
-                return Completion(script[:length], gate_stopped=True, number=request.number)
+                return Completion(script[:length], "gate", number=request.number)
             gate.step(slot, slot + token)
-        return Completion(script, number=request.number)
+        return whole
 
     def _script(self, number: int) -> list[int]:
         """Digits, from somewhere on an answer (not in every rollout), digits again, and an EOS."""

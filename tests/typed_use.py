@@ -71,4 +71,4 @@ def grade(text: str) -> tuple[bool, str | None]:
 def replayed(requests: Sequence[Request]) -> list[Completion]:
     """What an engine of one's own returns."""
     outcome: Outcome = Outcome.NATURAL
-    return [Completion([int(outcome)], number=request.number) for request in requests]
+    return [Completion([int(outcome)], "other", number=request.number) for request in requests]

@@ -3,7 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 
@@ -53,20 +53,24 @@ class Request:
         return self.max_tokens - len(self.prefix)
 
 
+Finish = Literal["eos", "length", "gate", "other"]
+
+
 @dataclass(frozen=True)
 class Completion:
     """One rollout as the engine generated it.
 
     Attributes:
         token_ids (list[int]): Tokens after the prefix; a sampled EOS included, the forced stop removed.
+        finish (Finish): What ended it: its last token, which is an end token; its length limit; the gate; or something
+            else, such as a stop string.
         logprobs (list[float] | None): Log-prob of each under the sampling distribution, nats; None: not known.
-        gate_stopped (bool): Whether the gate stopped it.
         number (int): That of its request.
     """
 
     token_ids: list[int]
+    finish: Finish
     logprobs: list[float] | None = None
-    gate_stopped: bool = False
     number: int = 0
 
 

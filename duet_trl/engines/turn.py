@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 
 from ..gate.parameters import GateRequest, GateSetup
 from ..gate.replay import split_sentinel
-from .engine import Completion, Request, Sampling
+from .engine import Completion, Finish, Request, Sampling
 
 Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
 """Token ids of prompts -> sampled ids of each, and their log-probs in nats (None: not known)."""
@@ -55,8 +55,11 @@ class TurnEngine:
             policy, stopped = ids[row][: request.new_tokens] if self._pads else ids[row], False
             if request.gate is not None:
                 (policy,), (stopped,) = split_sentinel([policy], self.setup.sentinel)
+            finish: Finish = "length" if len(policy) == request.new_tokens else "other"
+            if stopped or not {*policy[-1:]}.isdisjoint(self._eos_ids):
+                finish = "gate" if stopped else "eos"
             known = None if logprobs is None else logprobs[row][: len(policy)]
-            found.append(Completion(policy, known, bool(stopped), request.number))
+            found.append(Completion(policy, finish, known, request.number))
         return found
 
     def sync_weights(self) -> None:

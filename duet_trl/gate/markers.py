@@ -72,7 +72,8 @@ def get_marker(name: str, delimiters: Delimiters | None = None) -> Marker:
     whitespace between them. "ANSWER: ..." without a closing ends with the line.
 
     Raises:
-        ValueError: If the name is neither, or needs too many states, alone or beside the delimiters.
+        ValueError: If the name is neither, can never complete, or needs too many states, alone or beside the
+            delimiters.
     """
     if name in MARKERS and delimiters is None:
         return MARKERS[name]
@@ -91,6 +92,11 @@ def _ends(name: str) -> tuple[str, str]:
     num_states = len((opening + closing).encode("utf-8", "surrogatepass"))
     if num_states > MAX_STATES:  # each byte is a state; to explore many takes minutes, and anybody may ask a server
         raise too_many(f"{num_states} or more")
+    if opening in closing[:-1]:
+        raise ValueError(
+            f"marker {name!r} can never complete: its closing {closing!r} contains its opening {opening!r}, which "
+            "begins an answer anew. Choose a closing without it."
+        )
     return opening, closing
 
 

@@ -22,8 +22,6 @@ MAX_GAP = 1.0
 _STALE_GAP = 0.2
 _STALE_GROWTH = 4.0
 """Of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
-_ENDINGS = 16
-"""Rollouts that end early, of which not one with an EOS, before that is more than chance."""
 
 
 class EngineChecks:
@@ -31,20 +29,17 @@ class EngineChecks:
 
     Args:
         name (str): Of the engine, for errors.
-        own (bool): Whether the user has written it.
         args (DUETGRPOConfig): Of the run.
         end_ids (set[int]): Tokens that end a rollout by themselves.
         vocab_size (int): Of the model.
     """
 
-    def __init__(self, name: str, own: bool, args: DUETGRPOConfig, end_ids: set[int], vocab_size: int) -> None:
+    def __init__(self, name: str, args: DUETGRPOConfig, end_ids: set[int], vocab_size: int) -> None:
         self.name, self.end_ids, self.vocab_size = name, end_ids, vocab_size
         kwargs = args.generation_kwargs or {}
         self._runs_on = bool(kwargs.get("ignore_eos"))
-        self._ends_elsewhere = not own or bool(kwargs)
         truncated = args.top_p < 1 or args.top_k > 0 or (args.min_p or 0) > 0 or args.repetition_penalty != 1
         self._same_distribution = not truncated and not kwargs
-        self._ended = self._cut = 0  # by an EOS; early, and not by one
         self._first_gap: float | None = None
         self._warned = False
 
@@ -67,7 +62,6 @@ class EngineChecks:
             )
         for rollout, request in zip(done, requests, strict=True):
             self._check(rollout, request)
-        self._check_endings()
         return done
 
     def _check(self, rollout: Completion, request: Request) -> None:
@@ -94,18 +88,14 @@ class EngineChecks:
                 f"{self.name} returned {len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. "
                 "It must end a rollout at each of the policy's end tokens (Policy.eos_ids)."
             )
-        if ids and ids[-1] in self.end_ids:
-            self._ended += 1
-        elif len(ids) < request.new_tokens and not rollout.gate_stopped:
-            self._cut += 1
-
-    def _check_endings(self) -> None:
-        if not self._ends_elsewhere and not self._ended and self._cut >= _ENDINGS:
+        ended, full = not self.end_ids.isdisjoint(ids[-1:]), len(ids) == request.new_tokens
+        fits = {"eos": ended, "length": full, "gate": request.gate is not None, "other": True}
+        if not fits.get(rollout.finish) or (ended and rollout.finish != "eos" and not self._runs_on):
             raise ValueError(
-                f"{self.name} has ended {self._cut} rollouts below their max_tokens, without the gate, and none "
-                f"of them with an end token ({sorted(self.end_ids)}). Servers in OpenAI's style drop it: add it to "
-                "token_ids where a rollout ended with it, or the policy never learns to end. If stop strings end "
-                "rollouts in this engine, name them in generation_kwargs={'stop': [...]}."
+                f"{self.name} says that {rollout.finish!r} ended rollout {number}, which has {len(ids)} tokens of at "
+                f'most {request.new_tokens}, the last {ids[-1:]}. "eos" is an end token ({sorted(self.end_ids)}), '
+                "which servers in OpenAI's style drop: add it to token_ids, or the policy never learns to end. "
+                '"length" is max_tokens, "gate" the gate of the Request, "other" anything else.'
             )
 
     def gap(self, logps: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -12,7 +12,6 @@ from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
 from ..engines.engine import Completion, Request, Sampling, ServerError
-from ..engines.turn import TurnEngine
 from ..exchange import Exchange, Placement
 from ..gate.parameters import GateSetup
 from ..rollouts import Job, LocalRollout, Query, StepRecord
@@ -47,9 +46,8 @@ class Generation:
     ) -> None:
         self.trainer, self.exchange, self.thoughts, self.checkpoints = trainer, exchange, thoughts, checkpoints
         self.engine = backend.attach(trainer, self._turn, setup, exchange)
-        own = not isinstance(self.engine, TurnEngine)
         of_model = {*trainer.eos_token_ids}, trainer.model.config.get_text_config().vocab_size
-        self.checks = EngineChecks(type(self.engine).__name__, own, trainer.args, *of_model)
+        self.checks = EngineChecks(type(self.engine).__name__, trainer.args, *of_model)
 
     @property
     def reward_weights(self) -> torch.Tensor:
@@ -86,13 +84,12 @@ class Generation:
                 "supported. Install the range named in setup.cfg."
             )
         prompt_ids, completion_ids, _, completions, logprobs = generated[:5]
-        ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
 
         def rollout(row: int) -> LocalRollout:
-            ids, stopped = list(completion_ids[row]), done[min(row, len(jobs) - 1)].gate_stopped
-            ended = bool(ids) and ids[-1] in ends and not stopped
+            ids, finish = list(completion_ids[row]), done[min(row, len(jobs) - 1)].finish
             known = None if logprobs is None else list(logprobs[row])
-            return LocalRollout(list(prompt_ids[row]), ids, completions[row], known, stopped, opened[row], ended)
+            ends = finish == "gate", opened[row], finish == "eos"
+            return LocalRollout(list(prompt_ids[row]), ids, completions[row], known, *ends)
 
         return [rollout(row) for row in range(len(prompts))]
 
@@ -202,9 +199,13 @@ class Generation:
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
         asked = [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
         found = self.exchange.fail_together(lambda: self.checks.completions(self.engine.generate(asked), asked))
-        nothing = Completion([], None if found[0].logprobs is None else [])
         done = dict(zip(rows, found, strict=False))
-        return [nothing if job.whole else done[row] for row, job in enumerate(jobs)]
+
+        def whole(job: Job) -> Completion:
+            ended = not {*job.prefix[-1:]}.isdisjoint(self.checks.end_ids)
+            return Completion([], "eos" if ended else "length", None if found[0].logprobs is None else [])
+
+        return [whole(job) if job.whole else done[row] for row, job in enumerate(jobs)]
 
     def _request(self, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
         if job.whole:  # every process sends as many requests, so this one may have a token drawn that nobody reads

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that test_vllm_parallel.py starts; each writes what it saw as JSON into a folder.
 
-python -m tests.engines.parallel_run {decide,tensor} <tiny policy> <folder>
+python -m tests.engines.parallel_run tensor <tiny policy> <folder>
 torchrun --nproc_per_node 2 -m tests.engines.parallel_run train <tiny policy> <folder> <overrides>
 """
 
@@ -11,7 +11,6 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,16 +20,14 @@ from duet_trl.engines.colocated import llm_factory
 from duet_trl.gate.parameters import GateRequest, gate_parameters
 from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
 from tests.states import plain
-from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
 
-NUM_CROWDED, NUM_ALIKE, NUM_DECIDED = 200, 64, 80
+NUM_CROWDED, NUM_ALIKE = 200, 64
 PROMPTS = random_prompts(NUM_CROWDED, seed=5)
 KEEP = np.random.default_rng(0).random(NUM_CROWDED) < 0.4
 SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_CROWDED)]
 SHORT_PROMPTS = [ids[:11] for ids in PROMPTS[:NUM_ALIKE]]
 OTHER_ENGINE = ({"fingerprint": "other tokenizer"}, {"weights": "/elsewhere"}, {"prefix_length": 10**6})
 LOGGED = ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate", "sampling/sampling_logp_difference/max")
-MARKER_OF_ROW = ["math" if row % 3 else "4...2" for row in range(NUM_DECIDED)]
 
 
 # Every process: what its processor makes of the logits
@@ -61,109 +58,6 @@ def _processor(worker: Any) -> Any:
     processors = worker.model_runner.input_batch.logitsprocs.non_argmax_invariant
     (found,) = [processor for processor in processors if type(processor).__name__ == "DUETLogitsProcessor"]
     return found
-
-
-# decide: the processor alone, driven as the V1 runner drives it
-
-
-class Batch:
-    """Slots of the V1 runner over one processor. Logits and noise of a rollout depend on nothing but its number and
-    its length, so that rollouts differ only if decisions do."""
-
-    def __init__(self, processor: Any, num_slots: int, seed: int) -> None:
-        self.processor = processor
-        self.num_slots = num_slots
-        self.random = np.random.default_rng(seed)
-        self.slots: list[int] = []  # number of the rollout in each slot; no holes
-        self.digest = hashlib.sha256()
-        self.preemptions = 0
-        likely = torch.full((MODEL_VOCAB,), 1e-3)
-        for token, probability in UNIGRAM.items():
-            likely[tiny_tokenizer()(token).input_ids] = probability
-        self.logits = likely.log()
-
-    def run(self, params: list) -> list[list[int]]:
-        """Generated tokens of each request."""
-        outputs: list[list[int]] = [[] for _ in params]
-        waiting = list(range(len(params)))
-        ended: list[int] = []
-        while True:
-            self._change(ended, waiting, params, outputs)
-            if not self.slots:
-                return outputs
-            if self.random.random() < 0.1:  # all rows in the middle of a chunked prefill: the samples are discarded
-                self._step([len(outputs[number]) for number in self.slots])
-            edited = self._step([len(outputs[number]) for number in self.slots])
-            ended = []
-            for slot, number in enumerate(self.slots):
-                noise = np.random.default_rng([1, number, len(outputs[number])]).gumbel(size=MODEL_VOCAB)
-                outputs[number].append(int(np.argmax(edited[slot].double().numpy() + noise)))
-                if outputs[number][-1] in params[number].stop_token_ids or len(outputs[number]) == CAP:
-                    ended.append(slot)
-                elif self.random.random() < 0.02:  # preempted: comes back with its tokens
-                    self.preemptions += 1
-                    waiting.insert(0, number)
-                    ended.append(slot)
-
-    def _step(self, lengths: list[int]) -> torch.Tensor:
-        noise = [
-            np.random.default_rng([0, number, length]).normal(size=MODEL_VOCAB)
-            for number, length in zip(self.slots, lengths, strict=True)
-        ]
-        edited = self.processor.apply(self.logits + torch.from_numpy(np.array(noise)).float())
-        self.digest.update(edited.numpy().tobytes())
-        return edited
-
-    def _change(self, ended: list[int], waiting: list[int], params: list, outputs: list[list[int]]) -> None:
-        """New requests take the slots of ended ones, then the last slots move into the holes that are left."""
-        from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
-
-        slots: list[int | None] = [None if slot in ended else number for slot, number in enumerate(self.slots)]
-        added, moved = [], []
-        while waiting and (None in slots or len(slots) < self.num_slots):
-            slot = slots.index(None) if None in slots else len(slots)
-            slots[slot : slot + 1] = [waiting.pop(0)]
-            added.append((slot, params[slots[slot]], [0], outputs[slots[slot]]))
-        removed = [slot for slot, number in enumerate(slots) if number is None]
-        while None in slots:
-            number = slots.pop()
-            if number is not None:
-                moved.append((len(slots), slots.index(None), MoveDirectionality.UNIDIRECTIONAL))
-                slots[slots.index(None)] = number
-        self.slots = slots
-        if len(self.slots) > 1 and self.random.random() < 0.3:
-            first, second = self.random.choice(len(self.slots), size=2, replace=False).tolist()
-            moved.append((first, second, MoveDirectionality.SWAP))
-            self.slots[first], self.slots[second] = self.slots[second], self.slots[first]
-        changed = removed or added or moved
-        self.processor.update_state(BatchUpdate(len(self.slots), removed, added, moved) if changed else None)
-
-
-def decide(path: Path, _: Path) -> dict:
-    """The same requests through two processors: of a crowded engine, and of one with other slots and preemptions."""
-    from vllm import SamplingParams
-    from vllm.config import ModelConfig
-
-    from duet_trl.engines.vllm import DUETLogitsProcessor
-
-    gate, params = TinyGate(path), []
-    for row in range(NUM_DECIDED):
-        gated = gate.request(SPEC_OF_ROW[row], KEEP[row], MARKER_OF_ROW[row]) if row % 5 else None
-        if gated and row % 20 == 1:
-            gated = replace(gated, **OTHER_ENGINE[row // 20 % len(OTHER_ENGINE)])
-        extra = gated and gate_parameters(gated)
-        params.append(SamplingParams(extra_args=extra, stop_token_ids=[*gate.eos_ids, gate.sentinel]))
-    report = {}
-    for name, num_slots, seed in (("crowded", 12, 0), ("other", 5, 1)):
-        config = SimpleNamespace(
-            model_config=ModelConfig(model=str(path), dtype="float32"),
-            scheduler_config=SimpleNamespace(max_num_seqs=num_slots, async_scheduling=False),
-            speculative_config=None,
-        )
-        batch = Batch(DUETLogitsProcessor(config, torch.device("cpu"), False), num_slots, seed)
-        ids = batch.run(params)
-        report[name] = {"ids": ids, "digest": batch.digest.hexdigest(), "preemptions": batch.preemptions}
-    return report
 
 
 # tensor: one engine, and one with two ranks
@@ -224,8 +118,10 @@ def sample(
     options = {"temperature": 1.0, "max_tokens": CAP, "logprobs": 0, **changes}
     stops = [*gate.eos_ids, gate.sentinel]
     params = [
-        SamplingParams(**options, extra_args=extra, stop_token_ids=stops, seed=seed + index if seed >= 0 else None)
-        for index, extra in enumerate(map(gate_parameters, rows))
+        SamplingParams(
+            **options, extra_args=gate_parameters(row), stop_token_ids=stops, seed=seed + index if seed >= 0 else None
+        )
+        for index, row in enumerate(rows)
     ]
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
     found = [output.outputs[0] for output in outputs]
@@ -282,7 +178,7 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
 
 def main() -> None:
     mode, path, folder, *rest = sys.argv[1:]
-    found = {"decide": decide, "tensor": tensor, "train": train}[mode](Path(path), Path(folder), *rest)
+    found = {"tensor": tensor, "train": train}[mode](Path(path), Path(folder), *rest)
     rank = os.environ.get("RANK", "0")  # from torchrun
     (Path(folder) / f"{mode}{rank}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():

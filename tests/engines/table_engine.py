@@ -50,11 +50,11 @@ class TableEngine:
                 ends = row.argmax() in self.policy.eos_ids
                 certain = -(row[row > 0] * np.log(row[row > 0])).sum() < spec.entropy_threshold and not ends
                 if gate.stops(slot, np.array([certain]))[0]:
-                    return Completion(ids, gate_stopped=True, number=request.number)
+                    return Completion(ids, "gate", number=request.number)
             last = int(self._random.choice(len(row), p=row))
             ids.append(last)
             if last in self.policy.eos_ids:
-                break
+                return Completion(ids, "eos", number=request.number)
             if spec is not None:
                 gate.step(slot, np.array([last]))
-        return Completion(ids, number=request.number)
+        return Completion(ids, "length", number=request.number)

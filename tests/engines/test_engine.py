@@ -43,10 +43,11 @@ def test_engine_of_ones_own_gates_and_continues_as_algorithm_1_does():
     for request, found in zip(requests, engine.generate(requests), strict=True):
         ids, begun = [*request.prefix, *found.token_ids], len(request.prefix)
         entropy = [-(p * np.log(p)).sum() for p in TABLE[[C, *ids]]]
-        natural = ids + [C] * found.gate_stopped
+        gated = found.finish == "gate"
+        natural = ids + [C] * gated
         expected = continued(request.gate, natural, request.keep, entropy, toy_ends(ids), begun)
-        assert (ids, found.gate_stopped) == (expected.ids, expected.stopped)
-        coin, stopped = np.array([request.keep]), np.array([found.gate_stopped])
+        assert (ids, gated) == (expected.ids, expected.stopped)
+        coin, stopped = np.array([request.keep]), np.array([gated])
         replayed = replay(request.gate, SETUP.automaton, [ids], stopped, coin, prefix_length=np.array([begun]))
         assert replayed.outcome[0] == expected.outcome
         outcomes.add(expected.outcome)
@@ -94,7 +95,7 @@ def turn_engine(setup: GateSetup | None, answers: list[list[int]]) -> Transforme
 def test_requests_without_gates_and_of_full_length_are_one_plain_turn():
     answers = [[A, SENTINEL, B], [C]]  # without a gate the sentinel is an id like any other
     done = turn_engine(SETUP, answers).generate([Request([C], max_tokens=CAP)] * 2)
-    assert [(found.token_ids, found.gate_stopped) for found in done] == [(answers[0], False), (answers[1], False)]
+    assert [(found.token_ids, found.finish) for found in done] == [(answers[0], "other"), (answers[1], "other")]
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,14 @@
 """Nothing passes the guard of the server without its token, and everything but the remote call passes with it."""
 
 import json
-import string
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE, TokenGuard, token_problem
-from tests.engines.guarded_app import BEARER, RPC, TOKEN, Behind, call, reload_request, serving, weights_below
+from duet_trl.engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE, TokenGuard
+from tests.engines.guarded_app import RPC, TOKEN, Behind, call, reload_request, serving, weights_below
 
 testclient = pytest.importorskip("starlette.testclient")
 
@@ -23,22 +22,13 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(WEIGHTS_VARIABLE, str(weights_below(tmp_path)))
 
 
-PATHS = ["/health", "/metrics", "/metrics/", "/docs", "/openapi.json", "/v1/completions", RPC, f"{RPC}/", "/", "/no"]
-
-
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD", "DELETE"])
-@pytest.mark.parametrize("path", PATHS)
-def test_no_path_answers_without_the_token(path: str, method: str) -> None:
-    behind = Behind()
-    status, headers, body = call(behind.app, method, path, [(b"origin", b"http://localhost")])
-    assert (status, headers[b"www-authenticate"], behind.seen) == (401, b"Bearer", [])
-    assert TOKEN_VARIABLE in json.loads(body)["error"] and TOKEN not in body.decode()
+PATHS = ["/health", "/metrics", "/metrics/", "/docs", "/openapi.json", "/v1/completions", "/", "/no"]
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        [b""],
+        [],
         [b"Bearer"],
         [b"Bearer "],
         [b"Bearer wrong"],
@@ -57,12 +47,13 @@ def test_no_path_answers_without_the_token(path: str, method: str) -> None:
 )
 def test_wrong_or_ambiguous_token_is_refused(values: list[bytes]) -> None:
     behind = Behind()
-    assert call(behind.app, "GET", "/health", [(b"authorization", value) for value in values])[0] == 401
-    assert behind.seen == []
+    status, headers, body = call(behind.app, "GET", "/health", [(b"authorization", value) for value in values])
+    assert (status, headers[b"www-authenticate"], behind.seen) == (401, b"Bearer", [])
+    assert TOKEN_VARIABLE in json.loads(body)["error"] and TOKEN not in body.decode()
 
 
 @pytest.mark.parametrize("scheme", [b"Bearer", b"bearer", b"BEARER"])
-@pytest.mark.parametrize("path", [path for path in PATHS if RPC not in path])
+@pytest.mark.parametrize("path", PATHS)
 def test_with_the_token_the_application_answers_as_without_a_guard(path: str, scheme: bytes) -> None:
     behind, bare = Behind(), Behind()
     bare.app.user_middleware = [m for m in bare.app.user_middleware if m.cls is not TokenGuard]
@@ -130,22 +121,3 @@ def test_server_without_a_usable_token_does_not_start(token, monkeypatch, caplog
     # and where no lifespan protocol stops it, it answers nothing
     assert call(behind.app, "GET", "/health", [(b"authorization", f"Bearer {token}".encode())])[0] == 401
     assert behind.seen == []
-
-
-def test_a_token_is_at_least_sixteen_characters_that_a_header_carries() -> None:
-    assert token_problem("x" * 16) is None
-    assert "15" in token_problem("x" * 15)
-    assert "is not set" in token_problem("")
-    for bad in (" ", "\n", "\t", "é", "\x7f", "\udcff"):
-        assert token_problem("x" * 16 + bad)
-
-
-def test_variables_are_read_once(monkeypatch, tmp_path: Path) -> None:
-    behind = Behind()
-    headers = [(b"authorization", BEARER)]
-    assert call(behind.app, "GET", "/health", headers)[0] == 200
-    for name in (TOKEN_VARIABLE, WEIGHTS_VARIABLE):
-        monkeypatch.setenv(name, string.ascii_letters)
-    assert call(behind.app, "GET", "/health", headers)[0] == 200
-    body = reload_request(tmp_path / "weights" / "1")
-    assert call(behind.app, "POST", RPC, headers, body)[0] == 200

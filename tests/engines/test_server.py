@@ -122,35 +122,6 @@ def test_markers_and_ungated_requests_share_a_batch(server, tiny_gate, seed):
     assert all(len(ids) == CAP or ids[-1] in tiny_gate.eos_ids for ids in ungated)
 
 
-def test_children_of_one_request_are_gated_one_by_one(server, tiny_gate):
-    spec = GateSpec(4, 12, 4, poll_interval=1)
-    body = {
-        "prompt": random_prompts(8, seed=3),
-        "n": 20,
-        "return_token_ids": True,
-        "stop_token_ids": [*tiny_gate.eos_ids, tiny_gate.sentinel],
-        "vllm_xargs": gate_parameters(tiny_gate.request(spec, False)),
-        **SAMPLING,
-    }
-    choices = server.complete(**body).json()["choices"]
-    ids, stopped = split_sentinel([choice["token_ids"] for choice in choices], tiny_gate.sentinel)
-    assert len(ids) == 160
-    outcome = replay(spec, tiny_gate.automaton, ids, stopped, np.zeros(160, bool)).outcome
-    assert {Outcome.NATURAL, Outcome.ANSWERED, Outcome.ABORTED} == set(outcome.tolist())
-
-
-def test_gate_that_never_fires_is_no_gate_token_for_token(server, tiny_gate):
-    # vLLM's CPU build crashes where a request with a seed is prefilled in chunks. Here all prompts and all next tokens
-    # fit into one step, and all rollouts into the cache, so that none is preempted and prefilled again.
-    prompts = random_prompts(12, seed=11, longest=5)
-    late = tiny_gate.request(GateSpec(CAP + 1, CAP + 1, 0), False)
-    gated, plain, other = (
-        server.client.complete(prompts, {**SAMPLING, "seed": seed}, [gate] * 12, tiny_gate.eos_ids)
-        for gate, seed in ((late, 7), (None, 7), (None, 8))
-    )
-    assert token_ids(gated) == token_ids(plain) != token_ids(other)  # the seed matters, the gate does not
-
-
 def test_complete_can_be_called_from_a_running_event_loop(server, tiny_gate):
     async def cell() -> list[Choice]:
         return server.client.complete([[65], [66]], {**SAMPLING, "temperature": 0.0}, [None, None], tiny_gate.eos_ids)

@@ -61,13 +61,6 @@ def test_end_of_grace_stops_even_where_an_eos_is_likeliest():
     assert gates.edit(logits_with("low", EOS)[None], np.array([0])).tolist() == [True]
 
 
-def test_refused_request_is_stopped_before_its_first_token():
-    gates = SlotGates(2, toy)
-    gates.admit(0, request(), prefix=[A])
-    gates.refuse(1, SENTINEL)
-    assert gates.edit(torch.zeros(2, NUM_TOKENS), gates.slots).tolist() == [False, True]
-
-
 @pytest.mark.parametrize("temperature", [0.01, 1.0, 100.0])
 def test_forced_stop_survives_temperature_and_penalties(temperature):
     gates = SlotGates(1, toy)

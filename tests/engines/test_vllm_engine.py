@@ -126,32 +126,9 @@ def test_markers_inside_a_thought_do_not_count_in_the_engine(llm, tiny_gate):
             replay(spec, automaton_or_start[0], ids, stopped, KEEP, automaton_or_start[1])
 
 
-def test_gated_and_ungated_requests_share_a_batch(llm, tiny_gate):
-    gated = np.arange(NUM_ROWS) % 3 > 0
-    parameters = [tiny_gate.request(SPEC_OF_ROW[row], KEEP[row]) if gated[row] else None for row in range(NUM_ROWS)]
-    ids = token_ids(generate(llm, tiny_gate, parameters))
-    rows = np.flatnonzero(gated)
-    replay_all(tiny_gate, [ids[row] for row in rows], [SPEC_OF_ROW[row] for row in rows], KEEP[rows])
-    ungated = [ids[row] for row in np.flatnonzero(~gated)]
-    ends = [len(row) == CAP or row[-1] in tiny_gate.eos_ids for row in ungated]
-    assert all(ends) and any(len(row) == CAP for row in ungated)
-
-
 def test_gate_that_never_fires_is_no_gate_token_for_token(llm, tiny_gate, natural):
     late = tiny_gate.request(GateSpec(CAP + 1, CAP + 1, 0), False)
     assert token_ids(generate(llm, tiny_gate, [late] * NUM_ROWS)) == natural
-
-
-def test_forced_stop_is_the_sentinel_with_log_probability_zero(llm, tiny_gate):
-    rows = zip(SPEC_OF_ROW, KEEP, strict=True)
-    outputs = generate(llm, tiny_gate, [tiny_gate.request(spec, keep) for spec, keep in rows])
-    stopped = [c for c in completions(outputs) if tiny_gate.sentinel in c.token_ids]
-    assert len(stopped) > 50
-    for completion in stopped:
-        assert list(completion.token_ids).index(tiny_gate.sentinel) == len(completion.token_ids) - 1
-        assert completion.logprobs[-1][tiny_gate.sentinel].logprob == 0.0
-        assert completion.stop_reason == tiny_gate.sentinel
-    replay_all(tiny_gate, token_ids(outputs), SPEC_OF_ROW, KEEP)
 
 
 def test_children_of_one_request_are_gated_one_by_one(llm, tiny_gate):
@@ -170,33 +147,6 @@ def test_sentinel_is_never_sampled_unless_forced(llm, tiny_gate):
     ids = token_ids(generate(llm, tiny_gate, [idle, None] * 10, PROMPTS[:20], params))
     assert not any(tiny_gate.sentinel in row for row in ids[::2])
     assert all(tiny_gate.sentinel in row for row in ids[1::2])
-
-
-def test_custom_marker_of_a_request_trims(llm, tiny_gate):
-    row = tiny_gate.request(GateSpec(4, 60, 4, poll_interval=1), False, "4...2")
-    found = token_ids(generate(llm, tiny_gate, [row] * 20, PROMPTS[:20], seed=1))
-    assert any(len(ids) < 60 and ids[-1] == tiny_gate.sentinel for ids in found)
-
-
-def test_engine_without_the_gate_is_found_by_replay(llm, tiny_gate, natural):
-    with pytest.raises(GateMismatch, match="DUETLogitsProcessor"):
-        replay(SPECS[0], tiny_gate.automaton, natural, np.zeros(NUM_ROWS, bool), KEEP)
-
-
-def test_bad_request_is_refused_with_our_text_and_the_engine_lives_on(llm, tiny_gate):
-    from vllm.exceptions import VLLMValidationError
-
-    with pytest.raises(VLLMValidationError, match="unknown marker 'maths'"):
-        generate(llm, tiny_gate, [tiny_gate.request(SPECS[0], False, "maths")], PROMPTS[:1])
-    assert token_ids(generate(llm, tiny_gate, [None], PROMPTS[:1]))
-
-
-def test_request_whose_sentinel_is_no_stop_token_is_refused(llm, tiny_gate):
-    from vllm.exceptions import VLLMValidationError
-
-    params = sampling(extra_args=gate_parameters(tiny_gate.request(SPECS[0], False)))
-    with pytest.raises(VLLMValidationError, match="must be in stop_token_ids"):
-        llm.generate([{"prompt_token_ids": PROMPTS[0]}], params, use_tqdm=False)
 
 
 def test_gate_needs_one_entry_per_prompt_and_leaves_the_engine_as_it_was(llm, tiny_gate):

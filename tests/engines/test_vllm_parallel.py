@@ -17,23 +17,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import requests
 import torch
 from safetensors.torch import save_file
 
 from duet_trl.engines.server import GateServer
-from duet_trl.gate.automaton import compile_automaton
-from duet_trl.gate.markers import get_marker
-from duet_trl.gate.replay import Outcome, replay, split_sentinel
+from duet_trl.gate.replay import split_sentinel
 from tests import server_process
 from tests.engines.parallel_run import (
     KEEP,
-    MARKER_OF_ROW,
     NUM_ALIKE,
     NUM_CROWDED,
-    NUM_DECIDED,
     OTHER_ENGINE,
     PROMPTS,
     SHORT_PROMPTS,
@@ -102,52 +97,6 @@ def logprob_difference(gate: TinyGate, weights: dict, prompts: list, ids: list, 
         expected = logits[len(prompt) - 1 : -1].log_softmax(-1)[range(len(row)), row]
         worst = max([worst, *(expected - torch.tensor(actual[: len(row)])).abs().tolist()])
     return worst
-
-
-# The processor alone
-
-
-@pytest.fixture(scope="module")
-def decided(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
-    """What two processes with different hash seeds decided."""
-
-    def decide(seed: int) -> dict:
-        return run_parallel("decide", tiny_path, tmp_path_factory.mktemp("decide"), PYTHONHASHSEED=str(seed))
-
-    with ThreadPoolExecutor() as pool:
-        return list(pool.map(decide, (1, 2)))
-
-
-@pytest.mark.slow
-def test_processes_decide_alike_whatever_their_hash_seed(decided):
-    first, second = decided
-    assert first == second  # every edited logit, bit for bit
-    assert min(first[name]["preemptions"] for name in first) > 30
-
-
-@pytest.mark.slow
-def test_processors_decide_alike_in_other_slots_and_batches(decided):
-    crowded, other = decided[0]["crowded"], decided[0]["other"]
-    assert crowded["ids"] == other["ids"]
-    assert crowded["digest"] != other["digest"]
-
-
-@pytest.mark.slow
-def test_replay_finds_what_the_processor_alone_decided(decided, tiny_gate):
-    found = decided[0]["crowded"]["ids"]
-    rows = np.arange(NUM_DECIDED)
-    refused = (rows % 20 == 1) & (rows % 5 > 0)
-    gated = (rows % 5 > 0) & ~refused
-    assert [found[row] for row in np.flatnonzero(refused)] == [[tiny_gate.sentinel]] * refused.sum()
-    assert any(len(found[row]) == CAP for row in np.flatnonzero(rows % 5 == 0))
-    outcomes = set()
-    for spec in SPECS:
-        for name in ("math", "4...2"):
-            chosen = [row for row in np.flatnonzero(gated) if (SPEC_OF_ROW[row], MARKER_OF_ROW[row]) == (spec, name)]
-            ids, stopped = split_sentinel([found[row] for row in chosen], tiny_gate.sentinel)
-            automaton = compile_automaton(get_marker(name), tiny_gate.vocabulary)
-            outcomes |= set(replay(spec, automaton, ids, stopped, KEEP[chosen]).outcome.tolist())
-    assert outcomes == set(Outcome)
 
 
 # Tensor parallelism: one engine, two worker processes

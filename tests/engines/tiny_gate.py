@@ -121,7 +121,7 @@ def assert_continues(gate: TinyGate, engine: Engine, cap: int = CAP, num_rows: i
     """
     random, prompts = np.random.default_rng(3), random_prompts(num_rows, seed=7, longest=30)
     first = engine.generate([Request(ids, max_tokens=cap) for ids in prompts])
-    assert not any(completion.gate_stopped for completion in first)
+    assert not any(completion.finish == "gate" for completion in first)
     requests = []
     for row, completion in enumerate(first):
         prefix = tuple(completion.token_ids[: random.integers(len(completion.token_ids)) if row % 4 else 0])
@@ -134,7 +134,7 @@ def assert_continues(gate: TinyGate, engine: Engine, cap: int = CAP, num_rows: i
     gated = [request.gate is not None for request in requests]
     assert sum(outcome is not None for outcome in checked) > 0.9 * sum(gated)
     assert {*checked} >= set(Outcome)
-    at_once = [found.gate_stopped and not found.token_ids for found in done]
+    at_once = [found.finish == "gate" and not found.token_ids for found in done]
     cut = [len(r.prefix) + len(f.token_ids) == r.max_tokens < cap for r, f in zip(requests, done, strict=True)]
     assert sum(at_once) > 3 and sum(cut) > 3 and any(np.array(cut) & ~np.array(gated))
 
@@ -143,27 +143,28 @@ def check_continued(gate: TinyGate, request: Request, found: Completion) -> Outc
     """The outcome of one of them; None where there is no gate, or rounding decides."""
     ids, begun = [*request.prefix, *found.token_ids], len(request.prefix)
     assert len(ids) <= request.max_tokens and (found.logprobs is None or len(found.logprobs) == len(found.token_ids))
-    if not found.gate_stopped:
-        assert len(ids) == request.max_tokens or ids[-1] in gate.eos_ids
+    stopped = found.finish == "gate"
+    assert found.finish == ("gate" if stopped else "eos" if ids[-1] in gate.eos_ids else "length")
+    assert len(ids) == request.max_tokens or found.finish != "length"
     if found.logprobs:
         with torch.no_grad():
             logits = gate.model(torch.tensor([request.prompt_ids + ids])).logits[0, -len(found.logprobs) - 1 : -1]
         expected = logits.log_softmax(-1)[range(len(found.logprobs)), found.token_ids]
         np.testing.assert_allclose(found.logprobs, expected.numpy(), atol=2e-3)
     if request.gate is None:
-        assert not found.gate_stopped
+        assert not stopped
         return None
     entropy = gate.entropies(request.prompt_ids, ids)
     if np.abs(entropy - request.gate.entropy_threshold).min() < 1e-4:
         return None
-    natural = ids + [0] * found.gate_stopped
+    natural = ids + [0] * stopped
     expected = continued(request.gate, natural, request.keep, entropy, gate.marker_ends(ids), begun)
-    assert (ids, found.gate_stopped) == (expected.ids, expected.stopped)
+    assert (ids, stopped) == (expected.ids, expected.stopped)
     replayed = replay(
         request.gate,
         gate.automaton,
         [ids],
-        np.array([found.gate_stopped]),
+        np.array([stopped]),
         np.array([request.keep]),
         prefix_length=np.array([begun]),
     )

@@ -94,11 +94,6 @@ def test_probability_one_keeps_every_rollout_and_the_smallest_probability_is_not
     assert not keep_coins(0, 0, KEYS, INDEX, 1e-300).any()
 
 
-def test_a_larger_probability_keeps_a_superset():
-    few, many = (keep_coins(0, 0, KEYS, INDEX, probability) for probability in (0.05, 0.25))
-    assert (few <= many).all() and few.sum() < many.sum()
-
-
 @pytest.mark.parametrize("probability", [0.0, -1.0, 1.01, float("nan")])
 def test_impossible_probability_is_an_error(probability):
     with pytest.raises(ValueError, match="keep_probability must be in"):

@@ -491,3 +491,12 @@ def test_unknown_names_are_errors_that_list_the_choices():
         extract_answer("maths", "x")
     with pytest.raises(ValueError, match="which must be"):
         extract_answer("math", "x", "second")
+
+
+def test_a_closing_that_its_opening_would_break_up_is_refused_by_marker_and_extractor():
+    for name in ("$...$.", "a...bab.", "#...##-"):
+        for read in (get_marker, lambda name: extract_answer(name, "$4$. #4##-")):
+            with pytest.raises(ValueError, match=f"marker {re.escape(repr(name))} can never complete"):
+                read(name)
+    for name in ("$...$", "$....$"):  # an opening at the end of the closing, which completes there
+        assert extract_answer(name, "so $4.$") in ("4", "4.") and first_marker_end(get_marker(name), "so $4.$") == 7

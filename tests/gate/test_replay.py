@@ -24,7 +24,6 @@ from tests.gate.oracle import (
 )
 
 AUTOMATON = toy_automaton()
-THINKING = toy_automaton(THOUGHT)
 
 
 @st.composite
@@ -111,67 +110,40 @@ def stream(
     return list(zip(generated, stopped, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
-@given(specs(), st.lists(st.tuples(natural_rollouts(), st.booleans()), min_size=1, max_size=6), st.integers(0, 2**32))
-def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_order(gate_spec, rollouts, seed):
-    naturals, keep = [ids for ids, _ in rollouts], [coin for _, coin in rollouts]
+@settings(max_examples=600, deadline=None)
+@given(
+    specs(),
+    st.lists(st.tuples(natural_rollouts(), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.sampled_from([None, THOUGHT]),
+    st.booleans(),
+    st.integers(0, 2**32),
+)
+def test_streaming_and_replay_are_algorithm_1_under_any_chunking_preemption_and_order(
+    gate_spec, rollouts, thought, continues, seed
+):
+    """With and without thoughts, from the first token on and behind a prefix."""
+    naturals, keep, opened = map(list, zip(*rollouts, strict=True))
+    automaton, in_thought = toy_automaton(thought), [inside and thought is not None for inside in opened]
     random = np.random.default_rng(seed)
     entropy = [next_entropies(len(ids), random) for ids in naturals]
-    expected = [algorithm_1(gate_spec, *row, toy_ends(row[0])) for row in zip(naturals, keep, entropy, strict=True)]
+    begun = [int(random.integers(len(ids))) if continues else 0 for ids in naturals]
+    ends = [toy_ends(ids, thought, inside) for ids, inside in zip(naturals, in_thought, strict=True)]
+    expected = [continued(gate_spec, *row) for row in zip(naturals, keep, entropy, ends, begun, strict=True)]
 
-    streamed = stream(gate_spec, naturals, keep, entropy, seed)
+    streamed = stream(gate_spec, naturals, keep, entropy, seed, automaton, in_thought, begun)
     assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
 
-    replayed = replay(gate_spec, AUTOMATON, [ids for ids, _ in streamed], np.array([s for _, s in streamed]), keep)
+    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
+    replayed = replay(gate_spec, automaton, ids, stopped, keep, np.array(in_thought), np.array(begun))
     assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
     assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
     assert replayed.length.tolist() == [len(rollout.ids) for rollout in expected]
     assert replayed.trimmed.tolist() == [r.stopped and r.outcome == Outcome.ANSWERED for r in expected]
     # The answer time is the tau of what was generated, had it run on with nothing but polls.
     free, on = replace(gate_spec, trim=False, abort=False), [C] * 40
-    polled = [algorithm_1(free, r.ids + on, True, [], toy_ends(r.ids)).marker_at for r in expected]
+    shown = [toy_ends(row, thought, inside) for row, inside in zip(ids, in_thought, strict=True)]
+    polled = [algorithm_1(free, row + on, True, [], own).marker_at for row, own in zip(ids, shown, strict=True)]
     assert replayed.answered_at.tolist() == polled
-
-
-@settings(max_examples=300, deadline=None)
-@given(specs(), st.lists(st.tuples(natural_rollouts(), st.booleans()), min_size=1, max_size=6), st.integers(0, 2**32))
-def test_streaming_and_replay_of_a_prefix_are_algorithm_1_that_is_first_asked_behind_it(gate_spec, rollouts, seed):
-    naturals, keep = [ids for ids, _ in rollouts], [coin for _, coin in rollouts]
-    random = np.random.default_rng(seed)
-    entropy = [next_entropies(len(ids), random) for ids in naturals]
-    begun = [int(random.integers(len(ids))) for ids in naturals]
-    rows = zip(naturals, keep, entropy, map(toy_ends, naturals), begun, strict=True)
-    expected = [continued(gate_spec, *row) for row in rows]
-
-    streamed = stream(gate_spec, naturals, keep, entropy, seed, begun=begun)
-    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
-
-    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
-    replayed = replay(gate_spec, AUTOMATON, ids, stopped, keep, prefix_length=np.array(begun))
-    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
-    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    specs(),
-    st.lists(st.tuples(natural_rollouts(), st.booleans(), st.booleans()), min_size=1, max_size=6),
-    st.integers(0, 2**32),
-)
-def test_markers_inside_a_thought_do_not_count_wherever_it_was_opened(gate_spec, rollouts, seed):
-    naturals, keep, in_thought = map(list, zip(*rollouts, strict=True))
-    random = np.random.default_rng(seed)
-    entropy = [next_entropies(len(ids), random) for ids in naturals]
-    ends = [toy_ends(ids, THOUGHT, inside) for ids, inside in zip(naturals, in_thought, strict=True)]
-    expected = [algorithm_1(gate_spec, *row) for row in zip(naturals, keep, entropy, ends, strict=True)]
-
-    streamed = stream(gate_spec, naturals, keep, entropy, seed, THINKING, in_thought)
-    assert streamed == [(rollout.ids, rollout.stopped) for rollout in expected]
-
-    ids, stopped = [ids for ids, _ in streamed], np.array([stopped for _, stopped in streamed])
-    replayed = replay(gate_spec, THINKING, ids, stopped, keep, np.array(in_thought))
-    assert replayed.outcome.tolist() == [rollout.outcome for rollout in expected]
-    assert replayed.marker_at.tolist() == [rollout.marker_at for rollout in expected]
 
 
 def test_a_rollout_that_begins_in_a_thought_needs_an_automaton_that_knows_it():

@@ -13,6 +13,7 @@ import torch
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.engines.engine import Completion, Policy, Request
+from duet_trl.gate.replay import GateSpec
 from duet_trl.seams.engine_checks import EngineChecks
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, logged, settings, weights
@@ -21,14 +22,15 @@ from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
 EOS = 7
 
 
-def checks(tmp_path, own: bool = True, **overrides) -> EngineChecks:
+def checks(tmp_path, **overrides) -> EngineChecks:
     config = DUETGRPOConfig(**settings(tmp_path, **overrides))
-    return EngineChecks("Mine", own, config, {EOS}, vocab_size=10)
+    return EngineChecks("Mine", config, {EOS}, vocab_size=10)
 
 
-def returned(found: EngineChecks, *ids: list[int], limit: int = 6, **fields) -> list[list[int]]:
-    done = [Completion(one, number=number, **fields) for number, one in enumerate(ids)]
-    passed = found.completions(done, [Request([1], max_tokens=limit)] * len(ids))
+def returned(found: EngineChecks, *ids: list[int], finish: str = "", gate: GateSpec | None = None):
+    ends = [finish or ("eos" if one[-1:] == [EOS] else "other") for one in ids]
+    done = [Completion(one, end, number=number) for number, (one, end) in enumerate(zip(ids, ends, strict=True))]
+    passed = found.completions(done, [Request([1], max_tokens=6, gate=gate)] * len(ids))
     return [one.token_ids for one in passed]
 
 
@@ -56,27 +58,31 @@ def test_an_engine_returns_completions(tmp_path, done):
         checks(tmp_path).completions(done, [])
 
 
-def test_an_engine_that_never_returns_an_end_token_is_told_which(tmp_path):
-    found = checks(tmp_path)
-    returned(found, *[[1, 2]] * 15)
-    with pytest.raises(
-        ValueError, match=r"Mine has ended 16 rollouts below .* with an end token \(\[7\]\). Servers in"
-    ):
-        returned(found, [1, 2])
+GATE = GateSpec(1, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("of_run", "ids", "fields"),
+    ("finish", "ids", "gate"),
     [
-        ({}, [[1, EOS], *[[1]] * 40], {}),  # one has it
-        ({}, [[1] * 6] * 40, {}),  # all ran to their limits
-        ({}, [[1, 2]] * 40, {"gate_stopped": True}),
-        ({"own": False}, [[1, 2]] * 40, {}),  # of TRL: it says which end is which
-        ({"generation_kwargs": {"stop": ["\n"]}}, [[1, 2]] * 40, {}),
+        ("eos", [1, EOS], None),
+        ("length", [1] * 6, None),
+        ("gate", [1, 2], GATE),
+        ("gate", [], GATE),
+        ("other", [1], None),
     ],
 )
-def test_rollouts_that_end_elsewhere_may_have_no_end_token(tmp_path, of_run, ids, fields):
-    assert returned(checks(tmp_path, **of_run), *ids, **fields) == ids
+def test_an_end_that_fits_its_tokens_passes(tmp_path, finish, ids, gate):
+    assert returned(checks(tmp_path), ids, finish=finish, gate=gate) == [ids]
+
+
+@pytest.mark.parametrize(
+    ("finish", "ids"),
+    [("eos", [1, 2]), ("eos", []), ("length", [1, 2]), ("gate", [1, 2]), ("stop", [1, 2]), ("other", [1, EOS])],
+)
+def test_an_end_that_its_tokens_do_not_show_is_an_error_that_says_what_each_end_is(tmp_path, finish, ids):
+    said = f"Mine says that '{finish}' ended rollout 0, which has {len(ids)} tokens of at most 6"
+    with pytest.raises(ValueError, match=rf"{said}.*\(\[7\]\), which servers in"):
+        returned(checks(tmp_path), ids, finish=finish)
 
 
 # ---- Log-probs ----------------------------------------------------------------------------------------------------
@@ -152,7 +158,7 @@ def unsynced(one: Completion) -> Completion:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (without_end, r"Wrong has ended \d+ rollouts below their max_tokens, without the gate, and none of them"),
+        (without_end, r"Wrong says that 'eos' ended rollout \d+, .*servers in OpenAI's style drop"),
         (unsynced, r"log-probs that Wrong returned are 4\d nats a token away"),
     ],
 )
