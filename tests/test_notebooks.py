@@ -79,18 +79,6 @@ def test_a_notebook_is_short_stripped_and_has_prose_before_each_step(name):
     assert [cell.id for cell in tagged] == ["parameters"]
 
 
-def test_leftovers_are_caught():
-    clean = nbformat.read(execute.HERE / f"{NOTEBOOKS[0]}.ipynb", as_version=4)
-    assert untidy(clean) == []
-    clean.cells[1].execution_count = 3
-    clean.cells[5].outputs = [nbformat.v4.new_output("stream", text="12")]
-    clean.cells[7].metadata["scrolled"] = True
-    clean.metadata["language_info"] = {"name": "python"}
-    del clean.cells[8]
-    clean.cells += [nbformat.v4.new_markdown_cell("more")] * 2
-    assert len(untidy(clean)) == 6
-
-
 def private_or_foreign(source):
     """Names with a leading underscore, and imports of libraries that notebooks do without."""
     found = private_imports(source)
