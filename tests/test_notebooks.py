@@ -335,9 +335,13 @@ def test_02_trains_and_its_records_agree(tmp_path):
     assert first[1] > 0.1  # the shipped policy solves some: 0.43 of a large sample
 
 
-def check_local_run(values, engine):
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_03_trains_a_tiny_model_on_local_problems(tmp_path):
+    """On vLLM; the run whose push fails trains on the transformers engine."""
+    values = record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": "vllm"}, timeout=500))
     check_budget(values)
-    assert (values["engine"], values["precision"], values["steps"]) == (engine, "fp32", 6)
+    assert (values["engine"], values["precision"], values["steps"]) == ("vllm", "fp32", 6)
     assert values["rollouts_per_prompt"][:3] == [4.0, 4.0, 4.0]
     assert values["verdicts"] == [1.0, 1.0, 0.0, 0.0]
     assert {"adapter_model.safetensors", "adapter_config.json", "README.md", "tokenizer.json"} <= set(values["files"])
@@ -347,12 +351,6 @@ def check_local_run(values, engine):
     assert before.mean() > 0.1
     assert values["change"][0] == pytest.approx(after.mean() - before.mean())
     assert values["change"][1] <= values["change"][0] <= values["change"][2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_03_trains_a_tiny_model_on_local_problems(tmp_path, engine):
-    check_local_run(record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": engine}, timeout=500)), engine)
 
 
 @pytest.mark.slow
