@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests import fault_table
 from tests.chaos_world import NAMES, NUM_STEPS, PHASES, run
 from tests.tiny import save_tiny
 
@@ -166,11 +165,10 @@ def table(outcomes: list[Outcome]) -> str:
 
 
 def main() -> int:
-    """Print the tables; status 1 if a run is lost."""
+    """Print the table; status 1 if a run is lost."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--faults", action="store_true", help="run the tests of the table of faults too")
     given = parser.parse_args()
     outcomes = []
     with tempfile.TemporaryDirectory() as folder:
@@ -183,12 +181,6 @@ def main() -> int:
     print(table(outcomes))
     print(f"{len(outcomes)} kills in {len(methods)} of {len(NAMES)} methods, seed {given.seed}")
     lost = sum(one.lost is not None for one in outcomes)
-    if given.faults:
-        faults = fault_table.rows()
-        found = fault_table.results(sorted({test for row in faults for test in row.tests}), [])
-        text, failed = fault_table.table(faults, found)
-        print(text)
-        lost += failed
     print(f"lost {lost}")
     return int(lost > 0)
 

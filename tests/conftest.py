@@ -35,8 +35,23 @@ if TYPE_CHECKING:
     from tests.server_process import ServerProcess
 
 
+# Begun last, one of them would leave the other worker idle for minutes.
+LONGEST_FIRST = (
+    "test_several_pretrained",
+    "test_distributed",
+    "test_trainer_vllm",
+    "test_trainer_server_lost",
+    "test_vllm_parallel",
+    "test_notebooks",
+    "test_trainer_pretrained",
+    "test_chaos",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that start vLLM are skipped, saying so, where it is not installed."""
+    """The longest files come first; tests that start vLLM are skipped, saying so, where it is not installed."""
+    order = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     if importlib.util.find_spec("vllm") is not None:
         return
     for item in items:

@@ -6,10 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 from duet_trl.methods import METHODS
-from tests.processes import leave
+from tests.processes import report
 from tests.runs import count_fours, duet_trainer, logged, prompts
 from tests.states import plain
 
@@ -65,10 +63,7 @@ def train(model: str, output_dir: Path, method: str) -> dict:
 def main() -> None:
     model, output_dir, given = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     found = {method: train(model, output_dir, method) for method in given["methods"]}
-    rank = torch.distributed.get_rank()
-    (output_dir / f"rank{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    leave()
+    report(output_dir, found)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from duet_trl.seams.backend import _named_weights
-from tests.processes import leave
+from tests.processes import report
 from tests.scripted_run import allow_fsdp_on_cpu, build, sharding
 from tests.states import plain
 
@@ -109,10 +109,7 @@ def main() -> None:
     folder, options, parts = Path(sys.argv[2]), json.loads(sys.argv[3]), {"generates": generates, "resumes": resumes}
     allow_fsdp_on_cpu()
     found = {name: parts[name](folder / name, options) for name in sys.argv[1].split(",")}
-    rank = torch.distributed.get_rank()
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
-    torch.distributed.barrier()
-    leave()
+    report(folder, found)
 
 
 if __name__ == "__main__":

@@ -9,32 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from duet_trl.engines.engine import Completion
-from tests.processes import leave
+from tests.processes import report
 from tests.runs import count_fours, duet_trainer, prompts
 from tests.states import plain
-
-
-def scripted(trainer) -> None:
-    """Generate completions that are a function of the rollout's global number, whatever process it is on."""
-    fours = trainer._tokenizer("4").input_ids[0]
-    other = trainer._tokenizer("x").input_ids[0]
-    eos = trainer.eos_token_ids[0]
-
-    first, num_processes = trainer.accelerator.process_index, trainer.accelerator.num_processes
-
-    def generate(requests):
-        done = []
-        for request in requests:
-            row, total = first + request.number * num_processes, sum(request.prompt_ids)
-            length = 3 + (total * 7 + row * 5) % 40
-            ids = [fours if (row + j) % (2 + total % 3) == 0 else other for j in range(length)]
-            done.append(Completion([*ids, eos], "eos", number=request.number))
-        return done
-
-    trainer.engine.generate = generate
 
 
 def fails_in_step(step: int) -> Callable:
@@ -54,44 +31,32 @@ def fails_in_step(step: int) -> Callable:
 
 def main() -> None:
     model, output_dir, overrides = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    deterministic = overrides.pop("deterministic", False)
     fails, resumes = overrides.pop("fails_in_step", None), overrides.pop("resumes", None)
     rewards = count_fours if fails is None else fails_in_step(fails)
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_steps": 6, **overrides}
     if "eval_strategy" in options:
         options.update(eval_dataset=prompts(8), num_generations_eval=2, per_device_eval_batch_size=8)
-    if deterministic:
-        options.update(trim=False, abort=False, optim="sgd", learning_rate=0.05)
     trainer = duet_trainer(model, output_dir, rewards=rewards, **options)
-    if deterministic:
-        scripted(trainer)
-    plans, specs = [], []
+    plans = []
     judge = trainer.loop.judge
 
     def recorded(step):
         plans.append(step.num_rollouts.tolist())
-        spec = trainer.method.gate.spec()
-        specs.append([spec.poll_threshold, spec.abort_threshold])
         judge(step)
 
     trainer.loop.judge = recorded
     start = [p.detach().clone() for p in trainer.model.parameters()]
     trainer.train(resume_from_checkpoint=resumes)
     end = [p.detach() for p in trainer.model.parameters()]
-    report = {
+    found = {
         "state": plain(trainer.loop.state_dict() | ({} if trainer.several is None else trainer.several.state_dict())),
         "divergences": [x["duet/update_kl"] for x in trainer.state.log_history if "duet/update_kl" in x],
         "weights": hashlib.sha256(b"".join(p.numpy().tobytes() for p in end)).hexdigest(),
         "moved": max((a - b).abs().max().item() for a, b in zip(start, end, strict=True)),
         "plans": plans,
-        "specs": specs,
-        "samples": [] if deterministic else trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),
-        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "samples": trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 1, max_tokens=9),
     }
-    (output_dir / f"rank{trainer.accelerator.process_index}.json").write_text(json.dumps(report))
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        leave()
+    report(output_dir, found)
 
 
 if __name__ == "__main__":

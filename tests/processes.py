@@ -1,11 +1,130 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests of several processes need: their command, their environment, and how they end."""
+"""Scripts in processes of their own: in an interpreter, or forked from a server that has made their imports.
 
+TRL with vLLM takes ten to fifteen seconds of a processor to import, most of what a run of two small steps takes. The
+server has no engine yet, and no threads. What libraries read from the environment while they are imported is what the
+tests have; a script that is tested for that, or for its imports, needs an interpreter.
+"""
+
+import importlib.util
+import json
+import multiprocessing
 import os
+import runpy
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parents[1]
+IMPORTED = ("tests.runs", "peft")
+IMPORTED_OF_VLLM = ("vllm.entrypoints.llm", "vllm.model_executor.models.qwen3", "vllm.v1.worker.cpu_worker")
+_CONTEXT = multiprocessing.get_context("forkserver")
+
+
+def fresh(
+    arguments: Sequence[str], *, cwd: Path = ROOT, env: Mapping[str, str] | None = None, timeout: float = 500
+) -> subprocess.CompletedProcess[str]:
+    """Run a script in an interpreter of its own.
+
+    Args:
+        arguments: `-c` and code, or the path of a script; then what it gets.
+        cwd: Where it runs.
+        env: Its whole environment; None is that of this process, with this checkout to import.
+        timeout: Seconds.
+
+    Raises:
+        subprocess.TimeoutExpired: If it takes longer; it is killed.
+    """
+    command, env = [sys.executable, *arguments], env or _environment()
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout)
+
+
+def forked(
+    arguments: Sequence[str],
+    *,
+    cwd: Path = ROOT,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 500,
+    processes: int = 1,
+) -> subprocess.CompletedProcess[str]:
+    """Like `fresh`, with the imports made.
+
+    Args:
+        arguments, cwd, env, timeout: As there.
+        processes: That many of one group, as torchrun starts them. The first that fails ends all.
+    """
+    imported = IMPORTED + IMPORTED_OF_VLLM * (importlib.util.find_spec("vllm") is not None)
+    _CONTEXT.set_forkserver_preload(list(imported))  # of effect once, at the first process
+    with tempfile.TemporaryDirectory() as folder:
+        started = []
+        for environment in _group(dict(env or _environment()), processes):
+            streams = [str(Path(folder) / f"{name}{len(started)}") for name in ("stdout", "stderr")]
+            child = (list(arguments), str(cwd), environment, streams, imported)
+            started.append(_CONTEXT.Process(target=_child, args=child))
+            started[-1].start()
+        until = time.monotonic() + timeout
+        while (running := [process for process in started if process.exitcode is None]) and time.monotonic() < until:
+            if any(process.exitcode for process in started):
+                break
+            wait([process.sentinel for process in running], until - time.monotonic())
+        status = next((process.exitcode for process in started if process.exitcode), 0)
+        for process in running:
+            process.kill()
+            process.join()
+        if running and not status:
+            raise subprocess.TimeoutExpired(list(arguments), timeout)
+        stdout, stderr = (
+            "".join(path.read_text() for path in sorted(Path(folder).glob(pattern)))
+            for pattern in ("stdout*", "stderr*")
+        )
+    return subprocess.CompletedProcess(list(arguments), status, stdout, stderr)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def _group(environment: dict[str, str], processes: int) -> list[dict[str, str]]:
+    """The environment of each process of a group."""
+    if processes == 1:
+        return [environment]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    return [environment | shared | dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank)) for rank in range(processes)]
+
+
+def _child(
+    arguments: list[str], cwd: str, environment: dict[str, str], streams: list[str], imported: Sequence[str]
+) -> None:
+    for descriptor, path in enumerate(streams, start=1):
+        with open(path, "w") as stream:
+            os.dup2(stream.fileno(), descriptor)
+    missing = [name for name in imported if name not in sys.modules]
+    assert not missing, f"the server that forks has not imported {missing}"
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    if arguments[0] == "-c":
+        sys.argv = ["-c", *arguments[2:]]
+        exec(compile(arguments[1], "<string>", "exec"), {"__name__": "__main__"})
+    else:
+        sys.argv = arguments
+        sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def python_command(processes: int) -> list[str]:
@@ -21,6 +140,15 @@ def process_environment() -> dict[str, str]:
     """Environment of processes that train on CPUs, one thread each, and import this checkout."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, "ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def report(folder: Path, found: Any) -> None:
+    """Write what this process has found to `rank0.json`, `rank1.json` ..., and leave the group if there is one."""
+    rank = os.environ.get("RANK", "0")
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        leave()
 
 
 def leave() -> None:

@@ -26,7 +26,7 @@ from duet_trl.engines.engine import Completion, Policy, Request, Sampling
 from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
-from tests.processes import leave
+from tests.processes import report
 from tests.runs import settings
 
 NUM_PROMPTS = 24
@@ -188,11 +188,8 @@ def main() -> None:
     weights = {name: weight.detach().clone() for name, weight in trainer.engine.policy.weights()}
     found["moved"] = max((weight - before[name]).abs().max().item() for name, weight in weights.items())
     rank = trainer.accelerator.process_index
-    (folder / f"rank{rank}.json").write_text(json.dumps(found))
     save_file(weights, folder / f"rank{rank}.safetensors")
-    if torch.distributed.is_initialized():
-        torch.distributed.barrier()
-        leave()
+    report(folder, found)
 
 
 if __name__ == "__main__":

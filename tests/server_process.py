@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,8 +19,8 @@ import torch
 from duet_trl.engines.colocated import PROCESSOR
 from duet_trl.engines.engine import ServerLost
 from duet_trl.engines.server import GateServer
+from tests.processes import ROOT, free_port
 
-ROOT = Path(__file__).parents[1]
 START_SECONDS = 240.0
 
 GATE = ("--logits-processors", PROCESSOR)
@@ -33,12 +32,6 @@ SMALL = (
     *("--max-num-seqs", "48", "--max-num-batched-tokens", "96"),
     *("--block-size", "32", "--num-gpu-blocks-override", "72"),
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class ServerProcess:

@@ -8,18 +8,21 @@ import json
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.code_blocks import PAGES, ROOT, Block, blocks, commands, filled_in, run_python
 from tests.runs import count_fours, settings
 from tests.server_process import ServerProcess
 
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), ROOT / "notebooks/README.md"])
 RECIPES = ROOT / "recipes"
 sys.path.insert(0, str(RECIPES))
 
@@ -44,6 +47,59 @@ SCRIPTS: dict[str, dict[str, str]] = {
 }
 LANGUAGES = {"", "bash", "diff", "mermaid", "python", "yaml"}
 """Of every block; those without one are trees, formulas and what a command printed."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its page, the line of its first line, its language ("": none) and its text."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}" if self.page.is_relative_to(ROOT) else f"{self.line}"
+
+
+def blocks(page: Path, language: str | None = None) -> list[Block]:
+    """The fenced blocks of a page, in order; of one language or of all."""
+    text = page.read_text()
+    found = re.finditer(r"^( *)```(\w*)\n(.*?)^ *```$", text, flags=re.M | re.S)
+    every = [Block(page, text[: one.start(3)].count("\n") + 1, one[2], one[3]) for one in found]
+    return [one for one in every if language in (None, one.language)]
+
+
+def run_python(found: Sequence[Block], replaced: dict[str, str] | None = None, **names: object) -> dict[str, object]:
+    """Run the blocks one after the other, as one script, with replacements of which each must be needed."""
+    names = {"__name__": "__main__", **names}
+    left = dict(replaced or {})
+    for block in found:
+        text = block.text
+        for old, new in (replaced or {}).items():
+            if old in text:
+                left.pop(old, None)
+                text = text.replace(old, new)
+        exec(compile("\n" * (block.line - 1) + text, str(block.page), "exec"), names)
+    assert left == {}, "no block has what is to be replaced"
+    return names
+
+
+def commands(text: str) -> list[list[str]]:
+    """The words of each command, without variables in front of it and `&` behind it."""
+    found = []
+    for line in filled_in(text).replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.match(r"[A-Z_]+=", words[0]):
+            del words[0]
+        if words:
+            found.append(words[: -1 if words[-1] == "&" else None])
+    return found
+
+
+def filled_in(text: str) -> str:
+    """A word in the place of each <word or words> that the reader fills in, which a shell would take for a file."""
+    return re.sub(r"<[a-z][\w. ]*>", "filled_in", text)
 
 
 @pytest.fixture
@@ -85,21 +141,6 @@ def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
         from duet_trl.__main__ import main
 
         assert main(["estimate", "out"]) == 0
-
-
-def test_a_block_that_fails_is_found_at_its_line(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# Title\n```python\nx = 1\n```\ntext\n```python\n\nassert x == 2\n```\n")
-    with pytest.raises(AssertionError) as error:
-        run_python(blocks(page, "python"))
-    assert error.traceback[-1].lineno + 1 == 8
-
-
-def test_a_replacement_that_no_block_needs_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("```python\nx = 1\n```\n")
-    with pytest.raises(AssertionError, match="is to be replaced"):
-        run_python(blocks(page, "python"), {"y = 1": "y = 2"})
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -1,25 +1,193 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps of any shape over real groups of processes: no collective hangs, and every rollout is trained once.
 
-The groups live as long as the test; a watchdog kills them where a step does not end, and names the case.
+The groups live as long as the module; a watchdog kills them where a step does not end, and names the case.
 """
 
 import multiprocessing
+import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
+from accelerate import Accelerator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.collective_worker import END, Case, Delivery, work
+from duet_trl.exchange import Exchange
+from duet_trl.gate.replay import GateMismatch
+from duet_trl.loop import Loop
+from duet_trl.methods.method import Method
+from duet_trl.rollouts import Job, Judgement, LocalRollout, Prompt, Prompts, Query, Rollouts, StepRecord
+from duet_trl.seams import train_rows
 
 PATIENCE = 60.0
 """Seconds after which a step of a few milliseconds hangs."""
 STARTING = 300.0
 """Seconds that imports may take on a busy machine."""
+
+
+END = 0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A generation step.
+
+    Attributes:
+        counts (list[list[int]]): Rollouts of each prompt in each round.
+        queries (list[int]): Questions to the model before each round.
+        aborted (list[bool]): Whether a rollout leaves the gradient, by its number; shorter: the others stay.
+        chunks (int): Micro-batches of a process.
+        windows (int): Optimizer steps that share them.
+        interleaved (bool): Whether rollouts are dealt one by one.
+        mismatch (int | None): Process whose engine runs another gate.
+    """
+
+    counts: list[list[int]]
+    queries: list[int]
+    aborted: list[bool]
+    chunks: int
+    windows: int
+    interleaved: bool
+    mismatch: int | None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """Rollouts for the processes that want them: those of each process; rollout r is held by process r mod W."""
+
+    wanted: list[list[int]]
+
+
+class Parcel:
+    """Notes that it was opened."""
+
+    opened: ClassVar[list[int]] = []
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        self.row = state["row"]
+        Parcel.opened.append(self.row)
+
+
+def deliver(delivery: Delivery, exchange: Exchange) -> tuple[list[int], list[int]]:
+    """Rollouts that came, and those that were unpickled for it."""
+    rows = range(exchange.process_index, 20, exchange.num_processes)
+    Parcel.opened.clear()
+    found = exchange.rollouts({row: Parcel(row) for row in rows}, delivery.wanted)
+    assert all(parcel.row == row for row, parcel in found.items())
+    return sorted(found), sorted(Parcel.opened)
+
+
+class Scripted(Method):
+    """Asks for what the case says."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.asked: set[int] = set()
+
+    def jobs(self, of: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
+        """The next round, its questions first."""
+        number = 0 if done is None or not len(done) else int(done.round.max()) + 1
+        if number == len(self.case.counts):
+            return []
+        if self.case.queries[number] and number not in self.asked:
+            self.asked.add(number)
+            return [Query(0, (1 + query,)) for query in range(self.case.queries[number])]
+        return [Job(prompt) for prompt, count in enumerate(self.case.counts[number]) for _ in range(count)]
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Aborted rollouts leave the gradient."""
+        kept = np.ones(len(done), dtype=bool)
+        kept[: len(self.case.aborted)] = ~np.array(self.case.aborted, dtype=bool)[: len(done)]
+        return replace(Judgement.of(done.rewards), in_gradient=kept, in_divisor=kept)
+
+
+class Host:
+    """Generates and scores with the collectives of TRL: each needs as many rows on every process."""
+
+    reward_weights = torch.ones(1)
+
+    def __init__(self, case: Case, exchange: Exchange) -> None:
+        self.case, self.exchange = case, exchange
+
+    def generate(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> list[LocalRollout]:
+        """A rollout of prompt p holds 1 + p as often as its length says, and an end."""
+        ids = [[1 + job.prompt] * (1 + job.prompt % 3) + [END] for job in jobs]
+        ids += ids[-1:] * padding
+        self.exchange.accelerator.gather(torch.tensor([len(one) for one in ids]))
+        wrong = self.exchange.process_index == self.case.mismatch
+        return [LocalRollout([9], one, "text", None, wrong and not row, False, True) for row, one in enumerate(ids)]
+
+    def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
+        """The reward is the prompt."""
+        return self.exchange.accelerator.gather(torch.tensor([[float(job.prompt)] for job in jobs]))
+
+    def share_logs(self, rows: np.ndarray) -> dict[str, list]:
+        """No columns."""
+        return {}
+
+    def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
+        """Each question's token, answered where the placement of the trainer puts it."""
+        process, processes = self.exchange.process_index, self.exchange.num_processes
+        own = np.arange(process, len(queries), processes)
+        return self.exchange.in_order(own, [np.array([float(queries[row].ids[0])]) for row in own])
+
+
+def run(case: Case, exchange: Exchange) -> dict[str, Any]:
+    """One step up to the log-probabilities; what this process knows of it."""
+    host, method = Host(case, exchange), Scripted(case)
+    loop = Loop(method, host, exchange, None, 10_000, 100, 1_000, {END}, case.interleaved)
+    step = StepRecord(Prompts([Prompt(str(p), {"prompt": str(p)}) for p in range(len(case.counts[0]))], 1, 0, None))
+    loop.run(step)
+    loop.judge(step)
+    args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
+    train_rows.count_tokens(step, mask_truncated=False, exclude_zero_variance=False, teaches_ending=False)
+    train_rows.place(step, args, exchange.num_processes)
+    process = exchange.process_index
+    _, generated, _ = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)
+    rows = step.packed_rows[process]
+    lengths = [len(ids) if row >= 0 else 0 for row, ids in zip(rows, generated[1], strict=True)]
+    step.captured = [
+        torch.tensor([[row, -length, length] for row, length in zip(rows, lengths, strict=True)], dtype=torch.float64)
+    ]
+    train_rows.collect_logps(step, exchange)
+    return {
+        "prompts": step.done.prompt.tolist(),
+        "rewards": step.done.rewards.tolist(),
+        "answers": [float(answer[0]) for answer in step.done.answers],
+        "rows": rows.tolist(),
+        "ids": generated[1],
+        "kept": step.num_kept_tokens,
+        "sum_logps": np.nan_to_num(step.sum_logps).tolist(),
+    }
+
+
+def work(rank: int, world_size: int, port: int, pipe: Connection) -> None:
+    """Answer cases from a pipe until it ends."""
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "ACCELERATE_USE_CPU": "true"}
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", timeout=timedelta(minutes=10))  # the watchdog is the parent's
+    exchange = Exchange(Accelerator(cpu=True))
+    assert exchange.num_processes == world_size
+    pipe.send("ready")
+    while True:
+        case = pipe.recv()
+        try:
+            pipe.send(deliver(case, exchange) if isinstance(case, Delivery) else run(case, exchange))
+        except (GateMismatch, RuntimeError) as error:
+            pipe.send(str(error))
 
 
 class Group:
@@ -28,7 +196,7 @@ class Group:
     def __init__(self, size: int) -> None:
         self.size = size
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.collective_worker"])
+        context.set_forkserver_preload(["tests.test_collectives"])
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -64,10 +232,10 @@ class Group:
             process.join()
 
 
-@contextmanager
-def groups(*sizes: int) -> Iterator[dict[int, Group]]:
-    """Groups of several sizes that end with the block."""
-    found = {size: Group(size) for size in sizes}
+@pytest.fixture(scope="module")
+def by_size() -> Iterator[dict[int, Group]]:
+    """Groups of two, three and four processes."""
+    found = {size: Group(size) for size in (2, 3, 4)}
     try:
         for group in found.values():
             group.wait()
@@ -124,36 +292,28 @@ def check(case: Case, found: list) -> None:
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_ragged_rows_and_rounds_never_hang_a_collective():
-    with groups(2, 3, 4) as by_size:
+def test_ragged_rows_and_rounds_never_hang_a_collective(by_size):
+    @settings(max_examples=150, deadline=None)
+    @given(cases(), st.sampled_from([2, 3, 4]))
+    def over_any_step(case: Case, size: int) -> None:
+        check(case, by_size[size].run(case))
 
-        @settings(max_examples=150, deadline=None)
-        @given(cases(), st.sampled_from([2, 3, 4]))
-        def over_any_step(case: Case, size: int) -> None:
-            check(case, by_size[size].run(case))
-
-        over_any_step()
+    over_any_step()
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_a_rollout_is_sent_to_the_processes_that_want_it_alone():
-    with groups(3) as by_size:
-        assert by_size[3].run(Delivery([[0, 1, 5], [], [5, 19]])) == [
-            ([0, 1, 5], [0, 1, 5]),
-            ([], []),
-            ([5, 19], [5, 19]),
-        ]
+def test_a_rollout_is_sent_to_the_processes_that_want_it_alone(by_size):
+    wanted = [[0, 1, 5], [], [5, 19]]
+    assert by_size[3].run(Delivery(wanted)) == [(rows, rows) for rows in wanted]
 
 
 @pytest.mark.distributed
 @pytest.mark.slow
-def test_the_watchdog_finds_a_process_that_does_not_come():
-    case = Case([[2, 1]], [0], [], 1, 1, True, None)
-    with groups(2) as by_size:
-        group = by_size[2]
-        check(case, group.run(case))
-        group.pipes[1].send = lambda case: None  # this process never hears of the step
-        with pytest.raises(AssertionError, match="process 0 of 2 hangs in Case"):
-            group.run(case, patience=2.0)
-        assert not any(process.is_alive() for process in group.processes)
+def test_the_watchdog_finds_a_process_that_does_not_come(by_size):
+    case, group = Case([[2, 1]], [0], [], 1, 1, True, None), by_size[2]
+    check(case, group.run(case))
+    group.pipes[1].send = lambda case: None  # this process never hears of the step
+    with pytest.raises(AssertionError, match="process 0 of 2 hangs in Case"):
+        group.run(case, patience=2.0)
+    assert not any(process.is_alive() for process in group.processes)

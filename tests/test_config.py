@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The configuration: methods and their options, and an error for every value and relation that cannot work."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import get_args
 
 import pytest
@@ -44,31 +44,6 @@ def test_a_method_gives_every_option_its_default(tmp_path, method):
     }
     for name, value in chosen.items():
         assert getattr(options, name) is not None and (value is None or getattr(options, name) == value), name
-
-
-CHOSEN = {
-    "duet": (False, "math", 2, "mixed", "none", "failure", "price", "least_noise", 0.25, True),
-    "paper": (True, "math_paragraph", 1, "variance", "clip", "mask", "length", "group", 0.0, False),
-}
-
-
-@pytest.mark.parametrize("method", sorted(CHOSEN))
-def test_a_method_chooses_marker_objective_weights_gate_and_baseline(tmp_path, method):
-    resolved = config(tmp_path, method=method)
-    options = resolved.options
-    found = (
-        resolved.allocate,
-        resolved.marker,
-        resolved.num_rollouts_min,
-        options.allocation_objective,
-        options.stratification,
-        options.aborted_rollouts,
-        options.abort_rule,
-        options.advantage_baseline,
-        options.advantage_cutoff,
-        options.drop_zero_advantage,
-    )
-    assert found == CHOSEN[method]
 
 
 def test_an_explicit_value_beats_the_methods(tmp_path):
@@ -386,3 +361,38 @@ def test_the_share_of_the_budget_goes_where_a_method_has_it():
     for fraction, count in ((0.125, 1), (0.3, 2.4)):
         with pytest.raises(ValueError, match=f"is {count:g} rollouts per prompt, and the budget of method='grpo'"):
             budget_fields("grpo", fraction, 8)
+
+
+# ---- Copies: what was left open is decided anew, what was chosen stays chosen -------------------------------------
+
+
+def test_a_copy_decides_anew_what_was_left_open(tmp_path):
+    """As with GRPOConfig, where generation_batch_size alone must be taken out: TRL derives it."""
+    first = config(tmp_path, budget_fraction=0.75)
+    assert first.filled_in["max_rollouts"] == [None, 64] and "budget_fraction" not in first.filled_in
+    assert replace(first, generation_batch_size=None).to_dict() == replace(first).to_dict() == first.to_dict()
+    twice = replace(first, per_device_train_batch_size=32, max_completion_length=3072, generation_batch_size=None)
+    assert (twice.max_rollouts, twice.grace_window, twice.budget_fraction) == (128, 150, 0.75)
+    paper = replace(first, method="paper", generation_batch_size=None)
+    assert (paper.marker, paper.allocate, paper.budget_fraction) == ("math_paragraph", True, 0.75)
+
+
+@pytest.mark.parametrize("method", ["grpo", "dapo", "spec_rl"])
+def test_a_copy_may_have_another_method(tmp_path, method):
+    found = replace(config(tmp_path), method=method, generation_batch_size=None)
+    assert found.to_dict() == config(tmp_path, method=method).to_dict()
+
+
+def test_a_copy_still_refuses_what_its_user_set(tmp_path):
+    with pytest.raises(ValueError, match="budget_fraction=0.75 cannot have an effect under method='grpo'"):
+        replace(config(tmp_path, budget_fraction=0.75), method="grpo", generation_batch_size=None)
+    with pytest.raises(ValueError, match="trim=False cannot have an effect under method='grpo'"):
+        replace(config(tmp_path), method="grpo", trim=False, generation_batch_size=None)
+
+
+@pytest.mark.parametrize("updates", ["several", "sfpo"])
+def test_a_copy_cuts_its_batch_once(tmp_path, updates):
+    first = config(tmp_path, updates=updates)
+    assert first.num_iterations > 1
+    assert replace(first, generation_batch_size=None).to_dict() == first.to_dict()
+    assert replace(first, updates="once").to_dict() == config(tmp_path).to_dict()

@@ -46,12 +46,6 @@ def test_links_inside_the_docs_resolve(page: Path) -> None:
     assert broken_links(page) == []
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A title\n[a](#a-title) [b](#nowhere) [c](missing.md) [d](https://example.org/x)\n")
-    assert broken_links(page) == ["#nowhere", "missing.md"]
-
-
 def test_docstrings_point_at_sections_that_exist() -> None:
     broken = []
     for path in PACKAGE.rglob("*.py"):
@@ -227,6 +221,17 @@ def test_messages_in_operations_md_are_the_ones_that_are_raised() -> None:
     source = messages_in_the_source()
     pieces = {piece.strip() for message in quoted for piece in message.split("...") if piece.strip()}
     assert {piece for piece in pieces if piece not in source} == set()
+
+
+def test_every_fault_names_tests_that_exist() -> None:
+    section = (DOCS / "operations.md").read_text().split("## Faults\n")[1].split("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(lines) >= 25
+    for line in lines:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", line)
+        assert named, line
+        for path, name in named:
+            assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), flags=re.M), name
 
 
 def test_answers_are_short_name_their_thread_and_fields_that_exist() -> None:

@@ -79,18 +79,6 @@ def test_a_notebook_is_short_stripped_and_has_prose_before_each_step(name):
     assert [cell.id for cell in tagged] == ["parameters"]
 
 
-def test_leftovers_are_caught():
-    clean = nbformat.read(execute.HERE / f"{NOTEBOOKS[0]}.ipynb", as_version=4)
-    assert untidy(clean) == []
-    clean.cells[1].execution_count = 3
-    clean.cells[5].outputs = [nbformat.v4.new_output("stream", text="12")]
-    clean.cells[7].metadata["scrolled"] = True
-    clean.metadata["language_info"] = {"name": "python"}
-    del clean.cells[8]
-    clean.cells += [nbformat.v4.new_markdown_cell("more")] * 2
-    assert len(untidy(clean)) == 6
-
-
 def private_or_foreign(source):
     """Names with a leading underscore, and imports of libraries that notebooks do without."""
     found = private_imports(source)
@@ -347,9 +335,13 @@ def test_02_trains_and_its_records_agree(tmp_path):
     assert first[1] > 0.1  # the shipped policy solves some: 0.43 of a large sample
 
 
-def check_local_run(values, engine):
+@pytest.mark.vllm
+@pytest.mark.slow
+def test_03_trains_a_tiny_model_on_local_problems(tmp_path):
+    """On vLLM; the run whose push fails trains on the transformers engine."""
+    values = record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": "vllm"}, timeout=500))
     check_budget(values)
-    assert (values["engine"], values["precision"], values["steps"]) == (engine, "fp32", 6)
+    assert (values["engine"], values["precision"], values["steps"]) == ("vllm", "fp32", 6)
     assert values["rollouts_per_prompt"][:3] == [4.0, 4.0, 4.0]
     assert values["verdicts"] == [1.0, 1.0, 0.0, 0.0]
     assert {"adapter_model.safetensors", "adapter_config.json", "README.md", "tokenizer.json"} <= set(values["files"])
@@ -359,12 +351,6 @@ def check_local_run(values, engine):
     assert before.mean() > 0.1
     assert values["change"][0] == pytest.approx(after.mean() - before.mean())
     assert values["change"][1] <= values["change"][0] <= values["change"][2]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
-def test_03_trains_a_tiny_model_on_local_problems(tmp_path, engine):
-    check_local_run(record(execute.execute("03_duet_colab_t4", tmp_path, {"engine": engine}, timeout=500)), engine)
 
 
 @pytest.mark.slow

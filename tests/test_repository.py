@@ -87,12 +87,6 @@ def requirements(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
 
 
-def test_setup_cfg_offers_the_documented_extras() -> None:
-    extras = set(setup_cfg()["options.extras_require"])
-    of_work = {"test", "lint", "notebooks", "docs", "dev"}
-    assert extras == {"vllm", "peft", "math", "eval", "vip", "embeddings", "report"} | of_work
-
-
 def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
     """Every requirement of the package and of the extras in the CPU set is pinned there, inside its range."""
     packaging = pytest.importorskip("packaging.requirements")

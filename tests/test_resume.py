@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 
@@ -56,26 +57,29 @@ def test_what_several_cpu_processes_load_their_optimizer_to_is_known(tmp_path):
     assert found.device.type == "cpu" and found.tolist() == [0.0, 1.0, 2.0]
 
 
-def test_resuming_without_the_methods_state_is_an_error(tiny_path, tmp_path):
-    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    (tmp_path / "checkpoint-1" / STATE).unlink()
-    resumed = duet_trainer(tiny_path, tmp_path, max_steps=2)
-    with pytest.raises(ValueError, match="was not written by this version of DUETGRPOTrainer"):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+@pytest.fixture(scope="module")
+def checkpoint(tiny_path, tmp_path_factory):
+    """The checkpoint of a run of one step."""
+    folder = tmp_path_factory.mktemp("one_step")
+    duet_trainer(tiny_path, folder, max_steps=1, save_strategy="steps", save_steps=1).train()
+    return folder / "checkpoint-1"
 
 
-def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_path):
-    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    path = tmp_path / "checkpoint-1" / STATE
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 0}))
+def test_resuming_without_the_methods_state_or_from_another_versions_is_an_error(tiny_path, tmp_path, checkpoint):
+    copy = shutil.copytree(checkpoint, tmp_path / "checkpoint-1")
+    (copy / STATE).write_text(json.dumps(json.loads((copy / STATE).read_text()) | {"version": 0}))
     with pytest.raises(ValueError, match="has version 0, this library reads 6"):
-        duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(path.parent))
+        duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(copy))
+    (copy / STATE).unlink()
+    with pytest.raises(ValueError, match="was not written by this version of DUETGRPOTrainer"):
+        duet_trainer(tiny_path, tmp_path, max_steps=2).train(resume_from_checkpoint=str(copy))
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"seed": 8}, "seed: 7 in the state, 8 now"),
+        ({"marker": "qa"}, "marker: 'math' in the state, 'qa' now"),
         ({"method": "paper", "marker": "math"}, "method: 'duet' in the state"),
         ({"budget_fraction": 0.8}, "budget_fraction: 0.9 in the state, 0.8 now"),
         (
@@ -89,19 +93,11 @@ def test_resuming_from_a_state_of_another_version_is_an_error(tiny_path, tmp_pat
         ),
     ],
 )
-def test_resuming_with_another_seed_method_budget_or_reward_is_an_error(tiny_path, tmp_path, change, named):
-    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
+def test_resuming_with_another_seed_marker_method_budget_or_reward_is_an_error(
+    tiny_path, tmp_path, checkpoint, change, named
+):
     with pytest.raises(ValueError, match=named):
-        duet_trainer(tiny_path, tmp_path, max_steps=2, **change).train(
-            resume_from_checkpoint=str(tmp_path / "checkpoint-1")
-        )
-
-
-def test_resuming_with_another_marker_is_an_error(tiny_path, tmp_path):
-    duet_trainer(tiny_path, tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    resumed = duet_trainer(tiny_path, tmp_path, max_steps=2, marker="qa")
-    with pytest.raises(ValueError, match="marker: 'math' in the state, 'qa' now"):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+        duet_trainer(tiny_path, tmp_path, max_steps=2, **change).train(resume_from_checkpoint=str(checkpoint))
 
 
 def interrupted(model, folder, number, at, processes=1):

@@ -65,16 +65,11 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, objective, o
     shares = sum(entry[f"duet/share_{name}"] for name in ("ended_before_gate", "marker_seen", "marker_less"))
     assert shares == pytest.approx(1.0)
     assert all(math.isfinite(value) for name, value in entry.items() if name.startswith("duet/"))
+    planned, budget = logged(trainer, "duet/planned_tokens"), logged(trainer, "duet/budget_tokens")
+    assert all(p <= b * (1 + 1e-9) for p, b in zip(planned, budget, strict=True))
     # Over the run every outcome occurred, so the gate's branches were all taken.
     for name in ("abort_rate", "keep_rate", "trim_rate", "share_ended_before_gate"):
         assert max(logged(trainer, f"duet/{name}")) > 0, name
-
-
-def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)
-    trainer.train()
-    planned, budget = logged(trainer, "duet/planned_tokens"), logged(trainer, "duet/budget_tokens")
-    assert all(p <= b * (1 + 1e-9) for p, b in zip(planned, budget, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -97,7 +92,9 @@ def test_planned_tokens_never_exceed_the_budget(tiny_path, tmp_path):
     ids=lambda options: "-".join(f"{k}={v}" for k, v in options.items()),
 )
 def test_every_switch_trains(tiny_path, tmp_path, options):
-    trainer = duet_trainer(tiny_path, tmp_path, rewards=[count_fours, abstains_on_short], **options)
+    trainer = duet_trainer(
+        tiny_path, tmp_path, rewards=[count_fours, abstains_on_short], **{"max_steps": 2, **options}
+    )
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
@@ -107,7 +104,7 @@ def test_every_switch_trains(tiny_path, tmp_path, options):
 def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
     metrics = {"trim": "duet/trim_rate", "abort": "duet/abort_rate", "allocate": "duet/num_rollouts/std"}
     for part, metric in metrics.items():
-        trainer = duet_trainer(tiny_path, tmp_path / part, **{"allocate": True, part: False})
+        trainer = duet_trainer(tiny_path, tmp_path / part, max_steps=2, **{"allocate": True, part: False})
         trainer.train()
         # Uniform counts may differ by the one rollout that the budget does not divide into.
         assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
@@ -203,17 +200,13 @@ def test_the_completion_table_and_the_audit_log_hold_every_rollout(tiny_path, tm
         assert decisions["level"].isin([str(level) for level in range(5)]).all()
 
 
-def test_sample_returns_ungated_completions_of_every_prompt(tiny_path, tmp_path):
+def test_sample_returns_ungated_completions_from_a_nucleus_of_its_own(tiny_path, tmp_path):
     trainer = duet_trainer(tiny_path, tmp_path)
     samples = trainer.sample(["Say 1 ", "Say 2 ", "Say 3 "], 2, temperature=0.0, max_tokens=12)
     assert [len(row) for row in samples] == [2, 2, 2]
     assert all(row[0] == row[1] for row in samples)  # greedy
     assert max(len(ids) for row in samples for ids in row) <= 12
     assert trainer.generation_config.max_new_tokens == 96
-
-
-def test_sample_takes_a_nucleus_of_its_own(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path)
     # Only the likeliest token is in a nucleus of next to nothing.
     narrow = trainer.sample(["Say 1 ", "Say 2 "], 3, temperature=1.0, top_p=1e-6, max_tokens=12)
     greedy = trainer.sample(["Say 1 ", "Say 2 "], 1, temperature=0.0, max_tokens=12)
@@ -245,11 +238,6 @@ def test_extra_eos_tokens_end_rollouts_of_every_method(tiny_path, tmp_path, meth
         assert logged(trainer, "completions/clipped_ratio") == [pytest.approx(cut / len(rollouts))]
     trainer.save_model(str(tmp_path / "saved"))
     assert the in GenerationConfig.from_pretrained(tmp_path / "saved").eos_token_id
-
-
-def test_an_extra_eos_token_that_is_no_token_is_refused(tiny_path, tmp_path):
-    with pytest.raises(ValueError, match=r"extra_eos_tokens names 'no such token', which is no single token"):
-        duet_trainer(tiny_path, tmp_path, method="grpo", extra_eos_tokens=["}$.", "no such token"])
 
 
 def infinite_on_some(completions, **kwargs):
@@ -294,9 +282,9 @@ def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_p
     assert step.num_kept_tokens == lengths[counted].sum()
 
 
-@pytest.mark.parametrize("options", [{}, {"steps_per_generation": 8}], ids=["within-the-update", "before-it"])
-def test_a_policy_of_nans_stops_before_its_update(tiny_path, tmp_path, options):
-    trainer = duet_trainer(tiny_path, tmp_path, **options)
+def test_a_policy_of_nans_stops_where_log_probs_are_taken_before_the_updates(tiny_path, tmp_path):
+    """Within the update: tests/test_faults.py."""
+    trainer = duet_trainer(tiny_path, tmp_path, steps_per_generation=8)
 
     def break_the_policy(completions, **kwargs):
         # After generation, so that only the log-probabilities are affected.
@@ -325,10 +313,12 @@ def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
         )
 
 
-def test_an_eos_cannot_be_the_sentinel(tiny_path, tmp_path):
+def test_an_eos_cannot_be_the_sentinel_nor_two_tokens(tiny_path, tmp_path):
     eos = AutoTokenizer.from_pretrained(tiny_path).eos_token_id
     with pytest.raises(ValueError, match=f"got {eos}"):
         duet_trainer(tiny_path, tmp_path, sentinel_token_id=eos)
+    with pytest.raises(ValueError, match=r"extra_eos_tokens names 'no such token', which is no single token"):
+        duet_trainer(tiny_path, tmp_path, method="grpo", extra_eos_tokens=["}$.", "no such token"])
 
 
 def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):

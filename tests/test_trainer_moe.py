@@ -14,16 +14,16 @@ def same_for_all(completions, **kwargs):
     return [1.0 for _ in completions]
 
 
-@pytest.mark.parametrize("switches", [PARTS_OFF, {"method": "grpo"}], ids=["parts-off", "method-grpo"])
 @pytest.mark.parametrize(
-    ("options", "rewards"),
+    ("switches", "options", "rewards"),
     [
-        ({}, [count_fours]),
+        (PARTS_OFF, {}, [count_fours]),
         # Only the auxiliary loss is left, of rollouts whose advantage is 0.
-        ({"learning_rate": 0.5}, [same_for_all]),
-        ({"router_aux_loss_coef": 0.0}, [count_fours]),
+        (PARTS_OFF, {"learning_rate": 0.5}, [same_for_all]),
+        (PARTS_OFF, {"router_aux_loss_coef": 0.0}, [count_fours]),
+        ({"method": "grpo"}, {}, [count_fours]),
     ],
-    ids=["coefficient-of-the-model", "no-advantage", "coefficient-0"],
+    ids=["coefficient-of-the-model", "no-advantage", "coefficient-0", "method-grpo"],
 )
 def test_with_every_part_off_it_is_grpo_loss_for_loss(moe_path, tmp_path, switches, options, rewards):
     grpo, duet = check_grpo_loss_for_loss(moe_path, tmp_path, switches, options, rewards)

@@ -18,8 +18,8 @@ from trl import GRPOConfig, GRPOTrainer
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from recipes.sums import rows, train_problems
 from tests.pretrained import gemma3, smollm2
+from tests.processes import fresh
 from tests.runs import logged
-from tests.scripts import fresh
 
 ROOT = Path(__file__).parents[1]
 SMALL = {

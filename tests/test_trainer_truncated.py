@@ -38,14 +38,6 @@ def test_it_trains_where_some_completions_are_truncated(tiny_path, tmp_path, cho
         assert (history.count > 0).all()
 
 
-def test_it_trains_where_hardly_any_completion_is_whole(tiny_path, tmp_path, choice, caplog):
-    trainer = duet_trainer(tiny_path, tmp_path, mask_truncated_completions=True, max_completion_length=2, **choice)
-    with caplog.at_level(logging.WARNING, logger="duet_trl"):
-        trainer.train()
-    assert min(logged(trainer, "completions/clipped_ratio")) > 0.9
-    assert_healthy(trainer, caplog)
-
-
 def test_it_leaves_the_policy_alone_where_all_completions_are_truncated(tiny_path, tmp_path, choice, caplog):
     never_ending = {"generation_kwargs": {"min_new_tokens": 8}, "max_completion_length": 8}
     trainer = duet_trainer(tiny_path, tmp_path, mask_truncated_completions=True, **never_ending, **choice)

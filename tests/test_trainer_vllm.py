@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts import forked, fresh
+from tests.processes import forked, fresh
 
 ROOT = Path(__file__).parents[1]
 
@@ -105,10 +105,8 @@ def test_the_engines_log_probs_stand_for_those_before_the_updates_without_a_forw
     "overrides",
     [
         {"marker": "4...2", "entropy_threshold": 0.0},
-        {"method": "grpo"},
-        {"lora": True, "learning_rate": 1e-2},
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
-        {"extra_eos_tokens": ["\u0120the"]},
+        {"lora": True, "learning_rate": 1e-2, "extra_eos_tokens": ["\u0120the"]},
         {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
         {"repetition": True},
         {"method": "arrol", "method_kwargs": {"head_warmup_steps": 1, "detect_at": 12}},
@@ -116,10 +114,8 @@ def test_the_engines_log_probs_stand_for_those_before_the_updates_without_a_forw
     ],
     ids=[
         "custom-marker",
-        "grpo",
-        "lora",
         "papers-nucleus",
-        "extra-eos",
+        "lora-extra-eos",
         "grpo-extra-eos",
         "repetition",
         "continued",

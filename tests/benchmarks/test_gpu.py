@@ -12,7 +12,7 @@ import pytest
 from benchmarks.common import write_result
 from benchmarks.gpu import Step, run_all
 from tests.pretrained import smollm2
-from tests.scripts import ROOT, fresh
+from tests.processes import ROOT, fresh
 
 COMMON = {"device": "a machine", "seed": 0}
 NEVER_ENDS = ["sh", "-c", "echo begun; tail -f /dev/null"]

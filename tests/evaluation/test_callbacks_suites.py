@@ -13,8 +13,8 @@ from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings
 from duet_trl.evaluation.suites import load_suite
 from tests.evaluation.policy import EOS_ID, TOKENIZER, ids, write_jsonl
+from tests.processes import forked
 from tests.runs import duet_trainer
-from tests.scripts import forked
 
 RIGHT, WRONG = ids(r"\boxed{42}"), ids(r"\boxed{41}")
 ROOT = Path(__file__).parents[2]

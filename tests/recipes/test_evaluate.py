@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from tests.scripts import forked
+from tests.processes import forked
 from tests.tiny import END_OF_TURN, EOS
 
 ROOT = Path(__file__).parents[2]

@@ -2,8 +2,6 @@
 """The demo end to end for two steps, and what it writes from given runs."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from recipes.tiny_math.demo_report import run_record, write_report
 from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_reward
 from recipes.tiny_math.step_line import print_lines
 from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
+from tests.processes import forked
 from tests.runs import duet_trainer, logged
 
 ROOT = Path(__file__).parents[2]
@@ -98,9 +97,9 @@ def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_p
     run = run_record("GRPO", history(1000.0), [evaluation(0, 0.0, 3), evaluation(3, 30.0, 5)], {"seed": 0})
     write_report([run, run], tmp_path)
     assert len((tmp_path / "summary.json").read_text().splitlines()) > 50
-    script = f"import sys; sys.argv += ['--engine', 'server', '--steps', '1']; sys.path.insert(0, '{ROOT}/recipes')"
+    script = f"import sys; sys.argv[1:] = ['--engine', 'server', '--steps', '1']; sys.path.insert(0, '{ROOT}/recipes')"
     script += "\nimport math_tiny; math_tiny.compare = lambda args: print(args.output_dir); math_tiny.main()"
-    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = forked(["-c", script], cwd=tmp_path)
     assert done.stdout.strip() == "outputs/demo_server", done.stderr
 
 
@@ -108,8 +107,8 @@ def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_p
 @pytest.mark.vllm
 def test_the_demo_trains_all_arms_and_reports(tmp_path):
     pytest.importorskip("vllm", reason="needs vLLM")
-    command = [sys.executable, "recipes/math_tiny.py", "--steps", "2", "--eval_problems", "5", "--eval_every", "0"]
-    done = subprocess.run([*command, "--output_dir", tmp_path], cwd=ROOT, capture_output=True, text=True, timeout=500)
+    small = ("--steps", "2", "--eval_problems", "5", "--eval_every", "0")
+    done = forked(["recipes/math_tiny.py", *small, "--output_dir", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "speed-up" in done.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())

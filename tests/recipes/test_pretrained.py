@@ -2,10 +2,8 @@
 """The sums and the recipe that trains a pre-trained model on them."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,8 @@ from recipes.sums import (
     train_problems,
 )
 from tests.pretrained import smollm2
+from tests.processes import forked
 from tests.tiny import END_OF_TURN
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_a_prompt_is_four_worked_sums_and_an_open_one():
@@ -96,8 +93,7 @@ def test_a_policy_that_knows_the_answer_and_ends_is_right(tiny_path, monkeypatch
 
 
 def recipe(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "recipes/pretrained.py", *options, "--output_dir", str(tmp_path / "out")]
-    return subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=500)
+    return forked(["recipes/pretrained.py", *options, "--output_dir", str(tmp_path / "out")])
 
 
 def test_without_the_model_the_remedy_is_named(tmp_path):

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from duet_trl.evaluation.suites import load_suite
 from duet_trl.rewards import SandboxError
-from tests.scripts import forked, fresh
+from tests.processes import forked, fresh
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
@@ -83,20 +83,25 @@ def test_a_recipe_trains_with_its_own_reward_and_leaves_its_configuration(tiny_p
 
 
 @pytest.mark.slow
-def test_suites_are_measured_before_and_after_and_the_best_is_kept(tiny_path, tmp_path):
+def test_suites_are_measured_the_best_is_kept_and_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
     suite = tmp_path / "gsm8k.jsonl"
     rows = [{"question": f"What is {i} + {i}?", "answer": f"It is {2 * i}. #### {2 * i}"} for i in range(6)]
     suite.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("--eval_suites", "gsm8k", "--eval_sources", f"gsm8k={suite}", "--eval_samples", "2")
     done = run("math_qwen3", tmp_path, tiny_path, *options, "--push_to_hub", "true", "--hub_model_id", "me/model")
-    assert "was not pushed" in done.stderr, done.stderr[-3000:]
     out = tmp_path / "out"
+    assert done.returncode != 0
+    assert f"the model is saved in {out} but was not pushed" in done.stderr, done.stderr[-3000:]
+    for name in ("model.safetensors", "tokenizer.json", "duet_state.json", "README.md", "recipe.yaml"):
+        assert (out / name).exists(), name
     best = json.loads((out / "best" / "evaluation.json").read_text())
     assert best["step"] == 2 and 0 <= best["held_out/gsm8k/mean@2"] <= 1
     assert (out / "best" / "model.safetensors").exists()
     card = (out / "README.md").read_text()
     (row,) = [line for line in card.splitlines() if line.startswith("| held_out/gsm8k/mean@2 |")]
     assert row.split("|")[3].strip() == f"{best['held_out/gsm8k/mean@2']:.4g}"
+    assert "# Model Card for model\n" in card and (out / "recipe.yaml").read_text().strip() in card
+    assert "datasets" not in yaml.safe_load(card.split("---")[1])  # the Hub refuses a path as the name of a data set
 
 
 @pytest.mark.slow
@@ -147,19 +152,6 @@ def test_places_of_suites_are_told_apart_from_suites_that_are_not_measured():
     for entry in ("math500", "math500=", "gsm8k=x.jsonl"):
         with pytest.raises(ValueError, match="eval_sources takes 'suite=place'"):
             ScriptArguments(eval_suites=["math500"], eval_sources=[entry]).sources  # noqa: B018
-
-
-@pytest.mark.slow
-def test_a_push_that_fails_comes_after_saving(tiny_path, tmp_path):
-    done = run("math_qwen3", tmp_path, tiny_path, "--push_to_hub", "true", "--hub_model_id", "me/model")
-    assert done.returncode != 0
-    assert f"the model is saved in {tmp_path / 'out'} but was not pushed" in done.stderr
-    for name in ("model.safetensors", "tokenizer.json", "duet_state.json", "README.md", "recipe.yaml"):
-        assert (tmp_path / "out" / name).exists(), name
-    card = (tmp_path / "out" / "README.md").read_text()
-    assert "# Model Card for model\n" in card
-    assert (tmp_path / "out" / "recipe.yaml").read_text().strip() in card
-    assert "datasets" not in yaml.safe_load(card.split("---")[1])  # the Hub refuses a path as the name of a data set
 
 
 @pytest.mark.parametrize(

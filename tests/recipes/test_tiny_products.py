@@ -28,9 +28,8 @@ def clean_document(level: int, seed: int = 0) -> tuple[task.Problem, str]:
     return problem, task.write_document(rng, problem, warm_start.CLEAN)
 
 
-def test_problems_have_the_value_that_python_computes_and_the_digits_of_their_level():
+def test_problems_have_the_digits_of_their_level():
     for problem in task.sample_problems(TRAIN, 200, seed=3):
-        assert problem.answer == eval(problem.expression)
         assert tuple(map(len, problem.expression.split("*"))) == task.DIGITS[problem.level]
 
 
@@ -138,18 +137,6 @@ def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
     assert 200 < longest < 300
 
 
-def test_levels_come_in_equal_parts_and_without_repetition():
-    # As many as the pool's candidates: the smallest level has enough of them.
-    problems = task.sample_problems(TRAIN, 2400, seed=1)
-    assert Counter(problem.level for problem in problems) == dict.fromkeys(LEVELS, 480)
-    assert len({problem.expression for problem in problems}) == 2400
-
-
-def test_every_sampled_problem_belongs_to_the_split_it_was_asked_for():
-    for split in (WARM_START, TRAIN, HELD_OUT):
-        assert {task.split_of(p.expression) for p in task.sample_problems(split, 60, seed=1)} == {split}
-
-
 @settings(deadline=None)
 @given(st.integers(2, 9999), st.integers(2, 9999))
 def test_factors_may_be_exchanged_without_changing_the_split(first, second):
@@ -175,36 +162,6 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
         stated |= {line for line in lines if tuple(map(len, line.split("*"))) in task.DIGITS.values()}
     assert len(stated) > 2000
     assert {task.split_of(expression) for expression in stated} == {WARM_START}
-
-
-def test_checkpoint_files_fit_into_three_megabytes():
-    assert sum(path.stat().st_size for path in warm_start.CHECKPOINT.iterdir()) <= 3 * 2**20
-
-
-def test_tokenizer_has_single_digits_and_fits_the_policy_with_a_row_to_spare():
-    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
-    model = policy.load_policy(warm_start.CHECKPOINT)
-    assert tokenizer.tokenize("7*6+0=42") == ["7", "*", "6", "+", "0", "=", "4", "2"]
-    assert model.config.vocab_size == policy.PADDED_VOCABULARY_SIZE > len(tokenizer)
-    assert model.config.eos_token_id == tokenizer.eos_token_id
-    prompt = tokenizer.apply_chat_template(
-        task.Problem("34*26", 2, 884).messages, add_generation_prompt=True, tokenize=False
-    )
-    assert prompt == "<|im_start|>user\nMultiply 34*26.<|im_end|>\n<|im_start|>assistant\n"
-
-
-def test_any_text_survives_the_tokenizer():
-    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
-    text = "```\n\u00e9\u4e2d```  \t\n x"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
-
-
-def test_packed_rows_hold_whole_documents_up_to_the_limit():
-    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
-    batch = next(training.batches(warm_start.CORPUS, tokenizer, random.Random(0), clean_share=0.0))
-    assert batch["input_ids"].shape == (training.ROWS, warm_start.CORPUS.row_length)
-    text = tokenizer.decode(batch["input_ids"][0])
-    assert text.startswith("<|im_start|>user\nMultiply ")
 
 
 @torch.no_grad()
@@ -234,15 +191,3 @@ def test_the_shipped_policy_usually_forgets_a_large_carry_and_could_remember_it(
     p_right, p_forgotten = probability_of_result(right), probability_of_result(forgotten)
     assert ((p_right > 0.2) & (p_forgotten > 0.3)).float().mean() > 0.7
     assert (p_forgotten > p_right).float().mean() > 0.7
-
-
-@pytest.mark.slow
-def test_the_shipped_policy_has_something_to_learn_and_something_to_learn_from():
-    # Not a benchmark: between never and always right, so that groups have a spread, and no better when it is greedy.
-    model, tokenizer = policy.load_policy(warm_start.CHECKPOINT), policy.load_tokenizer(warm_start.CHECKPOINT)
-    report = training.evaluate(warm_start.CORPUS, model, tokenizer)
-    accuracy, unanswered = (float(re.search(rf"{name} ([\d.]+)", report).group(1)) for name in ("accuracy", "answer"))
-    assert 0.2 < accuracy < 0.5
-    assert 0.2 < unanswered < 0.5
-    greedy = training.evaluate(warm_start.CORPUS, model, tokenizer, greedy=True)
-    assert 0.2 < float(re.search(r"accuracy ([\d.]+)", greedy).group(1)) < 0.5

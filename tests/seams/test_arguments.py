@@ -156,11 +156,6 @@ class Forgetful(Method):
             TypeError,
             r"Changed.state_dict\(\)\['seen'\] is \{1\} of type set, which a checkpoint cannot hold",
         ),
-        (
-            changed(state_dict=lambda self: {"seen": np.float32(1)}),
-            TypeError,
-            r"Changed.state_dict\(\)\['seen'\] is .* of type float32",
-        ),
         (changed(identity={"levels": (1, 2)}), TypeError, r"Changed.identity\['levels'\] is \(1, 2\) of type tuple"),
         (changed(load_state_dict=lambda self, state: state["lost"]), KeyError, "lost"),
         (

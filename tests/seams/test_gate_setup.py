@@ -109,8 +109,7 @@ def test_a_turn_that_ends_without_an_eos_is_said_at_the_start(tiny_path, tmp_pat
     assert not any("ends a turn" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize("method", ["grpo", "duet"])
-@pytest.mark.parametrize("conversational", [False, True])
+@pytest.mark.parametrize(("method", "conversational"), [("grpo", False), ("duet", True)])
 def test_a_folder_with_mistrals_own_tokenizer_is_trained(tmp_path, method, conversational):
     mistral = pytest.importorskip("mistral_common")
     folder = tmp_path / "model"

@@ -3,6 +3,7 @@
 
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -112,14 +113,16 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     thread.join()
 
 
-def trained(tiny_path: Path, output_dir: Path):
-    trainer = duet_trainer(tiny_path, output_dir, max_steps=2, hub_model_id="me/tiny", hub_token=TOKEN)
+@pytest.fixture(scope="module")
+def trainer(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Trained once; every test pushes what it has."""
+    folder = tmp_path_factory.mktemp("tiny")
+    trainer = duet_trainer(tiny_path, folder, max_steps=2, hub_model_id="me/tiny", hub_token=TOKEN)
     trainer.train()
     return trainer
 
 
-def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(tiny_path, tmp_path, hub):
-    trainer = trained(tiny_path, tmp_path / "out")
+def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(trainer, tmp_path, hub):
     trainer.push_to_hub()
     for name in ("model.safetensors", "tokenizer.json", "config.json", "README.md", STATE_FILE):
         assert hub.files[name], name
@@ -136,16 +139,27 @@ def test_model_tokenizer_card_and_state_reach_the_hub_and_load_again(tiny_path, 
         assert hub.files[name] == (tmp_path / "again" / name).read_bytes()
     card = hub.files["README.md"].decode()
     assert "| duet/generated_tokens |" in card and "arXiv:2605.08441" in card and "tags:" in card
-    assert TOKEN not in card and str(tmp_path) not in card
+    assert TOKEN not in card and trainer.args.output_dir not in card
 
 
-def test_without_a_network_a_push_says_where_the_model_is(tiny_path, tmp_path, hub):
-    trainer = trained(tiny_path, tmp_path)
-    hub.shutdown()
-    hub.server_close()
-    with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: ConnectError: .*hf auth login"):
-        trainer.push_to_hub()
-    assert (tmp_path / "model.safetensors").exists()
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [("network", "ConnectError: .*hf auth login"), ("token", ".*401"), ("hub", ".*hf auth login")],
+)
+def test_the_model_is_saved_before_a_push_that_fails_and_the_error_says_where(trainer, missing, message, request):
+    saved = [Path(trainer.args.output_dir) / name for name in ("model.safetensors", "tokenizer.json", STATE_FILE)]
+    for path in saved:
+        path.unlink(missing_ok=True)
+    trainer.hub_model_id = None  # as before its first push
+    if missing != "hub":  # HF_HUB_OFFLINE is set for all tests, but where there is a stand-in
+        hub = request.getfixturevalue("hub")
+    if missing == "network":
+        hub.shutdown()
+        hub.server_close()
+    where = re.escape(trainer.args.output_dir)
+    with pytest.raises(RuntimeError, match=rf"saved in {where} but was not pushed: {message}"):
+        trainer.push_to_hub(**{"token": "hf_wrong"} if missing == "token" else {})
+    assert all(path.exists() for path in saved)
 
 
 def test_the_card_of_a_local_model_names_no_model_called_none(tiny_path, tmp_path):
@@ -154,21 +168,6 @@ def test_the_card_of_a_local_model_names_no_model_called_none(tiny_path, tmp_pat
     card = (tmp_path / "sums" / "README.md").read_text()
     assert "# Model Card for sums\n" in card and "fine-tuned version of a local model" in card
     assert "None" not in card.split("## Training under a token budget")[0]
-
-
-def test_without_a_hub_the_model_is_saved_and_the_error_says_where_and_what_to_do(tiny_path, tmp_path):
-    trainer = trained(tiny_path, tmp_path)
-    with pytest.raises(RuntimeError, match=rf"saved in {tmp_path} but was not pushed: .*hf auth login"):
-        trainer.push_to_hub()  # HF_HUB_OFFLINE is set for all tests
-    for name in ("model.safetensors", "tokenizer.json", STATE_FILE):
-        assert (tmp_path / name).exists()
-
-
-def test_wrong_token_is_named_after_the_model_is_saved(tiny_path, tmp_path, hub):
-    trainer = trained(tiny_path, tmp_path)
-    with pytest.raises(RuntimeError, match=r"was not pushed: .*401"):
-        trainer.push_to_hub(token="hf_wrong")
-    assert not hub.files and (tmp_path / "model.safetensors").exists()
 
 
 def test_configuration_in_the_card_is_read_back_to_the_same_one(tmp_path):

@@ -13,6 +13,7 @@ from duet_trl.seams.checkpoint import resume_point, why_torn
 from tests.runs import duet_trainer, logged, prompts
 
 WRITTEN_WHOLE = ("trainer_state.json", "duet_state.json")
+SMALL = {"max_completion_length": 24, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
 HOLDING_TENSORS = ("model.safetensors", "duet_state.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth")
 
 
@@ -20,8 +21,7 @@ HOLDING_TENSORS = ("model.safetensors", "duet_state.safetensors", "optimizer.pt"
 def saved(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two steps with a checkpoint of each."""
     folder = tmp_path_factory.mktemp("saved")
-    small = {"max_completion_length": 24, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    duet_trainer(tiny_path, folder, max_steps=2, save_strategy="steps", save_steps=1, **small).train()
+    duet_trainer(tiny_path, folder, max_steps=2, save_strategy="steps", save_steps=1, **SMALL).train()
     return folder
 
 
@@ -93,8 +93,7 @@ def test_what_is_no_checkpoint_is_left_to_transformers(run, asked):
 def test_a_run_resumes_from_the_previous_checkpoint_and_writes_the_torn_one_again(tiny_path, run, caplog):
     torn = run / "checkpoint-2"
     torn.joinpath("optimizer.pt").write_bytes(torn.joinpath("optimizer.pt").read_bytes()[:-9])
-    small = {"max_completion_length": 24, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    trainer = duet_trainer(tiny_path, run, max_steps=2, save_strategy="steps", save_steps=1, **small)
+    trainer = duet_trainer(tiny_path, run, max_steps=2, save_strategy="steps", save_steps=1, **SMALL)
     trainer.train(resume_from_checkpoint=True)
     assert "optimizer.pt is cut off. Resuming from" in caplog.text
     assert logged(trainer, "duet/generated_tokens") and trainer.loop.num_steps == 2
@@ -126,20 +125,18 @@ def drawn(trainer, **arguments) -> list[tuple[str, ...]]:
     return found
 
 
-@pytest.mark.parametrize("step", [2, 3, 4, 6])
-def test_a_resumed_run_draws_the_prompts_of_an_uninterrupted_one(tiny_path, tmp_path, step):
+def test_a_resumed_run_draws_the_prompts_of_an_uninterrupted_one(tiny_path, tmp_path):
     """12 prompts, 4 a step: an epoch ends with steps 3 and 6."""
-    small = {"max_completion_length": 8, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    small |= {"data": prompts(12), "max_steps": 7, "method": "grpo"}
-    whole = drawn(duet_trainer(tiny_path, tmp_path, save_strategy="steps", save_steps=step, **small))
-    again = duet_trainer(tiny_path, tmp_path, **small)
-    assert drawn(again, resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")) == whole[step:]
+    small = SMALL | {"max_completion_length": 8, "data": prompts(12), "max_steps": 7, "method": "grpo"}
+    whole = drawn(duet_trainer(tiny_path, tmp_path, save_strategy="steps", save_steps=1, **small))
+    for step in (2, 3, 4, 6):
+        again = duet_trainer(tiny_path, tmp_path / "again", **small)
+        assert drawn(again, resume_from_checkpoint=str(tmp_path / f"checkpoint-{step}")) == whole[step:]
     assert len({*sum(whole[3:6], ())}) == 12
 
 
 def test_a_run_that_was_killed_behind_its_last_step_trains_no_other(tiny_path, run, saved):
-    small = {"max_completion_length": 24, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    trainer = duet_trainer(tiny_path, run, max_steps=2, **small)
+    trainer = duet_trainer(tiny_path, run, max_steps=2, **SMALL)
     assert drawn(trainer, resume_from_checkpoint=True) == []
     state = json.loads((saved / "checkpoint-2" / "trainer_state.json").read_text())
     assert trainer.state.global_step == 2 == state["global_step"]
