@@ -25,9 +25,6 @@ from .tokens import LoggedThoughts, Tokens
 PAPER_KEEP = 0.05
 """eps_abort of the paper, where K2 is a quantile of lengths."""
 
-STD_QUANTILES = (0.1, 0.5, 0.9)
-"""Quantiles over groups that are reported."""
-
 Interval = tuple[float, float]
 """Both ends of a 95% interval."""
 
@@ -79,11 +76,6 @@ class GroupSpread:
     num_scored: int  # of those, groups with two scored completions or more; the rest of the table is about them
     zero_variance: float | None  # share without any difference in reward: they teach nothing
     zero_variance_interval: Interval | None
-    mean_std: float | None  # mean within-group standard deviation of the reward (n - 1)
-    std_quantiles: dict[str, float]  # its quantiles over groups
-    # variance of Theorem 1's optimum, relative to equal counts at equal tokens, if every group's reward spread were
-    # known beforehand: Eqs. 1 and 2 without rounding and least counts. 1 means that allocation has nothing to gain.
-    neyman_variance: float | None
 
 
 @dataclass(frozen=True)
@@ -163,10 +155,8 @@ def total_reward(completions: Completions, columns: Sequence[str], weights: Sequ
     return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
 
 
-def measure_groups(
-    completions: Completions, lengths: np.ndarray, columns: Sequence[str], reward: np.ndarray
-) -> GroupSpread:
-    """Zero-variance groups, spread of the within-group standard deviation, and Theorem 1's bound (Eqs. 1 and 2).
+def measure_groups(completions: Completions, columns: Sequence[str], reward: np.ndarray) -> GroupSpread:
+    """Zero-variance groups.
 
     A group has zero variance if all of its rewards are equal, or all of its advantages: these know the weights that
     the run gave to its reward functions.
@@ -176,23 +166,12 @@ def measure_groups(
     rows_of_group = np.split(np.argsort(completions.group, kind="stable"), np.cumsum(np.bincount(completions.group)))
     groups = [rows[scored[rows]] for rows in rows_of_group[:-1]]
     usable = [rows for rows in groups if len(rows) > 1]
-    flat = [_flat(rows, reward, advantage) for rows in usable]
-    std = np.array([0.0 if _equal(reward[rows]) else reward[rows].std(ddof=1) for rows in usable])
-    known = bool(columns) and len(std) > 0
-    first = np.array([rows[0] for rows in usable], dtype=np.int64)
-    return GroupSpread(
-        num_groups=len(groups),
-        num_scored=len(usable),
-        zero_variance=float(np.mean(flat)) if usable else None,
-        zero_variance_interval=_share_interval(flat, np.ones(len(flat)), completions.prompt_number[first])
-        if usable
-        else None,
-        mean_std=float(std.mean()) if known else None,
-        std_quantiles={f"p{100 * q:g}": float(np.quantile(std, q)) for q in STD_QUANTILES} if known else {},
-        neyman_variance=_neyman_variance(completions.batch[first], std, [lengths[rows].mean() for rows in usable])
-        if known
-        else None,
-    )
+    if not usable:
+        return GroupSpread(len(groups), 0, None, None)
+    flat = [_equal(advantage[rows]) or _equal(reward[rows]) for rows in usable]
+    prompts = completions.prompt_number[[rows[0] for rows in usable]]
+    interval = _share_interval(flat, np.ones(len(flat)), prompts)
+    return GroupSpread(len(groups), len(usable), float(np.mean(flat)), interval)
 
 
 def above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
@@ -350,10 +329,6 @@ def _share_interval(top: Sequence[bool] | np.ndarray, bottom: np.ndarray, prompt
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], 1.0))
 
 
-def _flat(rows: np.ndarray, reward: np.ndarray, advantage: np.ndarray) -> bool:
-    return _equal(advantage[rows]) or _equal(reward[rows])
-
-
 def _equal(values: np.ndarray) -> bool:
     """Whether all values are one number up to the rounding of float32; nan is none."""
     return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))  # False with nan
@@ -363,14 +338,3 @@ def _informative(advantage: np.ndarray) -> np.ndarray:
     """The advantages, or nan throughout if all are one number: then nothing was trained on them."""
     known = advantage[~np.isnan(advantage)]
     return np.full_like(advantage, np.nan) if len(known) == 0 or _equal(known) else advantage
-
-
-def _neyman_variance(batch: np.ndarray, std: np.ndarray, mean_length: Sequence[float]) -> float | None:
-    """sum over batches of (sum s sqrt(L))^2 / sum L, relative to that of sum s^2; None without any spread."""
-    best = equal = 0.0
-    for index in np.unique(batch):
-        rows = batch == index
-        length = np.maximum(np.asarray(mean_length)[rows], 1.0)
-        best += float((std[rows] * np.sqrt(length)).sum() ** 2 / length.sum())
-        equal += float((std[rows] ** 2).sum())
-    return best / equal if equal > 0 else None

@@ -142,7 +142,7 @@ def _estimate(options: argparse.Namespace) -> Estimate:
     except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
         raise UnreadableRun(str(error)) from error
     projections = project(lengths, markers, len(completions.texts), settings)
-    groups = measure_groups(completions, tokens.lengths, columns, reward)
+    groups = measure_groups(completions, columns, reward)
     seconds, seconds_source = _seconds(log, options.seconds_per_step)
     notes = [*completions.notes, *thought_notes(thoughts), *notes, *guessed]
     if same := [name for name in columns if _constant(completions.numbers[name])]:

@@ -108,17 +108,8 @@ def _group_rows(groups: GroupSpread, columns: Sequence[str]) -> dict[str, str]:
         return {"zero variance": "not known: no group has two completions with a reward or an advantage"}
     share = _percent(groups.zero_variance, groups.zero_variance_interval, "%")
     zero = f"{share} of {groups.num_scored:,} groups: all rewards equal, nothing to learn"
-    if groups.mean_std is None:
-        return {"zero variance": zero, "reward spread": "not known: the files have no reward column"}
-    quantiles = ", ".join(f"{name} {value:.3g}" for name, value in groups.std_quantiles.items())
-    spread = f"std within groups: mean {groups.mean_std:.3g}, {quantiles} (columns: {', '.join(columns)})"
-    rows = {"zero variance": zero, "reward spread": spread}
-    if groups.neyman_variance is not None:
-        rows["allocation"] = (
-            f"if every spread were known beforehand: {100 * groups.neyman_variance:.1f}% of the variance of equal "
-            "counts, at equal tokens (Eqs. 1 and 2; a bound)"
-        )
-    return rows
+    named = f"columns: {', '.join(columns)}" if columns else "not known: the files have no reward column"
+    return {"zero variance": zero, "rewards": named}
 
 
 def _seconds_text(estimate: Estimate) -> str:

@@ -139,14 +139,10 @@ def test_without_rewards_there_is_no_price_and_nothing_is_aborted(tmp_path, caps
 
 
 def test_rewards_by_hand(tmp_path, capsys):
-    # p: two ones of four, std = sqrt(1/3), mean length 60; q: no spread, mean length 52.5.
-    # Theorem 1: (s_p sqrt(60))^2 / 112.5 against s_p^2 for equal counts.
+    # p: two ones of four; q: four zeros.
     write(tmp_path / "run", 1, EIGHT)
     groups = figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS)["measured"]["groups"]
     assert (groups["num_groups"], groups["num_scored"], groups["zero_variance"]) == (2, 2, 0.5)
-    assert groups["mean_std"] == pytest.approx(math.sqrt(1 / 3) / 2)
-    assert groups["std_quantiles"]["p50"] == pytest.approx(math.sqrt(1 / 3) / 2)
-    assert groups["neyman_variance"] == pytest.approx(60 / 112.5)
 
 
 def test_projection_by_hand(tmp_path, capsys):
