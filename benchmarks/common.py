@@ -3,10 +3,13 @@
 
 import argparse
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from duet_trl.methods.duet_settings import DuetOptions
 
@@ -42,6 +45,43 @@ def open_engine(path: Path, max_model_length: int, seed: int = 0) -> Any:
         gpu_memory_utilization=0.2,
         logprobs_mode="processed_logprobs",  # of the distribution that is sampled
     )
+
+
+def spread(values: Sequence[float] | np.ndarray) -> dict[str, float]:
+    """10th percentile, median and 90th percentile."""
+    low, median, high = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    return {"p10": low, "median": median, "p90": high}
+
+
+def between(values: Mapping[str, float], form: str) -> str:
+    """A `spread` in a table, its figures written in this form."""
+    return f"{values['median']:{form}} ({values['p10']:{form}} to {values['p90']:{form}})"
+
+
+def finish(
+    name: str, figures: dict[str, Any], met: Mapping[str, bool], arguments: argparse.Namespace, *packages: str
+) -> int:
+    """Print which targets are met, and write the figures with seed, machine and versions of these packages.
+
+    Returns:
+        int: Exit status: 1 if a target is missed and --check was given.
+    """
+    # Not above: it loads torch, before which some benchmarks set the environment.
+    from duet_trl.report.environment import hardware, versions
+    from duet_trl.report.tables import text_table
+
+    if met:
+        print(
+            "\n" + text_table(["target", "met"], [[target, "yes" if good else "NO"] for target, good in met.items()])
+        )
+    about = {
+        "targets_met": {target: bool(good) for target, good in met.items()},
+        "load_average": os.getloadavg(),
+        "seed": arguments.seed,
+    }
+    about |= {"hardware": hardware(), "versions": versions(*packages)}
+    print(f"\nwritten to {write_result(name, figures | about)}")
+    return int(arguments.check and not all(met.values()))
 
 
 def write_result(name: str, payload: dict[str, Any]) -> Path:

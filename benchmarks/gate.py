@@ -24,7 +24,7 @@ from collections.abc import Callable
 from importlib import resources
 
 import numpy as np
-from common import argument_parser, write_result
+from common import argument_parser, between, finish, spread
 from tokenizers import Tokenizer, decoders, models
 
 from duet_trl.gate.automaton import compile_automaton
@@ -32,7 +32,6 @@ from duet_trl.gate.markers import MARKERS
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.streaming import StreamingGate
 from duet_trl.gate.vocabulary import BYTE_OF_CHARACTER
-from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 
 NUM_ROLLOUTS = 1_024
@@ -74,14 +73,8 @@ def seconds(work: Callable[[], object]) -> float:
     return time.thread_time() - begin
 
 
-def summary(samples: list[float]) -> dict[str, float]:
-    """Median and 10th to 90th percentile, in microseconds."""
-    low, *_, high = statistics.quantiles(samples, n=10)
-    return {"median_us": statistics.median(samples) * 1e6, "p10_us": low * 1e6, "p90_us": high * 1e6}
-
-
 def measure_steps(vocabulary: list[bytes | None], seed: int) -> dict[str, dict[str, float]]:
-    """Time one decode step of each method, the methods taking turns."""
+    """Microseconds of one decode step of each method, the methods taking turns."""
     rng = np.random.default_rng(seed)
     special = vocabulary.index(next(data for data in vocabulary if data is not None))
     tokens = rng.integers(special, COMMON_TOKENS, (STEPS_PER_ROUND, NUM_ROLLOUTS))
@@ -115,7 +108,7 @@ def measure_steps(vocabulary: list[bytes | None], seed: int) -> dict[str, dict[s
             samples["decode"].append(seconds(lambda phase=phase: text_step(decode, phase, POLL_INTERVAL)))
             samples["join"].append(seconds(lambda phase=phase: text_step(join, phase, POLL_INTERVAL)))
         samples["decode all"].append(seconds(lambda: text_step(decode, 0, 1)))
-    return {name: summary(values) for name, values in samples.items()}
+    return {name: spread([1e6 * one for one in values]) for name, values in samples.items()}
 
 
 def measure_tables(vocabulary: list[bytes | None]) -> dict[str, dict[str, float]]:
@@ -148,7 +141,7 @@ def main() -> int:
         )
     )
     steps = measure_steps(vocabulary, arguments.seed)
-    ours = steps["automaton"]["median_us"]
+    ours = steps["automaton"]["median"]
     rows = {
         "automaton": "automaton and gate, every rollout every step",
         "look-up alone": "  of which the look-up",
@@ -158,39 +151,21 @@ def main() -> int:
     }
     print(
         text_table(
-            [f"{NUM_ROLLOUTS:,} rollouts, {len(vocabulary):,} tokens", "us per step", "p10-p90", "ratio"],
+            [f"{NUM_ROLLOUTS:,} rollouts, {len(vocabulary):,} tokens", "us per step (p10 to p90)", "ratio"],
             [
-                [
-                    title,
-                    f"{s['median_us']:,.1f}",
-                    f"{s['p10_us']:,.1f}-{s['p90_us']:,.1f}",
-                    f"{s['median_us'] / ours:,.1f}",
-                ]
-                for s, title in ((steps[name], title) for name, title in rows.items())
+                [title, between(steps[name], ",.1f"), f"{steps[name]['median'] / ours:,.1f}"]
+                for name, title in rows.items()
             ],
         )
     )
-    ratio = steps["decode"]["median_us"] / ours
+    ratio = steps["decode"]["median"] / ours
     slowest = max(table["compile_seconds"] for table in tables.values())
-    passed = ratio >= MINIMUM_RATIO and slowest <= MAXIMUM_COMPILE_SECONDS
-    print(
-        f"per decode step: {ours:.1f} us against {steps['decode']['median_us']:,.1f} us, ratio {ratio:.0f} "
-        f"(target {MINIMUM_RATIO:.0f}); slowest compile {slowest:.3f} s (target {MAXIMUM_COMPILE_SECONDS} s)"
-    )
-    payload = {
-        "ratio": ratio,
-        "minimum_ratio": MINIMUM_RATIO,
-        "passed": passed,
-        "num_rollouts": NUM_ROLLOUTS,
-        "vocab_size": len(vocabulary),
-        "steps": steps,
-        "tables": tables,
-        "seed": arguments.seed,
-        "hardware": hardware(),
-        "versions": versions("numpy", "tokenizers", "mistral_common"),
+    met = {
+        f"ratio to decoding {ratio:.0f} >= {MINIMUM_RATIO:.0f}": ratio >= MINIMUM_RATIO,
+        f"slowest compile {slowest:.3f} s <= {MAXIMUM_COMPILE_SECONDS} s": slowest <= MAXIMUM_COMPILE_SECONDS,
     }
-    print(f"written to {write_result('gate', payload)}")
-    return int(arguments.check and not passed)
+    payload = {"num_rollouts": NUM_ROLLOUTS, "vocab_size": len(vocabulary), "steps": steps, "tables": tables}
+    return finish("gate", payload | {"ratio": ratio}, met, arguments, "numpy", "tokenizers", "mistral_common")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import argument_parser, write_result
+from common import argument_parser, finish
 
 CUDA = torch.cuda.is_available()
 if not CUDA:
@@ -42,7 +42,6 @@ from duet_trl.gate.markers import get_marker  # noqa: E402
 from duet_trl.gate.parameters import GateRequest  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
 from duet_trl.gate.thoughts import Delimiters  # noqa: E402
-from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -321,7 +320,6 @@ def main() -> int:
             "\nNo GPU: the oracle was timed on CPU tensors and the kernel ran under Triton's interpreter, untimed. "
             f"Time (at most {MAXIMUM_US:.0f} us) and launches (at most {MAXIMUM_LAUNCHES}) were NOT checked."
         )
-    print(text_table(("target", "met"), [(name, "yes" if met else "NO") for name, met in checks.items()]))
     payload = {
         "device": device,
         "measured_on_gpu": CUDA,
@@ -329,14 +327,9 @@ def main() -> int:
         "times": figures,
         "launches": launches,
         "agreement": agreed,
-        "targets_met": checks,
         "settings": {"num_rows": NUM_ROWS, "vocab_size": VOCAB_SIZE, "repeats": REPEATS, "steps": STEPS},
-        "seed": arguments.seed,
-        "hardware": hardware(),
-        "versions": versions("torch", "triton", "numpy"),
     }
-    print(f"\nwritten to {write_result('gpu_gate', payload)}")
-    return int(arguments.check and not all(checks.values()))
+    return finish("gpu_gate", payload, checks, arguments, "torch", "triton", "numpy")
 
 
 def print_times(figures: dict[str, dict[str, dict[str, float]]], device: str) -> None:

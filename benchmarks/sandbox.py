@@ -22,12 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import argument_parser, write_result
+from common import argument_parser, finish
 from datasets import load_dataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import Check, CodeVerifier, Limits, Sandbox
 from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, probe
@@ -205,37 +204,26 @@ def main() -> int:
         print(f"NOT CONTAINED: {name}: {found}")
     for name, reason in honest["failed"].items():
         print(f"NOT PASSED: {name}: {reason}")
-    passed = (
-        not hostile["escaped"]
-        and not honest["failed"]
-        and solutions["passed"] == solutions["solutions"]
-        and solutions["failed"] == solutions["stubs"]
-        and batch["seconds"] <= batch["bound"]
-        and batch["wrong_verdicts"] == 0
-        and speeds[isolation] >= LEAST_RUNS_PER_SECOND
-    )
-    path = write_result(
-        "sandbox",
-        {
-            "isolation": isolation,
-            "hostile": hostile,
-            "honest": honest,
-            "batch": batch,
-            "solutions": solutions,
-            "labelled": labelled,
-            "runs_per_second": speeds,
-            "not_here": {name: defect for name, defect in defects.items() if defect is not None},
-            "workers": workers,
-            "load_average": os.getloadavg(),
-            "targets": {"least_runs_per_second": LEAST_RUNS_PER_SECOND},
-            "passed": passed,
-            "seed": arguments.seed,
-            "hardware": hardware(),
-            "versions": versions("duet-trl"),
-        },
-    )
-    print(f"\n{'all targets met' if passed else 'TARGET MISSED'}; figures in {path}")
-    return 1 if arguments.check and not passed else 0
+    met = {
+        "hostile programs contained": not hostile["escaped"],
+        "right programs of unusual style passed": not honest["failed"],
+        "HumanEval's solutions passed": solutions["passed"] == solutions["solutions"],
+        "empty functions failed": solutions["failed"] == solutions["stubs"],
+        "hanging programs within the bound": batch["seconds"] <= batch["bound"] and batch["wrong_verdicts"] == 0,
+        f"{LEAST_RUNS_PER_SECOND:.0f} runs per second": speeds[isolation] >= LEAST_RUNS_PER_SECOND,
+    }
+    payload = {
+        "isolation": isolation,
+        "hostile": hostile,
+        "honest": honest,
+        "batch": batch,
+        "solutions": solutions,
+        "labelled": labelled,
+        "runs_per_second": speeds,
+        "not_here": {name: defect for name, defect in defects.items() if defect is not None},
+        "workers": workers,
+    }
+    return finish("sandbox", payload, met, arguments, "duet-trl")
 
 
 if __name__ == "__main__":

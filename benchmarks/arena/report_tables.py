@@ -5,24 +5,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .contest import MARGIN, SHARES, Contest, contests
+from .contest import MARGIN, Contest, contests
 from .curves import COSTS
 from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .profiles import PROFILES
 from .quantities import (
-    DIFFERENCE,
-    EQUAL_COSTS,
     NO_FIGURE,
     Figures,
     Quantities,
-    Quantity,
     figure_of,
     of_entrant,
     of_rank,
     of_start,
     rate_of,
     rate_text,
-    resolvable,
 )
 from .ranking import Rank, ranking
 from .records import REPORT, START, TUNE, Run
@@ -31,9 +27,7 @@ from .tasks import TASKS
 from .tuning import accuracy as tuning_accuracy
 from .tuning import choose
 
-OURS = "duet"
-"""The entrant whose lead over the others is shown."""
-ANCHORS = (REFERENCE, "grpo_4", OURS)
+ANCHORS = (REFERENCE, "grpo_4", "duet")
 """Entrants that an excerpt always has."""
 PARTS = {
     "duet_quarter": "two rollouts of each prompt",
@@ -105,13 +99,6 @@ def tables(findings: Findings) -> dict[str, Table]:
         "start": _start(findings),
         "ranking": _ranking(findings),
         "excerpt": _excerpt(findings),
-        "overview tokens": _overview(
-            findings, "generated_tokens_share", f"tokens to the target, share of {REFERENCE}'s"
-        ),
-        "overview seconds": _overview(
-            findings, "processor_seconds_share", f"processor seconds to the target, share of {REFERENCE}'s"
-        ),
-        "overview half": _overview(findings, "to_end_50", f"accuracy at half of {REFERENCE}'s tokens minus its final"),
         "parts": _parts(findings),
         "controls": _controls(findings),
     }
@@ -120,9 +107,6 @@ def tables(findings: Findings) -> dict[str, Table]:
     for task, contest in findings.contests.items():
         figures = {name: findings.figures[task][name] for name in contest.rivals}
         found[f"leaderboard {task}"] = _leaderboard(contest, figures)
-        if OURS in contest.rivals:
-            found[f"leads {task}"] = _leads(contest)
-        found[f"steps {task}"] = _steps(contest, figures)
     return {name: table for name, table in found.items() if table.rows}
 
 
@@ -170,14 +154,6 @@ def _ranking(findings: Findings) -> Table:
         cells = [own["half"].full_text, own["resolvable_half"].text, own["share"].full_text]
         rows.append([rank.entrant, str(rank.tasks), *cells, f"{rank.reached} of {rank.tasks}"])
     return Table("All tasks", headers, rows)
-
-
-def _overview(findings: Findings, figure: str, title: str) -> Table:
-    def cell(task: str, name: str) -> str:
-        return figure_of(findings.figures, task, name, figure).full_text
-
-    rows = [[rank.entrant, *(cell(task, rank.entrant) for task in findings.contests)] for rank in findings.ranks]
-    return Table(title.capitalize().replace("Grpo", "grpo"), ["entrant", *findings.contests], rows)
 
 
 def _parts(findings: Findings) -> Table:
@@ -257,37 +233,3 @@ def _behind(item: tuple[str, Quantities]) -> float:
     """Order of a leaderboard: by the accuracy at half of the tokens, those without it last."""
     value = item[1]["to_end_50"].value
     return math.inf if value is None else -value
-
-
-def _leads(contest: Contest) -> Table:
-    titles = dict(zip(EQUAL_COSTS, ("tokens", "CPU s"), strict=True))
-    shares = SHARES[:2]  # hardly anybody else spends as much as the reference
-    headers = [f"{OURS} minus", "seeds"]
-    headers += [f"at {share:.0%} of {REFERENCE}'s {title}" for title in titles.values() for share in shares]
-    headers += [f"resolvable, {title}" for title in titles.values()]
-    rows = []
-    for other in contest.rivals:
-        if other != OURS:
-            leads = [contest.lead(OURS, other, cost, share) for cost in titles for share in shares]
-            seeds = sum(seed in contest.runs[other] for seed in contest.paired(OURS))
-            cells = [Quantity(lead, DIFFERENCE).full_text for lead in leads]
-            rows.append([other, str(seeds), *cells, *(resolvable(lead).text for lead in leads[1::2])])
-    return Table(f"{contest.task}: accuracy of {OURS} minus that of the others at equal cost, by seed", headers, rows)
-
-
-def _steps(contest: Contest, figures: Mapping[str, Quantities]) -> Table:
-    run = next(iter(contest.runs[REFERENCE].values()))
-    samples = run.measurements[-1].samples
-    names = {
-        "accuracy": f"mean@{samples}", "difference": f"minus {REFERENCE}", "greedy": "greedy",
-        "pass": f"pass@{samples}", "first": "first answer", "length": "tokens", "ended": "ended",
-        "entropy": "entropy", "careful": "careful",
-    }  # fmt: skip
-    names = {name: title for name, title in names.items() if any(name in own for own in figures.values())}
-    plain = ("length", "ended", "first")
-    rows = []
-    for name, own in figures.items():
-        found = {figure: own.get(figure, NO_FIGURE) for figure in names}
-        cells = [one.text if figure in plain else one.full_text for figure, one in found.items()]
-        rows.append([name, str(len(contest.runs[name])), *cells])
-    return Table(f"{contest.task}: after {run.horizon} steps", ["entrant", "seeds", *names.values()], rows)

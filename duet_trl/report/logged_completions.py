@@ -71,7 +71,6 @@ class RunLog:
     """The log history of a run; empty where none was found."""
 
     path: Path | None = None  # file it was read from
-    num_steps: int = 0  # optimizer steps done
     history: Sequence[Mapping[str, Any]] = ()  # entries in order
 
     def values(self, name: str) -> dict[int, float]:
@@ -141,13 +140,13 @@ def read_completions(files: Sequence[Path], skip: Iterable[int] = ()) -> Complet
     return _combine(kept, notes)
 
 
-def read_run_log(run: Path, given: Path | None = None) -> RunLog:
+def read_run_log(run: Path) -> RunLog:
     """The log history of a run, empty if none is found.
 
     `run` is the folder of the parquet files; the run's `output_dir` is its parent, or itself. Its own
-    `trainer_state.json` is read, else that of its last checkpoint; or the file `given`.
+    `trainer_state.json` is read, else that of its last checkpoint.
     """
-    path = given or _find_trainer_state(run)
+    path = _find_trainer_state(run)
     if path is None:
         return RunLog()
     try:
@@ -156,7 +155,7 @@ def read_run_log(run: Path, given: Path | None = None) -> RunLog:
         raise UnreadableRun(f"{path} cannot be read as a trainer state: {error}. Give a {TRAINER_STATE}.") from error
     if not isinstance(state, dict) or not isinstance(state.get("log_history"), list):
         raise UnreadableRun(f"{path} has no log_history. Give a {TRAINER_STATE} that transformers' Trainer wrote.")
-    return RunLog(path, int(state.get("global_step", 0)), state["log_history"])
+    return RunLog(path, state["log_history"])
 
 
 def completion_text(value: str | Sequence[Mapping[str, Any]] | None) -> str:

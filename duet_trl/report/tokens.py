@@ -127,18 +127,6 @@ class LoggedThoughts:
         """The marker that completes outside of these thoughts only."""
         return get_marker(name, self.delimiters)
 
-    def hides_first(self, name: str, tokens: Tokens) -> np.ndarray:
-        """Completions whose first completed marker stands inside a thought, (N,) bool."""
-        hidden = np.zeros(len(self.opened), dtype=bool)
-        if self.delimiters is None:
-            return hidden
-        first = tokens.answered_at(get_marker(name))
-        for row in np.flatnonzero(first < NEVER):
-            prefix = tokens.prefix(row, first[row])
-            unopened = prefix if not self.opened[row] else self.delimiters.opening + prefix
-            hidden[row] = ends_in_thought(unopened, self.delimiters)
-        return hidden
-
     def answer_changes(self, name: str, texts: Sequence[str], tokens: Tokens, stop: np.ndarray) -> float | None:
         """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
 

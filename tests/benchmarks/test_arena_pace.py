@@ -31,14 +31,6 @@ def test_each_stretch_is_scaled_by_its_own_yardstick():
     assert [point.seconds for point in found.measurements] == [20, 160]
 
 
-def test_a_slow_hour_is_no_slow_method():
-    quick = run("duet", rising)
-    slow = run("duet", rising, seconds_per_step=6.0)
-    slow = replace(slow, curves={CURVE: [3 * NOMINAL] * 80})
-    seconds = [[point.processor_seconds for point in paced(one).measurements] for one in (quick, slow)]
-    assert seconds[0] == pytest.approx(seconds[1])
-
-
 def test_without_the_yardstick_tokens_compare_and_seconds_do_not():
     runs = [start("sums", 0.2), run("grpo_8", rising), run("grpo_4", rising), untimed(run("duet", rising))]
     assert not is_timed(runs[-1])

@@ -19,10 +19,7 @@ EIGHT = [  # prompt, completion, reward; one character is one token
     ("q", "x" * 30, 0.0),
     ("q", "x" * 60, 0.0),
 ]
-EIGHT_FLAGS = (
-    "--chars_per_token 1 --grace_window 10 --poll_interval 4 --keep_probability 0.1 --abort_quantile 0.5"
-    " --abort_rule length"
-).split()
+EIGHT_FLAGS = "--chars_per_token 1 --grace_window 8".split()
 PIECES = st.sampled_from(["a", "bc", BOX, r"\boxed{", "}", "\n\n", "<answer>4</answer>", "é", "```\n", "x = 1"])
 TEXTS = st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=6).filter(any)
 
@@ -65,6 +62,6 @@ def projected(result, marker, budget):
     return next(p for p in result["projected"] if p["marker"] == marker and p["budget"] == budget)
 
 
-def write_state(folder, *entries, steps=2):
+def write_state(folder, *entries):
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "trainer_state.json").write_text(json.dumps({"global_step": steps, "log_history": list(entries)}))
+    (folder / "trainer_state.json").write_text(json.dumps({"log_history": list(entries)}))

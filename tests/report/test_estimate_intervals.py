@@ -7,7 +7,7 @@ import pytest
 from duet_trl.report.intervals import ratio_interval
 from tests.report.logged_run import BOX, by_marker, figures, projected, run, write
 
-FLAGS = "--chars_per_token 1 --grace_window 8 --poll_interval 4".split()
+FLAGS = "--chars_per_token 1 --grace_window 8".split()
 ANSWER = 40
 """Tokens of a completion up to its answer."""
 

@@ -14,7 +14,7 @@ from duet_trl.report.logged_completions import (
     read_completions,
     read_run_log,
 )
-from tests.report.logged_run import EIGHT, EIGHT_FLAGS, by_marker, figures, run, write, write_state
+from tests.report.logged_run import BOX, EIGHT, EIGHT_FLAGS, by_marker, figures, run, write, write_state
 
 
 def test_messages_and_strings_are_the_same_completions(tmp_path, capsys):
@@ -70,9 +70,12 @@ def test_advantages_that_are_one_number_say_nothing_where_there_are_rewards(tmp_
 
 
 def test_the_tail_is_judged_by_its_advantages(tmp_path, capsys):
-    write(tmp_path / "run", 1, EIGHT, advantage=[1.0, -1.0, -1.0, 1.0, 0.1, -0.1, 0.0, 0.0])
-    marker = by_marker(figures(capsys, tmp_path, tmp_path / "run", *EIGHT_FLAGS))
-    assert marker["tail_above_mean"] == pytest.approx(2 / 3)  # rows 3 and 4 of 3, 4 and 7
+    # All 40 of 100 tokens are the tail. By their rewards none is above its group, by its advantages every second one.
+    rows = [("p", "x" * 11 + BOX, float(number % 2)) for number in range(60)] + [("p", "x" * 100, 0.0)] * 40
+    for name, columns, above in (("a", {}, 0.0), ("b", {"advantage": [-1.0, 1.0] * 50}, 0.5)):
+        write(tmp_path / name, 1, rows, **columns)
+        marker = by_marker(figures(capsys, tmp_path, tmp_path / name, *EIGHT_FLAGS))
+        assert (marker["tail"], marker["tail_above_mean"]) == (0.4, above)
 
 
 def test_completion_that_no_function_scored_is_left_out_of_its_group(tmp_path, capsys):
@@ -192,35 +195,20 @@ def test_the_state_of_the_last_checkpoint_is_found(tmp_path):
     assert read_run_log(tmp_path / "completions").path == tmp_path / "trainer_state.json"
 
 
-def test_the_log_gives_seconds_ratio_and_reward_names(tmp_path, capsys):
+def test_the_log_gives_the_ratio_and_the_reward_names(tmp_path, capsys):
     # 450 characters of 8 completions; 18.75 tokens each make 3 characters per token
     write(tmp_path / "completions", 1, EIGHT, words=[float(n) for n in range(8)])
     write_state(
         tmp_path,
-        {"step": 1, "step_time": 3.0, "completions/mean_length": 18.75, "rewards/accuracy/mean": 0.25},
-        {"step": 2, "step_time": 5.0, "completions/mean_length": 99.0},
-        {"step": 2, "train_runtime": 1000.0},
+        {"step": 1, "completions/mean_length": 18.75, "rewards/accuracy/mean": 0.25},
+        {"step": 2, "completions/mean_length": 99.0},
     )
     measured = figures(capsys, tmp_path, tmp_path)["measured"]
-    assert (measured["seconds_per_step"], measured["num_steps"]) == (4.0, 2)
     assert measured["chars_per_token"] == pytest.approx(3.0)
     assert measured["reward_columns"] == ["accuracy"]
-    given = figures(capsys, tmp_path, tmp_path, "--seconds_per_step", 7, "--chars_per_token", 1)
-    assert (given["measured"]["seconds_per_step"], given["measured"]["chars_per_token"]) == (7.0, 1.0)
+    given = figures(capsys, tmp_path, tmp_path, "--chars_per_token", 1)
+    assert given["measured"]["chars_per_token"] == 1.0
     assert any("56.2 tokens per completion here, 18.8 in the run's log" in note for note in given["notes"])
-
-
-def test_runtime_stands_in_for_step_times(tmp_path, capsys):
-    write(tmp_path / "completions", 1, EIGHT)
-    write_state(tmp_path / "state", {"step": 2, "train_runtime": 1000.0})
-    flags = ["--trainer_state", tmp_path / "state" / "trainer_state.json"]
-    assert figures(capsys, tmp_path, tmp_path, *flags)["measured"]["seconds_per_step"] == 500.0
-
-
-def test_without_a_log_time_is_relative_only(tmp_path, capsys):
-    write(tmp_path / "completions", 1, EIGHT)
-    _, out, _ = run(capsys, tmp_path)
-    assert "seconds        not known" in out and "s/step" not in out
 
 
 def test_steps_that_an_evaluation_overwrote_are_left_out(tmp_path, capsys):
@@ -242,4 +230,4 @@ def test_a_run_that_was_gated_already_is_pointed_out(tmp_path, capsys):
 def test_a_file_that_is_no_trainer_state_is_an_error(tmp_path, content):
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(UnreadableRun, match=r"trainer_state\.json"):
-        read_run_log(tmp_path, tmp_path / "trainer_state.json")
+        read_run_log(tmp_path)
