@@ -43,7 +43,6 @@ class Model:
         eos_ids (tuple[int, ...]): All ids that end a completion.
         context (int): Longest sequence, tokens.
         dtype (str): Precision of the weights, e.g. "bfloat16".
-        source (dict[str, Any]): Revision and trust_remote_code, for every `from_pretrained`.
         template_kwargs (dict[str, Any]): For the chat template.
     """
 
@@ -52,7 +51,6 @@ class Model:
     eos_ids: tuple[int, ...]
     context: int
     dtype: str
-    source: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -62,13 +60,7 @@ class Model:
         )
 
 
-def describe_model(
-    name: str,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    dtype: str | None = None,
-    template_kwargs: dict[str, Any] | None = None,
-) -> Model:
+def describe_model(name: str, template_kwargs: dict[str, Any] | None = None) -> Model:
     """Tokenizer and configuration of a model, by name on the Hub or from a folder.
 
     Raises:
@@ -85,15 +77,14 @@ def describe_model(
                 "from_pretrained(folder).merge_and_unload().save_pretrained(merged), and save the tokenizer there too."
             )
         raise ValueError(f"the folder {name!r} holds no model (no config.json).")
-    source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(name, **source)
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **source)
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
     except OSError as error:
         raise ValueError(f"the model {name!r} cannot be loaded: {error} {MODEL_REMEDY}") from error
     require_chat_template(tokenizer)
     try:
-        declared = GenerationConfig.from_pretrained(name, **source).eos_token_id
+        declared = GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:  # transformers then makes one from the model's configuration
         declared = config.eos_token_id
     text = config.get_text_config()
@@ -102,8 +93,7 @@ def describe_model(
         tokenizer=tokenizer,
         eos_ids=eos_token_ids(tokenizer, declared),
         context=text.max_position_embeddings,
-        dtype=dtype or str(text.dtype or config.dtype or torch.bfloat16).removeprefix("torch."),
-        source=source,
+        dtype=str(text.dtype or config.dtype or torch.bfloat16).removeprefix("torch."),
         template_kwargs=template_kwargs or {},
     )
 
@@ -116,7 +106,7 @@ class TransformersSampler:
         self.batch_size = batch_size
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
-        loaded = AutoModelForCausalLM.from_pretrained(model.name, dtype=model.dtype, **model.source)
+        loaded = AutoModelForCausalLM.from_pretrained(model.name, dtype=model.dtype)
         self.network = loaded.to(self.device).eval()
 
     @torch.no_grad()
@@ -175,8 +165,6 @@ class VLLMSampler:
         self.model = model
         self.llm = LLM(
             model=model.name,
-            revision=model.source.get("revision"),
-            trust_remote_code=model.source.get("trust_remote_code", False),
             dtype=model.dtype,
             max_model_len=max_model_len,
             gpu_memory_utilization=gpu_memory_utilization,

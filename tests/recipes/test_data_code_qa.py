@@ -168,16 +168,3 @@ def test_tokenizer_without_template_and_offline_hub_are_errors_with_a_remedy(loa
     plain.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         load("nobody/nothing", plain, 512)
-
-
-def test_published_set_of_another_size_or_content_is_a_warning(tmp_path, tokenizer, caplog, monkeypatch):
-    path = write_jsonl(tmp_path / "a.jsonl", [SCIQ])
-    monkeypatch.setattr(data, "SCIQ", data.TrainingSet(path, None, 2))
-    with caplog.at_level(logging.WARNING):
-        data.load_qa_train(path, tokenizer, 512)
-    assert "1 gradable rows, expected 2" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(data, "SCIQ", data.TrainingSet(path, None, 1, "0" * 64))
-    with caplog.at_level(logging.WARNING):
-        data.load_qa_train(path, tokenizer, 512)
-    assert "expected 0000" in caplog.text
