@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
-from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
+from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
 from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -133,16 +133,11 @@ def test_without_a_closed_block_there_is_no_answer(verifier):
     assert (verdict.passed, verdict.reason) == (False, "no closed fenced block")
 
 
-def test_plain_and_conversational_completions_score_alike():
-    plain = [fenced("def f(x):\n    return x"), fenced("def f(x):\n    return 0"), ""]
-    conversational = [[{"role": "assistant", "content": text}] for text in plain]
+def test_reward_function_takes_what_trl_passes(verifier):
+    texts = [fenced("def f(x):\n    return x"), fenced("def f(x):\n    return 0"), ""]
+    conversational = [[{"role": "assistant", "content": text}] for text in texts]
     columns = {"test_list": [["assert f(1) == 1"]] * 3, "prompts": ["q"] * 3, "trainer_state": None}
-    try:
-        assert code_reward(plain, **columns) == [1.0, 0.0, 0.0]
-    except SandboxError as error:
-        pytest.skip(str(error))
     assert code_reward(completions=conversational, completion_ids=[[1]] * 3, **columns) == [1.0, 0.0, 0.0]
-    assert code_reward([[], [{"role": "assistant", "content": None}], ""], **columns) == [0.0, 0.0, 0.0]
     assert code_reward([]) == []
 
 
@@ -280,10 +275,10 @@ def test_bad_arguments_are_named(arguments):
 
 
 def test_verdict_that_time_ran_out_on_is_not_remembered():
-    verifier = make_verifier(limits=Limits(cpu_seconds=5, wall_seconds=0.5))
+    verifier = make_verifier(timeout=1)
     sleeper, row = "import time\ntime.sleep(60)\ndef f(x):\n    return x", {"test_list": ["assert f(1) == 1"]}
     for _ in range(2):
         begin = time.monotonic()
         assert reward(verifier, sleeper, **row) == 0.0
-        assert time.monotonic() - begin >= 0.5
+        assert time.monotonic() - begin >= 2.0  # twice the processor seconds
     verifier.close()

@@ -163,14 +163,6 @@ def test_last_box_by_default_first_on_request():
     first.close()
 
 
-def test_plain_and_conversational_completions_score_alike():
-    plain = [r"\boxed{4}", "no box", ""]
-    conversational = [[{"role": "assistant", "content": text}] for text in plain]
-    assert math_reward(plain, answer=["4"] * 3) == [1.0, 0.0, 0.0]
-    assert math_reward(conversational, answer=["4"] * 3, prompts=["q"] * 3, trainer_state=None) == [1.0, 0.0, 0.0]
-    assert math_reward([[], [{"role": "assistant", "content": None}]], answer=["4"] * 2) == [0.0, 0.0]
-
-
 def test_thousands_of_rows_with_few_distinct_answers_are_graded_in_order(verifier):
     answers = [str(i % 7) for i in range(4000)]
     start = time.monotonic()
