@@ -289,6 +289,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         started = time.perf_counter()
         self.watch.values(step.nonfinite)
         self.loop.observe(step)
+        self.checkpoints.check_first(self.method)
         self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
         self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
         if self.audit is not None and self.accelerator.is_main_process:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a data set, and the suites: the paper's five benchmarks and files of one's own; prompts, golds, graders.
 
-Rows come from the Hub or from a local file with the same columns; an error says what to do. Number of problems of a
-suite and a checksum over prompts and golds are compared with what is recorded here: another file of the same name is
-a different benchmark, and a loud warning says so.
+Rows come from the Hub or from a local file with the same columns. Number of problems and a checksum over prompts and
+golds are compared with what is recorded here: another file of the same name is a different benchmark.
 """
 
 import csv
 import hashlib
+import io
 import json
 import logging
 import re
@@ -28,10 +28,11 @@ FILE_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet", ".csv"
 """Suffixes of local files and the reader of each."""
 ALL_CONFIGS = "*"
 """As `config`: every configuration of a data set, one after another (the subjects of MATH)."""
-OPTION_SEED = 42
-"""Seed of the order in which GPQA's options are shown."""
+MATH_COLUMNS = (("problem", "question", "Problem"), ("answer", "Answer"))
 OWN_COLUMNS = (("problem", "question", "prompt"), ("answer",))
 """What a suite of one's own needs: a question, or in `prompt` the whole message of the user, without our suffix."""
+OPTION_SEED = 42
+"""Seed of the order in which GPQA's options are shown."""
 GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
 
 
@@ -41,16 +42,14 @@ class Suite:
 
     title: str  # its name in tables
     hub_id: str  # data set on the Hub
-    split: str  # split there
     columns: tuple[tuple[str, ...], ...]  # columns it needs, each with its alternative names
     # makes a problem of a row: user message and what the grader needs
     problem: Callable[[Row], Row] = field(repr=False)
-    num_problems: int | None = None  # problems that the benchmark has; None: a file of one's own
+    split: str = "test"  # split on the Hub
     config: str | None = None  # configuration on the Hub
-    checksum: str | None = None  # `suite_checksum` of the published files; None where it may not be derived from them
-    # "math", "code" or "choice": the reward function that its columns are made for
-    grader: Literal["math", "code", "choice"] = "math"
-    marker: str = "math"  # marker under which its answers are found
+    grader: Literal["math", "code", "choice"] = "math"  # reward function that its columns are made for
+    num_problems: int | None = None  # problems that the benchmark has; None: a file of one's own
+    checksum: str | None = None  # over the published prompts and golds; None where it may not be derived from them
 
 
 def load_suite(name: str, source: str | None = None) -> Dataset:
@@ -68,8 +67,7 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
     Raises:
         ValueError: If the name is unknown and no file is given, or the source is missing, empty, without a needed
             column, or with a row that has nothing in it.
-        PermissionError: If the data set is gated and this machine has no access.
-        ConnectionError: If the Hub cannot be reached.
+        PermissionError, ConnectionError: As `read_rows`.
     """
     check_suite(name, source)
     suite = suite_named(name)
@@ -83,14 +81,13 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
                 raise ValueError(f"row {number} of {place!r} has no {' or '.join(names)}. Complete or remove it.")
         problem = suite.problem(row)
         problems.append(problem | {"id": str(problem["id"] or number), "prompt": user_message(problem["prompt"])})
-    dataset = Dataset.from_list(problems)
-    _compare(suite, dataset, place)
-    return dataset
+    _compare(suite, problems, place)
+    return Dataset.from_list(problems)
 
 
 def suite_named(name: str) -> Suite:
     """The suite of this name; a name that is not in `SUITES` is one of one's own, whose title is its name."""
-    return SUITES.get(name) or Suite(name, "", "train", OWN_COLUMNS, _own_problem)
+    return SUITES.get(name) or Suite(name, "", OWN_COLUMNS, _math_problem, split="train")
 
 
 def check_suite(name: str, source: str | None) -> None:
@@ -120,9 +117,9 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
         split (str): Split of a data set on the Hub or in a folder; a file is one split.
 
     Raises:
-        ValueError: If there is no such file or data set, or a file is not what its name says.
+        ValueError: If there is no such file, or it is not what its name says.
         PermissionError: If the data set is gated and the machine's token has no access.
-        ConnectionError: If the Hub cannot be reached and the data set is not in the cache.
+        ConnectionError: If the Hub does not give it, and it is not in the cache.
     """
     path = Path(source)
     if path.suffix in FILE_READERS:
@@ -137,7 +134,12 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
             return concatenate_datasets([load_dataset(source, name, split=split) for name in names]).to_list()
         return load_dataset(source, config, split=split).to_list()
     except OSError as error:  # also the base of the Hub's own errors
-        raise _explained(source, error) from error
+        kind = PermissionError if "gated" in str(error).lower() else ConnectionError
+        raise kind(
+            f"the data set {source!r} cannot be read: {error} Check its name and the network (HF_HUB_OFFLINE). Of a "
+            f"gated one accept the terms on https://huggingface.co/datasets/{source} and run `hf auth login` or set "
+            "HF_TOKEN. Or give the path of a local .jsonl or .parquet file."
+        ) from error
 
 
 def first_column(row: Row, columns: Sequence[str]) -> Any:
@@ -166,30 +168,22 @@ def final_answer(solution: str) -> str:
     return solution.rpartition("####")[2].strip().replace(",", "")
 
 
-def suite_checksum(suite: Suite, problems: Dataset) -> str:
-    """`content_checksum` over the user messages and golds of a suite that `load_suite` returned."""
-    columns = ("test", "entry_point") if suite.grader == "code" else ("answer",)
-    return content_checksum(
-        (problem["prompt"][0]["content"], "\n".join(problem[column] for column in columns)) for problem in problems
-    )
-
-
-def shuffled_options(key: str, options: Sequence[str], seed: int = OPTION_SEED) -> list[str]:
-    """The options in an order that the seed and the question's key decide, so that other rows do not matter."""
-    ranks = [hashlib.sha256(f"{seed}/{key}/{index}".encode()).digest() for index in range(len(options))]
+def shuffled_options(key: str, options: Sequence[str]) -> list[str]:
+    """The options in an order that the question's key decides, so that other rows do not matter."""
+    ranks = [hashlib.sha256(f"{OPTION_SEED}/{key}/{index}".encode()).digest() for index in range(len(options))]
     return [option for _, option in sorted(zip(ranks, options, strict=True))]
 
 
 def _read_file(path: Path) -> list[Row]:
-    if path.suffix == ".csv":
-        return _read_csv(path)
-    if FILE_READERS[path.suffix] != "json":
-        return load_dataset(FILE_READERS[path.suffix], data_files=str(path), split="train").to_list()
-    # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
+    if path.suffix == ".parquet":
+        return load_dataset("parquet", data_files=str(path), split="train").to_list()
     try:
         text = path.read_text(encoding="utf-8-sig")  # programs on Windows begin UTF-8 with a mark
     except UnicodeDecodeError as error:
         raise ValueError(f"{str(path)!r} is not in UTF-8: {error}. Save it as UTF-8.") from error
+    if path.suffix == ".csv":
+        return _csv_rows(text, path)
+    # Not through Arrow: it refuses a column such as `level` that holds numbers and words.
     if text.lstrip().startswith("["):
         rows = _parsed(text, path)
     else:  # one row per line, which `Dataset.to_json` writes to a .json too
@@ -202,14 +196,10 @@ def _read_file(path: Path) -> list[Row]:
     return rows
 
 
-def _read_csv(path: Path) -> list[Row]:
+def _csv_rows(text: str, path: Path) -> list[Row]:
     """Rows of a CSV file, every cell as it is written: read as numbers, 007 and long decimals would change."""
-    csv.field_size_limit(max(csv.field_size_limit(), path.stat().st_size))
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as lines:
-            rows = list(csv.DictReader(lines))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{str(path)!r} is not in UTF-8: {error}. Save it as UTF-8.") from error
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))
+    rows = list(csv.DictReader(io.StringIO(text, newline="")))
     for number, row in enumerate(rows):
         if None in row:
             raise ValueError(f"{str(path)!r} has more cells than columns in row {number}. Put quotes around commas.")
@@ -225,53 +215,29 @@ def _parsed(text: str, path: Path, line: int = 1) -> Any:
         raise ValueError(f"{str(path)!r} is no JSON in {place}. {remedy}") from error
 
 
-def _explained(source: str, error: OSError) -> OSError | ValueError:
-    """The error to raise instead: what is wrong and what to do about it."""
-    if "gated" in str(error).lower():
-        return PermissionError(
-            f"{source!r} is gated: accept its terms on https://huggingface.co/datasets/{source} while logged in, then "
-            f"run `hf auth login` or set HF_TOKEN, or give the path of a local file instead. ({error})"
-        )
-    if isinstance(error, FileNotFoundError):
-        return ValueError(
-            f"there is no data set {source!r}, neither as a folder nor on the Hub, or the token of this machine may "
-            f"not see it. Check the name, or give the path of a local file. ({error})"
-        )
-    return ConnectionError(
-        f"{source!r} cannot be read from the Hub, and it is not in the cache. Connect this machine, unset "
-        f"HF_HUB_OFFLINE, or give the path of a local .jsonl or .parquet file instead. ({error})"
+def _compare(suite: Suite, problems: Sequence[Row], place: str) -> None:
+    columns = ("test", "entry_point") if suite.grader == "code" else ("answer",)
+    checksum = content_checksum(
+        (problem["prompt"][0]["content"], "\n".join(problem[column] for column in columns)) for problem in problems
     )
-
-
-def _compare(suite: Suite, problems: Dataset, place: str) -> None:
-    found, num = f"{suite.title} from {place}", len(problems)
-    if suite.num_problems is not None and num != suite.num_problems:
-        text = "%s has %d problems, the benchmark has %d: its figures are not comparable."
-        logger.warning(text, found, num, suite.num_problems)
-    checksum = suite_checksum(suite, problems)
-    if suite.checksum is not None and checksum != suite.checksum:
+    logger.info("%s: %d problems from %s", suite.title, len(problems), place)
+    if suite.num_problems not in (None, len(problems)) or suite.checksum not in (None, checksum):
         logger.warning(
-            f"{found} has another content than the published benchmark (SHA-256 over prompts and golds {checksum}, "
-            f"expected {suite.checksum}): its figures may not be comparable."
+            f"{suite.title} from {place} is not the published benchmark: {len(problems)} problems, SHA-256 over "
+            f"prompts and golds {checksum}; published: {suite.num_problems} problems, SHA-256 "
+            f"{suite.checksum or 'not on record'}. Its figures may not be comparable."
         )
-    logger.info("%s: %d problems from %s", suite.title, num, place)
 
 
 def _math_problem(row: Row) -> Row:
+    question, message = first_column(row, MATH_COLUMNS[0]), row.get("prompt")
+    if question is None and not isinstance(message, str):
+        raise ValueError(f"a prompt must be the text of one message, got {message!r}.")
     return {
         "id": first_column(row, ("unique_id", "id", "task_id", "ID")),
-        "prompt": boxed_prompt(first_column(row, ("problem", "question", "Problem"))),
-        "answer": str(first_column(row, ("answer", "Answer"))).strip(),
+        "prompt": message if question is None else boxed_prompt(question),
+        "answer": str(first_column(row, MATH_COLUMNS[1])).strip(),
     }
-
-
-def _own_problem(row: Row) -> Row:
-    question, message = first_column(row, OWN_COLUMNS[0][:2]), row.get("prompt")
-    if question is not None:
-        return _math_problem(row)
-    if not isinstance(message, str):
-        raise ValueError(f"a prompt must be the text of one message, got {message!r}.")
-    return _math_problem(row | {"problem": ""}) | {"prompt": message}
 
 
 def _aime_problem(row: Row) -> Row:
@@ -281,17 +247,12 @@ def _aime_problem(row: Row) -> Row:
 
 
 def _gsm8k_problem(row: Row) -> Row:
-    return {"id": row.get("id"), "prompt": boxed_prompt(row["question"]), "answer": final_answer(str(row["answer"]))}
+    return _math_problem(row) | {"answer": final_answer(str(row["answer"]))}
 
 
 def _humaneval_problem(row: Row) -> Row:
-    return {
-        "id": row.get("task_id"),
-        "prompt": function_prompt(row["prompt"], row["entry_point"]),
-        "test": row["test"],
-        "entry_point": row["entry_point"],
-        "code_prompt": row["prompt"],
-    }
+    problem = {"id": row.get("task_id"), "prompt": function_prompt(row["prompt"], row["entry_point"])}
+    return problem | {"test": row["test"], "entry_point": row["entry_point"], "code_prompt": row["prompt"]}
 
 
 def _gpqa_problem(row: Row) -> Row:
@@ -308,53 +269,49 @@ def _gpqa_problem(row: Row) -> Row:
 
 SUITES: dict[str, Suite] = {
     "math500": Suite(
-        title="MATH-500",
-        hub_id="HuggingFaceH4/MATH-500",
-        split="test",
-        columns=(("problem", "question"), ("answer",)),
-        problem=_math_problem,
+        "MATH-500",
+        "HuggingFaceH4/MATH-500",
+        MATH_COLUMNS,
+        _math_problem,
         num_problems=500,
         checksum="c1a9260d3cb56f22d62503dd24aabf9ded322d379c2651318c6d3aaec09cc0a6",
     ),
     "gsm8k": Suite(
-        title="GSM8K",
-        hub_id="openai/gsm8k",
+        "GSM8K",
+        "openai/gsm8k",
+        (("question",), ("answer",)),
+        _gsm8k_problem,
         config="main",
-        split="test",
-        columns=(("question",), ("answer",)),
-        problem=_gsm8k_problem,
         num_problems=1319,
         checksum="18cd8c26ef367268b96140b81f9948f4aaf94f9ef47608e1b6408380d65cce9e",
     ),
     "aime2024": Suite(
-        title="AIME-2024",
-        hub_id="HuggingFaceH4/aime_2024",
+        "AIME-2024",
+        "HuggingFaceH4/aime_2024",
+        MATH_COLUMNS,
+        _aime_problem,
         split="train",
-        columns=(("problem", "question", "Problem"), ("answer", "Answer")),
-        problem=_aime_problem,
         num_problems=30,
         checksum="f0ada689b2f22d32f4acaeadb03335568258c8b8a47f754f121eeb4cde0ca7b5",
     ),
     "humaneval": Suite(
-        title="HumanEval",
-        hub_id="openai/openai_humaneval",
-        split="test",
-        columns=(("prompt",), ("entry_point",), ("test",)),
-        problem=_humaneval_problem,
+        "HumanEval",
+        "openai/openai_humaneval",
+        (("prompt",), ("entry_point",), ("test",)),
+        _humaneval_problem,
+        grader="code",
         num_problems=164,
         checksum="02ac946ce5aeef693d02d695e1d1e230702af33c096b87c244cc635ba3e102ca",
-        grader="code",
-        marker="code",
     ),
     "gpqa_diamond": Suite(
-        title="GPQA-Diamond",
-        hub_id="Idavidrein/gpqa",
-        config="gpqa_diamond",
+        "GPQA-Diamond",
+        "Idavidrein/gpqa",
+        (("Question",), *((column,) for column in GPQA_OPTIONS)),
+        _gpqa_problem,
         split="train",
-        columns=(("Question",), *((column,) for column in GPQA_OPTIONS)),
-        problem=_gpqa_problem,
-        num_problems=198,
+        config="gpqa_diamond",
         grader="choice",
+        num_problems=198,
     ),
 }
 """The suites by name."""

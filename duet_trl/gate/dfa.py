@@ -40,9 +40,7 @@ def build_dfa(grammar: Grammar) -> np.ndarray:
     block = _merge_equal_states(targets, completes)
     num_states = int(block.max()) + 1
     if num_states > MAX_STATES:
-        raise ValueError(
-            f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten what it begins with."
-        )
+        raise too_many(num_states)
     members = np.unique(block, return_index=True)[1]  # one raw state per merged state
     entries = (block[targets[members]] | np.where(completes[members], COMPLETED, 0)).astype(np.uint8)
     table = np.empty((num_states, 256), np.uint8)
@@ -50,6 +48,13 @@ def build_dfa(grammar: Grammar) -> np.ndarray:
         table[:, np.frombuffer(group, np.uint8)] = entries[:, [column]]
     table.setflags(write=False)
     return table
+
+
+def too_many(num_states: int | str) -> ValueError:
+    """The error of a marker that needs more than `MAX_STATES`."""
+    return ValueError(
+        f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten what it begins with."
+    )
 
 
 def split_alphabet(symbols: bytes) -> list[bytes]:

@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from .dfa import COMPLETED, Grammar, build_dfa
+from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, too_many
 from .extract import FINDERS, Which, between, choose, extract_boxed
 from .grammars import GRAMMARS, pair_grammar
 from .thoughts import Delimiters, Written, outside_thoughts
@@ -87,7 +87,11 @@ def _ends(name: str) -> tuple[str, str]:
             f"unknown marker {name!r}. Choose one of {', '.join(MARKERS)}, or write what stands before and behind an "
             'answer, with three dots between them: "<final>...</final>", or "ANSWER: ..." to the end of the line.'
         )
-    return opening, closing or "\n"
+    closing = closing or "\n"
+    num_states = len((opening + closing).encode("utf-8", "surrogatepass"))
+    if num_states > MAX_STATES:  # each byte is a state; to explore many takes minutes, and anybody may ask a server
+        raise too_many(f"{num_states} or more")
+    return opening, closing
 
 
 def extract_answer(name: str, text: str | Written, which: Which = "first") -> str | None:

@@ -23,7 +23,7 @@ from trl.trainer.utils import RepeatSampler
 from ..gate.automaton import TokenAutomaton
 from ..methods.method import Method
 from ..rollouts import StepRecord
-from .checkpoint import read_state, write_state, writing
+from .checkpoint import check_json, read_state, write_state, writing
 from .data_checks import data_sample
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,7 @@ class Checkpoints:
         self.trainer = trainer
         self._identity = run_identity(trainer, method, automaton)
         self._saved_step: int | None = None  # the last one that this process has written a checkpoint of
+        self._checked = False
 
     @property
     def epochs_done(self) -> int:
@@ -91,6 +92,12 @@ class Checkpoints:
                 f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
                 "returned None, NaN or infinity for all of them. Check the reward functions and their data-set columns"
             )
+
+    def check_first(self, method: Method) -> None:
+        """Check the state of a method after the first step: a fresh one says little of what it will hold."""
+        if not self._checked:
+            check_json(f"{type(method).__name__}.state_dict()", method.state_dict())
+            self._checked = True
 
     def leave(self, interrupt: "StopAfterStep") -> None:
         """The checkpoint of an interrupted run, once its training has returned; of another one nothing."""
