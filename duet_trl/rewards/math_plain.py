@@ -27,6 +27,8 @@ _NAME = re.compile(
     rf"|({'|'.join([*_ALIASES, *_GREEK])})(?![a-zA-Z])|(max|min|sec)(?=\s?\())"
 )
 _SIGNS = (
+    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\w/.])"), r"\1\\frac{\2}{\3}"),
     (re.compile(r"/\s?(\d+)\s+(?=[a-zA-Z\\])"), r"\\cdot\\frac{1}{\1} "),  # 1/2 x, which the parser takes for 1/(2x)

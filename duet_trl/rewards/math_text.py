@@ -23,10 +23,6 @@ _CHARACTERS = str.maketrans(_UNICODE)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _ROOT_SIGN = re.compile(r"(?:√\s*|(?<![a-zA-Z\\])sqrt(?=\d))(\d+|[a-zA-Z])")
-_COMMANDS = (
-    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
-    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
-)
 _CONJUNCTION = re.compile(r",?\s*\\(?:text|mbox|textrm|mathrm)\s?\{\s*,?\s*(?:and|or)\s*\}\s*,?")
 _SURE_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\,)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -60,8 +56,6 @@ def readable(answer: str) -> str:
     """
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", answer)
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
-    for pattern, plain in _COMMANDS:
-        text = pattern.sub(plain, text)
     text = _plain_letters(_without_wrappers(plain_as_latex(_without_wrappers(text))))
     text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
     if "," in text and not _BRACKETS.search(text):

@@ -146,31 +146,6 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
     assert row["prompt"][0]["content"].startswith("a\u2028b\u0085c\n") and row["answer"] == "7"
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (
-            [{"text": "Q", "answer": "1"}],
-            r"no column question or problem or prompt; its columns are \['answer', 'text'\]",
-        ),
-        ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
-        ([], "has no rows"),
-    ],
-)
-def test_missing_columns_are_named(tmp_path, tokenizer, rows, message):
-    with pytest.raises(ValueError, match=message):
-        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
-
-
-def test_missing_file_and_missing_template_are_named(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="there is no file"):
-        data.load_math_train(str(tmp_path / "gone.jsonl"), tokenizer, 512)
-    plain = tiny_tokenizer()
-    plain.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), plain, 512)
-
-
 @pytest.fixture(scope="module")
 def real_math(tokenizer):
     """The real training file, without a length limit, and what the loader said about it."""

@@ -1,29 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code reward on HumanEval's own solutions, labelled real outputs, the three forms of tests, and hostile texts."""
 
-import json
 import logging
 import time
-from pathlib import Path
 
 import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
+from tests.rewards.case_files import rows_of
 from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
 # examples behind the right program; in one the program is right, but that harness left out the prompt's helper.
 LABELLED_BY_THEIR_EXAMPLES = {"c00334", "c00350", "c00370", "c00382", "c00408", "c00426", "c00434", "c00472"}
 LABELLED_WITHOUT_THE_HELPER = {"c00366"}
-
-
-def rows_of(name: str) -> list[dict]:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def columns_of(tasks: list[dict]) -> dict[str, list[str]]:
