@@ -18,7 +18,7 @@ from duet_trl.rewards import CodeVerifier
 
 def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
     """MBPP, graded by unit tests of the first closed code block, where the gate stops a rollout."""
-    arguments.dataset_name = arguments.dataset_name or MBPP.hub_id
+    arguments.dataset_name = arguments.dataset_name or MBPP
     reward = CodeVerifier(isolation=arguments.sandbox)
     tokenizer, limit = load_tokenizer(config, model), arguments.max_prompt_length
     dataset = load_code_train(arguments.dataset_name, tokenizer, limit, config.chat_template_kwargs)

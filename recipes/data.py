@@ -2,7 +2,7 @@
 """Training data of the recipes: prompts in the paper's templates, golds or unit tests, and columns worth logging.
 
 Every loader takes a name on the Hub or a local .jsonl, .json, .parquet or .csv file, drops what cannot be graded and
-prompts that are too long, says how many, and compares what is left of a published data set with what it should be.
+prompts that are too long, and says how many.
 """
 
 import ast
@@ -10,7 +10,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
@@ -23,15 +22,7 @@ from duet_trl.evaluation.prompts import (
     short_answer_prompt,
     user_message,
 )
-from duet_trl.evaluation.suites import (
-    ALL_CONFIGS,
-    check_columns,
-    content_checksum,
-    final_answer,
-    first_column,
-    load_suite,
-    read_rows,
-)
+from duet_trl.evaluation.suites import ALL_CONFIGS, check_columns, final_answer, first_column, load_suite, read_rows
 from duet_trl.gate.markers import extract_boxed
 from duet_trl.rewards.code_tests import names_under_test
 
@@ -40,22 +31,9 @@ logger = logging.getLogger(__name__)
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class TrainingSet:
-    """A published training set: `num_rows` can be graded, `checksum` is over their prompts and golds."""
-
-    hub_id: str
-    config: str | None
-    num_rows: int
-    checksum: str | None = None
-
-
-MATH = TrainingSet(
-    "EleutherAI/hendrycks_math", ALL_CONFIGS, 7496, "df55539f7d6651d4f1cc1040d1680b86d7221ff7521b7b807d56953ae3fb3e1b"
-)
-MBPP = TrainingSet("google-research-datasets/mbpp", "full", 374)
-SCIQ = TrainingSet("allenai/sciq", None, 11679)
-
+MATH = "EleutherAI/hendrycks_math"
+MBPP, MBPP_CONFIG = "google-research-datasets/mbpp", "full"
+SCIQ = "allenai/sciq"
 QUESTION_COLUMNS = ("question", "problem")
 MESSAGE_COLUMN = "prompt"
 """The whole message of the user, where a file has no question."""
@@ -96,14 +74,13 @@ def load_math_train(
         PermissionError: If a data set is gated and this machine has no access.
         ConnectionError: If a data set cannot be fetched.
     """
-    rows = _read(name_or_path, MATH, tokenizer)
+    rows = _read(name_or_path, ALL_CONFIGS, tokenizer)
     asked = (*QUESTION_COLUMNS, MESSAGE_COLUMN)
     check_columns(rows, name_or_path, asked, ("answer", "solution"))
     dropped: Counter[str] = Counter()
     examples = [_math_example(row) for row in _with_text(rows, asked, dropped)]
     gradable = [example for example in examples if example["answer"]]
     dropped["without a gold answer"] = len(examples) - len(gradable)
-    _compare(name_or_path, MATH, [(_content(row), row["answer"]) for row in gradable])
     if heldout is None:
         logger.warning("%s: overlap with MATH-500 not checked. Give its name or file as heldout.", name_or_path)
     else:
@@ -126,7 +103,7 @@ def load_code_train(
     Returns:
         Dataset: Columns `prompt`, `test_list`, `test_setup_code`, `entry_point` and `task_id`.
     """
-    rows = _read(name_or_path, MBPP, tokenizer)
+    rows = _read(name_or_path, MBPP_CONFIG if name_or_path == MBPP else None, tokenizer)
     check_columns(rows, name_or_path, TASK_COLUMNS, ("test_list",))
     dropped: Counter[str] = Counter()
     own = _training_split_of_mbpp(rows)
@@ -134,7 +111,6 @@ def load_code_train(
     own = _with_text(own, TASK_COLUMNS, dropped)
     examples = [example for row in own if (example := _code_example(row)) is not None]
     dropped["whose tests call no function"] = len(own) - len(examples)
-    _compare(name_or_path, MBPP, [(_content(row), "\n".join(row["test_list"])) for row in examples])
     return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
@@ -151,7 +127,7 @@ def load_qa_train(
     Returns:
         Dataset: Columns `prompt` and `answer`.
     """
-    rows = _read(name_or_path, SCIQ, tokenizer)
+    rows = _read(name_or_path, None, tokenizer)
     check_columns(rows, name_or_path, ("question",), ("correct_answer", "answer"))
     dropped: Counter[str] = Counter()
     asked = _with_text(rows, ("question",), dropped)
@@ -162,7 +138,6 @@ def load_qa_train(
         if answer
     ]
     dropped["without a gold answer"] = len(asked) - len(examples)
-    _compare(name_or_path, SCIQ, [(_content(row), row["answer"]) for row in examples])
     return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
 
 
@@ -177,9 +152,8 @@ def normalized_problem(text: str) -> str:
     return re.sub(r"\\[dt]frac", r"\\frac", text).casefold()
 
 
-def _read(name_or_path: str, published: TrainingSet, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+def _read(name_or_path: str, config: str | None, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
     require_chat_template(tokenizer)
-    config = published.config if name_or_path == published.hub_id or published.config == ALL_CONFIGS else None
     return read_rows(name_or_path, config=config, split="train")
 
 
@@ -277,18 +251,6 @@ def _entry_point(tests: list[str], setup: str) -> str | None:
         return None
     called = [node.func.id for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
     return next((name for name in called if name in names), None)
-
-
-def _compare(name: str, published: TrainingSet, pairs: list[tuple[str, str]]) -> None:
-    """Compare a published data set with what it should be; of other data, say what there is."""
-    checksum = content_checksum(pairs)
-    logger.info("%s: %d gradable rows, SHA-256 over prompts and golds %s", name, len(pairs), checksum)
-    if name != published.hub_id:
-        return
-    if len(pairs) != published.num_rows:
-        logger.warning("%s: %d gradable rows, expected %d.", name, len(pairs), published.num_rows)
-    elif published.checksum is not None and checksum != published.checksum:
-        logger.warning("%s: SHA-256 over prompts and golds %s, expected %s.", name, checksum, published.checksum)
 
 
 def prompt_length(

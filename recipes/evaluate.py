@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evaluation_run import completion_length, expand_models, load_suites, measure_model, table
-from samplers import check_server, describe_model
+from samplers import describe_model
 from transformers import logging as transformers_logging
 
 from duet_trl.evaluation.measure import Settings, build_graders
@@ -29,8 +29,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--model", nargs="+", default=[], help="names on the Hub, folders; a run's folder stands for its checkpoint-N")
     add("--suites", default=",".join(SUITES), help="suites, separated by commas")
     add("--sources", nargs="+", default=[], action="extend", help="suite=place: a local file or a name on the Hub")
-    add("--engine", choices=("vllm", "server", "transformers"), default="vllm", help="vLLM here, or a `vllm serve`")
-    add("--server", default="http://127.0.0.1:8000", help="address of the server; its token in DUET_SERVER_TOKEN")
+    add("--engine", choices=("vllm", "transformers"), default="vllm", help="what generates completions")
     add("--samples", type=int, default=4, help="k of mean@k and best@k")
     add("--temperature", type=float, default=0.9, help="of these samples")
     add("--top_p", type=float, default=0.95, help="of these samples")
@@ -42,7 +41,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--batch_size", type=int, default=32, help="transformers: completions at a time")
     add("--gpu_memory_utilization", type=float, default=0.9, help="vLLM: share of a GPU's memory")
     add("--tensor_parallel_size", type=int, default=1, help="vLLM: GPUs of the engine")
-    add("--seed", type=int, default=0, help="of the samples (not on a server)")
+    add("--seed", type=int, default=0, help="of the samples")
     return parser.parse_args(argv)
 
 
@@ -54,14 +53,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.model:
             if args.batch_size < 1:
                 raise ValueError(f"--batch_size must be at least 1, got {args.batch_size}.")
-            names = expand_models(args.model)
             asked = [name.strip() for name in args.suites.split(",") if name.strip()]
             graders = build_graders(asked, args.sandbox)
             suites = load_suites(asked, args.sources, args.limit)
-            context = check_server(args.server, names) if args.engine == "server" else None
-            for name in names:
+            for name in expand_models(args.model):
                 model = describe_model(name, template_kwargs=args.chat_template_kwargs)
-                max_tokens, sequence = completion_length(model, suites, args.max_tokens, context)
+                max_tokens, sequence = completion_length(model, suites, args.max_tokens)
                 plan.append((model, Settings(args.samples, args.temperature, args.top_p, max_tokens), sequence))
         for model, settings, sequence in plan:
             measure_model(args, model, settings, sequence, suites, graders)

@@ -52,22 +52,19 @@ def load_suites(names: Sequence[str], sources: Sequence[str], limit: int | None)
     return {name: rows.select(range(min(limit or len(rows), len(rows)))) for name, rows in problems.items()}
 
 
-def completion_length(
-    model: Model, suites: Mapping[str, Dataset], asked: int | None, context: int | None = None
-) -> tuple[int, int]:
+def completion_length(model: Model, suites: Mapping[str, Dataset], asked: int | None) -> tuple[int, int]:
     """Tokens of the longest completion, and of the longest sequence that the engine must take.
 
-    `asked` is None for the paper's length, or what is left if that is less; `context` is the longest sequence of the
-    engine, None for that of the model. ValueError if the prompts and what was asked for do not fit.
+    `asked` is None for the paper's length, or what is left if that is less. ValueError if the prompts and what was
+    asked for do not fit.
     """
     longest = max(len(model.prompt_ids(prompt)) for problems in suites.values() for prompt in problems["prompt"])
-    context = min(model.context, context or model.context)
-    left = context - longest
+    left = model.context - longest
     chosen = min(MAX_TOKENS, left) if asked is None else asked
     if not 1 <= chosen <= left:
         raise ValueError(
-            f"--max_tokens must be in 1..{left}, got {chosen}: {model.name!r} takes sequences of {context} tokens in "
-            f"this engine, and the longest prompt has {longest}. A server takes more with a larger --max-model-len."
+            f"--max_tokens must be in 1..{left}, got {chosen}: {model.name!r} takes sequences of {model.context} "
+            f"tokens, and the longest prompt has {longest}."
         )
     if chosen < MAX_TOKENS:
         print(f"note: completions of {model.name} end at {chosen} tokens, the paper's at {MAX_TOKENS}.")

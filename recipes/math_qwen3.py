@@ -23,7 +23,7 @@ from duet_trl.rewards import MathVerifier
 
 def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
     """MATH, graded by the last box."""
-    arguments.dataset_name = arguments.dataset_name or MATH.hub_id
+    arguments.dataset_name = arguments.dataset_name or MATH
     tokenizer = load_tokenizer(config, model)
     dataset = load_math_train(
         arguments.dataset_name,

@@ -17,7 +17,7 @@ from duet_trl.rewards import ChoiceVerifier
 
 def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
     """SciQ, graded by the text of the last answer."""
-    arguments.dataset_name = arguments.dataset_name or SCIQ.hub_id
+    arguments.dataset_name = arguments.dataset_name or SCIQ
     tokenizer, limit = load_tokenizer(config, model), arguments.max_prompt_length
     dataset = load_qa_train(arguments.dataset_name, tokenizer, limit, config.chat_template_kwargs)
     reward = ChoiceVerifier(marker=config.marker or "qa")

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A model in an engine, as the evaluation sees it: token ids of completions, without a gate.
 
-All three engines take the same prompts (the tokenizer's chat template), end at the same ids and use no sampling
-setting that was not asked for: what a model's generation_config suggests (top-k 20, a repetition penalty) is left out.
+Both engines take the same prompts (the tokenizer's chat template), end at the same ids and use no sampling setting
+that was not asked for: what a model's generation_config suggests (top-k 20, a repetition penalty) is left out.
 """
 
 import argparse
 import gc
-import json
 import os
 import sys
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +16,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from duet_trl.engines.guard import TOKEN_VARIABLE
-from duet_trl.engines.server import GateServer
 from duet_trl.evaluation.prompts import MODEL_REMEDY, eos_token_ids, require_chat_template, until_eos
 
 Prompt = list[dict[str, str]]
@@ -43,7 +37,6 @@ class Model:
         eos_ids (tuple[int, ...]): All ids that end a completion.
         context (int): Longest sequence, tokens.
         dtype (str): Precision of the weights, e.g. "bfloat16".
-        source (dict[str, Any]): Revision and trust_remote_code, for every `from_pretrained`.
         template_kwargs (dict[str, Any]): For the chat template.
     """
 
@@ -52,7 +45,6 @@ class Model:
     eos_ids: tuple[int, ...]
     context: int
     dtype: str
-    source: dict[str, Any] = field(default_factory=dict)
     template_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def prompt_ids(self, prompt: Prompt) -> list[int]:
@@ -62,13 +54,7 @@ class Model:
         )
 
 
-def describe_model(
-    name: str,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    dtype: str | None = None,
-    template_kwargs: dict[str, Any] | None = None,
-) -> Model:
+def describe_model(name: str, template_kwargs: dict[str, Any] | None = None) -> Model:
     """Tokenizer and configuration of a model, by name on the Hub or from a folder.
 
     Raises:
@@ -85,15 +71,14 @@ def describe_model(
                 "from_pretrained(folder).merge_and_unload().save_pretrained(merged), and save the tokenizer there too."
             )
         raise ValueError(f"the folder {name!r} holds no model (no config.json).")
-    source = {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        config = AutoConfig.from_pretrained(name, **source)
-        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left", **source)
+        config = AutoConfig.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name, padding_side="left")
     except OSError as error:
         raise ValueError(f"the model {name!r} cannot be loaded: {error} {MODEL_REMEDY}") from error
     require_chat_template(tokenizer)
     try:
-        declared = GenerationConfig.from_pretrained(name, **source).eos_token_id
+        declared = GenerationConfig.from_pretrained(name).eos_token_id
     except OSError:  # transformers then makes one from the model's configuration
         declared = config.eos_token_id
     text = config.get_text_config()
@@ -102,8 +87,7 @@ def describe_model(
         tokenizer=tokenizer,
         eos_ids=eos_token_ids(tokenizer, declared),
         context=text.max_position_embeddings,
-        dtype=dtype or str(text.dtype or config.dtype or torch.bfloat16).removeprefix("torch."),
-        source=source,
+        dtype=str(text.dtype or config.dtype or torch.bfloat16).removeprefix("torch."),
         template_kwargs=template_kwargs or {},
     )
 
@@ -116,7 +100,7 @@ class TransformersSampler:
         self.batch_size = batch_size
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(seed)
-        loaded = AutoModelForCausalLM.from_pretrained(model.name, dtype=model.dtype, **model.source)
+        loaded = AutoModelForCausalLM.from_pretrained(model.name, dtype=model.dtype)
         self.network = loaded.to(self.device).eval()
 
     @torch.no_grad()
@@ -175,8 +159,6 @@ class VLLMSampler:
         self.model = model
         self.llm = LLM(
             model=model.name,
-            revision=model.source.get("revision"),
-            trust_remote_code=model.source.get("trust_remote_code", False),
             dtype=model.dtype,
             max_model_len=max_model_len,
             gpu_memory_utilization=gpu_memory_utilization,
@@ -214,36 +196,8 @@ class VLLMSampler:
         torch.cuda.empty_cache()
 
 
-class ServerSampler:
-    """A running `vllm serve`; the token that it asks for stands in DUET_SERVER_TOKEN."""
-
-    def __init__(self, model: Model, base_url: str) -> None:
-        self.model = model
-        self._server = GateServer(base_url, os.environ.get(TOKEN_VARIABLE))
-
-    def sample(
-        self, prompts: list[Prompt], num_samples: int, *, temperature: float, top_p: float = 1.0, max_tokens: int
-    ) -> list[list[list[int]]]:
-        rows = [ids for ids in map(self.model.prompt_ids, prompts) for _ in range(num_samples)]
-        sampling = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "max_tokens": max_tokens,
-        }
-        found = self._server.complete(rows, sampling, [None] * len(rows), self.model.eos_ids)
-        return _grouped([completion.token_ids for completion in found], num_samples)
-
-    def close(self) -> None:
-        pass
-
-
 def build_sampler(args: argparse.Namespace, model: Model, max_model_len: int) -> Any:
     """The model in the engine of a command line; `max_model_len` is its longest sequence in tokens."""
-    if args.engine == "server":
-        return ServerSampler(model, args.server)
     if args.engine == "transformers":
         return TransformersSampler(model, batch_size=args.batch_size, seed=args.seed)
     return VLLMSampler(
@@ -253,47 +207,6 @@ def build_sampler(args: argparse.Namespace, model: Model, max_model_len: int) ->
         tensor_parallel_size=args.tensor_parallel_size,
         seed=args.seed,
     )
-
-
-def check_server(base_url: str, models: Sequence[str]) -> int | None:
-    """Make sure that a server is there and serves a model.
-
-    Args:
-        base_url (str): Address.
-        models (Sequence[str]): Name on the Hub or folder of one model.
-
-    Returns:
-        int | None: Longest sequence that it takes, tokens; None if it does not say.
-
-    Raises:
-        ValueError: If nothing answers there, it asks for another token, it serves another model, or there are several.
-    """
-    if len(models) > 1:
-        raise ValueError(f"a server serves one model, got {len(models)}: {', '.join(models)}. Measure one at a time.")
-    (model,) = models
-    token = os.environ.get(TOKEN_VARIABLE)
-    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see the token
-    url = f"{base_url.rstrip('/')}/v1/models"
-    try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=30) as response:
-            served = json.load(response)["data"]
-    except urllib.error.HTTPError as error:
-        remedy = f" Set {TOKEN_VARIABLE} to the server's token." if error.code in (401, 403) else ""
-        raise ValueError(f"{url} was answered with status {error.code}.{remedy}") from error
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(
-            f"no vLLM server answers at {base_url} ({error}). Start one, `vllm serve {model} --host 127.0.0.1`, give "
-            "its address as --server, or choose another --engine."
-        ) from error
-    names = {_place(name) for one in served for name in (one["id"], one.get("root")) if name}
-    if _place(model) not in names:
-        raise ValueError(f"the server at {base_url} serves {sorted(names)}, not {model!r}. Serve that one there.")
-    return served[0].get("max_model_len")
-
-
-def _place(name: str) -> str:
-    return str(Path(name).resolve()) if Path(name).is_dir() else name
 
 
 def _grouped(rows: list[list[int]], size: int) -> list[list[list[int]]]:

@@ -64,7 +64,6 @@ class CodeVerifier:
         fenced (bool): False also takes a completion without a closed block, as it stands: for base models that
             continue a `code_prompt`.
         isolation (str): As for `Sandbox`: "auto" or the name of one.
-        limits (Limits | None): All limits, in place of `timeout`.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -81,11 +80,10 @@ class CodeVerifier:
         which: Which = "first",
         fenced: bool = True,
         isolation: str = "auto",
-        limits: Limits | None = None,
     ) -> None:
         self._which = checked_which(which)
         self._fenced = fenced
-        limits = limits or Limits(cpu_seconds=timeout, wall_seconds=2.0 * timeout)
+        limits = Limits(cpu_seconds=timeout, wall_seconds=2.0 * timeout)
         self._sandbox = Sandbox(isolation=isolation, limits=limits, workers=workers)
         self._cache: dict[Check, Verdict] = {}
         self._lock = threading.Lock()

@@ -141,11 +141,9 @@ def _script(row: Row) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Input or output of a script, which may be a list of its lines."""
-    if isinstance(value, list | tuple):
-        if not all(isinstance(line, str) for line in value):
-            raise ValueError(f"inputs and outputs are texts or lists of lines, got {str(value)[:100]}")
+    if isinstance(value, list | tuple) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
-    if isinstance(value, dict):
+    if isinstance(value, list | tuple | dict):
         raise ValueError(f"inputs and outputs are texts or lists of lines, got {str(value)[:100]}")
     return "" if value is None else str(value)
 
@@ -156,7 +154,7 @@ def _require_runnable(trees: Sequence[ast.AST], names: Sequence[str]) -> None:
     for tree in trees:
         if absent := sorted(_imported(tree) - sys.stdlib_module_names):
             raise ValueError(f"they need {', '.join(absent)}, which programs in the sandbox do not have")
-        if beyond := sorted(OUT_OF_REACH & _used_modules(tree)):
+        if beyond := sorted(OUT_OF_REACH & (_sources(tree) | set(_loaded_names(tree)))):
             raise ValueError(f"what they do with {', '.join(beyond)} does not reach the program")
         passed = {name for node in ast.walk(tree) for name in _variables_passed(node, names)}
         for node in ast.walk(tree):
@@ -174,21 +172,16 @@ def _require_runnable(trees: Sequence[ast.AST], names: Sequence[str]) -> None:
 
 def _imported(tree: ast.AST) -> set[str]:
     """Packages that tests import, or name as everybody does."""
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.partition(".")[0])
+    whole = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(_bound_names(tree))
-    return found | {ABSENT_ALIASES[name] for name in used & ABSENT_ALIASES.keys()}
+    aliases = {ABSENT_ALIASES[name] for name in used & ABSENT_ALIASES.keys()}
+    return {name.partition(".")[0] for name in whole} | _sources(tree) | aliases
 
 
-def _used_modules(tree: ast.AST) -> set[str]:
-    sources = {
-        node.module.partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
-    }
-    return sources | set(_loaded_names(tree))
+def _sources(tree: ast.AST) -> set[str]:
+    """Packages that tests import names from."""
+    sources = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in sources if name}
 
 
 def _variables_passed(node: ast.AST, names: Sequence[str]) -> Iterator[str]:

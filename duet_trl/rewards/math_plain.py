@@ -27,6 +27,8 @@ _NAME = re.compile(
     rf"|({'|'.join([*_ALIASES, *_GREEK])})(?![a-zA-Z])|(max|min|sec)(?=\s?\())"
 )
 _SIGNS = (
+    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
     (re.compile(r"\*\*"), "^"),
     (re.compile(r"(?<![\w.])(\d+)\s+(\d+)/(\d+)(?![\w/.])"), r"\1\\frac{\2}{\3}"),
     (re.compile(r"/\s?(\d+)\s+(?=[a-zA-Z\\])"), r"\\cdot\\frac{1}{\1} "),  # 1/2 x, which the parser takes for 1/(2x)
@@ -74,6 +76,8 @@ _ARGUMENTS = {
 }
 _WITH_ARGUMENTS = re.compile(rf"\\({'|'.join(_ARGUMENTS)})(?![a-zA-Z])|\^\s*(?=\\[dt]?frac)")
 _DEEPEST = 20
+_BRACES, _BRACKETS = re.compile(r"\\.|[{}]", re.DOTALL), re.compile(r"[()]")
+_DEPTH = {**dict.fromkeys("{(", 1), **dict.fromkeys("})", -1)}
 
 
 def plain_as_latex(text: str) -> str:
@@ -142,7 +146,7 @@ def _enclosed(text: str) -> str:
         match = _CALL.search(text, place)
         if match is None:
             break
-        end = _closing_bracket(text, match.end())
+        end = closing(text, match.end(), _BRACKETS)
         place = match.end()
         if end < 0:
             break
@@ -151,16 +155,6 @@ def _enclosed(text: str) -> str:
         text = text[: match.start()] + left + text[match.end() : end] + right + text[end + 1 :]
         place = match.start() + len(left)
     return text
-
-
-def _closing_bracket(text: str, begin: int) -> int:
-    """Place of the bracket that closes the one before `begin`; -1 if none does."""
-    depth = 1
-    for place in range(begin, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[place], 0)
-        if depth == 0:
-            return place
-    return -1
 
 
 def _braced(text: str, depth: int) -> str:
@@ -186,7 +180,7 @@ def _argument(text: str, place: int) -> tuple[str, int]:
     if token is None or token[0] == "}":
         return "", place
     if token[0] == "{":
-        end = _closing_brace(text, token.end())
+        end = closing(text, token.end())
         return (text[token.end() : end], end + 1) if end >= 0 else ("", place)
     end = token.end()
     for _ in range(_ARGUMENTS.get(token[0][1:], 0) if len(token[0]) > 1 else 0):
@@ -194,10 +188,11 @@ def _argument(text: str, place: int) -> tuple[str, int]:
     return text[place:end], end
 
 
-def _closing_brace(text: str, begin: int) -> int:
+def closing(text: str, begin: int, signs: re.Pattern[str] = _BRACES) -> int:
+    """Place of the brace, or other sign, that closes the one before `begin`; -1 if none does."""
     depth = 1
-    for match in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, begin):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
+    for match in signs.finditer(text, begin):
+        depth += _DEPTH.get(match[0], 0)
         if depth == 0:
             return match.start()
     return -1

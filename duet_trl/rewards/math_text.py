@@ -8,7 +8,7 @@ quadratic in the length of an answer; it never raises.
 
 import re
 
-from .math_plain import plain_as_latex
+from .math_plain import closing, plain_as_latex
 
 _UNICODE = {
     **{"°": r"^\circ ", "∞": r"\infty ", "π": r"\pi ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset "},
@@ -23,10 +23,6 @@ _CHARACTERS = str.maketrans(_UNICODE)
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _ROOT_SIGN = re.compile(r"(?:√\s*|(?<![a-zA-Z\\])sqrt(?=\d))(\d+|[a-zA-Z])")
-_COMMANDS = (
-    (re.compile(r"\\degree(?![a-zA-Z])"), r"^\\circ "),
-    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
-)
 _CONJUNCTION = re.compile(r",?\s*\\(?:text|mbox|textrm|mathrm)\s?\{\s*,?\s*(?:and|or)\s*\}\s*,?")
 _SURE_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\!,|\\,)\s*(?=\d{3}(?!\d))")
 _GROUPED = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?![\d,])")
@@ -41,7 +37,6 @@ _FULL_STOP = re.compile(r"(?<!\.)(?<!\\right)\.\Z")
 _WRAPPER = re.compile(
     r"(?:\\(?:mathbf|boldsymbol|bm|boxed|fbox|ensuremath|underline|emph|(?:math|text)tt|textcolor\{\w+\})\s?)?\{"
 )
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _TEXT = r"\\(?:text|mbox|textrm|mathrm)\s?"
 _TEXT_SUBSCRIPT = re.compile(rf"_\s?(?:\{{\s?{_TEXT}\{{([\w, ]*)\}}\s?\}}|{_TEXT}\{{([\w, ]*)\}})")
 _SHORT_SUBSCRIPT = re.compile(r"_\s?\{\s?(\w)\s?\}")
@@ -61,8 +56,6 @@ def readable(answer: str) -> str:
     """
     text = _SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}", answer)
     text = _ROOT_SIGN.sub(r"\\sqrt{\1}", text).translate(_CHARACTERS)
-    for pattern, plain in _COMMANDS:
-        text = pattern.sub(plain, text)
     text = _plain_letters(_without_wrappers(plain_as_latex(_without_wrappers(text))))
     text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
     if "," in text and not _BRACKETS.search(text):
@@ -94,22 +87,12 @@ def _without_wrappers(text: str) -> str:
             inside = text[len(left) : -len(right)]
             if len(text) > len(left + right) and text == left + inside + right and right not in inside:
                 text = inside
-        if (match := _WRAPPER.match(text)) and _closing(text, match.end()) == len(text) - 1:
+        if (match := _WRAPPER.match(text)) and closing(text, match.end()) == len(text) - 1:
             text = text[match.end() : -1]
         text = _FULL_STOP.sub("", text)
         if text == before:
             break
     return text
-
-
-def _closing(text: str, begin: int) -> int:
-    """Place of the brace that closes the one before `begin`; -1 if none does."""
-    depth = 1
-    for match in _BRACE.finditer(text, begin):
-        depth += {"{": 1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.start()
-    return -1
 
 
 def _fraction(match: re.Match[str]) -> str:

@@ -8,7 +8,6 @@ Points and bars are means over seeds with 95% t-intervals, bands the range of th
 drawn, and is said.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,7 +28,7 @@ from .runs import FAMILY, METHODS, Report, by_step, method_title, suite_title, s
 COLORS = ("#8A8A8A", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0072B2")
 """Okabe and Ito's: distinguishable with any colour vision deficiency."""
 MARKERS, LINES = "osv<DPX>hp*d^", ("-", "--", "-.", ":")
-SURROGATES = ("online", "constant", "ridge")
+SURROGATES = ("online", "constant")
 LATE_SHARE = 0.1
 """The last tenth of the steps is the trained policy."""
 
@@ -122,25 +121,20 @@ def tokens_of_a_step(report: Report, arm: Any) -> pd.Series | None:
     return pd.Series(parts | {"reused": reused, "trimmed": trimmed})
 
 
-def surrogate_arms(report: Report) -> dict[float, dict[str, Any]]:
-    """Arms by budget and surrogate of the first method that was run with the online one and another."""
-    found: dict[str, dict[str, Any]] = {}
-    # Of arms that differ in another option of the surrogate the one with the paper's value stays.
-    for arm in sorted(report.arms, key=lambda a: (-a.budget, len(swept(a.own, ["surrogate_warmup"])))):
-        if arm.complete and arm.own.get("surrogate") in SURROGATES:
-            own = {name: value for name, value in arm.own.items() if not name.startswith("surrogate")}
-            key = json.dumps([arm.method, arm.budget, own, arm.context], sort_keys=True)
-            found.setdefault(key, {}).setdefault(arm.own["surrogate"], arm)
-    groups = [group for group in found.values() if "online" in group and len(group) > 1]
-    if not groups:
-        raise NotDrawn(
-            "no budget was run with the online surrogate and a static one. Add cells with surrogate: constant."
-        )
-    chosen: dict[float, dict[str, Any]] = {}
-    for group in groups:
-        if group["online"].method == groups[0]["online"].method:
-            chosen.setdefault(group["online"].budget, group)
-    return chosen
+def surrogate_arms(report: Report) -> dict[float, tuple[Any, Any]]:
+    """By budget, the two arms of a method that differ in their surrogate alone, in the order of `SURROGATES`."""
+
+    def others(arm: Any) -> Any:
+        own = {name: value for name, value in arm.own.items() if not name.startswith("surrogate")}
+        return arm.method, arm.budget, own, arm.context
+
+    # Of arms that differ in another option of the surrogate the one with the paper's value comes first.
+    arms = sorted(report.arms, key=lambda a: (-a.budget, len(swept(a.own, ["surrogate_warmup"]))))
+    online, constant = ([a for a in arms if a.complete and a.own.get("surrogate") == one] for one in SURROGATES)
+    pairs = [(a, b) for a in online for b in constant if others(a) == others(b)]
+    if not pairs:
+        raise NotDrawn("no budget was run with both surrogates. Add cells with surrogate: constant.")
+    return {a.budget: (a, b) for a, b in reversed(pairs) if a.method == pairs[0][0].method}
 
 
 def audit(report: Report, arm: Any, *columns: str) -> list[pd.DataFrame]:
@@ -374,30 +368,28 @@ def transfer(report: Report, path: Path) -> None:
 
 
 def surrogate_gain(report: Report, path: Path) -> None:
-    """What the online surrogate gains in accuracy over a static one, by budget, paired by seed."""
+    """What the online surrogate gains in accuracy over the constant one, by budget, paired by seed."""
     suite, by_budget = main_suite(report), surrogate_arms(report)
+    pairs = {100 * budget: report.pairs(*own) for budget, own in by_budget.items()}
+    gains = [100 * (both[f"accuracy/{suite}"] - both[f"accuracy/{suite}_other"]) for both in pairs.values()]
     with sheet(path) as (axes,):
-        for number, name in enumerate(SURROGATES[1:], 1):
-            pairs = {100 * b: report.pairs(own["online"], own[name]) for b, own in by_budget.items() if name in own}
-            gains = [100 * (both[f"accuracy/{suite}"] - both[f"accuracy/{suite}_other"]) for both in pairs.values()]
-            if gains:
-                draw_points(axes, [budget + number for budget in pairs], gains, f"over {name}", look(number))
+        draw_points(axes, list(pairs), gains, "over constant", look(1))
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(ylabel=f"{suite_title(suite)} gain (points)", title="Gain of the online surrogate")
-        budget_axis(axes, [own["online"] for own in by_budget.values()])
+        budget_axis(axes, [online for online, _ in by_budget.values()])
 
 
 def surrogate_ablation(report: Report, path: Path) -> None:
-    """Accuracy over training of the variants of the surrogate, at the budget that has most of them."""
+    """Accuracy over training with either surrogate, at the budget nearest to a half."""
     main_suite(report)
     by_budget = surrogate_arms(report)
-    budget = min(by_budget, key=lambda one: (-len(by_budget[one]), abs(one - 0.5)))
+    budget = min(by_budget, key=lambda one: abs(one - 0.5))
     names = report.suites[:2]
     with sheet(path, columns=len(names)) as panels:
         for axes, suite in zip(panels, names, strict=True):
-            for name, arm in by_budget[budget].items():
+            for number, arm in enumerate(by_budget[budget]):
                 values = 100 * curve(report, arm, f"held_out/{suite}/mean@{report.k}")
-                draw_curve(axes, values, f"{name} surrogate", look(SURROGATES.index(name)), smooth=False)
+                draw_curve(axes, values, f"{SURROGATES[number]} surrogate", look(number), smooth=False)
             axes.set(ylabel=f"mean@{report.k} (%)", title=f"{suite_title(suite)}, {percent(budget)} of the rollouts")
 
 

@@ -7,7 +7,7 @@
     4  capabilities (capabilities.csv)
 
 Figures are means over seeds with 95% t-intervals; differences, speed-ups and shares of tokens are paired by seed.
-What was not measured is a dash. A table says which of the paper's rows no run covers.
+What was not measured is a dash.
 """
 
 import functools
@@ -26,8 +26,6 @@ from duet_trl.report.tables import markdown_table
 
 from .runs import FAMILY, FULL, STANDARD, Report, differing, method_title, suite_title
 
-BASELINES = ("grpo", "dapo", "arrol", "vip")
-"""Rivals of the paper's Tables 1 and 6."""
 PART_TITLES = {
     (True, False, False): "allocation only",
     (False, True, True): "gate only",
@@ -38,7 +36,6 @@ PART_TITLES = {
     (True, False, True): "allocation and abort",
     (False, False, False): "neither",
 }
-OF_TABLE_2 = ("allocation only", "gate only", "both")
 CHECKPOINTS = {"final": "at the last step", "best": "best checkpoint of each suite, which selects on the test set"}
 DASH = "–"
 MARKS = {"+": "✓", "o": "∘", "-": "−"}
@@ -124,10 +121,7 @@ def paper_tables(report: Report) -> tuple[list[Table], list[str]]:
 
 def _table_1(report: Report) -> list[Table] | str:
     kept = [a for a in _standard(report.arms) if a.budget == 1 or (a.method in FAMILY and a.budget == 0.5)]
-    groups = []
-    for subject, arms in _by_subject(kept):
-        expected = [((method,), 1.0) for method in BASELINES] + [(FAMILY, 0.5), (FAMILY, 1.0)]
-        groups.append(_Group(subject, arms, _labels(report, arms, 1.0), 1.0, _absent(arms, expected)))
+    groups = [_Group(subject, arms, _labels(report, arms, 1.0), 1.0) for subject, arms in _by_subject(kept)]
     title = "Methods at the full budget, DUET at half and at the full budget"
     return _compared(report, 1, title, groups) if groups else "no run has the full budget"
 
@@ -140,15 +134,11 @@ def _table_2(report: Report) -> list[Table] | str:
         rows = [a for a in family if (a.subject, a.method, a.budget) == (subject, method, budget)]
         rows.sort(key=lambda a: (a.complete, list(PART_TITLES).index(a.parts)))
         labels = [f"+ {PART_TITLES[a.parts]}" for a in rows]
-        absent = [part for part in OF_TABLE_2 if f"+ {part}" not in labels]
-        if base := report.nearest(rows[0], report.reference, budget):
-            rows, labels = (
-                ([base, *rows], [f"+{method_title(base.method)}", *labels]) if base not in rows else (rows, labels)
-            )
-        else:
-            absent.append(f"{method_title(report.reference)} at {budget:.0%}")
+        base = report.nearest(rows[0], report.reference, budget)
+        if base and base not in rows:
+            rows, labels = [base, *rows], [f"+{method_title(base.method)}", *labels]
         name = f"{subject}, {method_title(method)}, {budget:.0%} budget"
-        groups.append(_Group(name, rows, _told_apart(labels, rows), budget, absent))
+        groups.append(_Group(name, rows, _told_apart(labels, rows), budget))
     reason = f"no run of {' or '.join(FAMILY)} has one of allocate, trim and abort off"
     return _compared(report, 2, "One part of DUET at a time", groups) if groups else reason
 
@@ -156,29 +146,26 @@ def _table_2(report: Report) -> list[Table] | str:
 def _table_6(report: Report) -> list[Table] | str:
     groups = []
     for subject, arms in _by_subject([a for a in _standard(report.arms) if a.budget < 1]):
-        for budget in sorted({a.budget for a in arms} | {0.5, 0.25}, reverse=True):
+        for budget in sorted({a.budget for a in arms}, reverse=True):
             rows = [a for a in arms if a.budget == budget]
-            expected = [((method,), budget) for method in BASELINES] + [(FAMILY, budget)]
-            labels = _labels(report, rows, budget)
-            groups.append(_Group(f"{subject}, {budget:.0%} budget", rows, labels, budget, _absent(rows, expected)))
+            groups.append(_Group(f"{subject}, {budget:.0%} budget", rows, _labels(report, rows, budget), budget))
     return _compared(report, 6, "Methods at smaller budgets", groups) if groups else "no run has a budget below 1"
 
 
 class _Group(NamedTuple):
-    """Arms of a section with their labels, the budget of the reference, and rows of the paper without a run."""
+    """Arms of a section with their labels, and the budget of the reference."""
 
     title: str
     arms: list[Any]
     labels: list[str]
     budget: float
-    absent: list[str]
 
 
 def _compared(report: Report, number: int, title: str, groups: Sequence[_Group]) -> list[Table]:
     """The table of values, and the table of paired differences to the reference."""
     rows, apart = [], []
     for group in groups:
-        rows += [_baseline(report, group)] if group.arms else []
+        rows.append(_baseline(report, group))
         for arm, label in zip(group.arms, group.labels, strict=True):
             runs, name = report.of(arm), {"section": group.title, "row": label}
             row = name | {"budget": arm.budget} | _accuracies(report, runs)
@@ -198,8 +185,7 @@ def _compared(report: Report, number: int, title: str, groups: Sequence[_Group])
     )
     caption += "where engine, hardware and number of steps are the same."
     columns = [*report.suites, "speed_up", "tokens", "share_of_tokens", "seeds"]
-    notes = [f"{group.title}: no run of {', '.join(group.absent)}." for group in groups if group.absent]
-    tables = [_table(f"table{number}", caption, ["budget", *columns], rows, notes)]
+    tables = [_table(f"table{number}", caption, ["budget", *columns], rows)]
     if apart and report.suites:
         caption = f"{title}: mean@{report.k} minus that of {against}, percentage points, paired by seed."
         tables.append(_table(f"table{number}_differences", caption, [*report.suites, "seeds"], apart))
@@ -228,20 +214,11 @@ def _by_subject(arms: Sequence[Any]) -> list[tuple[str, list[Any]]]:
     return [(name, [a for a in arms if a.subject == name]) for name in dict.fromkeys(a.subject for a in arms)]
 
 
-def _absent(arms: Sequence[Any], expected: Iterable[tuple[Sequence[str], float]]) -> list[str]:
-    have = {(a.method, a.budget) for a in arms}
-    return [
-        f"{' or '.join(map(method_title, methods))} at {budget:.0%}"
-        for methods, budget in expected
-        if not any((method, budget) in have for method in methods)
-    ]
-
-
 def _labels(report: Report, arms: Sequence[Any], budget: float) -> list[str]:
     """Method, and in brackets another budget than the section's and what tells the arm from the others."""
-    mates = [a for a in report.arms if arms and a.subject == arms[0].subject]
+    mates = [a for a in report.arms if a.subject == arms[0].subject]
     references = [found for a in mates if (found := report.nearest(a, report.reference, budget))]
-    base = max(references, key=lambda a: len(report.of(a)), default=arms[0] if arms else None)
+    base = max(references, key=lambda a: len(report.of(a)), default=arms[0])
     labels = []
     for arm in arms:
         alike = [a.own for a in arms if (a.method, a.budget) == (arm.method, arm.budget)]
@@ -276,26 +253,23 @@ def _table_4(report: Report) -> list[Table]:
 
 
 class _Swept(NamedTuple):
-    """A setting of the method, the paper's values of it, the columns beside the accuracies, and a title."""
+    """A setting of the method, the columns beside the accuracies, and a title."""
 
     option: str
-    values: Sequence[float]
     columns: Sequence[str]
     title: str
 
 
 _SWEEPS = {
-    3: _Swept("keep_probability", (0.01, 0.05, 0.1, 0.2), ["speed_up"], "eps_abort, with the speed-up over {}"),
-    5: _Swept("surrogate_warmup", (1, 2), ["minutes"], "k_warmup, with the minutes of training on one machine"),
-    7: _Swept(
-        "keep_rate", (0.5, 0.25), ["pruned", "length"], "Keep rate of ARRoL, rollouts pruned, tokens of a rollout"
-    ),
+    3: _Swept("keep_probability", ["speed_up"], "eps_abort, with the speed-up over {}"),
+    5: _Swept("surrogate_warmup", ["minutes"], "k_warmup, with the minutes of training on one machine"),
+    7: _Swept("keep_rate", ["pruned", "length"], "Keep rate of ARRoL, rollouts pruned, tokens of a rollout"),
 }
 
 
 def _sweep(report: Report, number: int) -> list[Table] | str:
     """Groups of arms that differ in one setting of the method alone."""
-    option, values, columns, title = _SWEEPS[number]
+    option, columns, title = _SWEEPS[number]
     groups: dict[str, list[Any]] = {}
     for arm in (a for a in report.arms if a.own.get(option) is not None):
         rest = {name: value for name, value in arm.own.items() if name != option}
@@ -314,8 +288,6 @@ def _sweep(report: Report, number: int) -> list[Table] | str:
             rows.append({"section": section, "row": label} | figures | {"seeds": len(runs)})
         if "minutes" in columns and len({name for arm in arms for name in report.of(arm).machine}) > 1:
             notes.append(f"{section}: minutes of different engines or hardware are not to be compared.")
-        if absent := [f"{value:g}" for value in values if value not in [a.own[option] for a in arms]]:
-            notes.append(f"{section}: no run of {', '.join(absent)}.")
     if not rows:
         found = sorted({str(a.own[option]) for a in report.arms if a.own.get(option) is not None})
         return f"no two runs differ in {option} alone; the values there are: {', '.join(found) or 'none'}"

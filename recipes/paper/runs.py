@@ -16,6 +16,9 @@ import numpy as np
 import pandas as pd
 from run_file import RunRecord, UnreadableRuns, read_runs
 
+from duet_trl.evaluation.suites import SUITES, suite_named
+from duet_trl.methods import METHOD_FIELDS
+
 METHODS = {
     "grpo": "GRPO",
     "dapo": "DAPO",
@@ -34,15 +37,6 @@ METHODS = {
 }
 """Titles in the order of rows and legends."""
 
-SUITES = {
-    "math500": "MATH-500",
-    "gsm8k": "GSM8K",
-    "aime2024": "AIME-24",
-    "humaneval": "HumanEval",
-    "gpqa_diamond": "GPQA-D",
-}
-"""Titles in the order of columns."""
-
 FAMILY = ("paper", "duet")
 """Methods whose parts `PARTS` switch."""
 PARTS = ("allocate", "trim", "abort")
@@ -51,22 +45,18 @@ FULL = (True, True, True)
 STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
 """Values of the paper of what its tables sweep: where runs have several, a row takes the arm that has this one."""
 
-OF_THE_METHOD = frozenset(
-    "method_kwargs num_generations allocate trim abort budget_fraction budget_reading budget_tokens num_rollouts_min "
-    "num_rollouts_max max_rollouts marker grace_window keep_probability sentinel_token_id".split()
-)
+OF_THE_METHOD = METHOD_FIELDS | {"method_kwargs", "num_generations"}
 """Settings by which arms of one comparison are meant to differ."""
 
 OPERATIONAL = frozenset(
-    "seed data_seed method output_dir run_name logging_dir logging_steps logging_first_step log_completions "
-    "num_completions_to_print disable_tqdm report_to project trackio_space_id save_steps save_strategy "
-    "save_total_limit save_only_model resume_from_checkpoint push_to_hub hub_model_id hub_strategy hub_private_repo "
-    "hub_always_push hub_revision audit_log audit_columns dataloader_num_workers dataloader_pin_memory "
+    "seed data_seed method output_dir logging_steps logging_first_step log_completions num_completions_to_print "
+    "project trackio_space_id save_steps save_strategy save_total_limit save_only_model hub_model_id hub_strategy "
+    "hub_private_repo hub_always_push hub_revision audit_log audit_columns dataloader_num_workers "
     "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
     "generation_batch_size use_vllm vllm_mode vllm_server_base_url vllm_server_host vllm_server_port "
     "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size "
-    "vllm_max_model_length server_weight_sync server_weights_dir use_cpu full_generations sandbox heldout "
-    "eval_sources deepspeed fsdp fsdp_config ddp_timeout gradient_checkpointing max_steps".split()
+    "vllm_max_model_length server_weight_sync sandbox heldout eval_sources deepspeed fsdp fsdp_config ddp_timeout "
+    "gradient_checkpointing max_steps".split()
 )
 """Settings that say how a run was made, not what was trained; what follows from them is in the column `context`."""
 
@@ -259,5 +249,5 @@ def method_title(method: str) -> str:
 
 
 def suite_title(suite: str) -> str:
-    """A suite as the paper's columns are headed; one without a title keeps its name."""
-    return SUITES.get(suite, suite)
+    """A suite as columns are headed."""
+    return suite_named(suite).title

@@ -148,16 +148,19 @@ def test_questions_without_an_answer_are_dropped_and_counted(tmp_path, tokenizer
 
 
 @pytest.mark.parametrize(
-    ("load", "row", "message"),
+    ("load", "rows", "message"),
     [
-        (data.load_code_train, {"code": "x", "test_list": []}, "no column text or prompt"),
-        (data.load_code_train, {"text": "x"}, "no column test_list"),
-        (data.load_qa_train, {"question": "x"}, "no column correct_answer or answer"),
+        (data.load_code_train, [{"code": "x", "test_list": []}], "no column text or prompt"),
+        (data.load_code_train, [{"text": "x"}], "no column test_list"),
+        (data.load_qa_train, [{"question": "x"}], "no column correct_answer or answer"),
+        (data.load_math_train, [{"text": "x", "answer": "1"}], r"no column question or .*are \['answer', 'text'\]"),
+        (data.load_math_train, [{"problem": "x"}], r"no column answer or solution; its columns are \['problem'\]"),
+        (data.load_math_train, [], "has no rows"),
     ],
 )
-def test_missing_columns_are_named(tmp_path, tokenizer, load, row, message):
+def test_missing_columns_are_named(tmp_path, tokenizer, load, rows, message):
     with pytest.raises(ValueError, match=message):
-        load(write_jsonl(tmp_path / "a.jsonl", [row]), tokenizer, 512)
+        load(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
 
 
 @pytest.mark.parametrize("load", [data.load_math_train, data.load_code_train, data.load_qa_train])
@@ -168,16 +171,3 @@ def test_tokenizer_without_template_and_offline_hub_are_errors_with_a_remedy(loa
     plain.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         load("nobody/nothing", plain, 512)
-
-
-def test_published_set_of_another_size_or_content_is_a_warning(tmp_path, tokenizer, caplog, monkeypatch):
-    path = write_jsonl(tmp_path / "a.jsonl", [SCIQ])
-    monkeypatch.setattr(data, "SCIQ", data.TrainingSet(path, None, 2))
-    with caplog.at_level(logging.WARNING):
-        data.load_qa_train(path, tokenizer, 512)
-    assert "1 gradable rows, expected 2" in caplog.text
-    caplog.clear()
-    monkeypatch.setattr(data, "SCIQ", data.TrainingSet(path, None, 1, "0" * 64))
-    with caplog.at_level(logging.WARNING):
-        data.load_qa_train(path, tokenizer, 512)
-    assert "expected 0000" in caplog.text

@@ -10,7 +10,6 @@ import pytest
 from datasets import Dataset
 
 from duet_trl.evaluation.prompts import BOXED_SUFFIX
-from duet_trl.evaluation.suites import content_checksum
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -147,31 +146,6 @@ def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
     assert row["prompt"][0]["content"].startswith("a\u2028b\u0085c\n") and row["answer"] == "7"
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (
-            [{"text": "Q", "answer": "1"}],
-            r"no column question or problem or prompt; its columns are \['answer', 'text'\]",
-        ),
-        ([{"problem": "Q", "gold": "1"}], r"no column answer or solution; its columns are \['gold', 'problem'\]"),
-        ([], "has no rows"),
-    ],
-)
-def test_missing_columns_are_named(tmp_path, tokenizer, rows, message):
-    with pytest.raises(ValueError, match=message):
-        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
-
-
-def test_missing_file_and_missing_template_are_named(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="there is no file"):
-        data.load_math_train(str(tmp_path / "gone.jsonl"), tokenizer, 512)
-    plain = tiny_tokenizer()
-    plain.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        data.load_math_train(write_jsonl(tmp_path / "a.jsonl", [HUB_LAYOUT]), plain, 512)
-
-
 @pytest.fixture(scope="module")
 def real_math(tokenizer):
     """The real training file, without a length limit, and what the loader said about it."""
@@ -187,7 +161,7 @@ def real_math(tokenizer):
 
 def test_real_training_file_loses_only_its_two_empty_answers(real_math):
     rows, messages = real_math
-    assert len(rows) == data.MATH.num_rows == 7496
+    assert len(rows) == 7496
     assert any("7496 prompts kept, dropped {'without a gold answer': 2}" in message for _, message in messages)
     assert sum(level is None for level in rows["level"]) <= 2
     assert set(rows["level"]) - {None} == {1, 2, 3, 4, 5}
@@ -200,9 +174,9 @@ def test_real_training_file_has_no_problem_of_math_500(real_math):
     assert {level for level, _ in messages} == {"INFO"}
 
 
-def test_real_training_file_is_the_published_one_with_answers_or_only_solutions(real_math):
-    rows, _ = real_math
-    assert content_checksum((row["prompt"][0]["content"], row["answer"]) for row in rows) == data.MATH.checksum
+def test_answers_of_the_real_training_file_stand_in_the_boxes_of_its_solutions():
+    if not MATH_TRAIN.exists():
+        pytest.skip(f"{MATH_TRAIN} is not there")
     # the Hub has no column with answers: they come out of the boxes of the solutions
     with MATH_TRAIN.open(encoding="utf-8") as lines:
         originals = [json.loads(line) for line in lines]

@@ -6,13 +6,12 @@ import pandas as pd
 import pytest
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.evaluation.suites import SUITES
 from duet_trl.methods import METHOD_FIELDS, METHODS, build_method
 from tests.methods.simulator import counts, make_prompts, run_step
 from tests.recipes.stored_runs import PAPER  # isort: split
 
 from paper import runs
-from paper.runs import FAMILY, OF_THE_METHOD, PARTS, STANDARD
+from paper.runs import FAMILY, PARTS, STANDARD
 
 NAMED = METHODS.keys() - {"own"}
 RULES_OF_COUNTS = ("grpo", "dapo", "greso", "pods", "pilot", "paper", "duet")
@@ -27,10 +26,6 @@ def mark(method, capability):
 def test_every_method_has_a_title_and_a_column():
     assert runs.METHODS.keys() == set(MARKS) == NAMED
     assert MARKS.isin(["+", "o", "-"]).all(axis=None)
-
-
-def test_every_suite_has_a_title():
-    assert list(runs.SUITES) == list(SUITES)
 
 
 @pytest.mark.parametrize("method", sorted(NAMED))
@@ -79,9 +74,7 @@ def test_counts_vary_where_the_table_says_so(method, tmp_path):
     assert varied == (mark(method, "Variable rollout count per prompt") == "+")
 
 
-def test_arms_know_the_fields_of_methods():
-    """What tells methods apart must not make their runs another experiment."""
-    assert OF_THE_METHOD == METHOD_FIELDS | {"method_kwargs", "num_generations"}
+def test_settings_that_tables_sweep_are_those_of_methods_with_the_values_of_the_paper():
     assert set(PARTS) <= METHOD_FIELDS
     options = {name for entry in METHODS.values() for name in entry.options.__dataclass_fields__}
     assert {"keep_probability", "surrogate_warmup"} <= METHOD_FIELDS | options

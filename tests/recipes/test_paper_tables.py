@@ -131,7 +131,7 @@ def test_table_2_shows_the_parts_at_each_budget_against_grpo_at_that_budget(tmp_
         ]
     off = {"trim": False, "abort": False, "keep_probability": None}
     runs.append(duet(0.5, cell="anything", settings=off, accuracies=(0.1, 0.2, 0.4)))
-    text = written(tmp_path, *runs, record())
+    written(tmp_path, *runs, record())
     lines = table(tmp_path, "table2")
     section, quarter = "tiny, DUET (paper), 50% budget", "tiny, DUET (paper), 25% budget"
     rows = ["Baseline", "+GRPO", "+ allocation only", "+ gate only", "+ both"]
@@ -139,7 +139,6 @@ def test_table_2_shows_the_parts_at_each_budget_against_grpo_at_that_budget(tmp_
     assert figure(lines[section, "+ allocation only"], "math500")[0] == 0.4
     assert figure(lines[section, "+ gate only"], "speed_up")[0] == pytest.approx(2.0)
     assert figure(lines[quarter, "+ both"], "speed_up")[0] == pytest.approx(3.0)
-    assert f"{quarter}: no run of allocation only." in text
     # ablations are no rows of Table 1
     assert {row for _, row in table(tmp_path, "table1")} == {"Baseline", "+GRPO", HALF[1]}
 
@@ -153,7 +152,6 @@ def test_tables_3_and_5_are_sweeps_of_one_setting(tmp_path):
     assert [row for _, row in third] == ["0.01", "0.05 (default)", "0.2"]
     # 16 s of full-budget GRPO over 1.6, 8 and 32 s
     assert [figure(line, "speed_up")[0] for line in third.values()] == pytest.approx([10.0, 2.0, 0.5])
-    assert "tiny, DUET (paper), 50% budget: no run of 0.1." in text
     section = "tiny, DUET (paper), 50% budget, keep_probability=0.01"
     assert list(fifth) == [(section, row) for row in ("1 (default)", "2")]
     # 2 x 0.8 s and 2 x 120 s
@@ -166,14 +164,12 @@ def test_tables_3_and_5_are_sweeps_of_one_setting(tmp_path):
 def test_table_6_compares_at_the_same_budget(tmp_path):
     runs = [record(seconds=8.0), record("grpo", 0.25, num_generations=2, seconds=3.0, tokens=25.0)]
     runs += [duet(0.25, seconds=1.5, tokens=20.0), record("vip", 0.25, num_generations=2, seconds=4.0)]
-    text = written(tmp_path, *runs)
+    written(tmp_path, *runs)
     lines, section = table(tmp_path, "table6"), "tiny, 25% budget"
     assert list(lines) == [(section, row) for row in ("Baseline", "+GRPO", "+VIP", "+DUET (paper)")]
     assert figure(lines[section, "+DUET (paper)"], "speed_up")[0] == pytest.approx(2.0)
     assert figure(lines[section, "+VIP"], "speed_up")[0] == pytest.approx(0.75)
     assert figure(lines[section, "+DUET (paper)"], "share_of_tokens")[0] == pytest.approx(0.8)
-    assert "tiny, 25% budget: no run of DAPO at 25%, ARRoL at 25%." in text
-    assert "tiny, 50% budget: no run of GRPO at 50%, " in text
 
 
 def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
@@ -193,8 +189,6 @@ def test_table_7_is_the_keep_rate_of_arrol_with_what_it_pruned(tmp_path):
 
 def test_what_no_run_covers_is_said(tmp_path):
     text = written(tmp_path, record(), record(seed=1, status="running"))
-    family = "DUET (paper) or DUET"
-    assert f"tiny: no run of DAPO at 100%, ARRoL at 100%, VIP at 100%, {family} at 50%, {family} at 100%." in text
     for number, reason in (
         (2, "no run of paper or duet has one of allocate, trim and abort off"),
         (3, "no two runs differ in keep_probability alone; the values there are: none"),

@@ -105,21 +105,6 @@ def test_sentence_form_and_no_answer():
     assert choice_reward(texts, answer=["Paris", "B", "Paris", "Paris"]) == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_plain_and_conversational_completions_score_alike():
-    plain = ["<answer>B</answer>", "no", ""]
-    conversational = [[{"role": "assistant", "content": text}] for text in plain]
-    parts = [[{"role": "assistant", "content": [{"type": "text", "text": text}]}] for text in plain]
-    odd = [[], [{"role": "assistant", "content": None}], [{"role": "assistant"}]]
-    for completions in (plain, conversational, parts):
-        assert choice_reward(completions, answer=["B"] * 3, options=[OPTIONS] * 3, prompts=["q"] * 3) == [
-            1.0,
-            0.0,
-            0.0,
-        ]
-    assert choice_reward(odd, answer=["B"] * 3) == [0.0] * 3
-    assert choice_reward([], answer=[]) == []
-
-
 def test_rows_must_match():
     with pytest.raises(ValueError, match="shorter"):
         ChoiceVerifier().grade(["x", "y"], ["x"])

@@ -1,29 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The code reward on HumanEval's own solutions, labelled real outputs, the three forms of tests, and hostile texts."""
 
-import json
 import logging
 import time
-from pathlib import Path
 
 import pytest
 
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
-from duet_trl.rewards import CodeVerifier, Limits, SandboxError, code_reward
+from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
+from tests.rewards.case_files import rows_of
 from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
 # examples behind the right program; in one the program is right, but that harness left out the prompt's helper.
 LABELLED_BY_THEIR_EXAMPLES = {"c00334", "c00350", "c00370", "c00382", "c00408", "c00426", "c00434", "c00472"}
 LABELLED_WITHOUT_THE_HELPER = {"c00366"}
-
-
-def rows_of(name: str) -> list[dict]:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def columns_of(tasks: list[dict]) -> dict[str, list[str]]:
@@ -133,16 +124,11 @@ def test_without_a_closed_block_there_is_no_answer(verifier):
     assert (verdict.passed, verdict.reason) == (False, "no closed fenced block")
 
 
-def test_plain_and_conversational_completions_score_alike():
-    plain = [fenced("def f(x):\n    return x"), fenced("def f(x):\n    return 0"), ""]
-    conversational = [[{"role": "assistant", "content": text}] for text in plain]
+def test_reward_function_takes_what_trl_passes(verifier):
+    texts = [fenced("def f(x):\n    return x"), fenced("def f(x):\n    return 0"), ""]
+    conversational = [[{"role": "assistant", "content": text}] for text in texts]
     columns = {"test_list": [["assert f(1) == 1"]] * 3, "prompts": ["q"] * 3, "trainer_state": None}
-    try:
-        assert code_reward(plain, **columns) == [1.0, 0.0, 0.0]
-    except SandboxError as error:
-        pytest.skip(str(error))
     assert code_reward(completions=conversational, completion_ids=[[1]] * 3, **columns) == [1.0, 0.0, 0.0]
-    assert code_reward([[], [{"role": "assistant", "content": None}], ""], **columns) == [0.0, 0.0, 0.0]
     assert code_reward([]) == []
 
 
@@ -280,10 +266,10 @@ def test_bad_arguments_are_named(arguments):
 
 
 def test_verdict_that_time_ran_out_on_is_not_remembered():
-    verifier = make_verifier(limits=Limits(cpu_seconds=5, wall_seconds=0.5))
+    verifier = make_verifier(timeout=1)
     sleeper, row = "import time\ntime.sleep(60)\ndef f(x):\n    return x", {"test_list": ["assert f(1) == 1"]}
     for _ in range(2):
         begin = time.monotonic()
         assert reward(verifier, sleeper, **row) == 0.0
-        assert time.monotonic() - begin >= 0.5
+        assert time.monotonic() - begin >= 2.0  # twice the processor seconds
     verifier.close()

@@ -28,6 +28,21 @@ def messages(text):
     return [{"role": "assistant", "content": text}]
 
 
+@pytest.mark.parametrize(
+    ("completion", "text"),
+    [
+        ("4", "4"),
+        (messages("4"), "4"),
+        ([{"role": "user", "content": "q"}, *messages("4")], "4"),
+        (messages([{"type": "text", "text": "4"}, {"type": "image"}, {"type": "text", "text": "2"}]), "42"),
+        *((nothing, "") for nothing in ("", [], messages(None), messages(""), [{"role": "assistant"}])),
+    ],
+    ids=repr,
+)
+def test_text_of_a_completion_in_each_of_its_forms(completion, text):
+    assert read_completions([completion], {}) == [Written(text)]
+
+
 @pytest.mark.parametrize("which", ["first", "last"])
 def test_boxes_inside_a_thought_earn_nothing_under_a_stock_trainer(which):
     golds, expected = ["4"] * len(BOXES), [reward for _, reward in BOXES]

@@ -2,13 +2,11 @@
 """The math reward on answers of every kind of MATH as models write them, and on a hundred and more hostile ones."""
 
 import doctest
-import json
 import logging
 import random
 import re
 import string
 import time
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -22,11 +20,10 @@ from duet_trl.gate.markers import extract_answer
 from duet_trl.rewards import ChoiceVerifier, MathVerifier, math_pairs, math_plain, math_text, math_units
 from duet_trl.rewards.math_pairs import comparable, contradicts
 from duet_trl.rewards.math_text import readable
-from tests.rewards.case_files import cases, verdict
+from tests.rewards.case_files import cases, rows_of, verdict
 from tests.rewards.hostile_answers import HOSTILE_ANSWERS, HOSTILE_TEXTS
 
 CASES = cases("math")
-DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +35,7 @@ def verifier():
 
 @pytest.fixture(scope="module")
 def golds():
-    path = DATA / "math_train_clean.jsonl"
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    found = {json.loads(line)["answer"] for line in path.read_text(encoding="utf-8").splitlines()}
+    found = {row["answer"] for row in rows_of("math_train_clean.jsonl")}
     return random.Random(0).sample(sorted(gold for gold in found if gold and not re.fullmatch(r"-?\d+", gold)), 120)
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The math reward against labelled real solutions, hostile answers and a dying worker."""
 
-import json
 import logging
 import os
 import re
@@ -22,17 +21,10 @@ from math_verify import verify
 from duet_trl.gate.markers import extract_boxed
 from duet_trl.rewards import MathVerifier, math_reward, math_worker
 from duet_trl.rewards import math as math_module
+from tests.rewards.case_files import rows_of
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 # Arithmetic in C, a symbolic blow-up, and a deep parse: no Python-level alarm ends the first.
 HANGING = [r"9^{9^{9^{9}}}", "(10^7)!", r"\sum_{k=1}^{10^{9}} \frac{1}{k^2+k}", "(" * 200 + "1" + ")" * 200]
-
-
-def rows_of(name: str) -> list[dict]:
-    path = DATA / name
-    if not path.exists():
-        pytest.skip(f"{path} is not there")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -161,14 +153,6 @@ def test_last_box_by_default_first_on_request():
     first = MathVerifier(workers=1, which="first")
     assert first([text, text], ["4", "3"]) == [0.0, 1.0]
     first.close()
-
-
-def test_plain_and_conversational_completions_score_alike():
-    plain = [r"\boxed{4}", "no box", ""]
-    conversational = [[{"role": "assistant", "content": text}] for text in plain]
-    assert math_reward(plain, answer=["4"] * 3) == [1.0, 0.0, 0.0]
-    assert math_reward(conversational, answer=["4"] * 3, prompts=["q"] * 3, trainer_state=None) == [1.0, 0.0, 0.0]
-    assert math_reward([[], [{"role": "assistant", "content": None}]], answer=["4"] * 2) == [0.0, 0.0]
 
 
 def test_thousands_of_rows_with_few_distinct_answers_are_graded_in_order(verifier):
