@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from duet_trl.methods.duet_settings import DuetOptions
+from duet_trl.methods.duet import DuetOptions
+from duet_trl.methods.paper import PaperOptions
 
 RESULTS = Path("outputs/bench")
-OPTIONS = frozenset(option.name for option in fields(DuetOptions))
+OPTIONS = frozenset(option.name for option in (*fields(DuetOptions), *fields(PaperOptions)))
 
 
 def argument_parser(description: str) -> argparse.ArgumentParser:
@@ -26,7 +27,7 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
 
 
 def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a configuration from fields and options of `duet` side by side; the options go to `method_kwargs`."""
+    """Fields of a configuration from fields and options of `duet` or `paper`; the options go to `method_kwargs`."""
     options = {name: value for name, value in values.items() if name in OPTIONS}
     rest = {name: value for name, value in values.items() if name not in OPTIONS}
     return rest | ({"method_kwargs": rest.get("method_kwargs", {}) | options} if options else {})

@@ -9,27 +9,24 @@ from typing import Annotated, Any
 
 from trl import GRPOConfig
 
-from .field_types import Acts, as_given, at_least, check_rules, check_types, declared, knob, one_of, read_options
+from .field_types import (
+    Acts,
+    Unread,
+    as_given,
+    at_least,
+    check_rules,
+    check_types,
+    declared,
+    knob,
+    one_of,
+    read_options,
+)
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHOD_FIELDS, METHODS
 from .update.cut import CUT_FIELDS, CUTS, cut_batch
 from .update.trust_region import DESIRED_KL
-
-DEFAULTS = {
-    "allocate": False,
-    "trim": True,
-    "abort": True,
-    "budget_fraction": 0.5,
-    "budget_reading": "rollouts",
-    "num_rollouts_max": 32,
-    "marker": "math",
-    "keep_probability": 0.05,
-}
-"""Of the fields of `METHOD_FIELDS`, under a method that reads them and has no default of its own."""
-_UNREAD = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0, "budget_reading": "rollouts"}
-"""What fields hold under a method that does not read them; the others hold None."""
 
 _PARENTS = {
     "max_completion_length": at_least(1),
@@ -46,11 +43,13 @@ _OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_siz
 
 
 def _chosen(name: str, help_text: str) -> Any:
-    """A field of `METHOD_FIELDS` whose default the method gives."""
-    others = "".join(
-        f" {method}: {entry.defaults[name]}." for method, entry in METHODS.items() if name in entry.defaults
-    )
-    return knob(f"{help_text} Default: {DEFAULTS[name]}.{others}")
+    """A field that only some methods read, with the default of each."""
+    methods: dict[str, list[str]] = {}
+    for method, entry in METHODS.items():
+        if entry.defaults.get(name) is not None:
+            methods.setdefault(str(entry.defaults[name]), []).append(method)
+    defaults = "; ".join(f"{default} ({', '.join(readers)})" for default, readers in methods.items())
+    return knob(f"{help_text} Default: {defaults}.")
 
 
 def _options_help() -> str:
@@ -102,19 +101,24 @@ class DUETGRPOConfig(GRPOConfig):
 
     method: str = knob(f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet")
     method_kwargs: dict[str, Any] | str | None = knob(_options_help())
-    allocate: bool | None = _chosen(
+    allocate: Annotated[bool | None, Unread(False)] = _chosen(
         "allocate", "Uneven rollout counts (paper, section 3.1). False: as many for every prompt."
     )
-    trim: bool | None = _chosen("trim", "Stop a rollout shortly after its answer marker (section 3.2).")
-    abort: bool | None = _chosen("abort", "Abort rollouts without a marker at K2 + G (section 3.2).")
+    trim: Annotated[bool | None, Unread(False)] = _chosen(
+        "trim", "Stop a rollout shortly after its answer marker (section 3.2)."
+    )
+    abort: Annotated[bool | None, Unread(False)] = _chosen(
+        "abort", "Abort rollouts without a marker at K2 + G (section 3.2)."
+    )
 
     # Parameters that control the budget (paper, sections 2 and 3.1)
     budget_fraction: Annotated[
         float | None,
         (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
         Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts' or 'reference'"),
+        Unread(1.0),
     ] = _chosen("budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.")
-    budget_reading: Annotated[str | None, one_of("rollouts", "reference", "tokens")] = _chosen(
+    budget_reading: Annotated[str | None, one_of("rollouts", "reference", "tokens"), Unread("rollouts")] = _chosen(
         "budget_reading",
         "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
         "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
@@ -158,7 +162,7 @@ class DUETGRPOConfig(GRPOConfig):
     keep_probability: Annotated[
         float | None,
         (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
-        Acts(lambda v: v.abort and v.abort_rule == "length", "abort=True and abort_rule='length'"),
+        Acts(lambda v: v.abort, "abort=True"),
     ] = _chosen(
         "keep_probability",
         "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05. duet sets it itself.",
@@ -290,14 +294,11 @@ class DUETGRPOConfig(GRPOConfig):
                 f"{name}={given[name]!r} cannot have an effect under method={self.method!r}, which does not read it. "
                 f"Remove it, or choose a method that does: {readers}."
             )
-        defaults = DEFAULTS | {
-            "max_rollouts": entry.max_batches * self.generation_batch_size,
-            "grace_window": scaled_grace_window(self.max_completion_length),
-            **entry.defaults,
-        }
-        unread = _UNREAD | {"max_rollouts": defaults["max_rollouts"]}
+        read = dict(entry.defaults) | {"max_rollouts": entry.max_batches * self.generation_batch_size}
+        if "grace_window" in read:
+            read["grace_window"] = scaled_grace_window(self.max_completion_length)
         for name in METHOD_FIELDS - given.keys():
-            setattr(self, name, (defaults if name in entry.reads else unread).get(name))
+            setattr(self, name, read[name] if name in read else DECLARED[name].unread.value)
         self.options = read_options(entry.options, self.method_kwargs, self.method)
         self.options = entry.settle(self, self.options)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}

@@ -30,6 +30,13 @@ class Acts:
     condition: str
 
 
+@dataclass(frozen=True)
+class Unread:
+    """What a field holds under a method that does not read it."""
+
+    value: Any
+
+
 def knob(help_text: str, default: Any = None) -> Any:
     """A field of the configuration; its help stands in `--help` and in docs/configuration.md."""
     return field(default=default, metadata={"help": help_text})
@@ -73,17 +80,9 @@ def option(
     acts: Acts | None = None,
     unit: str = "",
     symbol: str = "",
-    **defaults: Any,
 ) -> Any:
-    """A field of an `Options`: help, unit or range, symbol of the paper; `defaults` are those of single methods."""
-    metadata = {
-        "help": help_text,
-        "rule": rule,
-        "acts": acts,
-        "unit": unit,
-        "symbol": symbol,
-        "defaults": defaults,
-    }
+    """A field of an `Options`: help, default (None: it follows), rule, when it acts, unit, symbol of the paper."""
+    metadata = {"help": help_text, "rule": rule, "acts": acts, "unit": unit, "symbol": symbol}
     return field(default=default, metadata=metadata)
 
 
@@ -96,21 +95,13 @@ class Options:
         check_rules(self.__dict__, {one.name: one.metadata["rule"] for one in fields(self)})
 
 
-def default_of(declared: Any, method: str) -> Any:
-    """Default of an `option` (a `dataclasses.Field`) under a method; None: it follows from other fields."""
-    return declared.metadata.get("defaults", {}).get(method, declared.default)
-
-
 def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
     """The options of a method from its `method_kwargs`."""
-    declared = {one.name: one for one in fields(kind)}
-    chosen = {name: default_of(one, method) for name, one in declared.items()}
+    known = [one.name for one in fields(kind)]
     for name, value in (given or {}).items():
-        if name not in declared:
-            raise ValueError(_unknown(name, value, list(declared), method))
-        if value is not None:
-            chosen[name] = value
-    return kind(**chosen)
+        if name not in known:
+            raise ValueError(_unknown(name, value, known, method))
+    return kind(**{name: value for name, value in (given or {}).items() if value is not None})
 
 
 def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
@@ -122,20 +113,24 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
 
 
 class Declared(NamedTuple):
-    """What stands in the annotation of a field: its type, what its value must be, and when it acts."""
+    """What stands in the annotation of a field: its type, what its value must be, when it acts, and `Unread`."""
 
     kind: Any
     rule: Rule | None = None
     acts: Acts | None = None
+    unread: Unread = Unread(None)
+
+
+_PLACES = {Acts: "acts", Unread: "unread"}
 
 
 def declared(owner: type) -> dict[str, Declared]:
-    """The fields that a dataclass adds to its parents, `Annotated` with an `Acts` and the rule of their values."""
+    """The fields that a dataclass adds to its parents, `Annotated` with what `Declared` has."""
     # Not the types of its `fields`, which transformers' parser rewrites.
     found = {}
     for name, annotation in owner.__annotations__.items():
         kind, *rest = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        said = {"acts" if isinstance(one, Acts) else "rule": one for one in rest}
+        said = {_PLACES.get(type(one), "rule"): one for one in rest}
         found[name] = Declared(kind, **said)
     return found
 

@@ -26,7 +26,7 @@ from .engines.engine import Engine, Policy, Sampling
 from .exchange import Exchange
 from .loop import Loop
 from .methods import build_method
-from .methods.duet_settings import settle_router_loss
+from .methods.duet import settle_router_loss
 from .methods.method import Method
 from .rollouts import Prompts, StepRecord
 from .seams import metrics, standing_in, train_rows

@@ -40,9 +40,7 @@ _OWN = {
     "arrol": {"method_kwargs": {"head_warmup_steps": 1, "detect_at": 8}},
     "dapo": {"method_kwargs": {"oversample": 1.5}},
 }
-# By lengths rollouts are aborted from the first step on.
-_REFITS = {"threshold_interval": 1, "threshold_window": 32, "poll_interval": 4}
-_GATE = {"grace_window": 4, "method_kwargs": {"abort_rule": "length", **_REFITS}}
+_GATE = {"grace_window": 4, "method_kwargs": {"poll_interval": 4}}
 
 
 class WorldEngine(TableEngine):

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Small training runs that the trainer tests share."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+from duet_trl.gate.thresholds import LengthThresholds
 
 NUM_PROMPTS = 32
 PARTS_OFF = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
@@ -63,10 +66,8 @@ def duet_settings(output_dir: Path, **overrides: Any) -> dict[str, Any]:
         duet |= {} if overrides.get("budget_reading") == "tokens" else {"budget_fraction": 0.9}
         if abort or overrides.get("trim", True):
             duet |= {"grace_window": 8}
-        # By lengths rollouts are aborted from the first step on; by price they are once answers are known.
-        if abort and overrides.get("abort_rule") != "price":
+        if abort and overrides.get("method") == "paper":
             duet |= {"keep_probability": 0.3, "threshold_interval": 1, "threshold_window": 64}
-            duet |= {} if overrides.get("method") == "paper" else {"abort_rule": "length"}
     return settings(output_dir, **grouped({**duet, **overrides}))
 
 
@@ -77,15 +78,19 @@ def duet_trainer(
     rewards: Any = count_fours,
     data: Any = None,
     own: Any = None,
+    aborts_early: Mapping[str, Any] | None = MappingProxyType({}),
     **overrides: Any,
 ) -> DUETGRPOTrainer:
-    """A trainer over `prompts()`; `own` is a method of the test's, with method="own"."""
+    """A trainer over `prompts()`; `own` is a method of the test's, with method="own".
+
+    `aborts_early` are arguments of `abort_early` for `duet`; None leaves it its own thresholds.
+    """
     trainer_kwargs = {
         k: overrides.pop(k)
         for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func", "engine")
         if k in overrides
     }
-    return DUETGRPOTrainer(
+    trainer = DUETGRPOTrainer(
         str(model),
         rewards,
         args=DUETGRPOConfig(**duet_settings(output_dir, **overrides)),
@@ -93,6 +98,18 @@ def duet_trainer(
         method=own,
         **trainer_kwargs,
     )
+    if trainer.args.method == "duet" and trainer.args.abort and aborts_early is not None:
+        abort_early(trainer, **aborts_early)
+    return trainer
+
+
+def abort_early(trainer: DUETGRPOTrainer, **options: Any) -> None:
+    """Give the gate of `duet` the thresholds of `paper`.
+
+    By lengths rollouts are aborted from the first step on; by price they are once answers are known.
+    """
+    options = {"keep_probability": 0.3, "refit_every": 1, "window": 64} | options
+    trainer.method.gate.thresholds = LengthThresholds(trainer.args.max_completion_length, **options)
 
 
 def logged(trainer: Any, name: str) -> list[float]:

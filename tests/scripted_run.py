@@ -27,19 +27,10 @@ from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
 from tests.processes import report
-from tests.runs import settings
+from tests.runs import abort_early, settings
 
 NUM_PROMPTS = 24
-# Every outcome of the gate within 64 tokens, from the first step on.
-GATE = {
-    "grace_window": 8,
-    "keep_probability": 0.5,
-    "abort_rule": "length",
-    "abort_quantile": 0.35,
-    "threshold_interval": 1,
-    "threshold_window": 64,
-    "budget_fraction": 0.9,
-}
+GATE = {"grace_window": 8, "budget_fraction": 0.9}
 
 
 class ScriptedEngine:
@@ -140,6 +131,7 @@ def build(output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTr
     data = Dataset.from_dict({"prompt": [f"Compute {i} + {i % 5} = " for i in range(NUM_PROMPTS)]})
     engine = ScriptedEngine if scripted else None
     trainer = DUETGRPOTrainer(str(CHECKPOINT), reward, args=args, train_dataset=data, engine=engine)
+    abort_early(trainer, keep_probability=0.5, quantiles=(0.3, 0.35))  # every outcome of the gate within 64 tokens
     if scripted:
         trainer.engine.interleaved = trainer.loop.interleaved
     return trainer

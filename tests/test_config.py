@@ -2,6 +2,7 @@
 """The configuration: methods and their options, and an error for every value and relation that cannot work."""
 
 from dataclasses import fields, replace
+from types import NoneType
 from typing import get_args
 
 import pytest
@@ -10,10 +11,15 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
+from duet_trl.allocate.allocators import NeymanAllocator
+from duet_trl.allocate.mixed import MixedAllocator
 from duet_trl.config import DECLARED
-from duet_trl.field_types import default_of
-from duet_trl.methods import METHODS, budget_fields, setting_of
-from duet_trl.methods.duet_settings import DuetOptions
+from duet_trl.gate.priced import PricedThresholds
+from duet_trl.gate.thresholds import LengthThresholds
+from duet_trl.methods import METHODS, budget_fields, build_method, setting_of
+from duet_trl.methods.duet import DuetOptions
+from duet_trl.methods.paper import PaperOptions
+from duet_trl.update.baseline import MeasuredWeights
 
 COUNTS = {"allocate": True}
 FIXED = {"report_to": "none", "use_cpu": True, "bf16": False}
@@ -33,41 +39,44 @@ def config(tmp_path, **overrides) -> DUETGRPOConfig:
 # ---- What a method chooses --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["duet", "paper"])
-def test_a_method_gives_every_option_its_default(tmp_path, method):
-    options = config(tmp_path, method=method).options
-    chosen = {one.name: default_of(one, method) for one in fields(DuetOptions)}
-    assert {name for name, value in chosen.items() if value is None} <= {
-        "advantage_baseline",
-        "advantage_cutoff",
-        "drop_zero_advantage",
-    }
-    for name, value in chosen.items():
-        assert getattr(options, name) is not None and (value is None or getattr(options, name) == value), name
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_gives_every_field_and_option_its_default(tmp_path, method):
+    resolved = config(tmp_path, method=method)
+    declared = dict(METHODS[method].defaults) | {one.name: one.default for one in fields(METHODS[method].options)}
+    for name, default in declared.items():
+        if default is not None:
+            assert (vars(resolved) | vars(resolved.options))[name] == default, name
+
+
+CHOSEN = {
+    "duet": (False, "math", 2, None, MixedAllocator, PricedThresholds, None, MeasuredWeights),
+    "paper": (True, "math_paragraph", 1, 0.05, NeymanAllocator, LengthThresholds, 256, NoneType),
+}
+
+
+@pytest.mark.parametrize("method", sorted(CHOSEN))
+def test_a_method_chooses_marker_counts_gate_and_baseline(tmp_path, method):
+    resolved = config(tmp_path, method=method)
+    built = build_method(config(tmp_path, method=method, **COUNTS))
+    found = (
+        resolved.allocate,
+        resolved.marker,
+        resolved.num_rollouts_min,
+        resolved.keep_probability,
+        type(built.allocator),
+        type(built.gate.thresholds),
+        built.gate.spec().window,
+        type(built.parts.get("weights")),
+    )
+    assert found == CHOSEN[method]
 
 
 def test_an_explicit_value_beats_the_methods(tmp_path):
     assert config(tmp_path, method="paper", marker="qa").marker == "qa"
     assert config(tmp_path, method="paper", surrogate_warmup=2).options.surrogate_warmup == 2
-    assert config(tmp_path, surrogate_warmup=None, marker=None).marker == "math"  # None is not set
-    paper = {
-        "allocation_objective": "variance",
-        "stratification": "clip",
-        "aborted_rollouts": "mask",
-        "abort_rule": "length",
-        "advantage_baseline": "group",
-        "advantage_cutoff": 0.0,
-    }
-    options = config(tmp_path, **COUNTS, **paper).options
-    assert {name: getattr(options, name) for name in paper} == paper
-    duet = {
-        "allocation_objective": "mixed",
-        "advantage_baseline": "history",
-        "advantage_cutoff": 0.25,
-        "drop_zero_advantage": True,
-    }
-    options = config(tmp_path, method="paper", **duet).options
-    assert {name: getattr(options, name) for name in duet} == duet
+    assert config(tmp_path, poll_interval=None, marker=None).marker == "math"  # None is not set
+    options = config(tmp_path, advantage_cutoff=0.1, teach_ending=False).options
+    assert (options.advantage_cutoff, options.teach_ending) == (0.1, False)
 
 
 def test_method_grpo_has_every_part_off_and_no_options(tmp_path):
@@ -111,33 +120,21 @@ def test_zero_advantage_rows_are_dropped_only_where_they_are_inert(tmp_path):
 
 def test_with_every_part_off_the_baseline_is_the_group_and_nothing_but_zeros_is_dropped(tmp_path):
     off = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
-    for without in (off, {"advantage_baseline": "group"}):
-        options = config(tmp_path, **without).options
-        assert (options.advantage_baseline, options.advantage_cutoff) == ("group", 0.0), without
-    assert config(tmp_path, **off, advantage_baseline="history").options.advantage_cutoff == 0.5
+    assert baseline_and_cutoff(tmp_path, **off) == (False, 0.0)
     for part in ({"trim": True}, {"allocate": True}, {"budget_fraction": 0.5}, {"prompt_candidates": 2.0}):
-        options = config(tmp_path, **off | part).options
-        assert (options.advantage_baseline, options.advantage_cutoff) == ("least_noise", 0.25), part
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        {"scale_rewards": "none", "advantage_baseline": "measured"},
-        {"allocate": True, "allocation_objective": "variance"},
-    ],
-)
-def test_the_cutoff_is_no_default_where_it_could_do_harm(tmp_path, option):
-    # It is meant in standard deviations: with scale_rewards="none" rewards of 0 and 0.3 would lose every forward
-    # pass. And sigma of Theorem 1 needs the log-probability of every rollout whose advantage is not 0 (Eq. 3).
-    assert config(tmp_path, **option).options.advantage_cutoff == 0.0
-    assert config(tmp_path, **option, advantage_cutoff=0.1).options.advantage_cutoff == 0.1
+        assert baseline_and_cutoff(tmp_path, **off | part) == (True, 0.25), part
 
 
 def test_rewards_that_are_never_summed_are_judged_within_their_group(tmp_path):
-    for choice in ({}, {"method": "paper"}, {"allocate": True}, {"advantage_baseline": "group"}):
-        resolved = config(tmp_path, multi_objective_aggregation="normalize_then_sum", **choice)
-        assert resolved.options.advantage_baseline == "group"
+    for choice in ({}, {"allocate": True}, {"prompt_candidates": 2.0}):
+        never = {"multi_objective_aggregation": "normalize_then_sum", **choice}
+        assert baseline_and_cutoff(tmp_path, **never) == (False, 0.0)
+
+
+def baseline_and_cutoff(tmp_path, **overrides) -> tuple[bool, float]:
+    """Whether the baseline of `duet` has a history, and what is nearer to it than that gets no forward pass."""
+    resolved = config(tmp_path, **overrides)
+    return build_method(resolved).weights is not None, resolved.options.advantage_cutoff
 
 
 def test_pilot_spends_the_budget_of_the_fields(tmp_path):
@@ -172,7 +169,6 @@ def test_every_method_may_read_the_runs_setting(tmp_path):
 LONE = [
     {"num_generations": 4, "budget_fraction": 0.25, "method": "paper"},
     {"num_generations": 2, "budget_fraction": 0.5, "method": "paper"},
-    {"num_generations": 4, "budget_fraction": 0.25, "advantage_baseline": "group"},
     {"num_generations": 4, "budget_fraction": 0.25, "multi_objective_aggregation": "normalize_then_sum"},
     {"method": "paper", "num_rollouts_max": 1},
     {"method": "paper", "max_rollouts": 8},
@@ -181,16 +177,14 @@ LONE = [
 
 @pytest.mark.parametrize("overrides", LONE)
 def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_path, overrides):
-    with pytest.raises(
-        ValueError, match="there is 1 of each .* no step has a gradient.* advantage_baseline='least_noise'"
-    ):
+    with pytest.raises(ValueError, match="there is 1 of each .* no step has a gradient.* or use method='duet'"):
         config(tmp_path, **overrides)
 
 
 @pytest.mark.parametrize(
     "way_out",
     [
-        {"advantage_baseline": "history"},
+        {"method": "duet"},
         {"budget_fraction": 0.5},
         {"num_generations": 8},
         {"budget_reading": "reference"},  # frozen in tokens: shorter rollouts are more of them
@@ -198,17 +192,12 @@ def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_pa
     ],
 )
 def test_one_rollout_per_prompt_is_let_through_where_some_step_can_have_a_gradient(tmp_path, way_out):
-    assert config(tmp_path, **{**LONE[0], **way_out}).method == "paper"
+    assert config(tmp_path, **{**LONE[0], **way_out}).num_rollouts_min == 1
 
 
 def test_where_k2_is_unused_k1_may_lie_anywhere(tmp_path):
     found = config(tmp_path, method="paper", abort=False, poll_quantile=0.9, poll_cold_fraction=0.9).options
     assert (found.poll_quantile, found.poll_cold_fraction) == (0.9, 0.9)
-
-
-def test_by_price_the_coin_is_no_field(tmp_path):
-    assert config(tmp_path).keep_probability is None
-    assert config(tmp_path, abort_rule="length").keep_probability == 0.05
 
 
 TOKEN_LEVEL = {"vllm_importance_sampling_mode": "token_truncate"}
@@ -228,8 +217,8 @@ BY_NAME = [
     ({"grace_window": -1}, "grace_window must be an integer of at least 0, got -1"),
     ({"max_completion_length": None}, "max_completion_length must be an integer of at least 1, got None"),
     ({"max_completion_length": -5}, "max_completion_length must be an integer of at least 1, got -5"),
-    ({"keep_probability": 0.0}, "Use abort=False to keep everything"),
-    ({"keep_probability": 1.1}, "keep_probability must be in"),
+    ({"method": "paper", "keep_probability": 0.0}, "Use abort=False to keep everything"),
+    ({"method": "paper", "keep_probability": 1.1}, "keep_probability must be in"),
     ({"num_rollouts_min": 0}, "num_rollouts_min must be an integer of at least 1"),
     ({**COUNTS, "num_rollouts_min": 5, "num_rollouts_max": 4}, "is above num_rollouts_max"),
     ({**COUNTS, "num_rollouts_min": 5}, "is above the budget of budget_fraction x num_generations = 4"),
@@ -255,27 +244,16 @@ BY_OPTION = [
     ({"poll_interval": True}, "poll_interval must be an integer, got True"),
     ({"poll_interval": 0}, "poll_interval must be an integer of at least 1, got 0"),
     ({"poll_interval": "8"}, "poll_interval must be an integer, got '8'. Remove the quotes"),
-    ({"threshold_window": 0}, "threshold_window must be an integer of at least 1"),
+    ({"method": "paper", "threshold_window": 0}, "threshold_window must be an integer of at least 1"),
     ({"teach_ending": "yes"}, "teach_ending must be True or False, got 'yes'"),
-    ({"stratification": 1}, "stratification must be a string, got 1"),
-    ({"stratification": "half"}, "stratification must be one of"),
+    ({"method": "paper", "surrogate": 1}, "surrogate must be a string, got 1"),
+    ({"method": "paper", "surrogate": "half"}, r"surrogate must be one of \['online', 'constant'\], got 'half'"),
     ({"entropy_threshold": -0.1}, "entropy_threshold must be at least 0"),
-    ({"allocation_objective": "entropy"}, r"allocation_objective must be one of \['variance', 'mixed'\]"),
-    (
-        {"advantage_baseline": "critic"},
-        r"advantage_baseline must be one of \['group', 'history', 'measured', 'least_noise'\]",
-    ),
-    ({"aborted_rollouts": "keep"}, r"aborted_rollouts must be one of \['mask', 'failure'\]"),
-    ({"abort_rule": "quantile"}, r"abort_rule must be one of \['price', 'length'\], got 'quantile'"),
     ({"advantage_cutoff": -0.1}, "advantage_cutoff must be at least 0.*; got -0.1"),
     ({"advantage_cutoff": 1.0}, "advantage_cutoff=1 would drop every rollout.*Set it below 1"),
     ({"method": "paper", "poll_quantile": 0.9}, "a rollout is polled before it can be aborted"),
-    ({"abort_rule": "length", "poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
+    ({"method": "paper", "poll_cold_fraction": 0.7}, "a rollout is polled before it can be aborted"),
     ({"method": "paper", "abort_quantile": 1.2}, r"abort_quantile must be in \(0, 1\]; got 1.2"),
-    (
-        {"multi_objective_aggregation": "normalize_then_sum", "advantage_baseline": "history"},
-        "has no summed reward to remember. Set advantage_baseline='group'",
-    ),
     ({"drop_zero_advantage": True, "beta": 0.01}, "drop_zero_advantage=False"),
     ({"drop_zero_advantage": True, "router_aux_loss_coef": 0.01}, "drop_zero_advantage=False"),
 ]
@@ -327,13 +305,13 @@ def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path
 def test_options_come_as_json_from_the_command_line_and_as_a_mapping_from_yaml(tmp_path):
     parser = TrlParser(DUETGRPOConfig)
     common = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--bf16", "false"]
-    line = ["--trim", "false", "--method_kwargs", '{"poll_interval": 4, "stratification": "exact"}']
+    line = ["--abort", "false", "--method_kwargs", '{"poll_interval": 4, "teach_ending": false}']
     (from_line,) = parser.parse_args_and_config([*common, *line])
     written = tmp_path / "own.yaml"
-    written.write_text("trim: false\nmethod_kwargs:\n  poll_interval: 4\n  stratification: exact\n")
+    written.write_text("abort: false\nmethod_kwargs:\n  poll_interval: 4\n  teach_ending: false\n")
     (from_yaml,) = parser.parse_args_and_config([*common, "--config", str(written)])
     assert from_line.options == from_yaml.options
-    assert (from_line.options.poll_interval, from_line.options.stratification, from_line.trim) == (4, "exact", False)
+    assert (from_line.options.poll_interval, from_line.options.teach_ending, from_line.abort) == (4, False, False)
 
 
 def test_every_field_has_a_help_and_every_option_too():
@@ -346,13 +324,15 @@ def test_every_field_has_a_help_and_every_option_too():
 
 def test_every_numeric_field_refuses_text(tmp_path):
     HfArgumentParser(DUETGRPOConfig)  # rewrites the types of the fields
-    annotations = {name: one.kind for name, one in DECLARED.items()} | DuetOptions.__annotations__
+    options = {one.name: one.type for kind in (DuetOptions, PaperOptions) for one in fields(kind)}
+    annotations = {name: one.kind for name, one in DECLARED.items()} | options
     numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
     assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "advantage_cutoff"} < set(numeric)
     config(tmp_path)
+    fields_of_duet = {one.name for one in fields(DuetOptions)}
     for name in numeric:
         with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):
-            config(tmp_path, **{name: "1"})
+            config(tmp_path, method="duet" if name in fields_of_duet else "paper", **{name: "1"})
 
 
 def test_the_share_of_the_budget_goes_where_a_method_has_it():

@@ -142,7 +142,7 @@ def test_configuration_md_has_the_tables_of_fields_that_are_declared() -> None:
 
 def method_table() -> dict[str, list[object]]:
     """The table of docs/fidelity.md as field -> values of paper, duet; remarks in parentheses left out."""
-    section = (DOCS / "fidelity.md").read_text().split("## Switches that the methods set")[1].split("\n### ")[0]
+    section = (DOCS / "fidelity.md").read_text().split("## Defaults that differ")[1].split("\n### ")[0]
     rows = {}
     for line in re.findall(r"^\| \[`.*$", section, flags=re.M):
         name, *cells = (re.sub(r"[`\[]|\].*|\(.*", "", cell).strip() for cell in line.strip("|").split("|"))
@@ -157,20 +157,18 @@ def value_of(cell: str) -> object:
         return cell
 
 
-def test_fidelity_md_names_every_difference_of_duet_and_paper_with_its_values() -> None:
-    from duet_trl.config import DEFAULTS
-    from duet_trl.field_types import default_of
+def test_fidelity_md_names_every_default_in_which_duet_and_paper_differ() -> None:
     from duet_trl.methods import METHODS
-    from duet_trl.methods.duet_settings import DuetOptions
 
-    rows = method_table()
-    defaults = {one.name: [default_of(one, name) for name in ("paper", "duet")] for one in fields(DuetOptions)}
-    for field in ("allocate", "marker"):
-        defaults[field] = [(DEFAULTS | METHODS[name].defaults)[field] for name in ("paper", "duet")]
-    computed = {"num_rollouts_min"} | {name for name, (_, duet) in defaults.items() if duet is None}
-    assert set(rows) >= {name for name, (paper, duet) in defaults.items() if paper != duet} | computed
+    def defaults(name: str) -> dict[str, object]:
+        return dict(METHODS[name].defaults) | {one.name: one.default for one in fields(METHODS[name].options)}
+
+    rows, paper, duet = method_table(), defaults("paper"), defaults("duet")
+    computed = {"num_rollouts_min"} | {name for name, default in duet.items() if default is None and name not in paper}
+    differ = {name for name in duet if paper.get(name) != duet[name]} | {"keep_probability"} | computed
+    assert set(rows) == differ - {"prompt_candidates"}  # which is off by default
     for name in rows.keys() - computed:
-        assert rows[name] == defaults[name], name
+        assert rows[name] == [paper.get(name, "-"), duet.get(name, "-")], name
     assert set(rows) <= anchors(DOCS / "fidelity.md")
 
 

@@ -207,7 +207,8 @@ def test_log_probs_that_are_nan_stop_the_run_before_its_weights_are(tiny_path, t
 
 @pytest.mark.parametrize("method", ["duet", "paper"])
 def test_a_step_whose_rollouts_are_all_aborted_goes_on(tiny_path, tmp_path, method):
-    trainer = build(tiny_path, tmp_path, method, Killer(None), marker="never...", keep_probability=1e-9)
+    keep = {"keep_probability": 1e-9} if method == "paper" else {"aborts_early": {"keep_probability": 1e-9}}
+    trainer = build(tiny_path, tmp_path, method, Killer(None), marker="never...", **keep)
     # Rollouts of 24 tokens, of which the gate lets at most 20 pass.
     trainer.engine.table[:, list(trainer.engine.policy.eos_ids)] = 0.0
     trainer.engine.table /= trainer.engine.table.sum(axis=1, keepdims=True)

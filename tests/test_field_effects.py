@@ -7,11 +7,12 @@ import pytest
 
 from duet_trl.config import DECLARED
 from duet_trl.methods import METHOD_FIELDS
-from duet_trl.methods.duet_settings import DuetOptions
+from duet_trl.methods.duet import DuetOptions
+from duet_trl.methods.paper import PaperOptions
 from tests.test_config import config
 
 _ACTS = {name: one.acts for name, one in DECLARED.items()}
-_ACTS |= {one.name: one.metadata["acts"] for one in fields(DuetOptions)}
+_ACTS |= {one.name: one.metadata["acts"] for kind in (DuetOptions, PaperOptions) for one in fields(kind)}
 CONDITIONS = {name: acts for name, acts in _ACTS.items() if acts is not None}
 
 VALUES = {
@@ -39,15 +40,15 @@ def test_a_field_that_the_method_does_not_read_is_refused_with_the_methods_that_
         config(tmp_path, method="grpo", **{name: VALUES[name]})
     message = str(refused.value)
     assert message.startswith(f"{name}={VALUES[name]!r} cannot have an effect under method='grpo'")
-    assert "Remove it, or choose a method that does: ['duet', 'paper'" in message
+    readers = "['paper']" if name == "keep_probability" else "['duet', 'paper'"
+    assert f"Remove it, or choose a method that does: {readers}" in message
     assert config(tmp_path, method="grpo", **{name: None}).method == "grpo"
 
 
 COUNTS = {"allocate": True}
-VARIANCE = {**COUNTS, "allocation_objective": "variance"}
+PAPER = {"method": "paper"}
 NO_GATE = {"trim": False, "abort": False}
 TOKENS = {"budget_reading": "tokens", "budget_tokens": 1e5}
-BY_LENGTH = {"abort_rule": "length"}
 TWICE = {"num_iterations": 2}
 PLAIN_VLLM = {"use_vllm": True, "vllm_importance_sampling_correction": False}
 SERVER = {"use_vllm": True, "vllm_mode": "server"}
@@ -60,8 +61,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("marker", "math", {"abort": False}, NO_GATE),
     ("grace_window", 25, {"trim": False}, NO_GATE),
     ("sentinel_token_id", 5, {}, NO_GATE),
-    ("keep_probability", 0.05, {"trim": False, **BY_LENGTH}, {"abort": False, "method": "paper"}),
-    ("keep_probability", 0.05, {"method": "paper"}, {}),
+    ("keep_probability", 0.05, {"trim": False, **PAPER}, {"abort": False, **PAPER}),
     ("audit_columns", ["level"], {"audit_log": True}, {}),
     ("exclude_zero_variance_groups", True, {}, {"beta": 0.1}),
     ("desired_kl", 0.1, {"updates": "several"}, {}),
@@ -72,23 +72,18 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),
     ("server_weights_dir", "w", SERVER, {**SERVER, "server_weight_sync": "nccl"}),
-    ("allocation_objective", "mixed", COUNTS, {}),
-    ("surrogate_warmup", 2, VARIANCE, COUNTS),
-    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "allocate": False}),
-    ("surrogate_warmup", 2, {"method": "paper"}, {"method": "paper", "surrogate": "constant"}),
-    ("surrogate", "constant", VARIANCE, COUNTS),
+    ("surrogate_warmup", 2, PAPER, {**PAPER, "allocate": False}),
+    ("surrogate_warmup", 2, PAPER, {**PAPER, "surrogate": "constant"}),
+    ("surrogate", "constant", PAPER, {**PAPER, "allocate": False}),
     ("poll_interval", 8, {"trim": False}, NO_GATE),
     ("entropy_threshold", 0.1, {"abort": False}, {"trim": False}),
     ("teach_ending", False, {"abort": False}, {"trim": False}),
-    ("abort_rule", "price", {"abort": False}, NO_GATE),
-    ("threshold_window", 512, {"method": "paper", "abort": False}, {"method": "paper", **NO_GATE}),
-    ("threshold_interval", 5, {"trim": False, **BY_LENGTH}, {}),
-    ("poll_quantile", 0.3, {"method": "paper", "abort": False}, {}),
-    ("poll_cold_fraction", 0.3, {"method": "paper", "abort": False}, {}),
-    ("abort_quantile", 0.8, BY_LENGTH, {}),
-    ("abort_quantile", 0.8, {"method": "paper"}, {"method": "paper", "abort": False}),
-    ("abort_cold_fraction", 0.7, BY_LENGTH, {"method": "paper", "abort": False}),
-    ("aborted_rollouts", "mask", {}, {"abort": False}),
+    ("threshold_window", 512, {**PAPER, "abort": False}, {**PAPER, **NO_GATE}),
+    ("threshold_interval", 5, {**PAPER, "trim": False}, {**PAPER, **NO_GATE}),
+    ("poll_quantile", 0.3, {**PAPER, "abort": False}, {**PAPER, **NO_GATE}),
+    ("poll_cold_fraction", 0.3, {**PAPER, "abort": False}, {**PAPER, **NO_GATE}),
+    ("abort_quantile", 0.8, PAPER, {**PAPER, "abort": False}),
+    ("abort_cold_fraction", 0.7, PAPER, {**PAPER, "abort": False}),
     ("advantage_cutoff", 0.0, {}, {"drop_zero_advantage": False}),
     ("advantage_cutoff", 0.5, {}, {"beta": 0.01}),
 ]

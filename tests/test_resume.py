@@ -20,7 +20,7 @@ STATE = "duet_state.json"
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"prompt_candidates": 2.0, "advantage_baseline": "history"}],
+    [{}, {"prompt_candidates": 2.0}],
     ids=["as drawn", "chosen"],
 )
 def test_a_resumed_run_continues_the_plans_of_its_checkpoint(tiny_path, tmp_path, options):

@@ -47,10 +47,10 @@ def test_method_grpo_is_grpo_loss_for_loss_over_several_visits_of_a_prompt(tiny_
 
 
 @pytest.mark.parametrize(
-    ("objective", "own"), [("mixed", ["mixed_prompts_expected"]), ("variance", ["calibration_chi2", "sigma_floor"])]
+    ("method", "own"), [("duet", ["mixed_prompts_expected"]), ("paper", ["calibration_chi2", "sigma_floor"])]
 )
-def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, objective, own):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, allocate=True, allocation_objective=objective)
+def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, method, own):
+    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6, allocate=True, method=method)
     start = weights(trainer).clone()
     trainer.train()
     assert (weights(trainer) - start).abs().max() > 1e-4
@@ -76,16 +76,15 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, objective, o
     "options",
     [
         {"steps_per_generation": 8, "mask_truncated_completions": True, "marker": "qa"},
-        {"steps_per_generation": 2, "abort_rule": "price", "pad_to_multiple_of": 16},
+        {"steps_per_generation": 2, "aborts_early": None, "pad_to_multiple_of": 16},
         {"num_iterations": 2, "beta": 0.04, "trim": False},
-        {"allocate": True, "aborted_rollouts": "mask", "stratification": "clip", "allocation_objective": "variance"},
-        {"advantage_baseline": "group", "marker": "4...2", "loss_type": "vespo"},
-        {"advantage_baseline": "history", "advantage_cutoff": 0.0, "scale_rewards": "none", "abort": False},
-        {"method": "paper", "advantage_baseline": "history", "steps_per_generation": 2},
+        {"multi_objective_aggregation": "normalize_then_sum", "marker": "4...2", "loss_type": "vespo"},
+        {"advantage_cutoff": 0.0, "scale_rewards": "none", "abort": False},
+        {"method": "paper", "surrogate": "constant", "steps_per_generation": 2},
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
         {"budget_reading": "reference", "max_steps": 6, "allocate": True},
-        {"allocate": False, "stratification": "exact", "aborted_rollouts": "mask", "advantage_baseline": "measured"},
+        {"method": "paper", "allocate": False, "abort": False},
         {"prompt_candidates": 2.0, "steps_per_generation": 8},
         {"drop_zero_advantage": False, "entropy_coef": 0.01, "max_rollouts": 64, "budget_fraction": 1.0},
     ],
@@ -182,7 +181,7 @@ def test_the_completion_table_and_the_audit_log_hold_every_rollout(tiny_path, tm
         log_completions=True,
         audit_log=True,
         audit_columns=["level"],
-        aborted_rollouts="mask",
+        method="paper",
     )
     trainer.train()
     tables = sorted((tmp_path / "completions").glob("*.parquet"))
@@ -266,7 +265,6 @@ def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_p
         tmp_path,
         max_steps=1,
         mask_truncated_completions=masking,
-        aborted_rollouts="failure",
         teach_ending=False,
     )
     trainer.train()
@@ -335,7 +333,7 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
 )
 def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog, options, limited):
     """By price, the default, nothing is aborted before answers are known: no other figure shows it."""
-    trainer = duet_trainer(tiny_path, tmp_path, abort_rule="price", **options)
+    trainer = duet_trainer(tiny_path, tmp_path, aborts_early=None, **options)
     trainer.train()
     assert logged(trainer, "duet/share_marker") == [0.0] * 3
     assert logged(trainer, "duet/share_marker_less") == [0.0] * 3
@@ -346,7 +344,7 @@ def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog
 
 
 def test_a_marker_that_fires_is_shown_by_what_has_ended(tiny_path, tmp_path, caplog):
-    trainer = duet_trainer(tiny_path, tmp_path, abort_rule="price")
+    trainer = duet_trainer(tiny_path, tmp_path, aborts_early=None)
     trainer.train()
     assert 0.0 < max(logged(trainer, "duet/share_marker")) <= 1.0
     assert "that were rewarded in the first" not in caplog.text

@@ -57,20 +57,15 @@ def by_hand(trainer, model):
 @pytest.mark.parametrize(
     "options",
     [
-        {"teach_ending": False},
-        {
-            "per_device_train_batch_size": 1,
-            "gradient_accumulation_steps": 32,
-            "keep_probability": 0.05,
-            "teach_ending": False,
-        },
-        {"mask_truncated_completions": True, "method": "paper"},
+        {},
+        {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32, "keep_probability": 0.05},
+        {"mask_truncated_completions": True},
     ],
     ids=["padding-rows", "micro-batches-of-padding", "closing-tokens"],
 )
 def test_padding_stays_out_of_the_routers_loss(moe_path, tmp_path, options):
     settings = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    trainer = duet_trainer(moe_path, tmp_path, max_steps=1, aborted_rollouts="mask", **settings | options)
+    trainer = duet_trainer(moe_path, tmp_path, max_steps=1, method="paper", **settings | options)
     start = weights(trainer).clone()
     trainer.train()
     empty = (trainer._current.packed_rows.reshape(trainer.args.steps_per_generation, -1) == PADDING_ROW).all(axis=1)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.vllm
 
 PROMPT = list(b"Say 1 ")
 
-ALL_FATES = {"per_device_train_batch_size": 16, "poll_cold_fraction": 0.1}
+ALL_FATES = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7)}}
 """About 57 rollouts a step that are polled early, so that two steps without a trimmed or an aborted one are rare."""
 
 

@@ -90,10 +90,10 @@ def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path, teaching
 
 def test_the_surcharge_is_that_of_the_weights_that_are_used(tiny_path, tmp_path):
     factors = {}
-    for aborted in ("failure", "mask"):
-        trainer = duet_trainer(tiny_path, tmp_path, aborted_rollouts=aborted, stratification="none")
+    for method in ("duet", "paper"):
+        trainer = duet_trainer(tiny_path, tmp_path, method=method)
         trainer.train()
         assert max(logged(trainer, "duet/keep_rate")) > 0
-        factors[aborted] = logged(trainer, "duet/surcharge")
-    assert factors["failure"] == [1.0] * 3  # every rollout is trained, with weight 1
-    assert max(factors["mask"]) > 1.0
+        factors[method] = logged(trainer, "duet/surcharge")
+    assert factors["duet"] == [1.0] * 3  # every rollout is trained, with weight 1
+    assert max(factors["paper"]) > 1.0

@@ -74,45 +74,42 @@ class Entrant:
 ENDING = {"ending_reward_weight": 0.1}
 TWO, FOUR = {"num_iterations": 2}, {"num_iterations": 4}
 """Updates from each batch of rollouts."""
-UNIFORM = {"allocate": False, "stratification": "none", "advantage_baseline": "group", **ENDING}
-CHOICE = {"prompt_candidates": 2.5}
-EVEN, UNEVEN = {"allocate": False}, {"allocate": True}
-"""Counts alike; counts that follow what is known of a prompt."""
-HISTORY = {**UNEVEN, "advantage_baseline": "history"}
+UNEVEN = {"allocate": True}
+"""Counts that follow what is known of a prompt."""
 UNGATED = {"trim": False, "abort": False}
 """Every rollout runs to its own end."""
-MEAN = {**UNEVEN, "advantage_baseline": "measured"}
-"""The baseline at the mean of the rewards."""
 _steered = partial(Entrant, rate=UPDATES_RATE)
+_retired = partial(Entrant, retired=True)
+"""Gradients clipped to their median norm (`clip`), small advantages sampled (`duet_1x4`); the others have baselines
+that are gone: the group's mean (`trim`, `trim_abort`), that of a plain history (`duet_history` and what is like it),
+and the mean in measured weights (`duet_mean`, `duet_1x1`, `duet_2x2`)."""
 _ALL = (
     Entrant("grpo_8", "grpo"),
-    Entrant("grpo_8_clip", "grpo", 1.0, tuned_as="grpo_8", retired=True),  # gradients clipped to their median norm
+    _retired("grpo_8_clip", "grpo", tuned_as="grpo_8"),
     Entrant("grpo_4", "grpo", 0.5),
     Entrant("grpo_2", "grpo", 0.25),
     Entrant("grpo_4_x4", "grpo", 0.5, FOUR),
-    Entrant("trim", "duet", 0.5, {**UNIFORM, "abort": False}),
-    Entrant("trim_abort", "duet", 0.5, UNIFORM),
+    _retired("trim", "duet", 0.5),
+    _retired("trim_abort", "duet", 0.5),
     _steered("duet", "duet", 0.5, {**ENDING, **UPDATES}),
     _steered("duet_quarter", "duet", 0.25, {**ENDING, **UPDATES}),
     _steered("duet_quarter_ungated", "duet", 0.25, {**ENDING, **UPDATES, **UNGATED}),
-    # Each of the next two differs from the one above it in one part more: uneven counts, then a baseline at the mean.
     _steered("duet_counts", "duet", 0.5, {**ENDING, **UPDATES, **UNEVEN}),
-    _steered("duet_mean", "duet", 0.5, {**ENDING, **UPDATES, **MEAN}),
+    _steered("duet_mean", "duet", 0.5, UPDATES, retired=True),
     # GRPO updated as these are.
     _steered("grpo_2_steered", "grpo", 0.25, UPDATES),
     _steered("grpo_4_steered", "grpo", 0.5, UPDATES),
     _steered("grpo_8_steered", "grpo", 1.0, UPDATES),
-    Entrant("duet_1x1", "duet", 0.5, {**ENDING, **MEAN}, tuned_as="duet_history"),
-    Entrant("duet_1x4", "duet", 0.5, {**ENDING, **MEAN}, mini_batches=4, retired=True),  # small advantages sampled
-    Entrant("duet_2x2", "duet", 0.5, {**ENDING, **MEAN, **TWO}, mini_batches=2),
-    Entrant("duet_2x2_clip", "duet", 0.5, {**MEAN, **TWO}, tuned_as="duet_2x2", mini_batches=2, retired=True),
-    Entrant("duet_history", "duet", 0.5, {**ENDING, **HISTORY}),
-    # Of these two each differs from `duet_history` in one switch, at the same rate.
-    Entrant("duet_history_uniform", "duet", 0.5, {**ENDING, **HISTORY, **EVEN}, tuned_as="duet_history"),
-    Entrant("duet_choice", "duet", 0.5, {**ENDING, **HISTORY, **CHOICE}, tuned_as="duet_history"),
-    Entrant("duet_quarter_choice", "duet", 0.25, {**ENDING, **HISTORY, **CHOICE}),
-    Entrant("duet_quarter_x2", "duet", 0.25, {**ENDING, **HISTORY, **TWO}),
-    Entrant("duet_x4", "duet", 0.5, {**ENDING, **HISTORY, **FOUR}),
+    _retired("duet_1x1", "duet", 0.5, tuned_as="duet_history"),
+    _retired("duet_1x4", "duet", 0.5, mini_batches=4),
+    _retired("duet_2x2", "duet", 0.5, TWO, mini_batches=2),
+    _retired("duet_2x2_clip", "duet", 0.5, TWO, tuned_as="duet_2x2", mini_batches=2),
+    _retired("duet_history", "duet", 0.5),
+    _retired("duet_history_uniform", "duet", 0.5, tuned_as="duet_history"),
+    _retired("duet_choice", "duet", 0.5, tuned_as="duet_history"),
+    _retired("duet_quarter_choice", "duet", 0.25),
+    _retired("duet_quarter_x2", "duet", 0.25, TWO),
+    _retired("duet_x4", "duet", 0.5, FOUR),
     Entrant("paper", "paper", 0.5, lean=False),
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),
@@ -128,7 +125,7 @@ _ALL = (
 )
 _CONTROLS = (
     Entrant("constant_grpo", "grpo", reward=CONSTANT, tuned_as="grpo_8"),
-    Entrant("constant_duet", "duet", 0.5, {**ENDING, **HISTORY}, reward=CONSTANT, tuned_as="duet_history"),
+    _retired("constant_duet", "duet", 0.5, reward=CONSTANT, tuned_as="duet_history"),
     Entrant("coin_grpo", "grpo", reward=COIN, tuned_as="grpo_8"),
 )
 ENTRANTS: dict[str, Entrant] = {entrant.name: entrant for entrant in (*_ALL, *_CONTROLS)}

@@ -13,7 +13,7 @@ from typing import Any, get_args
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.config import DECLARED
-from duet_trl.field_types import Acts, Rule, default_of
+from duet_trl.field_types import Acts, Rule
 from duet_trl.methods import METHOD_FIELDS, METHODS
 from duet_trl.report.tables import markdown_table
 
@@ -23,13 +23,9 @@ BEGIN, END = "<!-- written by python docs/site/reference.py: begin -->", "<!-- e
 _TYPES = {list[str]: "list of str", dict[str, Any]: "dict"}
 
 SOME_METHODS = """\
-`duet` and `paper` read all of them, the others few or none; a method refuses those that it does not
-read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate. Where a
-default follows from other fields, the meaning says so."""
-DUET_OPTIONS = """\
-The two methods read the same options and differ in the defaults. In order: what the counts optimise, the surrogate
-of Theorem 1 (without effect under `mixed`), the gate, and the update. None has to be set: the defaults of `duet`
-are what we recommend, the defaults of `paper` are the paper's."""
+`paper` reads all of them, `duet` all but `keep_probability`, the others few or none; a method refuses those that it
+does not read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate.
+Where a default follows from other fields, the meaning says so."""
 
 
 def tables() -> str:
@@ -46,7 +42,7 @@ def tables() -> str:
         takers = [name for name, entry in METHODS.items() if entry.options is kind]
         if fields(kind):
             heading = f"## `method_kwargs` of {' and '.join(f'`{name}`' for name in takers)}"
-            parts += [heading, *([DUET_OPTIONS] if "duet" in takers else []), _options(kind, takers)]
+            parts += [heading, _options(kind)]
     return "\n\n".join(parts)
 
 
@@ -73,23 +69,22 @@ def _some_methods(declared: list[Field]) -> str:
     return markdown_table(["field", "meaning", "values", "methods", "only with"], rows)
 
 
-def _options(kind: type, takers: list[str]) -> str:
+def _options(kind: type) -> str:
     rows = []
     for one in fields(kind):
         values, unit = _values(one.type, one.metadata["rule"]), one.metadata["unit"].partition(", >=")[0]
         repeated = not unit or unit[0] in "[(>" or unit in values  # the range, or the unit that the rule names too
-        defaults = [_code(default_of(one, name)) for name in takers]
         rows.append(
             [
                 f"`{one.name}`",
                 _help(one),
                 values if repeated else f"{values}, {unit}",
-                *defaults,
+                _code(one.default),
                 one.metadata["symbol"],
                 _condition(one.metadata["acts"]),
             ]
         )
-    return markdown_table(["option", "meaning", "values", *takers, "symbol", "only with"], rows)
+    return markdown_table(["option", "meaning", "values", "default", "symbol", "only with"], rows)
 
 
 def _help(one: Field) -> str:

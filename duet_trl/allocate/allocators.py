@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from .budget import Budget
-from .neyman import Allocation, bisection_allocation, neyman_allocation, uniform_allocation
+from .neyman import Allocation, bisection_allocation, uniform_allocation
 from .openness import openness, posterior, price_of_more
 from .state import check_state
-from .statistics import PromptStatistics, PromptView
+from .statistics import PromptStatistics
 from .surrogate import Surrogate, calibration_chi2, sigma_observed
 
 
@@ -130,21 +130,19 @@ class UniformAllocator:
 
 
 class NeymanAllocator(UniformAllocator):
-    """DUET's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
+    """The paper's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
 
     While the reference budget is measured it plans uniform counts.
 
     Args:
         surrogate (Surrogate): Rules for s_q.
         budget (Budget): What B is.
-        solver (str): ``"greedy"`` by gain per token, or ``"bisection"``, the paper's ten steps (Eq. 4).
         **options: As for `UniformAllocator`.
     """
 
-    def __init__(self, surrogate: Surrogate, budget: Budget, *, solver: str = "greedy", **options: Any) -> None:
+    def __init__(self, surrogate: Surrogate, budget: Budget, **options: Any) -> None:
         super().__init__(budget, **options)
         self.surrogate = surrogate
-        self.solver = solver
         self._dual: float | None = None
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
@@ -153,19 +151,17 @@ class NeymanAllocator(UniformAllocator):
         self.budget.advance(epoch)
         self.surrogate.advance(self.statistics, epoch)
         view, cost = self.statistics.lookup(keys), self._cost(keys)
-        sigma = self.surrogate.sigma(view, self.statistics)
-        lowest = self._lowest(view, cost)
+        sigma = self.surrogate.sigma(view)
         if self.budget.measuring:
             allocation = self._uniform(cost)
         else:
-            allocation = self._solve(sigma, cost, lowest)
+            allocation = bisection_allocation(sigma, cost, self.budget.tokens(cost), **self.bounds, dual=self._dual)
             self._dual = allocation.dual
         self._set_price(self._posterior(keys), allocation, cost)
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
         self._metrics = plan_metrics(allocation) | {
             "dual": allocation.dual,
-            "reprobed_prompts": float(np.count_nonzero(lowest > self.bounds["num_min"])),
             "sigma_floor": self.surrogate.floor,
         }
         return allocation
@@ -189,25 +185,6 @@ class NeymanAllocator(UniformAllocator):
         super().load_state_dict(state)
         self.surrogate.load_state_dict(state["surrogate"])
         self._dual = None if state["dual"] is None else float(state["dual"])
-
-    def _solve(self, sigma: np.ndarray, cost: np.ndarray, lowest: np.ndarray) -> Allocation:
-        tokens, bounds = self.budget.tokens(cost), self.bounds | {"num_min": lowest}
-        if self.solver == "greedy":
-            return neyman_allocation(sigma, cost, tokens, **bounds)
-        return bisection_allocation(sigma, cost, tokens, **bounds, dual=self._dual)
-
-    def _lowest(self, view: PromptView, cost: np.ndarray) -> np.ndarray:
-        """Fewest rollouts of each prompt, shape (M,): two for those due, longest waiting first, while affordable."""
-        lowest = np.full(cost.size, self.bounds["num_min"])
-        if self.bounds["num_min"] >= 2 or self.bounds["num_max"] < 2:
-            return lowest
-        due = np.flatnonzero(self.surrogate.is_due(view))
-        due = due[np.argsort(-view.visits_waiting[due], kind="stable")]
-        affordable = np.cumsum(cost[due]) <= self.budget.tokens(cost) - cost.sum()
-        if self.bounds["max_rollouts"] is not None:
-            affordable &= np.arange(1, due.size + 1) <= self.bounds["max_rollouts"] - cost.size
-        lowest[due[affordable]] = 2
-        return lowest
 
 
 def plan_metrics(allocation: Allocation) -> dict[str, float]:

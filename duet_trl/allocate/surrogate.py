@@ -43,29 +43,20 @@ def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
 class Surrogate:
     """Rules that turn a prompt's running mean of sigma_obs into the s_q of Theorem 1 (section 3.1).
 
-    Defaults are the paper: ``s_q = max(floor, running mean)``, the floor replaced after the first epoch by the 5th
-    percentile of what was observed, then frozen. The percentile is taken over the positive values and never falls
-    below the first floor, because with more than 5 % degenerate prompts it would be 0. docs/fidelity.md#surrogate.
+    ``s_q = max(floor, running mean)``, the floor replaced after the first epoch by the 5th percentile of what was
+    observed, then frozen. The percentile is taken over the positive values and never falls below the first floor,
+    because with more than 5 % degenerate prompts it would be 0. docs/fidelity.md#surrogate.
 
     Attributes:
         floor (float): s_floor before the first epoch ends, advantage x nats, > 0.
         floor_quantile (float | None): Quantile of the positive sigmas over prompts that replaces the floor after the
             first epoch; None keeps ``floor``.
         warmup (int): k_warmup, observations before a prompt's own mean is used, >= 1.
-        unseen (str): Rule for prompts below ``warmup``: ``"floor"`` (paper) or ``"median"``, the median of the
-            positive sigmas of the pool once there are any. Median is optimistic on purpose: a degenerate prompt
-            costs one visit, a starved one is never found out.
-        shrinkage (float): kappa, pseudo-observations at the pool mean: ``(k * sigma + kappa * mean) / (k + kappa)``.
-        reprobe_after (int): Visits without an observation of sigma after which a prompt is due two rollouts, because
-            a lone rollout can never be observed again; 0 never (paper).
     """
 
     floor: float = 0.01
     floor_quantile: float | None = 0.05
     warmup: int = 1
-    unseen: str = "floor"
-    shrinkage: float = 0.0
-    reprobe_after: int = 0
     _frozen: bool = False
 
     def advance(self, statistics: PromptStatistics, epoch: int) -> None:
@@ -81,29 +72,13 @@ class Surrogate:
             self.floor = max(self.floor, float(np.quantile(positive, self.floor_quantile)))
             self._frozen = True
 
-    def sigma(self, view: PromptView, statistics: PromptStatistics) -> np.ndarray:
+    def sigma(self, view: PromptView) -> np.ndarray:
         """s_q of the prompts in ``view``, shape (M,), >= the floor (Algorithm 1, line 2)."""
-        warm = self.is_warm(view)
-        estimate = np.full(warm.size, self.floor)
-        pool = statistics.pool_sigma(self.warmup)
-        positive = pool[pool > 0.0]
-        if self.unseen == "median" and positive.size:
-            estimate[:] = np.median(positive)
-        if warm.any():
-            count, mean = view.num_observations[warm], view.sigma[warm]
-            prior = pool.mean() if self.shrinkage else 0.0
-            estimate[warm] = (count * mean + self.shrinkage * prior) / (count + self.shrinkage)
-        return np.maximum(estimate, self.floor)
+        return np.where(self.is_warm(view), np.fmax(view.sigma, self.floor), self.floor)
 
     def is_warm(self, view: PromptView) -> np.ndarray:
         """Whether each prompt's own mean is used, shape (M,), bool."""
         return view.num_observations >= self.warmup
-
-    def is_due(self, view: PromptView) -> np.ndarray:
-        """Whether each prompt has waited long enough to be due two rollouts, shape (M,), bool."""
-        if self.reprobe_after == 0:
-            return np.zeros(view.visits_waiting.size, dtype=bool)
-        return view.visits_waiting >= self.reprobe_after
 
     def state_dict(self) -> dict:
         """Floor, JSON types."""
@@ -121,7 +96,7 @@ class ConstantSurrogate(Surrogate):
     def __init__(self) -> None:
         super().__init__(floor=1.0, floor_quantile=None)  # its scale does not matter to the counts
 
-    def sigma(self, view: PromptView, statistics: PromptStatistics) -> np.ndarray:
+    def sigma(self, view: PromptView) -> np.ndarray:
         """1 for each of the prompts in ``view``, shape (M,)."""
         return np.full(len(view.keys), self.floor)
 

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The methods of the package by name: how each is built, and which fields of the configuration it reads."""
+"""The methods of the package by name: how each is built, and which fields it reads, with which defaults."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..field_types import Options
+from . import duet, paper
 from .arrol import Arrol, ArrolOptions
 from .dapo import Dapo, DapoOptions, ResamplingOptions
-from .duet_parts import build_duet
-from .duet_settings import DuetOptions, check_relations, settle
 from .dynamo import Dynamo
 from .greso import Greso
 from .grpo import GRPO, GRPOOptions
@@ -30,40 +29,24 @@ class Entry:
     Attributes:
         build (Callable): Configuration -> the method.
         options (type): Frozen dataclass of its `method_kwargs`.
-        reads (frozenset[str]): Fields of `METHOD_FIELDS` that it reads; setting another one is an error.
+        defaults (Mapping[str, Any]): The fields of `METHOD_FIELDS` that it reads, each with its default; None: what
+            follows from other fields. Setting another one is an error.
         max_batches (int): Default of `max_rollouts`, in generation batches.
-        defaults (Mapping[str, Any]): Defaults of fields where the method has its own.
         settle (Callable): (configuration, options) -> options with what follows from other fields filled in.
         check (Callable): (configuration, options) -> None; raises ValueError for relations that cannot hold.
     """
 
     build: Callable[[Any], Method]
     options: type
-    reads: frozenset[str] = frozenset()
-    max_batches: int = 1
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    max_batches: int = 1
     settle: Callable[[Any, Any], Any] = lambda config, options: options
     check: Callable[[Any, Any], None] = lambda config, options: None
 
-
-METHOD_FIELDS = frozenset(
-    {
-        "allocate",
-        "trim",
-        "abort",
-        "budget_fraction",
-        "budget_reading",
-        "budget_tokens",
-        "num_rollouts_min",
-        "num_rollouts_max",
-        "max_rollouts",
-        "marker",
-        "grace_window",
-        "keep_probability",
-        "sentinel_token_id",
-    }
-)
-"""Fields of `DUETGRPOConfig` that some methods read and others do not. The other fields are of every method."""
+    @property
+    def reads(self) -> frozenset[str]:
+        """Fields of `METHOD_FIELDS` that it reads."""
+        return frozenset(self.defaults)
 
 
 def setting_of(config: Any) -> Setting:
@@ -111,8 +94,8 @@ def budget_fields(method: str, fraction: float, num_generations: int) -> dict[st
     return {"num_generations": int(count)}
 
 
-def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"max_rollouts"}), **more: Any) -> Entry:
-    """Entry of a method without a gate, built from the shared setting and its own options, which it checks itself."""
+def _plain(method: type, options: type, defaults: Mapping[str, Any], **more: Any) -> Entry:
+    """Entry of a method that is built from the shared setting and its own options, which it checks itself."""
 
     def build(config: Any) -> Method:
         return method(setting_of(config), config.options)
@@ -120,11 +103,7 @@ def _ungated(method: type, options: type, reads: frozenset[str] = frozenset({"ma
     def check(config: Any, chosen: Any) -> None:
         method(setting_of(config), chosen)
 
-    return Entry(build, options, reads, check=check, **more)
-
-
-def _build_duet(config: Any) -> Method:
-    return build_duet(config, setting_of(config))
+    return Entry(build, options, defaults, check=check, **more)
 
 
 def _build_own(config: Any) -> Method:
@@ -133,28 +112,40 @@ def _build_own(config: Any) -> Method:
     )
 
 
-_ALL = {"budget_fraction": 1.0}  # of methods that share out GRPO's rollouts, not fewer
-_DUET = Entry(_build_duet, DuetOptions, METHOD_FIELDS, settle=settle, check=check_relations)
+_CAPPED = {"max_rollouts": None}
+_DUET = {
+    "allocate": False,
+    "trim": True,
+    "abort": True,
+    "budget_fraction": 0.5,
+    "budget_reading": "rollouts",
+    "budget_tokens": None,
+    "num_rollouts_min": None,
+    "num_rollouts_max": 32,
+    "max_rollouts": None,
+    "marker": "math",
+    "grace_window": None,
+    "sentinel_token_id": None,
+}
+_PAPER = _DUET | {"allocate": True, "marker": "math_paragraph", "keep_probability": 0.05}
 METHODS: dict[str, Entry] = {
-    "duet": _DUET,
-    "paper": replace(_DUET, defaults={"allocate": True, "marker": "math_paragraph"}),
-    "grpo": _ungated(GRPO, GRPOOptions, frozenset()),
-    "dapo": _ungated(Dapo, DapoOptions, max_batches=10),
-    "greso": _ungated(Greso, ResamplingOptions, max_batches=4),
-    "pods": _ungated(Pods, PodsOptions, frozenset()),
-    "pilot": _ungated(Pilot, PilotOptions, frozenset({"max_rollouts", "budget_fraction", "num_rollouts_max"})),
-    "reinforce_ada": _ungated(ReinforceAda, ReinforceAdaOptions, max_batches=4),
-    "knapsack": _ungated(
-        Knapsack,
-        Options,
-        frozenset({"budget_fraction", "num_rollouts_min", "num_rollouts_max"}),
-        defaults={"num_rollouts_min": 2, "num_rollouts_max": 128, **_ALL},
-    ),
-    "vip": _ungated(Vip, VipOptions, frozenset({"max_rollouts", "budget_fraction"}), defaults=_ALL),
-    "dynamo": _ungated(Dynamo, Options, frozenset({"budget_fraction"}), defaults=_ALL),
-    "seed_grpo": _ungated(SeedGRPO, SeedGRPOOptions, frozenset()),
-    "arrol": _ungated(Arrol, ArrolOptions, max_batches=2),
-    "spec_rl": _ungated(SpecRL, SpecRLOptions, frozenset()),
-    "own": Entry(_build_own, GRPOOptions, frozenset({"max_rollouts", "marker", "sentinel_token_id"})),
+    "duet": Entry(lambda c: duet.Duet(c, setting_of(c)), duet.DuetOptions, _DUET, 1, duet.settle, duet.check),
+    "paper": Entry(lambda c: paper.Paper(c, setting_of(c)), paper.PaperOptions, _PAPER, 1, paper.settle, paper.check),
+    "grpo": _plain(GRPO, GRPOOptions, {}),
+    "dapo": _plain(Dapo, DapoOptions, _CAPPED, max_batches=10),
+    "greso": _plain(Greso, ResamplingOptions, _CAPPED, max_batches=4),
+    "pods": _plain(Pods, PodsOptions, {}),
+    "pilot": _plain(Pilot, PilotOptions, {"max_rollouts": None, "budget_fraction": 0.5, "num_rollouts_max": 32}),
+    "reinforce_ada": _plain(ReinforceAda, ReinforceAdaOptions, _CAPPED, max_batches=4),
+    # The next three share out GRPO's rollouts.
+    "knapsack": _plain(Knapsack, Options, {"budget_fraction": 1.0, "num_rollouts_min": 2, "num_rollouts_max": 128}),
+    "vip": _plain(Vip, VipOptions, {"max_rollouts": None, "budget_fraction": 1.0}),
+    "dynamo": _plain(Dynamo, Options, {"budget_fraction": 1.0}),
+    "seed_grpo": _plain(SeedGRPO, SeedGRPOOptions, {}),
+    "arrol": _plain(Arrol, ArrolOptions, _CAPPED, max_batches=2),
+    "spec_rl": _plain(SpecRL, SpecRLOptions, {}),
+    "own": Entry(_build_own, GRPOOptions, {"max_rollouts": None, "marker": "math", "sentinel_token_id": None}),
 }
 """Every method by name; "own" is one that the trainer is given as an object."""
+METHOD_FIELDS = frozenset().union(*(entry.reads for entry in METHODS.values()))
+"""Fields of `DUETGRPOConfig` that some methods read and others do not. The other fields are of every method."""

@@ -1,211 +1,123 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget (Algorithm 1).
+r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget.
 
-1. **Allocate.** Counts n_q, sum n_q L_q <= B: alike, or (`allocate`) by what is remembered about each prompt, its
-   expected tokens L_q and its rewards (or sigma_q, Theorem 1). With `prompt_candidates` prompts compete for the visits
-   first (`visits.py`).
+1. **Allocate.** Counts n_q, sum n_q L_q <= B: alike, or (`allocate`) such that the rewards of as many prompts as
+   possible differ. With `prompt_candidates` prompts compete for the visits first (`visits.py`).
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
-   marker, at K2 + G, unless a coin that lands with probability eps keeps it.
-3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; weights
-   w = (1 - I_abort) / (s_pre p_abort) (Eq. 6).
-4. **Observe.** Lengths, rewards, sigma, and the window from which K1 and K2 follow.
+   marker, at K2 + G, where going on earns less per token than another rollout would. A coin keeps a few of those.
+3. **Update.** Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a policy
+   that is cut at K2 + G. The baseline is that of least noise, over what is remembered about the prompt.
+4. **Observe.** Lengths, rewards, answer times, and the price of a token.
 
-With aborted rollouts masked (`paper`) the weights make the gradient unbiased for that of full rollouts, up to the
-clip of s_pre. With aborted rollouts trained as failures (`duet`) its expectation is the gradient of a policy that is
-cut at K2 + G. docs/algorithm.md maps every line of the paper to code, docs/fidelity.md lists the differences between
-the paper and the default.
+`paper.py` is Algorithm 1 as the paper has it, docs/fidelity.md lists the differences.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..allocate.allocators import UniformAllocator
-from ..allocate.state import check_state
+from ..allocate.mixed import MixedAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
-from ..gate.marker_gate import MarkerGate
-from ..gate.replay import Outcome
+from ..field_types import Acts, option
+from ..gate.priced import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import (
-    LeastNoise,
-    MeasuredWeights,
-    NoiseRatio,
-    Weights,
-    history_distances,
-    scaled_distances,
-)
-from ..update.importance import rollout_weights, surcharge
-from .duet_settings import DuetOptions
+from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_distances, scaled_distances
+from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
-from .method import Method, Setting
+from .method import Setting
 
 
-class Duet(Method):
+@dataclass(frozen=True)
+class DuetOptions(GateOptions):
+    """`method_kwargs` of `duet`. None, in the last two, is what follows from other fields (`settle`)."""
+
+    prompt_candidates: float = option(
+        "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
+        "most open get rollouts. 1: those that the sampler drew.",
+        1.0,
+        unit="at least 1",
+        rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
+    )
+    teach_ending: bool = option(
+        "Train a trimmed rollout as far as its answer goes, and where that was good an EOS behind it. False: with the "
+        "tokens that the grace window let through, whatever the policy would have written next.",
+        True,
+        acts=TRIMS,
+    )
+    advantage_cutoff: float | None = option(
+        "Rollouts whose reward is nearer to its baseline get no forward pass, as a share of the way to the nearest "
+        "other reward of the run; in standard deviations where nothing is remembered. None: 0.25, there 0.",
+        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
+        acts=Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
+    )
+    drop_zero_advantage: bool | None = option(
+        "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
+        "move the loss: beta=0, no entropy bonus, no router loss. None: True there.",
+    )
+
+
+class Duet(Gated):
     """The joint controller of counts and stops."""
 
-    def __init__(self, config: Any, setting: Setting, allocator: UniformAllocator, gate: MarkerGate) -> None:
-        self.setting = setting
-        self.options: DuetOptions = config.options
-        self.allocator = allocator
-        self.gate = gate
-        self.gated = config.gated
+    def __init__(self, config: Any, setting: Setting) -> None:
+        thresholds = PricedThresholds(
+            config.max_completion_length, config.grace_window, width=config.options.poll_interval
+        )
+        allocator = MixedAllocator if config.allocate else UniformAllocator
+        super().__init__(
+            config, setting, allocator(budget_of(config), **bounds_of(config)), gate_of(config, thresholds, None)
+        )
+        self.options: DuetOptions
         self.teaches_ending = config.trim and self.options.teach_ending
-        self.plain = not config.duet_active
-        self.identity = {"method": config.method, "budget_reading": config.budget_reading}
         self.num_candidates = config.num_candidates
-        self.visits = Visits(allocator.statistics.reward_decay) if self.num_candidates > config.num_prompts else None
-        baseline = self.options.advantage_baseline
-        self.weights = MeasuredWeights() if baseline in ("measured", "least_noise") else None
-        self.noise_ratio = NoiseRatio() if baseline == "least_noise" else None
-        self._metrics: dict[str, float] = {}
+        decay = self.allocator.statistics.reward_decay
+        self.visits = Visits(decay) if self.num_candidates > config.num_prompts else None
+        remembers = remembers_rewards(config)
+        self.weights = MeasuredWeights() if remembers else None
+        self.noise_ratio = NoiseRatio() if remembers else None
+        learned = {"visits": self.visits, "weights": self.weights, "noise_ratio": self.noise_ratio}
+        self.parts |= {name: part for name, part in learned.items() if part is not None}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
-        """Lines 1-10 and 22: counts, the gate of the step, a coin for each rollout."""
-        if done is not None:
-            return []
-        visited = self._chosen(prompts)
-        keys = prompts.keys
-        allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
-        group = np.repeat(visited, allocation.num_rollouts)
-        # A reference budget is measured on rollouts that no gate stops.
-        spec = self.gate.spec(active=not self.allocator.measuring)
-        keep = self.gate.coins(prompts.step, [keys[q] for q in group])
-        gate = spec if self.gated else None
-        return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+        """One round: who is visited, counts, the gate of the step, a coin for each rollout."""
+        return self.planned(prompts, self._chosen(prompts)) if done is None else []
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
+        """Advantages over all rollouts; those that are nearly at their baseline get no forward pass."""
         advantages, size = self._advantages(done)
-        propensity = self.gate.propensity(done.replay.outcome)
-        masked, applied = done.aborted, propensity
-        if self._trains_aborted:
-            masked, applied = np.zeros_like(masked), np.ones_like(applied)
-        _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
-        weight = rollout_weights(counts, group, applied, masked, stratification=self.options.stratification)
-        trained = ~masked
+        every = np.ones(len(done), dtype=bool)
+        trained = every
         if self.options.drop_zero_advantage:
-            trained &= (advantages != 0) & (size >= self.options.advantage_cutoff)
-        return Judgement(advantages, weight, trained, ~masked, propensity)
+            trained = (advantages != 0) & (size >= self.options.advantage_cutoff)
+        propensity = self.gate.propensity(done.replay.outcome)
+        return Judgement(advantages, np.ones(len(done)), trained, every, propensity)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Lines 41-50: lengths, the window of K1 and K2, rewards, and sigma (Eq. 3)."""
-        visited, group = np.unique(done.prompt, return_inverse=True)  # what was planned: each has a rollout
-        self._metrics = self._step_metrics(done, judgement, sum_logps, self.allocator.cold[group])
-        keys = [done.prompts[q].key for q in visited]
-        length, scored = done.replay.length, done.scored
-        self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
-        self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
+        """Lengths, answer times, rewards, and what the baseline and the choice of prompts go by."""
         if self.weights is not None:
             self.weights.observe(done.rewards, done.prompt, self._history(done))
-        self.allocator.observe_rewards(keys, group, done.rewards, scored)
-        statistics = self.allocator.statistics
+        keys, group = self.learn(done, judgement)
+        self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # none is masked: none is weighted for those
+        statistics, scored = self.allocator.statistics, done.scored
         if statistics.rewards_differ:  # one reward so far does not tell what a success is
             shares = statistics.success_share(done.rewards[scored])
             if self.visits is not None:
                 self.visits.observe(keys, group[scored], shares, done.prompts.step)
             if self.noise_ratio is not None:
                 self.noise_ratio.observe(shares, sum_logps[scored])
-        # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
-        known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
-        use = judgement.in_divisor & scored & np.isfinite(known)
-        self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about prompts, and the window of K1 and K2; what prompts compete by, if they do."""
-        return {name: part.state_dict() for name, part in self._parts.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
-        check_state("method duet", state, self._parts)
-        for name, part in self._parts.items():
-            part.load_state_dict(state[name])
 
     def metrics(self) -> dict[str, float]:
-        """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
-        return self.allocator.metrics() | self._metrics | self._baseline_metrics
-
-    @property
-    def _baseline_metrics(self) -> dict[str, float]:
+        """Budget, thresholds, what the abort cost in the last step, and the baseline of the next one."""
         if self.weights is None:
-            return {}
+            return super().metrics()
         pool, history = self.weights.best
-        ratio = {} if self.noise_ratio is None else {"noise_ratio": self.noise_ratio.value}
-        return {"baseline_pool": pool, "baseline_history": history} | ratio
-
-    @property
-    def _parts(self) -> dict[str, Any]:
-        names = ("allocator", "gate", "visits", "weights", "noise_ratio")
-        return {name: part for name in names if (part := getattr(self, name)) is not None}
-
-    def _chosen(self, prompts: Prompts) -> np.ndarray:
-        """Prompts of the step that are visited, ascending, as many as the sampler drew."""
-        if self.visits is None:
-            return np.arange(len(prompts))
-        try:
-            prompts.more(self.num_candidates - prompts.num_drawn)
-        except NoMorePrompts as error:
-            raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
-        return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
-
-    @property
-    def _trains_aborted(self) -> bool:
-        return self.options.aborted_rollouts == "failure"
-
-    def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
-        """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
-
-        That is their size; over the baseline of least noise the distance of a reward from it as a share of the way to
-        the nearest other reward: whatever difference a reward function makes, it is not small. Divided by a prompt's
-        own spread, the successes of a prompt that is always solved would be as far from it as those of an open one.
-        """
-        if self.options.advantage_baseline == "group":
-            advantages = group_relative(done, self.setting)
-            return advantages, np.abs(advantages)
-        history, weights = self._history(done), Weights() if self.weights is None else self.weights.best
-        lower, of = self._least_noise, (done.rewards, done.prompt, history)
-        distances = history_distances(*of, weights, lower)
-        # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        scaled = scaled_distances(distances, *of, self.setting.scale_rewards, weights)
-        advantages = scaled.astype(np.float32).astype(np.float64)
-        if self.noise_ratio is None:
-            return advantages, np.abs(advantages)
-        if lower is None:  # nothing is known yet that could be small
-            return advantages, np.where(advantages != 0, np.inf, 0.0)
-        gaps = self.allocator.statistics.reward_gaps(np.where(done.scored, done.rewards, 0.0))
-        with np.errstate(divide="ignore"):
-            return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)
-
-    @property
-    def _least_noise(self) -> LeastNoise | None:
-        statistics = self.allocator.statistics
-        if self.noise_ratio is None or not statistics.rewards_differ:
-            return None
-        return LeastNoise(self.noise_ratio.value, *statistics.reward_range)
-
-    def _history(self, done: Rollouts) -> RewardHistory:
-        """What the baseline knows of the prompts of a step before it."""
-        history = self.allocator.statistics.reward_history(done.prompts.keys)
-        return history if self.weights is None else history.at_present()
-
-    def _step_metrics(
-        self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray, cold: np.ndarray
-    ) -> dict[str, float]:
-        advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
-        # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
-        late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
-        mass = np.abs(judgement.weight * advantages) * length
-        return self._visit_metrics(done) | {
-            "poll_threshold": float(self.gate.thresholds.poll_threshold),
-            "abort_threshold": float(self.gate.thresholds.abort_threshold),
-            "keep_probability": self.gate.keep_probability,
-            "price": self.allocator.price,
-            "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
-            "cold_prompts": float(self.allocator.cold.sum()),
-            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
-            "surcharge": self._surcharge(done, judgement, sum_logps),
-        }
+        baseline = {"baseline_pool": pool, "baseline_history": history, "noise_ratio": self.noise_ratio.value}
+        return super().metrics() | baseline
 
     def _visit_metrics(self, done: Rollouts) -> dict[str, float]:
         if self.visits is None:
@@ -215,18 +127,103 @@ class Duet(Method):
             "pool_success": self.visits.pool_success(done.prompts.step),
         }
 
-    def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:
-        """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free."""
-        if self._trains_aborted:
-            return 1.0  # none is masked, so none is weighted for those that are
-        known = np.isfinite(sum_logps)
-        return surcharge(
-            np.where(known, judgement.advantages, 0.0),
-            np.where(known, sum_logps, 0.0),
-            done.replay.length,
-            done.prompt,
-            judgement.propensity,
-            done.aborted,
-            num_prompts=len(done.prompts),
-            keep_probability=self.gate.keep_probability,
+    def _chosen(self, prompts: Prompts) -> Sequence[int] | np.ndarray:
+        """Prompts of the step that are visited, ascending, as many as the sampler drew."""
+        if self.visits is None:
+            return range(len(prompts))
+        try:
+            prompts.more(self.num_candidates - prompts.num_drawn)
+        except NoMorePrompts as error:
+            raise NoMorePrompts(f"prompt_candidates={self.options.prompt_candidates:g}: {error}") from error
+        return self.visits.choose(prompts.keys, prompts.num_drawn, prompts.step)
+
+    def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
+        """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
+
+        That is the distance of a reward from its baseline as a share of the way to the nearest other reward: whatever
+        difference a reward function makes, it is not small. Divided by a prompt's own spread, the successes of a
+        prompt that is always solved would be as far from it as those of an open one.
+        """
+        if self.weights is None:
+            advantages = group_relative(done, self.setting)
+            return advantages, np.abs(advantages)
+        statistics = self.allocator.statistics
+        differ, history, weights = statistics.rewards_differ, self._history(done), self.weights.best
+        lower = LeastNoise(self.noise_ratio.value, *statistics.reward_range) if differ else None
+        of = (done.rewards, done.prompt, history)
+        distances = history_distances(*of, weights, lower)
+        # In the precision of the loss, so that what is filtered and remembered is what is trained.
+        scaled = scaled_distances(distances, *of, self.setting.scale_rewards, weights)
+        advantages = scaled.astype(np.float32).astype(np.float64)
+        if lower is None:  # nothing is known yet that could be small
+            return advantages, np.where(advantages != 0, np.inf, 0.0)
+        gaps = statistics.reward_gaps(np.where(done.scored, done.rewards, 0.0))
+        with np.errstate(divide="ignore"):
+            return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)
+
+    def _history(self, done: Rollouts) -> RewardHistory:
+        """What is remembered of the prompts of a step from before it, moved to the present."""
+        return self.allocator.statistics.reward_history(done.prompts.keys).at_present()
+
+
+def remembers_rewards(config: Any) -> bool:
+    """Whether advantages are over a history: of summed rewards, and not where every part is off, which is GRPO."""
+    return config.parts_on and config.multi_objective_aggregation == "sum_then_normalize"
+
+
+def settle(config: Any, options: DuetOptions) -> DuetOptions:
+    """Decide what follows from other fields: two options, and `num_rollouts_min` of the configuration, in place."""
+    if config.num_rollouts_min is None:
+        # At an average of two, a minimum of two would be uniform.
+        config.num_rollouts_min = 2 if config.budget_fraction * config.num_generations > 2 else 1
+    if options.advantage_cutoff is None:
+        # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
+        options = replace(options, advantage_cutoff=0.25 if remembers_rewards(config) else 0.0)
+    if options.drop_zero_advantage is None:
+        options = replace(options, drop_zero_advantage=zero_advantage_is_inert(config))
+    return options
+
+
+def check(config: Any, options: DuetOptions) -> None:
+    """Raise ValueError for settled options that contradict each other or fields of the configuration."""
+    if options.drop_zero_advantage and not zero_advantage_is_inert(config):
+        raise ValueError(
+            "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "
+            "router_aux_loss_coef: rollouts with advantage 0 would move the loss. Set drop_zero_advantage=False."
         )
+    if not remembers_rewards(config):
+        refuse_lone_rollouts(config)
+    elif options.advantage_cutoff >= 1:
+        raise ValueError(
+            f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: it is a share of the way to the "
+            "nearest other reward. Set it below 1; 0.25 is the default."
+        )
+
+
+def settle_router_loss(config: Any, coefficient: float) -> None:
+    """Keep rollouts with advantage 0 for a model with an auxiliary loss of its router, which sees all their tokens.
+
+    `router_aux_loss_coef=None` is the model's own coefficient, so this waits for the model.
+    """
+    if not isinstance(config.options, DuetOptions) or not config.options.drop_zero_advantage:
+        return
+    for name in ("drop_zero_advantage", "advantage_cutoff"):
+        value = (config.method_kwargs or {}).get(name)
+        if value is not None:
+            remedy = "Set drop_zero_advantage=False" if name == "drop_zero_advantage" else f"Remove {name}"
+            raise ValueError(
+                f"{name}={value}, but this model has an auxiliary loss of its router (coefficient {coefficient}), to "
+                f"which rollouts with advantage 0 contribute. {remedy}, or set router_aux_loss_coef=0."
+            )
+    config.options = replace(config.options, drop_zero_advantage=False)
+
+
+def zero_advantage_is_inert(config: Any) -> bool:
+    """Whether a rollout with advantage 0 contributes nothing but its tokens in N_t, as far as the fields tell."""
+    return (
+        config.beta == 0
+        and config.entropy_coef == 0
+        and not config.use_adaptive_entropy
+        and config.top_entropy_quantile == 1
+        and config.router_aux_loss_coef in (None, 0)
+    )

@@ -10,22 +10,19 @@ def rollout_weights(
     propensity: np.ndarray,
     aborted: np.ndarray,
     *,
-    stratification: str = "clip",
     floor: float = 0.05,
 ) -> np.ndarray:
     """Weight of each rollout, w = (1 - I_abort) / (s_pre * p_abort) (text of Eq. 6; Algorithm 1, phase 3).
 
     s_pre = clip(n_q / mean n, floor, 1) on the *realised* counts. The clip at 1 leaves prompts above the mean with a
-    total weight of n_q instead of mean n, so Eq. 6 weighs prompts unequally; "exact" does not
-    (docs/fidelity.md#stratification).
+    total weight of n_q instead of mean n, so Eq. 6 weighs prompts unequally (docs/fidelity.md#stratification).
 
     Args:
         num_rollouts (np.ndarray): n_q, realised rollouts per prompt, shape (M,), >= 1.
         group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
         propensity (np.ndarray): p_abort, probability that the rollout was kept, shape (N,), in (0, 1].
         aborted (np.ndarray): I_abort, shape (N,), bool.
-        stratification (str): "clip" as above, "exact" for s_pre = n_q / mean n, "none" for s_pre = 1.
-        floor (float): eps_pre, lower clip of s_pre, in (0, 1]; only for "clip".
+        floor (float): eps_pre, lower clip of s_pre, in (0, 1].
 
     Returns:
         np.ndarray: w, shape (N,), float64; 0 for aborted rollouts.
@@ -36,11 +33,7 @@ def rollout_weights(
         [2.0, 1.0, 2.0, 0.0]
     """
     num_rollouts, group = np.asarray(num_rollouts), np.asarray(group, dtype=np.int64)
-    per_prompt = np.ones(len(num_rollouts))
-    if stratification != "none" and len(group):
-        per_prompt = num_rollouts / num_rollouts.mean()
-    if stratification == "clip":
-        per_prompt = np.clip(per_prompt, floor, 1.0)
+    per_prompt = np.clip(num_rollouts / num_rollouts.mean(), floor, 1.0) if len(group) else np.ones(0)
     return ~np.asarray(aborted, dtype=bool) / (per_prompt[group] * np.asarray(propensity, dtype=np.float64))
 
 

@@ -116,7 +116,7 @@ def tokens_of_a_step(report: Report, arm: Any) -> pd.Series | None:
         return None
     generated, trained, aborted, trimmed, reused = (0.0 if np.isnan(value) else value for value in mean.values())
     lost = min(max(generated + reused - trained, 0.0), generated)
-    aborted = min(aborted, lost)  # with aborted_rollouts="failure" they are trained
+    aborted = min(aborted, lost)  # under `duet` they are trained
     parts = {"trained": generated - lost, "ended, not trained": lost - aborted, "aborted": aborted}
     return pd.Series(parts | {"reused": reused, "trimmed": trimmed})
 

@@ -22,7 +22,7 @@ def pool(**sigmas: float | list[float]) -> PromptStatistics:
 
 
 def estimate(surrogate: Surrogate, known: PromptStatistics, *keys: str) -> list[float]:
-    return surrogate.sigma(known.lookup(keys), known).tolist()
+    return surrogate.sigma(known.lookup(keys)).tolist()
 
 
 def test_sigma_observed_by_hand():
@@ -94,26 +94,6 @@ def test_without_a_quantile_the_floor_stays_where_it_is():
     surrogate, known = Surrogate(floor=1e-6, floor_quantile=None), pool(a=0.0, b=80.0)
     surrogate.advance(known, epoch=3)
     assert estimate(surrogate, known, "a", "b", "new") == [1e-6, 80.0, 1e-6]
-
-
-def test_the_unseen_take_the_median_of_the_positive_sigmas_once_there_are_any():
-    surrogate = Surrogate(unseen="median")
-    assert estimate(surrogate, PromptStatistics(), "new") == [0.01]
-    assert estimate(surrogate, pool(a=0.0), "new") == [0.01]
-    assert estimate(surrogate, pool(a=0.0, b=1.0, c=5.0, d=9.0), "new", "a") == [5.0, 0.01]
-
-
-def test_shrinkage_pulls_toward_the_pool_mean_by_pseudo_observations():
-    known = pool(a=[0.0, 0.0], b=6.0)
-    # Pool mean 3. a: (2*0 + 1*3) / 3 = 1; b: (1*6 + 1*3) / 2 = 4.5.
-    assert estimate(Surrogate(shrinkage=1.0), known, "a", "b") == [1.0, 4.5]
-
-
-def test_a_prompt_is_due_after_its_visits_without_an_observation():
-    known = pool(a=[3.0, NAN, NAN], b=[NAN, 3.0, NAN], c=[0.0])
-    view = known.lookup(["a", "b", "c", "new"])
-    assert Surrogate(reprobe_after=2).is_due(view).tolist() == [True, False, False, False]
-    assert not Surrogate(reprobe_after=0).is_due(view).any()
 
 
 def test_a_restored_surrogate_keeps_its_frozen_floor():

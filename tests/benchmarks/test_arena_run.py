@@ -15,8 +15,8 @@ from benchmarks.arena.records import REPORT, START, TUNE, Run, read
 from benchmarks.arena.tuning import choose
 
 ROOT = Path(__file__).parents[2]
-UPDATES = {"grpo_8": 1, "duet_2x2": 4}
-"""Of a batch: two passes, in two mini-batches each."""
+UPDATES = {"grpo_8": 1, "grpo_4_x4": 4}
+"""Of a batch: four passes."""
 NAMES = tuple(UPDATES)
 WAY, WHOLE = Size(200, 2, greedy=False), Size(400, 4, greedy=True)
 
@@ -79,26 +79,25 @@ def test_the_smallest_arena_makes_every_run_once_and_goes_on_from_checkpoints(tm
         costs = [*first.measurements, *second.measurements]
         assert all(a.seconds < b.seconds for a, b in zip(costs, costs[1:], strict=False))
         assert costs[0].generated_tokens == pytest.approx(first.curves["duet/generated_tokens"][0], rel=1e-3)
-        passes = updates // 2 or 1
-        assert costs[0].trained_tokens == pytest.approx(passes * first.curves["duet/trained_tokens"][0], rel=1e-3)
+        assert costs[0].trained_tokens == pytest.approx(updates * first.curves["duet/trained_tokens"][0], rel=1e-3)
         assert costs[0].trained_tokens > 0
 
         last = one(runs, name, REPORT, 4, rate).measurements[-1]
         assert len(last.last) == len(last.first) == len(last.greedy) == smoke.problems_end
         assert max(last.last) <= last.samples == smoke.samples_end
 
-    grpo_8, duet = (one(runs, name, REPORT, 4) for name in NAMES)
+    grpo_8, grpo_4 = (one(runs, name, REPORT, 4) for name in NAMES)
     assert [(m.step, len(m.last)) for m in grpo_8.measurements] == [(2, smoke.problems), (4, smoke.problems_end)]
     target = smoke.share * grpo_8.measurements[-1].generated_tokens
-    *_, earlier, end = duet.measurements
+    *_, earlier, end = grpo_4.measurements
     assert end.generated_tokens >= target - 1
-    assert end.step > 4 * 4 and end.step == len(duet.curves["duet/generated_tokens"]) == len(duet.curves[CURVE])
-    assert min(duet.curves[CURVE]) > 0
+    assert end.step > 4 * 4 and end.step == len(grpo_4.curves["duet/generated_tokens"]) == len(grpo_4.curves[CURVE])
+    assert min(grpo_4.curves[CURVE]) > 0
     # It ended with the first batch that reached the target.
-    newest = [value for value in duet.curves["duet/generated_tokens"] if value is not None][-1]
+    newest = [value for value in grpo_4.curves["duet/generated_tokens"] if value is not None][-1]
     assert end.generated_tokens - newest < target
-    assert duet.measurements[0].step == 4
-    assert {4, 16} <= {m.step for m in duet.measurements}  # at the reference's steps, and at its batches
+    assert grpo_4.measurements[0].step == 4
+    assert {4, 16} <= {m.step for m in grpo_4.measurements}  # at the reference's steps, and at its batches
     assert earlier.step < end.step
 
     written = path.read_bytes()

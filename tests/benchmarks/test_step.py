@@ -39,22 +39,12 @@ from benchmarks.step_replay import (
 )
 from duet_trl.gate.parameters import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
-from tests.runs import count_fours, prompts, settings
+from tests.runs import abort_early, count_fours, prompts, settings
 
 STEPS = 4
 # The entropies of the tiny policy lie around 3.4 nats: at this threshold some rollouts stop within their grace window.
 ENTROPY = 3.36
-GATE = {
-    "budget_fraction": 0.5,
-    "grace_window": 8,
-    "keep_probability": 0.3,
-    "method_kwargs": {
-        "abort_rule": "length",
-        "threshold_interval": 1,
-        "threshold_window": 64,
-        "entropy_threshold": ENTROPY,
-    },
-}
+GATE = {"budget_fraction": 0.5, "grace_window": 8, "method_kwargs": {"entropy_threshold": ENTROPY}}
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +59,7 @@ def run(tiny_path: Path, recording: Recording, tmp_path_factory):
     fields = settings(tmp_path_factory.mktemp("run"), max_steps=STEPS + 1, num_rollouts_max=8)
     fields |= {"optim": "sgd", "learning_rate": 0.02}
     trainers = {name: build(name, tiny_path, count_fours, prompts(16), fields, GATE) for name in (STOCK, OFF, ON)}
+    abort_early(trainers[ON])
     return trainers, measure(trainers, recording, STEPS, warm_up=0)
 
 

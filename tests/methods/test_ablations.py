@@ -10,17 +10,16 @@ from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.gate.replay import Outcome
 from duet_trl.methods import build_method
-from duet_trl.methods.duet import Duet
+from duet_trl.methods.gated import Gated
 from duet_trl.rollouts import Job
 
 from .simulator import make_prompts, rollouts
 
-VARIANCE = {"allocate": True, "allocation_objective": "variance"}
 KEYS = "abc"
 METHODS = pytest.mark.parametrize("method", ["duet", "paper"])
 
 
-def planned(tmp_path: Path, method: str, visits: int = 0, **settings: object) -> tuple[Duet, list[Job]]:
+def planned(tmp_path: Path, method: str, visits: int = 0, **settings: object) -> tuple[Gated, list[Job]]:
     """Jobs of a step over three prompts after some visits, in which a alternates, b and c are nearly solved."""
     fields = {
         "output_dir": str(tmp_path),
@@ -60,49 +59,38 @@ def test_gate_only(tmp_path: Path, method: str) -> None:
     assert counts(jobs) == [4, 4, 4] and all(job.gate.trim and job.gate.abort for job in jobs)
 
 
-@METHODS
 @pytest.mark.parametrize("epsilon", [0.01, 0.05, 0.1, 0.2, 1.0])
-def test_sweep_of_epsilon(tmp_path: Path, method: str, epsilon: float) -> None:
+def test_sweep_of_epsilon(tmp_path: Path, epsilon: float) -> None:
     """The share of coins that keep, over 3,000: four standard errors."""
-    rule = {} if method == "paper" else {"abort_rule": "length"}
-    found, _ = planned(tmp_path, method, keep_probability=epsilon, **rule)
+    found, _ = planned(tmp_path, "paper", keep_probability=epsilon)
     kept = np.mean([found.gate.coins(step, list(KEYS) * 10) for step in range(100)])
     assert abs(kept - epsilon) <= 4 * np.sqrt(epsilon * (1 - epsilon) / 3000)
     assert found.gate.propensity(np.array([Outcome.KEPT])) == epsilon
 
 
-@METHODS
-def test_k_warmup(tmp_path: Path, method: str) -> None:
+def test_k_warmup(tmp_path: Path) -> None:
     """After one visit a prompt's own sigma is used with k_warmup = 1, and not yet with 2."""
     cold = {}
     for warmup in (1, 2):
         for visits in (1, 2):
-            found, _ = planned(tmp_path, method, visits, **VARIANCE, surrogate_warmup=warmup, num_rollouts_min=2)
+            found, _ = planned(tmp_path, "paper", visits, surrogate_warmup=warmup, num_rollouts_min=2)
             cold[warmup, visits] = int(found.allocator.cold.sum())
     assert cold == {(1, 1): 0, (1, 2): 0, (2, 1): 3, (2, 2): 0}
 
 
-def test_what_belongs_to_a_method_and_is_no_setting(tmp_path: Path) -> None:
-    """The values of the paper's appendix, and what `duet` has in their place (docs/fidelity.md)."""
-    found = {}
-    for method in ("paper", "duet"):
-        of, _ = planned(tmp_path, method, **VARIANCE, abort_rule="length")
-        s, thresholds = of.allocator.surrogate, of.gate.thresholds
-        sigma = (s.floor, s.floor_quantile, s.unseen, s.shrinkage, s.reprobe_after)
-        window = of.gate.spec().window
-        found[method] = (of.allocator.solver, of.allocator.price_aborted, sigma, window, thresholds.weighted)
-    assert found == {
-        "paper": ("bisection", False, (0.01, 0.05, "floor", 0.0, 0), 256, False),
-        "duet": ("greedy", True, (0.01, 0.05, "median", 1.0, 2), None, True),
-    }
+def test_what_is_no_setting(tmp_path: Path) -> None:
+    """The values of the paper's appendix (docs/fidelity.md)."""
+    found, _ = planned(tmp_path, "paper")
+    surrogate, thresholds = found.allocator.surrogate, found.gate.thresholds
+    assert (surrogate.floor, surrogate.floor_quantile) == (0.01, 0.05)
+    assert (found.allocator.price_aborted, thresholds.weighted, found.gate.spec().window) == (False, False, 256)
 
 
-@METHODS
-def test_a_constant_surrogate_sees_lengths_only(tmp_path: Path, method: str) -> None:
+def test_a_constant_surrogate_sees_lengths_only(tmp_path: Path) -> None:
     """Before any length all are equal; afterwards the shortest prompt, a, has most, whatever sigma was observed."""
-    settings = {**VARIANCE, "surrogate": "constant", "trim": False, "abort": False}
-    _, jobs = planned(tmp_path, method, **settings)
+    settings = {"surrogate": "constant", "trim": False, "abort": False}
+    _, jobs = planned(tmp_path, "paper", **settings)
     assert counts(jobs) == [4, 4, 4]
-    _, jobs = planned(tmp_path, method, visits=1, **settings)
+    _, jobs = planned(tmp_path, "paper", visits=1, **settings)
     first, second, third = counts(jobs)
     assert first > second >= third

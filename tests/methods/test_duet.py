@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Algorithm 1 as a whole: what a step depends on, and that a restored method goes on as if never interrupted."""
+"""`duet` and `paper` as a whole: what a step depends on, and that a restored method continues as if uninterrupted."""
 
 import copy
 import json
@@ -13,6 +13,7 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.gate.replay import GateSpec, Outcome, Replay
 from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
+from duet_trl.methods.paper import Paper
 from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
 from duet_trl.update.advantages import group_advantages, weighted_sum
 from duet_trl.update.baseline import WEIGHTS, LeastNoise, Weights, history_advantages
@@ -23,12 +24,11 @@ from .simulator import run_step as simulated_step
 
 KEYS = [f"prompt {i}" for i in range(24)]
 COUNTS = {"allocate": True}
-VARIANCE = {**COUNTS, "allocation_objective": "variance"}
+PAPER = {"method": "paper"}
 NAN = float("nan")
-BY_LENGTH = {"abort_rule": "length"}
 
 
-def duet(tmp_path, **overrides) -> Duet:
+def duet(tmp_path, **overrides) -> Duet | Paper:
     settings = {
         "output_dir": str(tmp_path),
         "per_device_train_batch_size": 16,
@@ -85,7 +85,7 @@ def run_step(unit: Duet, number: int, rng: np.random.Generator):
 
 @pytest.mark.parametrize(
     "overrides",
-    [COUNTS, VARIANCE, {"method": "paper"}, {**COUNTS, "budget_reading": "reference"}],
+    [COUNTS, PAPER, {**COUNTS, "budget_reading": "reference"}],
 )
 def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = duet(tmp_path, **overrides), duet(tmp_path, **overrides)
@@ -120,12 +120,14 @@ def test_a_state_without_parts_is_refused(tmp_path):
         duet(tmp_path).load_state_dict(state)
 
 
-def test_the_state_of_another_objective_is_refused(tmp_path):
-    variance = duet(tmp_path, **VARIANCE).state_dict()
+def test_the_state_of_other_counts_or_another_method_is_refused(tmp_path):
+    even, uneven = duet(tmp_path, **PAPER, allocate=False), duet(tmp_path, **PAPER)
     with pytest.raises(ValueError, match="allocator state"):
-        duet(tmp_path, **COUNTS).load_state_dict(variance)
+        uneven.load_state_dict(even.state_dict())
     with pytest.raises(ValueError, match="allocator state"):
-        duet(tmp_path, **VARIANCE).load_state_dict(duet(tmp_path, **COUNTS).state_dict())
+        even.load_state_dict(uneven.state_dict())
+    with pytest.raises(ValueError, match="method paper state"):
+        even.load_state_dict(duet(tmp_path).state_dict())
 
 
 def test_cold_prompts_share_the_budget_evenly(tmp_path):
@@ -140,14 +142,7 @@ def test_a_reference_budget_is_measured_on_rollouts_that_no_gate_stops(tmp_path)
 
 def test_weights_are_those_of_equation_6(tmp_path):
     # n = (1, 3): mean 2, s_pre = (0.5, 1). p = 1 natural, 0.05 kept, aborted masked.
-    unit = duet(
-        tmp_path,
-        **BY_LENGTH,
-        keep_probability=0.05,
-        stratification="clip",
-        aborted_rollouts="mask",
-        advantage_baseline="group",
-    )
+    unit = duet(tmp_path, **PAPER, keep_probability=0.05)
     of = prompts(KEYS[:2])
     unit.jobs(of, None)
     outcome = np.array([Outcome.NATURAL, Outcome.ANSWERED, Outcome.KEPT, Outcome.ABORTED])
@@ -155,11 +150,11 @@ def test_weights_are_those_of_equation_6(tmp_path):
     judgement = unit.judge(found)
     np.testing.assert_allclose(judgement.weight, [2.0, 1.0, 20.0, 0.0])
     assert judgement.in_divisor.tolist() == [True, True, True, False]
-    assert judgement.in_gradient.tolist() == [False, True, True, False]  # advantage 0 needs no forward pass
+    assert judgement.in_gradient.tolist() == [True, True, True, False]
 
 
 def test_trained_failures_weigh_as_if_the_gate_had_no_coin(tmp_path):
-    unit, of = duet(tmp_path, aborted_rollouts="failure"), prompts(KEYS[:2])
+    unit, of = duet(tmp_path), prompts(KEYS[:2])
     jobs = unit.jobs(of, None)
     outcome = np.full(len(jobs), Outcome.ABORTED)
     outcome[0] = Outcome.KEPT
@@ -169,7 +164,7 @@ def test_trained_failures_weigh_as_if_the_gate_had_no_coin(tmp_path):
 
 
 def test_aborted_rollouts_stay_out_of_the_length_window(tmp_path):
-    unit, of = duet(tmp_path, **BY_LENGTH, threshold_interval=1, threshold_window=32), prompts(KEYS[:8])
+    unit, of = duet(tmp_path, **PAPER, threshold_interval=1, threshold_window=32), prompts(KEYS[:8])
     jobs = unit.jobs(of, None)
     outcome = np.where(np.arange(len(jobs)) < 4, Outcome.ABORTED, Outcome.NATURAL)
     length = np.where(outcome == Outcome.ABORTED, 190, 50)
@@ -206,7 +201,8 @@ def gate_of(unit: Duet, step: int) -> GateSpec:
 
 def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_path):
     rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
-    by_price, by_length = duet(tmp_path), duet(tmp_path, **BY_LENGTH, threshold_interval=2, abort_quantile=0.7)
+    by_price = duet(tmp_path)
+    by_length = duet(tmp_path, **PAPER, allocate=False, threshold_interval=2, abort_quantile=0.7)
     for unit in (by_price, by_length):
         gated(unit, rewards)
     assert gate_of(by_price, 2).abort_at == 200  # 8 rollouts that earned nothing do not yet outweigh the prior
@@ -218,7 +214,7 @@ def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_pat
 
 
 def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
-    unit = duet(tmp_path, aborted_rollouts="mask")
+    unit = duet(tmp_path)
     for step in range(1, 9):
         gated(unit, np.tile([1.0, 0.0, 1.0, 0.0], 8), step)
     of = prompts(KEYS[:8], 9)
@@ -228,25 +224,18 @@ def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
     gated_ones = done(of, jobs, np.full(32, Outcome.KEPT), [100] * 32, np.zeros(32))
     judgement = unit.judge(gated_ones)
     np.testing.assert_allclose(judgement.propensity, coin)
-    np.testing.assert_allclose(judgement.weight, 1.0 / coin)
 
 
-def small_ones(tmp_path, step=1, **options):
-    """The judgement of eight prompts of which four have small advantages, and which these are."""
-    unit = duet(tmp_path, advantage_baseline="measured", advantage_cutoff=0.9, **options)
-    of = prompts(KEYS[:8], step)
+def test_over_the_group_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
+    unit = duet(tmp_path, multi_objective_aggregation="normalize_then_sum", advantage_cutoff=0.9)
+    of = prompts(KEYS[:8])
     jobs = unit.jobs(of, None)
-    # Half right: 2/3 over 0.5 either way. Three of four right: 1/3 over 0.43 for those, below the cutoff.
+    # Over 0.88, the spread of the batch: half right, 0.87 either way; three of four right, 0.5 for those.
     rewards = np.concatenate([np.tile([1.0, 0.0, 1.0, 0.0], 4), np.tile([1.0, 1.0, 1.0, 0.0], 4)])
     judgement = unit.judge(done(of, jobs, np.tile([Outcome.NATURAL, Outcome.ABORTED], 16), [9] * 32, rewards))
     small = np.abs(judgement.advantages) < 0.9
     assert small.any() and not small.all()
     assert judgement.in_divisor.all()
-    return judgement, small
-
-
-def test_by_default_small_advantages_get_no_forward_pass_and_stay_in_the_divisor(tmp_path):
-    judgement, small = small_ones(tmp_path)
     np.testing.assert_array_equal(judgement.in_gradient, ~small)  # aborted ones are failures, not masked
     np.testing.assert_array_equal(judgement.weight, 1.0)
 
@@ -329,27 +318,13 @@ def two_prompts() -> Rollouts:
     return done(prompts("ab"), JOBS, np.zeros(4, dtype=np.int64), [9] * 4, REWARDS)
 
 
-@pytest.mark.parametrize("scale", ["group", "batch", "none"])
-def test_over_a_history_the_summed_rewards_of_the_step_meet_those_of_its_prompts(tmp_path, scale):
-    unit = remembering(tmp_path, advantage_baseline="history", scale_rewards=scale)
-    before = plain(unit.state_dict())
-    found = unit.judge(two_prompts()).advantages
-    seen = unit.allocator.statistics.reward_history(["a", "b"])
-    np.testing.assert_allclose(found, history_advantages(SUMMED, GROUP, seen, scale), rtol=1e-6)
-    np.testing.assert_array_equal(found, found.astype(np.float32))
-    if scale == "none":
-        # "a" has the pool's mean of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5 and one of the pool.
-        np.testing.assert_allclose(found, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
-    assert plain(unit.state_dict()) == before  # the history is read and not written
-
-
 def test_measured_weights_come_from_the_steps_before(tmp_path):
-    unit = remembering(tmp_path, scale_rewards="none", advantage_baseline="measured")
+    unit = remembering(tmp_path, scale_rewards="none")
     assert unit.metrics()["baseline_pool"] == unit.weights.best.pool == Weights().pool
     judgement = unit.judge(two_prompts())
     # "a" has the level of 1.5 alone; "b" remembers 1.4 rollouts of mean 1.5, and the level has not moved since.
     np.testing.assert_allclose(judgement.advantages, [0.5, 2 - 3.6 / 3.4, 0.0, 0 - 5.6 / 3.4], rtol=1e-6)
-    unit.observe(two_prompts(), judgement, np.zeros(4))
+    unit.observe(two_prompts(), judgement, np.full(4, -1.0))  # alike, so that the baseline stays the mean
     # Of the weights one has the least error on "a" alone at 1.5 and on "b" with 2 and 0.
     seen = remembering(tmp_path).allocator.statistics.reward_history(["a", "b"]).at_present()
     errors = [np.square(history_advantages(SUMMED, GROUP, seen, "none", weights)).sum() for weights in WEIGHTS]
@@ -367,13 +342,10 @@ def test_a_restored_method_has_the_measured_weights(tmp_path):
     restored = duet(tmp_path, trim=False, abort=False)
     restored.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert restored.weights.best == whole.weights.best != Weights()
-    plain_history = remembering(tmp_path, advantage_baseline="history")
-    assert "weights" not in plain_history.state_dict()
-    assert "baseline_pool" not in plain_history.metrics()
 
 
 def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tmp_path):
-    unit = duet(tmp_path, trim=False, abort=False, advantage_baseline="least_noise", scale_rewards="none")
+    unit = duet(tmp_path, trim=False, abort=False, scale_rewards="none")
     of = prompts(KEYS[:8])
     rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
     step = done(of, unit.jobs(of, None), np.full(32, Outcome.NATURAL), [9] * 32, rewards)
@@ -389,22 +361,21 @@ def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tm
     expected = history_advantages(rewards, step.prompt, seen, "none", unit.weights.best, lower)
     np.testing.assert_allclose(later.advantages, expected, rtol=1e-6)
     assert later.advantages.mean() > 0.2  # the baseline is far below the mean reward
-    restored = duet(tmp_path, trim=False, abort=False, advantage_baseline="least_noise", scale_rewards="none")
+    restored = duet(tmp_path, trim=False, abort=False, scale_rewards="none")
     restored.load_state_dict(copy.deepcopy(unit.state_dict()))
     np.testing.assert_array_equal(restored.judge(step).advantages, later.advantages)
-    assert "noise_ratio" not in remembering(tmp_path, advantage_baseline="measured").metrics()
 
 
-@pytest.mark.parametrize("options", [{}, {"allocate": False}])
+@pytest.mark.parametrize("options", [{"budget_fraction": 1.0}, {**PAPER, "allocate": False}])
 def test_over_the_group_no_history_matters(tmp_path, options):
-    found = remembering(tmp_path, advantage_baseline="group", **options).judge(two_prompts()).advantages
+    found = remembering(tmp_path, **options).judge(two_prompts()).advantages
     expected = group_advantages(torch.tensor(REWARDS, dtype=torch.float64), torch.ones(2), torch.from_numpy(GROUP))
     np.testing.assert_array_equal(found, expected.advantages.numpy())
     assert found[0] == 0.0  # the lone rollout
 
 
 def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
-    unit = duet(tmp_path, **BY_LENGTH, keep_probability=0.5, aborted_rollouts="mask", advantage_baseline="group")
+    unit = duet(tmp_path, **PAPER, keep_probability=0.5)
     of = prompts(["a", "b"])
     unit.jobs(of, None)
     unit.allocator.cold = np.array([True, False])
@@ -442,7 +413,7 @@ def chosen_steps(unit: Duet, steps: int, first: int = 1) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("overrides", [{}, COUNTS, VARIANCE])
+@pytest.mark.parametrize("overrides", [{}, COUNTS])
 def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
     unit = duet(tmp_path, abort=False, prompt_candidates=2.0, **overrides)
     steps = chosen_steps(unit, 12)

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `duet` and `paper` are built from: counts under one token budget, a gate for all rollouts, what both learn."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..allocate.allocators import UniformAllocator
+from ..allocate.budget import Budget
+from ..allocate.state import check_state
+from ..field_types import Acts, Options, at_least, option
+from ..gate.marker_gate import MarkerGate
+from ..gate.priced import PricedThresholds
+from ..gate.replay import Outcome
+from ..gate.thresholds import LengthThresholds
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from .method import Method, Setting
+
+GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
+TRIMS = Acts(lambda v: v.trim, "trim=True")
+
+
+@dataclass(frozen=True)
+class GateOptions(Options):
+    """Options of the gate (paper, section 3.2)."""
+
+    poll_interval: int = option(
+        "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1), acts=GATED
+    )
+    entropy_threshold: float = option(
+        "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
+        "entropy. The paper gives no value.",
+        0.1,
+        unit="nats",
+        symbol='"low-entropy token"',
+        rule=(lambda x: 0 <= x < float("inf"), "at least 0 nats; 0 switches it off; got {}"),
+        acts=TRIMS,
+    )
+
+
+class Gated(Method):
+    """Counts by an allocator and stops by a gate; what is trained is up to the method."""
+
+    def __init__(self, config: Any, setting: Setting, allocator: UniformAllocator, gate: MarkerGate) -> None:
+        self.setting, self.options = setting, config.options
+        self.allocator, self.gate = allocator, gate
+        self.gated = config.gated
+        self.plain = not config.duet_active
+        self.identity = {"method": config.method, "budget_reading": config.budget_reading}
+        self._metrics: dict[str, float] = {}
+        self.parts: dict[str, Any] = {"allocator": allocator, "gate": gate}  # what has a state
+
+    def planned(self, prompts: Prompts, visited: Iterable[int]) -> list[Job]:
+        """Lines 1-10 and 22: counts of the visited prompts, the gate of the step, a coin for each rollout."""
+        visited, keys = np.asarray(visited), prompts.keys
+        allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
+        group = np.repeat(visited, allocation.num_rollouts)
+        # A reference budget is measured on rollouts that no gate stops.
+        spec = self.gate.spec(active=not self.allocator.measuring)
+        keep = self.gate.coins(prompts.step, [keys[q] for q in group])
+        gate = spec if self.gated else None
+        return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+
+    def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
+        """Lines 45-50: lengths, rewards, and what the gate follows.
+
+        Returns:
+            tuple[list[str], np.ndarray]: Keys of the visited prompts; which of them each rollout is of, shape (N,).
+        """
+        visited, group = np.unique(done.prompt, return_inverse=True)  # what was planned: each has a rollout
+        self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
+        keys = [done.prompts[q].key for q in visited]
+        length, scored = done.replay.length, done.scored
+        self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
+        self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
+        self.allocator.observe_rewards(keys, group, done.rewards, scored)
+        return keys, group
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is remembered about prompts, what the gate follows, and what else the method learns."""
+        return {name: part.state_dict() for name, part in self.parts.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        check_state(f"method {self.identity['method']}", state, self.parts)
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+
+    def metrics(self) -> dict[str, float]:
+        """Dual, budget, calibration, thresholds, and what the abort cost in the last step."""
+        return self.allocator.metrics() | self._metrics
+
+    def _step_metrics(self, done: Rollouts, judgement: Judgement, cold: np.ndarray) -> dict[str, float]:
+        advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
+        # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
+        late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
+        mass = np.abs(judgement.weight * advantages) * length
+        return {
+            "poll_threshold": float(self.gate.thresholds.poll_threshold),
+            "abort_threshold": float(self.gate.thresholds.abort_threshold),
+            "keep_probability": self.gate.keep_probability,
+            "price": self.allocator.price,
+            "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
+            "cold_prompts": float(self.allocator.cold.sum()),
+            "cold_gradient_share": float(mass[cold].sum()) / max(float(mass.sum()), 1e-12),
+        }
+
+
+def budget_of(config: Any) -> Budget:
+    """What B is."""
+    return Budget(
+        config.budget_reading,
+        fraction=config.budget_fraction,
+        num_generations=config.num_generations,
+        budget_tokens=config.budget_tokens,
+    )
+
+
+def bounds_of(config: Any) -> dict[str, Any]:
+    """What limits counts, as arguments of an allocator."""
+    return {
+        "max_length": config.max_completion_length,
+        "num_min": config.num_rollouts_min,
+        "num_max": config.num_rollouts_max,
+        "max_rollouts": config.max_rollouts,
+    }
+
+
+def gate_of(config: Any, thresholds: LengthThresholds | PricedThresholds, window: int | None) -> MarkerGate:
+    """The gate; `window` is that of `GateSpec`."""
+    return MarkerGate(
+        thresholds=thresholds,
+        trim=config.trim,
+        abort=config.abort,
+        grace_window=config.grace_window,
+        poll_interval=config.options.poll_interval,
+        entropy_threshold=config.options.entropy_threshold,
+        window=window,
+        seed=config.seed,
+    )
+
+
+def refuse_lone_rollouts(config: Any) -> None:
+    """Raise ValueError if every prompt has one rollout at most and nothing to compare it with, in every step.
+
+    A reference budget is frozen in tokens and may buy more once rollouts are shorter.
+    """
+    bought = float("inf") if config.budget_reading == "tokens" else config.budget_fraction * config.num_generations
+    mean = min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
+    if config.budget_reading != "reference" and mean <= 1:
+        raise ValueError(
+            f"method={config.method!r} compares the rollouts of a prompt here, and there is {mean:g} of each (the "
+            "least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "
+            "has a gradient. Raise it, or use method='duet' with multi_objective_aggregation='sum_then_normalize', "
+            "which remembers what a prompt earned."
+        )

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+r"""The text of the paper: Algorithm 1 with its appendix's values. What `duet` does otherwise: docs/fidelity.md.
+
+1. **Allocate.** Counts n_q by Theorem 1 on the surrogate of sigma_q, by ten steps of bisection; without `allocate` all
+   alike.
+2. **Generate.** A rollout stops shortly after its answer marker, or, without a marker, at K2 + G, unless a coin that
+   lands with probability eps keeps it. K1 and K2 are quantiles of lengths.
+3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; aborted ones are masked, and the others
+   weigh w = 1 / (s_pre p_abort) (Eq. 6), so that the gradient is unbiased for that of full rollouts, up to the clip of
+   s_pre.
+4. **Observe.** Lengths, sigma, and the window from which K1 and K2 follow.
+
+docs/algorithm.md maps every line of the paper to code.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..allocate.allocators import NeymanAllocator, UniformAllocator
+from ..allocate.surrogate import ConstantSurrogate, Surrogate
+from ..field_types import Acts, at_least, one_of, option
+from ..gate.thresholds import LengthThresholds
+from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..update.importance import rollout_weights, surcharge
+from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
+from .grouping import group_relative
+from .method import Setting
+
+_SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
+_COUNTS = Acts(lambda v: v.allocate, "allocate=True")
+_ONLINE = Acts(lambda v: v.allocate and v.surrogate == "online", "allocate=True and surrogate='online'")
+_ABORTS = Acts(lambda v: v.abort, "abort=True")
+ENTROPY_WINDOW = 256
+
+
+@dataclass(frozen=True)
+class PaperOptions(GateOptions):
+    """`method_kwargs` of `paper`."""
+
+    surrogate: str = option(
+        "Where sigma comes from: 'online' (each prompt's visits) or 'constant' (counts follow lengths alone).",
+        "online",
+        rule=one_of("online", "constant"),
+        acts=_COUNTS,
+    )
+    surrogate_warmup: int = option(
+        "Observations before a prompt's own sigma is used.",
+        1,
+        unit="observations",
+        symbol="k_warmup",
+        rule=at_least(1),
+        acts=_ONLINE,
+    )
+    threshold_window: int = option(
+        "Kept rollouts whose lengths K1 and K2 are refitted to.",
+        1024,
+        unit="rollouts",
+        symbol="W",
+        rule=at_least(1),
+        acts=GATED,
+    )
+    threshold_interval: int = option(
+        "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1), acts=GATED
+    )
+    poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE, acts=GATED)
+    abort_quantile: float = option(
+        "Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE, acts=_ABORTS
+    )
+    poll_cold_fraction: float = option(
+        "K1 before the first refit, share of max_completion_length.",
+        0.3,
+        unit="(0, 1]",
+        symbol="0.3 L_max",
+        rule=_SHARE,
+        acts=GATED,
+    )
+    abort_cold_fraction: float = option(
+        "K2 before the first refit, share of max_completion_length.",
+        0.7,
+        unit="(0, 1]",
+        symbol="0.7 L_max",
+        rule=_SHARE,
+        acts=_ABORTS,
+    )
+
+
+class Paper(Gated):
+    """The paper's controller of counts and stops."""
+
+    def __init__(self, config: Any, setting: Setting) -> None:
+        super().__init__(config, setting, _allocator(config), gate_of(config, _thresholds(config), ENTROPY_WINDOW))
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
+        """Lines 1-10 and 22."""
+        return self.planned(prompts, range(len(prompts))) if done is None else []
+
+    def judge(self, done: Rollouts) -> Judgement:
+        """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
+        propensity = self.gate.propensity(done.replay.outcome)
+        _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
+        weight = rollout_weights(counts, group, propensity, done.aborted)
+        return Judgement(group_relative(done, self.setting), weight, ~done.aborted, ~done.aborted, propensity)
+
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Lines 41-50: lengths, the window of K1 and K2, and sigma (Eq. 3)."""
+        keys, group = self.learn(done, judgement)
+        self._metrics |= {"surcharge": self._surcharge(done, judgement, sum_logps)}
+        # A rollout with advantage 0 contributes exactly 0 whatever its log-probability, so it needs no forward pass.
+        known = np.where((judgement.advantages == 0) & ~np.isinf(sum_logps), 0.0, sum_logps)
+        use = judgement.in_divisor & done.scored & np.isfinite(known)
+        self.allocator.observe_sigma(keys, group, judgement.advantages, known, use)
+
+    def _surcharge(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> float:
+        """Factor by which the abort raises the second moment of the update (Theorem 2, Eq. 8); 1 is free."""
+        known = np.isfinite(sum_logps)
+        return surcharge(
+            np.where(known, judgement.advantages, 0.0),
+            np.where(known, sum_logps, 0.0),
+            done.replay.length,
+            done.prompt,
+            judgement.propensity,
+            done.aborted,
+            num_prompts=len(done.prompts),
+            keep_probability=self.gate.keep_probability,
+        )
+
+
+def settle(config: Any, options: PaperOptions) -> PaperOptions:
+    """Fill in `num_rollouts_min` of the configuration."""
+    config.num_rollouts_min = config.num_rollouts_min or 1
+    return options
+
+
+def check(config: Any, options: PaperOptions) -> None:
+    """Raise ValueError for options that contradict each other or fields of the configuration."""
+    for low, high in (("poll_quantile", "abort_quantile"), ("poll_cold_fraction", "abort_cold_fraction")):
+        shares = options.__dict__[low], options.__dict__[high]
+        if config.abort and not shares[0] < shares[1]:
+            raise ValueError(
+                f"0 < {low} < {high} <= 1 must hold, got {shares[0]} and {shares[1]}: a rollout is polled before it "
+                "can be aborted."
+            )
+    refuse_lone_rollouts(config)
+
+
+def _allocator(config: Any) -> UniformAllocator:
+    budget, options = budget_of(config), config.options
+    if not config.allocate:
+        return UniformAllocator(budget, price_aborted=False, **bounds_of(config))
+    constant = options.surrogate == "constant"
+    surrogate = ConstantSurrogate() if constant else Surrogate(warmup=options.surrogate_warmup)
+    return NeymanAllocator(surrogate, budget, price_aborted=False, **bounds_of(config))
+
+
+def _thresholds(config: Any) -> LengthThresholds:
+    options = config.options
+    return LengthThresholds(
+        config.max_completion_length,
+        keep_probability=config.keep_probability,
+        window=options.threshold_window,
+        refit_every=options.threshold_interval,
+        quantiles=(options.poll_quantile, options.abort_quantile),
+        cold=(options.poll_cold_fraction, options.abort_cold_fraction),
+        weighted=False,
+        min_samples=min(32, options.threshold_window),
+    )
