@@ -226,8 +226,7 @@ def test_what_each_task_and_model_needs_is_set(resolved) -> None:
     for cell, (_, config, model) in resolved.items():
         task = {"code_qwen3": "code", "qa_qwen3": "qa"}.get(Path(CELLS[cell].script).stem, "math")
         assert not config.gated or config.marker == task, cell
-        if config.method in ("duet", "paper"):
-            assert config.options.teach_ending == (config.method != "paper"), cell
+        assert config.method != "duet" or config.options.teach_ending, cell
         if "Llama" in model.model_name_or_path:
             assert config.chat_template_kwargs == {"date_string": "26 Jul 2024"} and config.extra_eos_tokens is None
         elif "Qwen" in model.model_name_or_path:
