@@ -2,7 +2,7 @@
 # python recipes/paper_report.py outputs/experiments/smoke           (needs the extra `report`; no GPU, no model)
 """The paper's tables and figures from a folder of runs, as `recipes/experiment.py` writes it.
 
-Tables are printed, and written to `<folder>/tables/` as Markdown, LaTeX and CSV; figures are written to
+Tables are printed, and written to `<folder>/tables/` as Markdown and CSV; figures are written to
 `<folder>/figures/<model>/` as PNG and SVG. What was not logged is left out, and is said.
 """
 

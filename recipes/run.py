@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data import prompt_length
 from datasets import Dataset
 from run_file import new_record, write_run
 from script_arguments import ScriptArguments, parse
@@ -77,7 +76,7 @@ def train(
         ValueError: If a suite cannot be measured with this configuration.
         RuntimeError: If the Hub cannot be reached at the end; the model is saved by then.
     """
-    suites = load_suites(arguments, config, tokenizer)
+    suites = load_suites(arguments)
     graders = build_graders(suites, arguments.sandbox)
     record, written = new_record(arguments, config, model), recipe_yaml(arguments, config, model)
     # With push_to_hub the Trainer would ask for the repository before a step is made, and fail without a network.
@@ -145,27 +144,12 @@ def recipe_yaml(arguments: ScriptArguments, config: DUETGRPOConfig, model: Model
     return configuration_yaml(arguments, model, config, leave_out=leave_out)
 
 
-def load_suites(
-    arguments: ScriptArguments, config: DUETGRPOConfig, tokenizer: PreTrainedTokenizerBase
-) -> Mapping[str, Dataset]:
+def load_suites(arguments: ScriptArguments) -> Mapping[str, Dataset]:
     """Problems of the suites that are measured.
 
     Raises:
-        ValueError: If a suite is unknown or missing, or its longest prompt leaves the engine no room for a completion
-            of full length.
+        ValueError: If a suite is unknown or missing.
         PermissionError: If a suite is gated and this machine has no access.
         ConnectionError: If a suite cannot be fetched.
     """
-    suites = {name: load_suite(name, arguments.sources.get(name)) for name in arguments.eval_suites}
-    limit = config.vllm_max_model_length
-    if not config.use_vllm or config.vllm_mode != "colocate" or limit is None:
-        return suites
-    for name, problems in suites.items():
-        lengths = [prompt_length(prompt, tokenizer, config.chat_template_kwargs) for prompt in problems["prompt"]]
-        needed = max(lengths) + config.max_completion_length
-        if needed > limit:
-            raise ValueError(
-                f"{name} needs sequences of {needed} tokens (longest prompt and max_completion_length), but "
-                f"vllm_max_model_length is {limit}. Set it to {needed} or more, or leave {name} out of eval_suites."
-            )
-    return suites
+    return {name: load_suite(name, arguments.sources.get(name)) for name in arguments.eval_suites}

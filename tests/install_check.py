@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`make install-check`: what a user gets who installs the wheel without extras, with new packages and with old ones;
-and who runs the install cell of the Colab notebook in an empty environment.
+"""`make install-check`: what a user gets who installs the wheel without extras, with new packages and with old ones.
 
 Installs the wheel of `make build` into two empty environments, one with the newest versions that setup.cfg allows and
 one with the lowest, and runs `tests/install_run.py` there, in a folder from which the repository cannot be imported.
@@ -78,30 +77,6 @@ def check_description(folder: Path, files: list[Path]) -> None:
     subprocess.run([str(python), "-I", "-m", "twine", "check", "--strict", *map(str, files)], check=True)
 
 
-def check_notebook(folder: Path, torch: str, torch_index: str) -> None:
-    """Run the install cell of notebook 03, without vLLM, in an empty environment; its pins must be what is there."""
-    begin = time.perf_counter()
-    print("==> the install cell of notebook 03", flush=True)
-    venv.create(folder / "notebook", with_pip=True)
-    python = folder / "notebook" / "bin" / "python"
-    pip("install", torch, *(["--index-url", torch_index] if torch_index else []), python=python)
-    cells = json.loads((ROOT / "notebooks" / "03_duet_colab_t4.ipynb").read_text())["cells"]
-    (install,) = ("".join(cell["source"]) for cell in cells if cell["id"] == "install")
-    given = f"repository, engine, precision = {str(ROOT)!r}, 'transformers', 'fp32'\n"
-    compared = """
-import importlib.metadata
-for pin in pins:
-    name, version = pin.split("==")
-    assert importlib.metadata.version(name) == version, pin
-import datasets, duet_trl, matplotlib, math_verify, peft, trl
-from duet_trl import DUETGRPOTrainer
-print(duet_trl.__file__)
-"""
-    subprocess.run([str(python), "-I", "-c", given + install + compared], cwd=folder, check=True)
-    shutil.rmtree(folder / "notebook")
-    print(f"==> the install cell works ({time.perf_counter() - begin:.0f} s)", flush=True)
-
-
 def main() -> None:
     """Check all environments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -116,7 +91,6 @@ def main() -> None:
             shutil.copy(ROOT / "tests" / script, folder)
         check("newest", folder, args.wheel.resolve(), [], args.torch, args.torch_index)
         check("lowest", folder, args.wheel.resolve(), lowest(), args.torch, args.torch_index)
-        check_notebook(folder, args.torch, args.torch_index)
 
 
 if __name__ == "__main__":

@@ -291,12 +291,6 @@ def test_commands_of_a_block_are_accepted(
             CHECKS[program](words)
 
 
-def test_a_command_with_a_wrong_flag_is_found(parse_only: Callable, capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        parse_only("recipes/evaluate.py", ["--suite_names", "math500"])
-    assert "--suite_names" in capsys.readouterr().err
-
-
 @pytest.mark.vllm
 @pytest.mark.parametrize("block", [one for one in BASH if "vllm" in one.text and "serve" in one.text], ids=str)
 def test_servers_accept_their_commands(block: Block) -> None:

@@ -293,7 +293,7 @@ def check(case: Case, found: list) -> None:
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_ragged_rows_and_rounds_never_hang_a_collective(by_size):
-    @settings(max_examples=150, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(cases(), st.sampled_from([2, 3, 4]))
     def over_any_step(case: Case, size: int) -> None:
         check(case, by_size[size].run(case))
@@ -306,14 +306,3 @@ def test_ragged_rows_and_rounds_never_hang_a_collective(by_size):
 def test_a_rollout_is_sent_to_the_processes_that_want_it_alone(by_size):
     wanted = [[0, 1, 5], [], [5, 19]]
     assert by_size[3].run(Delivery(wanted)) == [(rows, rows) for rows in wanted]
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_the_watchdog_finds_a_process_that_does_not_come(by_size):
-    case, group = Case([[2, 1]], [0], [], 1, 1, True, None), by_size[2]
-    check(case, group.run(case))
-    group.pipes[1].send = lambda case: None  # this process never hears of the step
-    with pytest.raises(AssertionError, match="process 0 of 2 hangs in Case"):
-        group.run(case, patience=2.0)
-    assert not any(process.is_alive() for process in group.processes)

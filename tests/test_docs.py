@@ -232,22 +232,6 @@ def test_every_fault_names_tests_that_exist() -> None:
             assert re.search(rf"^def {name}\(", (ROOT / path).read_text(), flags=re.M), name
 
 
-def test_answers_are_short_name_their_thread_and_fields_that_exist() -> None:
-    from duet_trl import DUETGRPOConfig
-    from duet_trl.methods import METHODS
-
-    sections = (DOCS / "faq.md").read_text().split("\n## ")[1:]
-    assert len(sections) >= 7
-    for section in sections:
-        title, asked, answer = re.fullmatch(r"(.*)\n\n((?:.+\n)+)\n((?:.+\n)+)\n?", section).groups()
-        assert re.search(r"\]\(https://github\.com/[\w-]+/[\w.-]+/(issues|pull)/\d+\)", asked), title
-        assert answer.count("\n") <= 5, title
-        for name, value in re.findall(r"`(\w+)=([^`]+)`", answer):
-            if name == "method":
-                assert ast.literal_eval(value) in METHODS
-            assert name in {one.name for one in fields(DUETGRPOConfig)}, name
-
-
 def test_examples_in_docstrings_run() -> None:
     paths = [path.relative_to(ROOT).with_suffix("") for room in CORE for path in (PACKAGE / room).rglob("*.py")]
     results = [doctest.testmod(importlib.import_module(".".join(path.parts))) for path in paths]

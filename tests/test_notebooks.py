@@ -13,9 +13,7 @@ from pathlib import Path
 import nbformat
 import numpy as np
 import pandas as pd
-import papermill
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from duet_trl.evaluation.prompts import BOXED_SUFFIX
@@ -24,8 +22,6 @@ from notebooks import execute
 from tests.allocate.oracles import tabulate_optimum
 from tests.gate.oracle import algorithm_1
 from tests.recipes.paper_runs import paper_run, write_paper_runs
-from tests.report.logged_run import EIGHT
-from tests.report.logged_run import write as write_log
 from tests.test_imports import private_imports
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,12 +96,6 @@ def test_a_notebook_uses_public_names_only(name):
     assert {ident: found for ident, source in code_of(name).items() if (found := private_or_foreign(source))} == {}
 
 
-def test_private_and_foreign_names_are_caught():
-    for source in ("trainer._step", "from duet_trl import _x", "import vllm", "f(_hidden=1)", "import a._b", "_y = 1"):
-        assert private_or_foreign(source), source
-    assert not private_or_foreign("import duet_trl\nfor _ in range(3):\n    print(duet_trl.__file__)")
-
-
 @every_notebook
 def test_a_notebook_names_no_folder_of_a_machine_and_its_parameters_are_plain_values(name):
     """Papermill writes other values behind the parameters: nothing may be derived from them in their own cell."""
@@ -177,22 +167,6 @@ def test_the_t4_notebook_asks_for_the_answer_as_the_paper_does_and_pushes_nothin
     assert names["push_to"] == ""
 
 
-def test_notebooks_are_named_by_what_they_begin_with():
-    assert execute.NAMES == execute.select([]) == NOTEBOOKS
-    assert execute.select(["03", "notebooks/02_duet_tiny_cpu.ipynb"]) == (NOTEBOOKS[2], NOTEBOOKS[1])
-    for wrong, message in (("0", "'0' stands for .*Choose from"), ("06", "'06' stands for no notebook")):
-        with pytest.raises(ValueError, match=message):
-            execute.select([wrong])
-
-
-def test_parameters_are_json_or_text():
-    assert execute.parse_parameter("steps=3") == ("steps", 3)
-    assert execute.parse_parameter("engine=vllm") == ("engine", "vllm")
-    assert execute.parse_parameter('extra_eos_tokens=["a=b"]') == ("extra_eos_tokens", ["a=b"])
-    with pytest.raises(ValueError, match="NAME=VALUE"):
-        execute.parse_parameter("steps")
-
-
 def test_unknown_names_are_refused_before_anything_runs(tmp_path, capsys):
     with pytest.raises(ValueError, match="no notebook '06'"):
         execute.execute("06", tmp_path)
@@ -200,42 +174,6 @@ def test_unknown_names_are_refused_before_anything_runs(tmp_path, capsys):
         execute.main(["02", "-p", "stepz=3"])
     assert exit_.value.code == 2
     assert "no parameter stepz. It has repository, engine" in capsys.readouterr().err
-
-
-def test_the_environment_of_the_caller_wins_and_comes_back(monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    monkeypatch.delenv("DUET_TEST_ONLY", raising=False)
-    with execute.environment({"OMP_NUM_THREADS": "1", "DUET_TEST_ONLY": "x"}):
-        assert (execute.os.environ["OMP_NUM_THREADS"], execute.os.environ["DUET_TEST_ONLY"]) == ("7", "x")
-    assert "DUET_TEST_ONLY" not in execute.os.environ
-
-
-def test_the_local_problems_have_the_columns_of_gsm8k(tmp_path):
-    values = execute.local_parameters("03_duet_colab_t4", tmp_path)
-    questions = set()
-    for name in ("train_data", "held_out_data"):
-        rows = [json.loads(line) for line in Path(values[name]).read_text().splitlines()]
-        assert all(set(row) == {"question", "answer"} for row in rows)
-        for row in rows:
-            expression = re.fullmatch(r"Compute \$([\d+*-]+)\$\.", row["question"])[1]
-            assert row["answer"].endswith(f"\n#### {eval(expression)}")
-        questions |= {row["question"] for row in rows}
-    assert len(questions) == sum(execute.LOCAL_PROBLEMS.values())  # no question is in both
-
-
-def test_a_notebook_that_fails_is_reported_and_sets_the_exit_status(tmp_path, capsys):
-    status = execute.main(["01", "-p", "num_simulations=many", "--output_dir", str(tmp_path)])
-    printed = capsys.readouterr().out
-    assert status == 1
-    assert re.search(r"01_allocation_and_gate: FAILED after \d+ s: cell \d+: TypeError: ", printed)
-    assert "0 of 1 notebooks ran; failed: ['01_allocation_and_gate']" in printed
-    assert (tmp_path / "01_allocation_and_gate.ipynb").exists()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="half precision is refused on a CPU only")
-def test_half_precision_without_a_gpu_is_an_error_that_says_what_to_do(tmp_path):
-    with pytest.raises(papermill.PapermillExecutionError, match="Choose a GPU runtime, or set precision='fp32'"):
-        execute.execute("03_duet_colab_t4", tmp_path, {"precision": "fp16"})
 
 
 def record(path):
@@ -353,13 +291,6 @@ def test_03_trains_a_tiny_model_on_local_problems(tmp_path):
     assert values["change"][1] <= values["change"][0] <= values["change"][2]
 
 
-@pytest.mark.slow
-def test_03_saves_before_a_push_that_cannot_succeed(tmp_path):
-    few = {"steps": 1, "samples_per_problem": 1, "push_to": "someone/duet"}
-    with pytest.raises(papermill.PapermillExecutionError, match="the model is saved in duet_qwen3_gsm8k but was not"):
-        execute.execute("03_duet_colab_t4", tmp_path, few, timeout=500)
-
-
 def test_04_estimates_the_bundled_log(tmp_path):
     values = record(execute.execute("04_estimate_your_logs", tmp_path))
     files = sorted((execute.HERE / "data" / "grpo_log" / "completions").glob("*.parquet"))
@@ -374,13 +305,6 @@ def test_04_estimates_the_bundled_log(tmp_path):
     share = {(marker, budget): tokens for marker, budget, tokens in values["projected"]}
     assert share[None, 1.0] == 1.0 and share[None, 0.5] == 0.5
     assert share["math", 0.5] == pytest.approx(share["math", 1.0] / 2) and share["math", 1.0] < 0.9
-
-
-def test_04_reads_a_log_of_ones_own(tmp_path):
-    write_log(tmp_path / "mine" / "completions", 1, EIGHT)
-    values = record(execute.execute("04_estimate_your_logs", tmp_path, {"log": str(tmp_path / "mine")}))
-    assert (values["log"], values["completions"]) == (str(tmp_path / "mine"), 8)
-    assert values["zero_variance"] == 0.5  # of the two prompts one has rewards of 0 only
 
 
 def committed_accuracy(entrant, rate, horizon):

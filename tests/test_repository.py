@@ -3,7 +3,6 @@
 
 import ast
 import configparser
-import os
 import re
 import runpy
 import subprocess
@@ -104,11 +103,6 @@ def test_pinned_cpu_set_satisfies_setup_cfg() -> None:
         requirement = packaging.Requirement(line)
         if requirement.name != "torch":  # installed first and alone, see the Makefile
             assert requirement.specifier.contains(pins[requirement.name.lower()]), line
-
-
-def test_continuous_integration_entry_point_is_executable() -> None:
-    assert os.access(ROOT / ".ci" / "run", os.X_OK)
-    assert "make lint test test-slow install-check" in (ROOT / ".ci" / "run").read_text()
 
 
 def links(markdown: str) -> list[str]:

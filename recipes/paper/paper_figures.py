@@ -23,14 +23,12 @@ from matplotlib.ticker import EngFormatter
 
 from duet_trl.report.intervals import half_width
 
-from .runs import FAMILY, METHODS, Report, by_step, method_title, suite_title, swept
+from .runs import FAMILY, METHODS, Report, by_step, method_title, suite_title
 
 COLORS = ("#8A8A8A", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#0072B2")
 """Okabe and Ito's: distinguishable with any colour vision deficiency."""
 MARKERS, LINES = "osv<DPX>hp*d^", ("-", "--", "-.", ":")
 SURROGATES = ("online", "constant")
-LATE_SHARE = 0.1
-"""The last tenth of the steps is the trained policy."""
 
 
 class NotDrawn(ValueError):
@@ -63,15 +61,10 @@ def write_figures(report: Report, folder: Path) -> list[str]:
 
 
 def shown(report: Report) -> list[Any]:
-    """One arm per method and budget, the largest budget first, without ablations.
-
-    Of several it is the one whose settings are nearest to those of the reference at the full budget, then to the
-    paper's.
-    """
-    arms = report.arms
-    anchor = next((a for a in arms if (a.method, a.budget) == (report.reference, 1)), arms[0])
-    places = sorted({(a.rank, a.method, -a.budget) for a in arms})
-    found = [report.nearest(anchor, method, -budget) for _, method, budget in places]
+    """One arm per method and budget, the largest budget first, without ablations."""
+    subject = report.arms[0].subject
+    places = sorted({(a.rank, a.method, -a.budget) for a in report.arms})
+    found = [report.standard(subject, method, -budget) for _, method, budget in places]
     return [arm for arm in found if arm is not None]
 
 
@@ -94,7 +87,7 @@ def logged(report: Report, method: str, key: str) -> list[Any]:
 
 def full_reference(report: Report) -> Any | None:
     """The reference at the full budget; None without one."""
-    return report.nearest(report.arms[0], report.reference, 1.0)
+    return report.standard(report.arms[0].subject, report.reference, 1.0)
 
 
 def main_suite(report: Report) -> str:
@@ -121,67 +114,18 @@ def tokens_of_a_step(report: Report, arm: Any) -> pd.Series | None:
     return pd.Series(parts | {"reused": reused, "trimmed": trimmed})
 
 
-def surrogate_arms(report: Report) -> dict[float, tuple[Any, Any]]:
-    """By budget, the two arms of a method that differ in their surrogate alone, in the order of `SURROGATES`."""
-
-    def others(arm: Any) -> Any:
-        own = {name: value for name, value in arm.own.items() if not name.startswith("surrogate")}
-        return arm.method, arm.budget, own, arm.context
-
-    # Of arms that differ in another option of the surrogate the one with the paper's value comes first.
-    arms = sorted(report.arms, key=lambda a: (-a.budget, len(swept(a.own, ["surrogate_warmup"]))))
-    online, constant = ([a for a in arms if a.complete and a.own.get("surrogate") == one] for one in SURROGATES)
-    pairs = [(a, b) for a in online for b in constant if others(a) == others(b)]
+def surrogate_arms(report: Report) -> dict[float, list[Any]]:
+    """By budget, the arm with either surrogate that is nearest to the paper's values, in the order of `SURROGATES`."""
+    pairs: dict[float, list[Any]] = {}
+    for budget in sorted({a.budget for a in report.arms}, reverse=True):
+        arms = [a for a in report.arms if a.budget == budget and a.complete]
+        own = [[a for a in arms if a.own.get("surrogate") == one] for one in SURROGATES]
+        pair = [min(found, key=lambda a: len(a.swept), default=None) for found in own]
+        if None not in pair:
+            pairs[budget] = pair
     if not pairs:
         raise NotDrawn("no budget was run with both surrogates. Add cells with surrogate: constant.")
-    return {a.budget: (a, b) for a, b in reversed(pairs) if a.method == pairs[0][0].method}
-
-
-def audit(report: Report, arm: Any, *columns: str) -> list[pd.DataFrame]:
-    """Columns of the audit log of each run, a row a rollout, beginnings that a later rollout took up left out."""
-    tables = []
-    for folder in report.of(arm).folder:
-        files = sorted((folder / "duet_audit").glob("*.parquet"))
-        if not files:
-            raise NotDrawn(f"{arm_name(arm)} has no audit log. Train with audit_log=True.")
-        rows = pd.concat(map(pd.read_parquet, files), ignore_index=True)
-        if missing := sorted(set(columns) - set(rows)):
-            raise NotDrawn(f"no {', '.join(missing)} in the audit log. Train with audit_columns={missing}.")
-        tables.append(rows[rows.outcome != "superseded"][["step", *columns]])
-    return tables
-
-
-def levels(report: Report, arm: Any) -> pd.DataFrame:
-    """Seed, epoch, prompt and level of each rollout of an arm; those whose level is no number are left out."""
-    found = []
-    for run, rows in zip(report.of(arm).itertuples(), audit(report, arm, "prompt", "level"), strict=True):
-        numbers = pd.to_numeric(rows.level, errors="coerce")  # they are written as text
-        rows = rows.assign(level=numbers).dropna(subset=["level"])
-        epochs = by_step(run.log, "epoch").drop(0, errors="ignore")
-        if rows.empty:
-            raise NotDrawn("no number in the column 'level' of the data set.")
-        if epochs.empty:
-            raise NotDrawn("no epoch in the log.")
-        # The end of a step that was not logged itself lies on the line between its neighbours; training begins at 0.
-        ends = np.interp(rows.step, [0, *epochs.index], [0.0, *epochs])
-        found.append(rows.assign(seed=run.seed, epoch=np.maximum(np.ceil(ends - 1e-6), 1).astype(int)))
-    return pd.concat(found, ignore_index=True)
-
-
-def rollout_lengths(report: Report, arm: Any, late: bool) -> pd.Series:
-    """Tokens of the rollouts of an arm's first step, or of its last steps (`LATE_SHARE`)."""
-    tables = audit(report, arm, "length")
-    return pd.concat(
-        [t.length[t.step > (1 - LATE_SHARE) * t.step.max() if late else t.step == t.step.min()] for t in tables]
-    )
-
-
-def worst_surcharge(keep_probability: float, markerless: Any = 1.0) -> Any:
-    """Bound on the factor that the abort puts on the second moment, 1 + (1 - p_marker) (1 - eps) / eps (Theorem 2).
-
-    The paper's sigma^2_mless is taken for the second moment of a rollout without the abort.
-    """
-    return 1 + markerless * (1 - keep_probability) / keep_probability
+    return pairs
 
 
 # ---- How it is drawn ------------------------------------------------------------------------------------------------
@@ -343,30 +287,6 @@ def token_decomposition(report: Report, path: Path) -> None:
         axes.invert_yaxis()
 
 
-def transfer(report: Report, path: Path) -> None:
-    """Accuracy of every method on every suite minus that of the reference at the same budget, paired by seed."""
-    main_suite(report)
-    references = {a.budget: a for a in shown(report) if a.method == report.reference}
-    gains: dict[float, list[tuple[Any, list[pd.Series]]]] = {}
-    for arm in (a for a in shown(report) if a.method != report.reference):
-        pairs = report.pairs(arm, references.get(arm.budget))
-        own = [100 * (pairs[f"accuracy/{s}"] - pairs[f"accuracy/{s}_other"]) for s in report.suites]
-        if any(values.count() for values in own):
-            gains.setdefault(arm.budget, []).append((arm, own))
-    if not gains:
-        name = method_title(report.reference)
-        raise NotDrawn(f"{name} has no run at a budget with a seed, a suite and the number of steps in common.")
-    with sheet(path, rows=len(gains), sharex=True, height=2) as panels:
-        for axes, (budget, own) in zip(panels, sorted(gains.items(), reverse=True), strict=True):
-            for number, (arm, values) in enumerate(own):
-                x = np.arange(len(report.suites)) + 0.8 * ((number + 0.5) / len(own) - 0.5)
-                draw_points(axes, x, values, method_title(arm.method), look_of(arm.method) | {"linestyle": "none"})
-            axes.axhline(0, color="black", linewidth=0.8)
-            title = f"Against {method_title(report.reference)} at {percent(budget)} of the rollouts"
-            axes.set(ylabel="Difference (points)", title=title)
-            axes.set_xticks(range(len(report.suites)), map(suite_title, report.suites))
-
-
 def surrogate_gain(report: Report, path: Path) -> None:
     """What the online surrogate gains in accuracy over the constant one, by budget, paired by seed."""
     suite, by_budget = main_suite(report), surrogate_arms(report)
@@ -379,129 +299,48 @@ def surrogate_gain(report: Report, path: Path) -> None:
         budget_axis(axes, [online for online, _ in by_budget.values()])
 
 
-def surrogate_ablation(report: Report, path: Path) -> None:
-    """Accuracy over training with either surrogate, at the budget nearest to a half."""
-    main_suite(report)
-    by_budget = surrogate_arms(report)
-    budget = min(by_budget, key=lambda one: abs(one - 0.5))
-    names = report.suites[:2]
-    with sheet(path, columns=len(names)) as panels:
-        for axes, suite in zip(panels, names, strict=True):
-            for number, arm in enumerate(by_budget[budget]):
-                values = 100 * curve(report, arm, f"held_out/{suite}/mean@{report.k}")
-                draw_curve(axes, values, f"{SURROGATES[number]} surrogate", look(number), smooth=False)
-            axes.set(ylabel=f"mean@{report.k} (%)", title=f"{suite_title(suite)}, {percent(budget)} of the rollouts")
-
-
 # ---- What the controller did ----------------------------------------------------------------------------------------
 
 
-def fan_out(report: Report, path: Path, method: str) -> None:
-    """Rollouts per prompt (fewest, mean, most of a step), and held-out accuracy on a second scale."""
-    own = logged(report, method, "duet/num_rollouts/max")
-    if not any((curve(report, a, "duet/num_rollouts/std") > 0).any(axis=None) for a in own):
-        raise NotDrawn("every prompt had the same number of rollouts.")
-    with panel_per_budget(path, own, ylabel="Rollouts per prompt", ylim=(0, None)) as panels:
-        for axes, arm in panels:
-            low, mean, most = (curve(report, arm, f"duet/num_rollouts/{one}") for one in ("min", "mean", "max"))
-            draw_curve(axes, mean, "mean", look(6) | {"marker": ""}, smooth=False)
-            ends = low.min(axis=1), most.max(axis=1)
-            axes.fill_between(low.index, *ends, color=COLORS[5], alpha=0.35, label="fewest to most")
-            if report.suites:
-                values = 100 * curve(report, arm, f"held_out/{report.suites[0]}/mean@{report.k}")
-                twin, label = axes.twinx(), f"{suite_title(report.suites[0])} accuracy"
-                draw_curve(twin, values, label, look(3) | {"linestyle": "--"}, smooth=False)
-                twin.set_ylabel(f"{label} (%)")
-
-
-def difficulty(report: Report, path: Path, method: str) -> None:
-    """Mean level of the prompts, each counted as often as it has rollouts: by epoch, and over the run by budget."""
-    own = [a for a in shown(report) if a.method == method]
-    found = [levels(report, arm) for arm in own]
-    once = np.mean([rows.groupby("prompt")["level"].first().mean() for rows in found])
-    with sheet(path, columns=2, sharey=True) as (epochs, average):
-        for number, (arm, rows) in enumerate(zip(own, found, strict=True)):
-            by_epoch = rows.pivot_table(index="seed", columns="epoch", values="level").dropna(axis=1)
-            name = percent(arm.budget)
-            draw_points(epochs, list(by_epoch), [by_epoch[epoch] for epoch in by_epoch], name, look(number))
-            draw_points(average, [100 * arm.budget], [rows.groupby("seed")["level"].mean()], name, look(number))
-        for axes in (epochs, average):
-            axes.axhline(once, color="black", linewidth=0.8, linestyle=":", label="each prompt once")
-        epochs.set(xlabel="Epoch", ylabel="Level, mean over rollouts", title="By epoch")
-        average.set(title="Whole run")
-        budget_axis(average, own)
-
-
-def lengths(report: Report, path: Path, method: str) -> None:
-    """Response lengths: of the first step, of the trained reference, and of the method at each of its budgets."""
-    own = {percent(a.budget): a for a in shown(report) if a.method == method}
-    if reference := full_reference(report):
-        own = {method_title(report.reference): reference} | own
-    found = {"first step": rollout_lengths(report, next(iter(own.values())), late=False)}
-    found |= {name: rollout_lengths(report, arm, late=True) for name, arm in own.items()}
-    bins = np.linspace(0, max(values.quantile(0.995) for values in found.values()), 50)
-    with sheet(path, height=2.8) as (axes,):
-        for number, (name, values) in enumerate(found.items()):
-            label = f"{name} (median {values.median():.0f})"
-            axes.hist(values, bins, density=True, histtype="step", color=COLORS[number % 7], label=label)
-        axes.set(xlabel="Response length (tokens)", ylabel="Density")
-        axes.set_title(f"{method_title(method)}, last {percent(LATE_SHARE)} of the steps")
-
-
-def marker_shares(report: Report, path: Path, method: str) -> None:
-    """Shares of a step's rollouts: with a marker at the gate, without one, and of these aborted."""
-    own = logged(report, method, GATE)
-    keys = {"share_marker_seen": "marker seen", "share_marker_less": "no marker", "abort_rate": "aborted"}
-    with panel_per_budget(path, own, ylabel="Share of rollouts", ylim=(0, None)) as panels:
-        for axes, arm in panels:
-            for number, (key, label) in enumerate(keys.items(), 1):
-                draw_curve(axes, curve(report, arm, f"duet/{key}"), label, look(number))
-
-
-def surcharge(report: Report, path: Path, method: str) -> None:
-    """Realised surcharge of the abort against its bound (Theorem 2): of each step, and without any marker."""
-    own = [a for a in logged(report, method, "duet/surcharge") if a.own.get("keep_probability") is not None]
-    if not own:
-        raise NotDrawn("keep_probability is not in the settings of the record.")
-    with panel_per_budget(path, own, ylabel="Factor on the second moment", yscale="log") as panels:
-        for axes, arm in panels:
-            keep, less = arm.own["keep_probability"], curve(report, arm, "duet/share_marker_less")
-            draw_curve(axes, curve(report, arm, "duet/surcharge"), "realised", look(6))
-            draw_curve(axes, worst_surcharge(keep, less), "bound at the step's marker rate", look(1))
-            axes.axhline(worst_surcharge(keep), color="black", linestyle=":", label="bound without markers")
-
-
-def _by_budget(name: str, title: str, ylabel: str, lines: dict[str, str], needs: str, yscale: str) -> Callable:
-    """A figure with a line per budget over steps for each metric, `lines`: what stands before the budget in the label.
-
-    `needs` is the metric that a method must have logged.
-    """
+def _over_steps(name: str, ylabel: str, yscale: str, lines: dict[str, str]) -> Callable:
+    """A figure with a panel per budget and a line over steps for each metric of `lines`, which has their labels."""
 
     def draw(report: Report, path: Path, method: str) -> None:
-        with sheet(path) as (axes,):
-            for number, arm in enumerate(logged(report, method, needs)):
-                for line, (key, prefix) in zip(LINES, lines.items(), strict=False):
-                    style = look(number) | {"linestyle": line}
-                    draw_curve(axes, curve(report, arm, key), f"{prefix}{percent(arm.budget)}", style)
-            axes.set(title=title, ylabel=ylabel, yscale=yscale)
+        own = logged(report, method, next(iter(lines)))
+        with panel_per_budget(path, own, ylabel=ylabel, yscale=yscale) as panels:
+            for axes, arm in panels:
+                for number, (key, label) in enumerate(lines.items(), 1):
+                    values = surcharge_bound(report, arm) if key == "bound" else curve(report, arm, key)
+                    draw_curve(axes, values, label, look(number))
 
     draw.__name__ = name
     return draw
 
 
-GATE = "duet/abort_threshold"
-_KS = {GATE: "K2 at ", "duet/poll_threshold": "K1 at "}
-_LESS, _CHI2 = {"duet/share_marker_less": ""}, {"duet/calibration_chi2": ""}
-COMPARISONS = (budget_frontier, step_time, surrogate_gain, surrogate_ablation, token_decomposition, transfer)
+def surcharge_bound(report: Report, arm: Any) -> pd.DataFrame:
+    """Bound on the factor that the abort puts on the second moment, 1 + (1 - p_marker) (1 - eps) / eps (Theorem 2).
+
+    The paper's sigma^2_mless is taken for the second moment of a rollout without the abort.
+    """
+    keep = arm.own.get("keep_probability")
+    if keep is None:
+        raise NotDrawn("keep_probability is not in the settings of the record.")
+    return 1 + curve(report, arm, "duet/share_marker_less") * (1 - keep) / keep
+
+
+_ROLLOUTS = {"max": "most", "mean": "mean", "min": "fewest"}
+_MARKERS = {"share_marker_less": "no marker", "share_marker_seen": "marker seen", "abort_rate": "aborted"}
+COMPARISONS = (budget_frontier, step_time, surrogate_gain, token_decomposition)
 OF_A_METHOD = (
-    fan_out,
-    _by_budget("thresholds", "Gate thresholds", "Threshold (tokens)", _KS, GATE, "linear"),
-    difficulty,
-    lengths,
-    _by_budget("dual", "Dual of the budget", "Gain per token", {"duet/dual": ""}, "duet/dual", "log"),
-    marker_shares,
-    _by_budget("markerless_rate", "No marker at the abort gate", "Share of rollouts", _LESS, GATE, "linear"),
-    surcharge,
-    _by_budget("calibration", "Calibration of the surrogate", "$\\chi^2$", _CHI2, "duet/calibration_chi2", "log"),
+    _over_steps(
+        "fan_out", "Rollouts per prompt", "linear", {f"duet/num_rollouts/{k}": v for k, v in _ROLLOUTS.items()}
+    ),
+    _over_steps(
+        "thresholds", "Threshold (tokens)", "linear", {"duet/abort_threshold": "K2", "duet/poll_threshold": "K1"}
+    ),
+    _over_steps("marker_shares", "Share of rollouts", "linear", {f"duet/{k}": v for k, v in _MARKERS.items()}),
+    _over_steps("surcharge", "Factor on the second moment", "log", {"duet/surcharge": "realised", "bound": "bound"}),
+    _over_steps("dual", "Gain per token", "log", {"duet/dual": "dual of the budget"}),
+    _over_steps("calibration", "$\\chi^2$", "log", {"duet/calibration_chi2": "calibration of the surrogate"}),
 )
 """Figures by the name of their file, with the method behind it where they show one."""

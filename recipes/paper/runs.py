@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runs of a folder as one DataFrame, a row a run. Runs that differ in nothing but their seed are one arm.
+"""The runs of a folder as one DataFrame, a row a run. The seeds of a cell are one arm.
 
-A run is known by the settings of its record, never by the name of its folder or cell.
+What an arm was is known by the settings of its records, not by the name of its cell.
 """
 
 import json
@@ -45,21 +45,6 @@ FULL = (True, True, True)
 STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
 """Values of the paper of what its tables sweep: where runs have several, a row takes the arm that has this one."""
 
-OF_THE_METHOD = METHOD_FIELDS | {"method_kwargs", "num_generations"}
-"""Settings by which arms of one comparison are meant to differ."""
-
-OPERATIONAL = frozenset(
-    "seed data_seed method output_dir logging_steps logging_first_step log_completions num_completions_to_print "
-    "project trackio_space_id save_steps save_strategy save_total_limit save_only_model hub_model_id hub_strategy "
-    "hub_private_repo hub_always_push hub_revision audit_log audit_columns dataloader_num_workers "
-    "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps steps_per_generation "
-    "generation_batch_size use_vllm vllm_mode vllm_server_base_url vllm_server_host vllm_server_port "
-    "vllm_group_port vllm_server_timeout vllm_gpu_memory_utilization vllm_tensor_parallel_size "
-    "vllm_max_model_length server_weight_sync sandbox heldout eval_sources deepspeed fsdp fsdp_config ddp_timeout "
-    "gradient_checkpointing max_steps".split()
-)
-"""Settings that say how a run was made, not what was trained; what follows from them is in the column `context`."""
-
 _MEAN_AT_K = re.compile(r"held_out/(.+)/mean@(\d+)")
 
 
@@ -69,11 +54,10 @@ class Report:
 
     Attributes:
         runs (pd.DataFrame): A row a run that is done, by arm and seed: `arm` (number), `subject` (model, and task
-            where a model has several), `method`, `budget`, `seed`, `own` and `context` (settings of the
-            method, other settings), `swept` (of `own`, what is not `STANDARD`), `parts`, `complete` (no ablation),
-            `machine` (engine and hardware), `tokens` and `seconds` (of the whole run), `pruned`, `length`,
-            `accuracy/<suite>` and `start/<suite>` (mean@k in [0, 1], after and before training), `log`. What was not
-            logged is NaN.
+            where a model has several), `cell`, `method`, `budget`, `seed`, `own` (settings of the method), `swept` (of
+            these, what is not `STANDARD`), `parts`, `complete` (no ablation), `machine` (engine and hardware),
+            `tokens` and `seconds` (of the whole run), `pruned`, `length`, `accuracy/<suite>` and `start/<suite>`
+            (mean@k in [0, 1], after and before training), `log`, `folder`. What was not logged is NaN.
         suites (list[str]): Suites that any run measured.
         k (int): Of mean@k; 0 if none was measured.
         checkpoint (str): "final" or "best".
@@ -90,7 +74,7 @@ class Report:
 
     @cached_property
     def arms(self) -> list[Any]:
-        """The first run of each arm: equal to the others in all but `cell`, seed and what was measured."""
+        """The first run of each arm: equal to the others in all but the seed and what was measured."""
         return list(self.runs.drop(columns="log").drop_duplicates("arm").itertuples())
 
     def subjects(self) -> dict[str, "Report"]:
@@ -113,14 +97,10 @@ class Report:
         pairs = self.pairs(arm, other, "machine")
         return pairs.seconds_other / pairs.seconds
 
-    def nearest(self, arm: Any, method: str, budget: float) -> Any | None:
-        """The arm of a method and budget with the settings nearest to those of this arm, then to the paper's."""
-        found = [a for a in self.arms if (a.subject, a.method, a.budget) == (arm.subject, method, budget)]
-        return min(
-            (a for a in found if a.complete),
-            key=lambda a: (len(differing([arm.context, a.context])), len(a.swept)),
-            default=None,
-        )
+    def standard(self, subject: str, method: str, budget: float) -> Any | None:
+        """The arm of a method and budget without ablations, with the values of the paper if there is one."""
+        found = [a for a in self.arms if (a.subject, a.method, a.budget) == (subject, method, budget) and a.complete]
+        return min(found, key=lambda a: len(a.swept), default=None)
 
 
 def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo") -> Report:
@@ -137,8 +117,7 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
     """
     stored = read_runs(folder)
     done = {place: record for place, record in stored.items() if record.status == "done"}
-    others = [record for place, record in stored.items() if place not in done]
-    notes = [f"{one.name} is left out: it is not done." for one in others]
+    notes = [f"{one.name} is left out: it is not done." for place, one in stored.items() if place not in done]
     if not done:
         raise UnreadableRuns(f"no run of {str(folder)!r} is done: {' '.join(notes)} Run experiment.py again.")
     if reference not in (methods := {record.method for record in done.values()}):
@@ -147,10 +126,8 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
         )
     suites, k = _suites(folder, done.values())
     runs = pd.DataFrame([_row(place, record, suites, k, checkpoint) for place, record in done.items()])
-    repeated = runs.duplicated(["key", "seed"])  # two grids can have a cell in common
-    notes += [f"{name} repeats a run of its setting and seed and is not counted." for name in runs.name[repeated]]
-    runs = runs[~repeated].sort_values(["rank", "method", "budget", "key", "seed"], ignore_index=True)
-    runs["arm"] = runs.groupby("key", sort=False).ngroup()
+    runs = runs.sort_values(["rank", "method", "budget", "grid", "cell", "model", "seed"], ignore_index=True)
+    runs["arm"] = runs.groupby(["method", "budget", "grid", "cell", "model"], sort=False).ngroup()
     several = runs.groupby("model").task.transform("nunique") > 1
     runs["subject"] = runs.model.where(~several, runs.model + ", " + runs.task)
     return Report(runs, suites, k, checkpoint, reference, notes)
@@ -174,22 +151,17 @@ def _suites(folder: str | Path, records: Iterable[RunRecord]) -> tuple[list[str]
 
 def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoint: str) -> dict[str, Any]:
     log = pd.DataFrame(record.log) if record.log else pd.DataFrame({"step": []})
-    own = {name: value for name, value in record.settings.items() if name in OF_THE_METHOD and name != "method_kwargs"}
+    own = {name: value for name, value in record.settings.items() if name in METHOD_FIELDS and name != "method_kwargs"}
     own |= record.settings.get("method_kwargs") or {}
-    context = {name: v for name, v in record.settings.items() if name not in OF_THE_METHOD | OPERATIONAL}
-    context |= {"max_steps": record.max_steps, "steps_per_rollouts": record.steps_per_rollouts}
-    if batch := record.settings.get("generation_batch_size"):
-        context["num_prompts"] = batch / record.num_generations
     parts = tuple(bool(own.get(name, record.method in FAMILY)) for name in PARTS)
     measured = {suite: by_step(log, f"held_out/{suite}/mean@{k}") for suite in suites}
     total = {name: running_total(record, log, f"duet/{name}") for name in ("pruned_rollouts", "scored_rollouts")}
     return {
-        "key": json.dumps([record.model, record.method, record.budget, own, context], sort_keys=True),
+        "grid": record.grid or "",
         "rank": list(METHODS).index(record.method) if record.method in METHODS else len(METHODS),
         "task": record.settings.get("dataset_name", ""),
         "machine": json.dumps([record.engine, record.hardware], sort_keys=True),
         "own": own,
-        "context": context,
         "swept": swept(own),
         "parts": parts,
         "complete": record.method not in FAMILY or parts == FULL,
@@ -235,12 +207,6 @@ def running_total(record: RunRecord, log: pd.DataFrame, key: str) -> float:
 def swept(own: dict[str, Any], names: Iterable[str] = tuple(STANDARD)) -> dict[str, Any]:
     """Swept settings that do not have the value of the paper."""
     return {name: own[name] for name in names if own.get(name) not in (None, STANDARD[name])}
-
-
-def differing(settings: Sequence[dict[str, Any]]) -> list[str]:
-    """Names of settings that are not the same in all of these."""
-    names = {name for one in settings for name in one}
-    return sorted(name for name in names if any(one.get(name) != settings[0].get(name) for one in settings))
 
 
 def method_title(method: str) -> str:

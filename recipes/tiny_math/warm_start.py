@@ -18,11 +18,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from duet_trl.gate.markers import extract_answer
-
 from .policy import CHECKPOINT, build_model, train_tokenizer
-from .problems import HELD_OUT, LEVELS, WARM_START, Problem
-from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
+from .problems import LEVELS, WARM_START, Problem
+from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, write_document
 
 logger = logging.getLogger("warm_start")
 
@@ -53,12 +51,10 @@ class Corpus:
 
     Attributes:
         sample_problem (Callable): (rng, level, split) -> problem.
-        sample_problems (Callable): (split, count, seed) -> distinct problems, the levels in turn.
         write_document (Callable): (rng, problem, author) -> completion; must never state a problem of another split
             than the warm start's.
         sloppy (Any): The author that the policy is to imitate.
         clean (Any): One without faults, from whom it learns to calculate.
-        marker (str): The library's marker of an answer; its extractor grades.
         max_completion_length (int): Tokens at which completions are cut.
         row_length (int): Tokens of a packed row; a prompt and a completion cut at the limit must fit.
         phases (Sequence[Phase]): Training, in this order.
@@ -66,11 +62,9 @@ class Corpus:
     """
 
     sample_problem: Callable[[random.Random, int, str], Problem]
-    sample_problems: Callable[[str, int, int], Sequence[Problem]]
     write_document: Callable[[random.Random, Any, Any], str]
     sloppy: Any
     clean: Any
-    marker: str
     max_completion_length: int
     row_length: int
     phases: Sequence[Phase]
@@ -84,11 +78,9 @@ class Corpus:
 
 CORPUS = Corpus(
     sample_problem=sample_problem,
-    sample_problems=sample_problems,
     write_document=write_document,
     sloppy=SLOPPY,
     clean=CLEAN,
-    marker="math",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=384,
     phases=(Phase(2600, 0.5, 1.0, 1.0), Phase(1400, 0.15, 1.0, 0.05)),
@@ -101,7 +93,6 @@ def main(corpus: Corpus = CORPUS) -> None:
     parser = argparse.ArgumentParser(description="warm start of a tiny task's policy")
     parser.add_argument("--output", type=Path, default=corpus.checkpoint)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--evaluate_every", type=int, default=250, help="optimizer steps between evaluations")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
 
@@ -110,18 +101,12 @@ def main(corpus: Corpus = CORPUS) -> None:
     tokenizer = train_tokenizer([document for _, document in (corpus.sample_document(rng, 0.2) for _ in range(4000))])
     policy = build_model(tokenizer)
     logger.info("%d parameters, %d tokens in the vocabulary", policy.num_parameters(), len(tokenizer))
-    train(corpus, policy, tokenizer, rng, args.evaluate_every, args.output)
-    save(policy, tokenizer, args.output)
+    train(corpus, policy, tokenizer, rng)
+    policy.save_pretrained(args.output)
+    tokenizer.save_pretrained(args.output)
 
 
-def train(
-    corpus: Corpus,
-    policy: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    rng: random.Random,
-    evaluate_every: int,
-    output: Path,
-) -> None:
+def train(corpus: Corpus, policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> None:
     """Run all phases: Muon for the matrices, AdamW for the embedding and the norms."""
     matrices = [p for name, p in policy.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in policy.named_parameters() if p.ndim != 2 or "embed" in name]
@@ -144,9 +129,6 @@ def train(
             tokens += int((batch["labels"] != IGNORED).sum())
             if done % 50 == 0:
                 logger.info("step %d loss %.4f tokens %d cpu %.0f s", done, loss, tokens, time.process_time() - begin)
-            if done % evaluate_every == 0:
-                logger.info("step %d %s", done, evaluate(corpus, policy, tokenizer))
-                save(policy, tokenizer, output)
 
 
 def batches(
@@ -175,43 +157,6 @@ def encode_document(
     prompt_ids = tokenizer(prompt)["input_ids"]
     completion = tokenizer(document)["input_ids"] + [tokenizer.eos_token_id]
     return prompt_ids + completion[: corpus.max_completion_length], len(prompt_ids)
-
-
-@torch.no_grad()
-def evaluate(
-    corpus: Corpus,
-    policy: Qwen3ForCausalLM,
-    tokenizer: PreTrainedTokenizerFast,
-    count: int = 100,
-    seed: int = 1,
-    greedy: bool = False,
-) -> str:
-    """One sample at temperature 1 (or greedily) for held-out problems: accuracy of the first answer, by level too."""
-    problems = corpus.sample_problems(HELD_OUT, count, seed)
-    texts = [tokenizer.apply_chat_template(p.messages, add_generation_prompt=True, tokenize=False) for p in problems]
-    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left")
-    state = torch.get_rng_state()  # training goes on as if it had not been evaluated
-    policy.eval()
-    sampling = {"do_sample": False} if greedy else {"do_sample": True, "temperature": 1.0, "top_k": 0}
-    ids = policy.generate(**batch, **sampling, max_new_tokens=corpus.max_completion_length, use_cache=True)
-    policy.train()
-    torch.set_rng_state(state)
-    completions = ids[:, batch["input_ids"].shape[1] :]
-    found = [extract_answer(corpus.marker, text) for text in tokenizer.batch_decode(completions)]
-    correct = [answer == str(problem.answer) for answer, problem in zip(found, problems, strict=True)]
-    by_level = [sum(c for c, p in zip(correct, problems, strict=True) if p.level == level) for level in LEVELS]
-    length = (completions != tokenizer.eos_token_id).sum(1).float()
-    return (
-        f"held-out accuracy {sum(correct) / count:.3f} "
-        f"by level {[n * len(LEVELS) / count for n in by_level]} "
-        f"no answer {sum(answer is None for answer in found) / count:.3f} mean length {length.mean():.0f}"
-    )
-
-
-def save(policy: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, output: Path) -> None:
-    """Write configuration, weights, tokenizer and chat template."""
-    policy.save_pretrained(output)
-    tokenizer.save_pretrained(output)
 
 
 def _collate(rows: list[list[tuple[list[int], int]]], row_length: int) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.tiny_math.warm_start import Corpus, Phase, main
 
-from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
+from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, write_document
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SLOPPY = Author(
@@ -25,11 +25,9 @@ CLEAN = replace(SLOPPY, slip=0.0, forget=0.0, looper=(0.0,) * 5, again=0.0, tail
 
 CORPUS = Corpus(
     sample_problem=sample_problem,
-    sample_problems=sample_problems,
     write_document=write_document,
     sloppy=SLOPPY,
     clean=CLEAN,
-    marker="code",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=448,
     phases=(Phase(1300, 0.5, 1.0, 1.0), Phase(900, 0.0, 1.0, 0.05)),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from recipes.tiny_math.warm_start import Corpus, Phase, main
 
-from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, sample_problems, write_document
+from .task import MAX_COMPLETION_LENGTH, Author, sample_problem, write_document
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 SLOPPY = Author(careful=0.09, slip=0.04)
@@ -17,11 +17,9 @@ CLEAN = Author(careful=1.0, slip=0.0)
 
 CORPUS = Corpus(
     sample_problem=sample_problem,
-    sample_problems=sample_problems,
     write_document=write_document,
     sloppy=SLOPPY,
     clean=CLEAN,
-    marker="math",
     max_completion_length=MAX_COMPLETION_LENGTH,
     row_length=384,
     phases=(Phase(1100, 0.9, 1.0, 1.0), Phase(600, 0.0, 1.0, 0.05)),

@@ -5,8 +5,6 @@ import zlib
 
 import numpy as np
 
-from duet_trl.rollouts import Prompt
-from duet_trl.seams.audit import AuditLog
 from tests.recipes.stored_runs import RunRecord, write_run
 
 METHODS = ("grpo", "dapo", "vip", "arrol", "greso", "pods", "reinforce_ada", "spec_rl", "duet")
@@ -14,21 +12,17 @@ BUDGETS = (1.0, 0.5, 0.25)
 SUITES = {"math500": 0.55, "gsm8k": 0.76, "aime2024": 0.06, "humaneval": 0.46, "gpqa_diamond": 0.28}
 GAIN = {"grpo": 0.02, "dapo": 0.03, "vip": 0.025, "arrol": 0.01, "duet": 0.06}
 SPEED = {"grpo": 1.0, "dapo": 0.8, "duet": 1.7}
-NUM_PROMPTS, LIMIT = 16, 3072
 
 
 def write_paper_runs(folder, *, methods=METHODS, budgets=BUDGETS, seeds=(0, 1, 2), steps=120, surrogates=True):
-    """Every method at every budget; DUET's surrogate variants, too; the audit log of GRPO and DUET."""
+    """Every method at every budget; DUET's surrogate variants, too."""
     cells = [(method, budget, "online") for method in methods for budget in budgets]
     if surrogates:
         cells += [("duet", budget, "constant") for budget in budgets]
     for method, budget, surrogate in cells:
         for seed in seeds:
             record = paper_run(method, budget, seed, steps, surrogate)
-            run = folder / record.cell / f"seed_{seed}"
-            write_run(run, record)
-            if method in ("grpo", "duet") and surrogate == "online":
-                write_audit(run, method, budget, seed, steps)
+            write_run(folder / record.cell / f"seed_{seed}", record)
     return folder
 
 
@@ -103,24 +97,3 @@ def _gated(budget, step, random):
         "duet/surcharge": 1 + 2 * less * random.uniform(0.3, 1),
         "duet/calibration_chi2": (0.05 + 0.4 * 2 ** (-step / 30)) / budget * random.uniform(0.7, 1.4),
     }
-
-
-def write_audit(run, method, budget, seed, steps):
-    """The audit log of a run; harder prompts get more rollouts from DUET."""
-    random = np.random.default_rng(seed)
-    prompts = [Prompt(f"prompt {index}", {"level": 1 + index % 5}) for index in range(NUM_PROMPTS)]
-    audit = AuditLog(str(run), ["level"])
-    for step in range(1, steps + 1):
-        level = np.array([prompt.example["level"] for prompt in prompts])
-        counts = np.maximum(1, np.rint(8 * budget * (1 + (level - 3) * 0.1 * (method == "duet") / budget)).astype(int))
-        group = np.repeat(np.arange(NUM_PROMPTS), counts)
-        length = np.minimum(
-            LIMIT, random.lognormal(6.2, 0.8, len(group)) * (1 - 0.4 * (method == "duet") * step / steps)
-        )
-        audit.write(step, rollouts_of(prompts, group, length.astype(int) + 1), prompts, group)
-
-
-def rollouts_of(prompts, group, length, outcome="natural"):
-    """Columns of one step for the audit log that reports read."""
-    outcomes = [outcome] * len(group) if isinstance(outcome, str) else list(outcome)
-    return {"prompt": [prompts[q].key for q in group], "outcome": outcomes, "length": [int(one) for one in length]}

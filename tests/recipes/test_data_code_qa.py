@@ -7,9 +7,7 @@ import logging
 from pathlib import Path
 
 import pytest
-from datasets import Dataset
 
-from duet_trl.gate.markers import MARKERS, extract_answer, first_marker_end
 from duet_trl.rewards.choice import ChoiceVerifier
 from tests.tiny import tiny_tokenizer
 
@@ -75,14 +73,6 @@ def test_both_configurations_of_mbpp_give_the_same_task(tmp_path, tokenizer, row
     ]
 
 
-def test_parquet_json_and_jsonl_load_alike(tmp_path, tokenizer):
-    expected = data.load_code_train(write_jsonl(tmp_path / "a.jsonl", [SANITIZED]), tokenizer, 512).to_list()
-    (tmp_path / "sanitized-mbpp.json").write_text(json.dumps([SANITIZED]))
-    Dataset.from_list([SANITIZED]).to_parquet(tmp_path / "a.parquet")
-    for name in ("sanitized-mbpp.json", "a.parquet"):
-        assert data.load_code_train(str(tmp_path / name), tokenizer, 512).to_list() == expected
-
-
 @pytest.mark.parametrize(
     ("test", "name"),
     [
@@ -99,20 +89,6 @@ def test_function_under_test_is_named_in_the_prompt(tmp_path, tokenizer, test, n
     assert row["entry_point"] == name and f"must be named `{name}`" in row["prompt"][0]["content"]
 
 
-def test_file_with_all_splits_keeps_the_training_split(tmp_path, tokenizer, caplog):
-    rows = [FULL | {"task_id": number} for number in (1, 11, 510, 511, 600, 601, 700, 974)]
-    with caplog.at_level(logging.INFO):
-        kept = data.load_code_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
-    assert kept["task_id"] == ["601", "700", "974"] and "'of another split of MBPP': 5" in caplog.text
-    sanitized = [SANITIZED | {"task_id": number} for number in (2, 510, 602, 809)]
-    assert data.load_code_train(write_jsonl(tmp_path / "b.jsonl", sanitized), tokenizer, 512)["task_id"] == [
-        "602",
-        "809",
-    ]
-    own = [FULL | {"task_id": number} for number in (1, 2, 3)]  # a file of one's own is nobody's split
-    assert len(data.load_code_train(write_jsonl(tmp_path / "c.jsonl", own), tokenizer, 512)) == 3
-
-
 def test_tasks_without_a_usable_test_and_long_prompts_are_dropped_and_counted(tmp_path, tokenizer, caplog):
     bad = [FULL | {"test_list": tests} for tests in ([], None, ["assert 1 == 1"], ["assert f(1) == "])]
     rows = [FULL, *bad, FULL | {"text": "word " * 2000}, FULL | {"text": None}]
@@ -120,12 +96,6 @@ def test_tasks_without_a_usable_test_and_long_prompts_are_dropped_and_counted(tm
         assert len(data.load_code_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)) == 1
     assert "'whose tests call no function': 4" in caplog.text and "'without a text': 1" in caplog.text
     assert "'longer than 512 prompt tokens': 1" in caplog.text
-
-
-def test_answer_to_the_code_prompt_completes_its_marker(tokenizer):
-    answer = f"```python\n{SANITIZED['code']}\n```"
-    assert first_marker_end(MARKERS["code"], answer) == len(answer)
-    assert extract_answer("code", answer) == SANITIZED["code"]
 
 
 def test_sciq_asks_for_a_short_answer_in_tags(tmp_path, tokenizer):

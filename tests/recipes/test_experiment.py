@@ -8,7 +8,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -139,18 +138,3 @@ def test_mistakes_end_the_runner_before_anything_runs(tmp_path, content, options
     with pytest.raises(SystemExit, match=message):
         main(grid(tmp_path, **content), *options)
     assert not (tmp_path / "runs" / "starts").exists()
-
-
-@pytest.mark.slow
-def test_a_real_run_is_recorded_and_a_report_reads_it(tmp_path):
-    place = RECIPES / "grids" / "smoke.yaml"
-    command = [sys.executable, "recipes/experiment.py", "--grid", str(place), "--only", "grpo_25/seed_1"]
-    done = subprocess.run([*command, "--output_dir", str(tmp_path)], cwd=ROOT, text=True, capture_output=True)
-    assert done.returncode == 0, (tmp_path / "grpo_25" / "seed_1" / "output.log").read_text()[-3000:]
-    (record,) = read_runs(tmp_path).values()
-    assert (record.grid, record.cell, record.seed, record.status) == ("smoke", "grpo_25", 1, "done")
-    assert (record.max_steps, record.budget, record.method) == (4, 0.25, "grpo")
-    assert [entry["step"] for entry in record.log if "step_time" in entry] == [1, 2, 3, 4]
-    command = [sys.executable, "recipes/paper_report.py", str(tmp_path), "--only", "tables"]
-    said = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=True).stdout
-    assert "GRPO" in said

@@ -140,12 +140,6 @@ def test_limit_counts_the_template_and_is_inclusive(tmp_path, tokenizer):
         data.load_math_train(path, tokenizer, length - 1)
 
 
-def test_line_separators_inside_a_text_do_not_split_a_row(tmp_path, tokenizer):
-    path = write_jsonl(tmp_path / "a.jsonl", [{"question": "a\u2028b\u0085c", "answer": 7}])
-    row = data.load_math_train(path, tokenizer, 512)[0]
-    assert row["prompt"][0]["content"].startswith("a\u2028b\u0085c\n") and row["answer"] == "7"
-
-
 @pytest.fixture(scope="module")
 def real_math(tokenizer):
     """The real training file, without a length limit, and what the loader said about it."""
@@ -159,29 +153,14 @@ def real_math(tokenizer):
     return rows, [(record.levelname, record.getMessage()) for record in handler.buffer]
 
 
-def test_real_training_file_loses_only_its_two_empty_answers(real_math):
+def test_real_training_file_loses_only_its_two_empty_answers_and_has_no_problem_of_math_500(real_math):
     rows, messages = real_math
+    assert any("none of 7496 problems stands in MATH-500" in message for _, message in messages)
     assert len(rows) == 7496
     assert any("7496 prompts kept, dropped {'without a gold answer': 2}" in message for _, message in messages)
     assert sum(level is None for level in rows["level"]) <= 2
     assert set(rows["level"]) - {None} == {1, 2, 3, 4, 5}
     assert len(set(rows["subject"])) == 7
-
-
-def test_real_training_file_has_no_problem_of_math_500(real_math):
-    _, messages = real_math
-    assert any("none of 7496 problems stands in MATH-500" in message for _, message in messages)
-    assert {level for level, _ in messages} == {"INFO"}
-
-
-def test_answers_of_the_real_training_file_stand_in_the_boxes_of_its_solutions():
-    if not MATH_TRAIN.exists():
-        pytest.skip(f"{MATH_TRAIN} is not there")
-    # the Hub has no column with answers: they come out of the boxes of the solutions
-    with MATH_TRAIN.open(encoding="utf-8") as lines:
-        originals = [json.loads(line) for line in lines]
-    boxes = [data.extract_boxed(row["solution"], which="last") or "" for row in originals]
-    assert boxes == [row["answer"].strip() for row in originals]
 
 
 def overlap_files(tmp_path):
@@ -211,13 +190,6 @@ def test_overlap_that_is_not_checked_is_a_warning_and_missing_math_500_an_error(
     assert "overlap with MATH-500 not checked" in caplog.text
     with pytest.raises(ValueError, match="there is no file"):
         data.load_math_train(train, tokenizer, 512, heldout=str(tmp_path / "gone.jsonl"))
-
-
-def test_normalised_problem_forgets_spelling_and_keeps_numbers():
-    assert data.normalized_problem(r"Find $\left( x\,,\ \tfrac12 \right)$.") == data.normalized_problem(
-        r"find (x,\frac12)."
-    )
-    assert data.normalized_problem("Find 1 + 2.") != data.normalized_problem("Find 1 + 3.")
 
 
 def test_a_whole_message_gets_no_suffix_and_a_question_goes_before_it(tmp_path, tokenizer):

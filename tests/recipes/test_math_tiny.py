@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
@@ -15,7 +14,6 @@ from duet_trl.evaluation.callbacks import Evaluation
 from recipes.tiny_math.demo_report import run_record, write_report
 from recipes.tiny_math.reward import first_box_reward, is_correct, last_box_reward
 from recipes.tiny_math.step_line import print_lines
-from recipes.tiny_math.task import MAX_COMPLETION_LENGTH
 from tests.processes import forked
 from tests.runs import duet_trainer, logged
 
@@ -93,16 +91,6 @@ def test_the_rewards_compare_the_last_or_the_first_boxed_integer(text, answer, l
     assert first_box_reward(completions, [answer]) == [float(first)]
 
 
-def test_another_engine_writes_to_another_folder_and_the_summary_has_lines(tmp_path):
-    run = run_record("GRPO", history(1000.0), [evaluation(0, 0.0, 3), evaluation(3, 30.0, 5)], {"seed": 0})
-    write_report([run, run], tmp_path)
-    assert len((tmp_path / "summary.json").read_text().splitlines()) > 50
-    script = f"import sys; sys.argv[1:] = ['--engine', 'server', '--steps', '1']; sys.path.insert(0, '{ROOT}/recipes')"
-    script += "\nimport math_tiny; math_tiny.compare = lambda args: print(args.output_dir); math_tiny.main()"
-    done = forked(["-c", script], cwd=tmp_path)
-    assert done.stdout.strip() == "outputs/demo_server", done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.vllm
 def test_the_demo_trains_all_arms_and_reports(tmp_path):
@@ -118,8 +106,3 @@ def test_the_demo_trains_all_arms_and_reports(tmp_path):
     grpo, *both = (run["evaluations"][-1]["generated_tokens"] for run in summary["runs"])
     assert 0 < max(both) < 0.75 * grpo  # half the rollouts, and some of them cut short
     assert (tmp_path / "accuracy.png").exists()
-
-
-def test_the_settings_cut_completions_where_the_warm_start_did():
-    settings = yaml.safe_load((ROOT / "recipes" / "configs" / "math_tiny.yaml").read_text())
-    assert settings["max_completion_length"] == MAX_COMPLETION_LENGTH

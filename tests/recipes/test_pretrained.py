@@ -73,25 +73,6 @@ def test_measuring_leaves_random_numbers_and_mode_alone(tiny_path):
     assert greedy[0] == greedy[1]
 
 
-def test_a_policy_that_knows_the_answer_and_ends_is_right(tiny_path, monkeypatch):
-    """Its tokens are set: " \\boxed{answer}", an end for every other problem, else another sum."""
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    model = Qwen3ForCausalLM.from_pretrained(tiny_path)
-    problems = held_out_problems(8)
-    behind = [tokenizer.eos_token, "\n1 + 1 = \\boxed{5}"]
-    texts = [f" \\boxed{{{p.answer}}}{behind[place % 2]}" for place, p in enumerate(problems)]
-
-    def generate(input_ids, **_):
-        written = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"]  # pads with the EOS
-        return torch.cat([input_ids, written], dim=1)
-
-    monkeypatch.setattr(model, "generate", generate)
-    longest = tokenizer(texts, return_tensors="pt", padding=True)["input_ids"]
-    found = measure(model, tokenizer, problems)
-    assert (found.last, found.first) == (0.5, 1.0)
-    assert found.ended == (longest == tokenizer.eos_token_id).any(dim=1).float().mean()
-
-
 def recipe(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return forked(["recipes/pretrained.py", *options, "--output_dir", str(tmp_path / "out")])
 

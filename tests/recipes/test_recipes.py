@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import AutoTokenizer
 
-from duet_trl.evaluation.suites import load_suite
 from duet_trl.rewards import SandboxError
 from tests.processes import forked, fresh
 
@@ -19,8 +17,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
-from data import prompt_length  # noqa: E402
-from run import load_suites, recipe_yaml  # noqa: E402
+from run import recipe_yaml  # noqa: E402
 from script_arguments import ScriptArguments, parse  # noqa: E402
 
 SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
@@ -178,31 +175,3 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, opt
     command = arguments("code_qwen3", tmp_path, hollow, *options)
     with pytest.raises((ValueError, SandboxError), match=f"(?s){message}"):
         code_qwen3.main(*parse(command))
-
-
-def test_a_recipe_without_a_model_says_so(tmp_path):
-    bare = yaml.safe_load(SMOKE.read_text())
-    del bare["model_name_or_path"]
-    (tmp_path / "bare.yaml").write_text(yaml.safe_dump(bare))
-    command = ["--config", str(tmp_path / "bare.yaml"), "--output_dir", str(tmp_path)]
-    with pytest.raises(ValueError, match="no model is named. Give --model_name_or_path"):
-        code_qwen3.main(*parse(command))
-
-
-def test_a_suite_that_is_too_long_for_the_engine_is_refused_with_the_length_it_needs(tiny_path, tmp_path):
-    suite = tmp_path / "gsm8k.jsonl"
-    questions = ["Short?", "A question of many words. " * 20]
-    suite.write_text("".join(json.dumps({"question": q, "answer": "#### 1"}) + "\n" for q in questions))
-    asked = arguments("math_qwen3", tmp_path, tiny_path, "--eval_suites", "gsm8k", "--eval_sources", f"gsm8k={suite}")
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    prompts = [prompt_length(problem, tokenizer) for problem in load_suite("gsm8k", str(suite))["prompt"]]
-    needed = max(prompts) + 48  # the completions of the configuration
-
-    def load(length: int) -> dict:
-        engine = ("--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_max_model_length", str(length))
-        parsed, config, _ = parse([*asked, *engine])
-        return load_suites(parsed, config, tokenizer)
-
-    with pytest.raises(ValueError, match=f"gsm8k needs sequences of {needed} tokens .* Set it to {needed} or more"):
-        load(needed - 1)
-    assert list(load(needed)) == ["gsm8k"]

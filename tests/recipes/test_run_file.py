@@ -26,12 +26,6 @@ def test_a_record_replaces_the_one_before_and_leaves_nothing_beside_it(tmp_path)
     assert read_runs(tmp_path)[tmp_path].status == "done"
 
 
-def test_one_cell_of_two_models_or_grids_is_two_runs(tmp_path):
-    for number, changes in enumerate(({}, {"model": "small"}, {"grid": "other"}, {"grid": None})):
-        write_run(tmp_path / str(number), record(**changes))
-    assert len(read_runs(tmp_path)) == 4
-
-
 def damaged(**changes):
     return json.dumps(json.loads(json.dumps(vars(record()))) | changes)
 
@@ -68,9 +62,3 @@ def test_a_run_twice_is_refused_with_both_places(tmp_path):
         write_run(tmp_path / name, record())
     with pytest.raises(UnreadableRuns, match="second.*first.*are both grid/grpo_1, seed 0 of tiny. Move one"):
         read_runs(tmp_path)
-
-
-def test_what_cannot_be_read_back_is_not_written(tmp_path):
-    with pytest.raises(TypeError):
-        write_run(tmp_path, record(settings={"reward": object()}))
-    assert list(tmp_path.iterdir()) == []

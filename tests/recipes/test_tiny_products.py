@@ -3,7 +3,6 @@
 
 import random
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from duet_trl.gate.markers import completion_ends, extract_answer, first_marker_end, get_marker
 from recipes.tiny_math import policy
 from recipes.tiny_math import warm_start as training
-from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
+from recipes.tiny_math.problems import HELD_OUT, LEVELS, WARM_START
 from recipes.tiny_products import task, warm_start
 
 STEP = re.compile(r"(\d)([*+])(\d)\+(\d)=(\d\d)")
@@ -26,11 +25,6 @@ def clean_document(level: int, seed: int = 0) -> tuple[task.Problem, str]:
     rng = random.Random(seed)
     problem = task.sample_problem(rng, level, WARM_START)
     return problem, task.write_document(rng, problem, warm_start.CLEAN)
-
-
-def test_problems_have_the_digits_of_their_level():
-    for problem in task.sample_problems(TRAIN, 200, seed=3):
-        assert tuple(map(len, problem.expression.split("*"))) == task.DIGITS[problem.level]
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -49,16 +43,6 @@ def test_every_line_of_a_clean_solution_is_true(level):
                 assert int(line) == value
             else:
                 value = eval(re.sub(r"\b0+(?=\d)", "", line))  # Python reads no padded numbers
-
-
-def test_rows_are_the_digits_of_the_second_factor_and_sums_add_every_row_in_its_place():
-    problem, document = clean_document(5)
-    first, second = problem.expression.split("*")
-    lines = document.split("\n")[1:]
-    assert [line for line in lines if PRODUCT.fullmatch(line)] == [f"{first}*{digit}" for digit in reversed(second)]
-    sums = [tuple(map(int, match.groups())) for match in map(SUM.fullmatch, lines) if match]
-    units, tens, hundreds = (int(first) * int(digit) for digit in reversed(second))
-    assert sums == [(units, 10 * tens), (units + 10 * tens, 100 * hundreds)]
 
 
 def test_a_slip_is_carried_on_to_the_answer():
@@ -91,11 +75,6 @@ def test_only_large_carries_are_forgotten_and_the_rest_of_the_step_is_right():
     assert 40 * 6 * 0.15 < forgotten < 40 * 6 * 0.45
 
 
-def test_no_row_of_a_small_digit_has_a_large_carry():
-    # At most two are carried into a step, so at most two out of it: 3*9+2 = 29.
-    assert max((a * b + carry) // 10 for a in (1, 2, 3) for b in range(10) for carry in range(3)) < task.LARGE_CARRY
-
-
 @settings(deadline=None)
 @given(st.integers(0, 10**9), st.sampled_from(LEVELS))
 def test_a_document_completes_the_marker_and_the_library_reads_its_answer(seed, level):
@@ -110,19 +89,6 @@ def test_a_document_completes_the_marker_and_the_library_reads_its_answer(seed, 
     assert len(ends) == len(answers)
     assert ends[-1] == len(document)
     assert extract_answer("code", document[: first_marker_end(get_marker("code"), document)]) == answers[0]
-
-
-def test_what_a_looper_writes_up_to_the_limit_has_no_answer():
-    # A re-check takes 60 tokens or more, so a looper who is at it eight times is past 384 of them.
-    author = replace(warm_start.SLOPPY, looper=(1.0,) * 5, again_looper=1.0)
-    tokenizer = policy.load_tokenizer(warm_start.CHECKPOINT)
-    for level in LEVELS:
-        rng = random.Random(level)
-        problem = task.sample_problem(rng, level, WARM_START)
-        document = task.write_document(rng, problem, author)
-        ids, prompt_length = training.encode_document(warm_start.CORPUS, tokenizer, problem, document)
-        assert len(ids) - prompt_length == task.MAX_COMPLETION_LENGTH
-        assert extract_answer("code", tokenizer.decode(ids[prompt_length:])) is None
 
 
 def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
@@ -141,14 +107,6 @@ def test_clean_solutions_fit_the_limit_and_the_rows_of_the_warm_start():
 @given(st.integers(2, 9999), st.integers(2, 9999))
 def test_factors_may_be_exchanged_without_changing_the_split(first, second):
     assert task.split_of(f"{first}*{second}") == task.split_of(f"{second}*{first}")
-
-
-def test_the_splits_have_their_share_of_the_smallest_level():
-    counts = Counter(task.split_of(f"{a}*{b}") for a in range(10, 100) for b in range(10, 100))
-    assert sum(counts.values()) == 8100
-    # 4,095 pairs of factors in 16 buckets; sd of one bucket, in products: 2 * sqrt(4095 / 16 * 15 / 16) = 31
-    assert abs(counts[TRAIN] - 8100 / 16) < 100
-    assert abs(counts[HELD_OUT] - 8100 / 16) < 100
 
 
 def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_or_held_out():

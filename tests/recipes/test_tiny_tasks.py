@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from types import ModuleType
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from recipes.tiny_math import policy, task, warm_start
 from recipes.tiny_math.problems import HELD_OUT, LEVELS, TRAIN, WARM_START
@@ -25,25 +23,23 @@ EXPRESSION = re.compile(r"\d+(?:[-+*]\d+){2,}")  # three or more operands, the l
 
 @dataclass(frozen=True)
 class Task:
-    """Its module and corpus; how Python computes a value; a line of a solution; the question; bounds of the policy."""
+    """Its module and corpus; how Python computes a value; a line of a solution; the question."""
 
     task: ModuleType
     corpus: warm_start.Corpus
     value: Callable[[str], int]
     line: str
     question: str
-    shipped: dict[str, tuple[float, float]]
 
 
 TASKS = {
-    "math": Task(task, warm_start.CORPUS, eval, "1234", "Compute ${}$.", {"accuracy": (0.2, 0.7)}),
+    "math": Task(task, warm_start.CORPUS, eval, "1234", "Compute ${}$."),
     "products": Task(
         products,
         of_products.CORPUS,
         eval,
         "7*6+0=42",
         "Multiply {}.",
-        {"accuracy": (0.2, 0.5), "answer": (0.2, 0.5)},
     ),
     "two_ways": Task(
         two_ways,
@@ -51,8 +47,6 @@ TASKS = {
         lambda expression: [*values_of(expression).values()][-1] % two_ways.MODULUS,
         "b=7*3+4=25=1",
         "Find the last value of ${}$ modulo 4.",
-        # Mostly guesses at the start. Of 100 samples: the accuracy is 0.3, sd 0.045; the length 22, sd 2.4.
-        {"accuracy": (0.15, 0.45), "length": (15, 32)},
     ),
 }
 
@@ -99,19 +93,6 @@ def test_the_tokenizer_has_single_digits_a_chat_template_and_keeps_any_text(name
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
-def test_the_shipped_policy_has_something_to_learn_and_something_to_learn_from(name):
-    # Not a benchmark: between never and always right, so that groups have a spread.
-    corpus = TASKS[name].corpus
-    parts = (corpus, policy.load_policy(corpus.checkpoint), policy.load_tokenizer(corpus.checkpoint))
-    report = warm_start.evaluate(*parts)
-    for word, (low, high) in TASKS[name].shipped.items():
-        assert low < float(re.search(rf"{word} ([\d.]+)", report)[1]) < high, report
-    if name == "products":  # and no better when it is greedy
-        assert 0.2 < float(re.search(r"accuracy ([\d.]+)", warm_start.evaluate(*parts, greedy=True))[1]) < 0.5
-
-
 # ---- Sums ----
 
 
@@ -136,14 +117,6 @@ def test_a_slip_is_carried_on_to_the_answer():
     assert f"\\boxed{{{second.split('=')[1]}}}" in last
 
 
-@settings(deadline=None)
-@given(st.integers(0, 10**6), st.integers(0, 10**6))
-def test_pool_and_held_out_set_are_disjoint_for_any_seeds(pool_seed, held_out_seed):
-    pool = {p.expression for p in task.sample_problems(TRAIN, 20, pool_seed)}
-    held_out = {p.expression for p in task.sample_problems(HELD_OUT, 20, held_out_seed)}
-    assert not pool & held_out
-
-
 def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_or_held_out():
     # Everything a warm-start author writes, next turns and re-checks included, regenerated from the seed of the run.
     rng = random.Random(0)
@@ -157,20 +130,6 @@ def test_no_problem_stated_or_restated_in_the_warm_start_corpus_is_of_the_pool_o
     pool = {p.expression for p in task.sample_problems(TRAIN, 320, seed=0)}
     held_out = {p.expression for p in task.sample_problems(HELD_OUT, 320, seed=0)}
     assert not stated & (pool | held_out)
-
-
-def test_no_problem_is_short_enough_to_be_one_line_of_another_solution():
-    rng = random.Random(0)
-    for _ in range(300):
-        assert EXPRESSION.fullmatch(task.sample_problem(rng, 1, WARM_START).expression)
-
-
-def test_the_easiest_level_cannot_be_enumerated_by_the_corpus():
-    # Level 1 has three operands of 1..49 and two signs: about 49^3 * 4 * P(no negative total) > 200,000 expressions.
-    rng = random.Random(0)
-    draws = [task.sample_problem(rng, 1, WARM_START).expression for _ in range(4000)]
-    # n draws out of S equally likely ones leave n^2 / 2S repetitions: 40 for S = 200,000.
-    assert len(draws) - len(set(draws)) < 80
 
 
 def test_the_training_documents_are_cut_at_the_completion_limit():
