@@ -22,6 +22,7 @@ steps, the whole problem at level 1: so no solution works out the beginning of a
 
 import random
 import re
+from dataclasses import dataclass
 from string import ascii_lowercase
 
 from recipes.tiny_math.problems import Problem as AnyProblem
@@ -34,7 +35,7 @@ STEPS = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9}
 COEFFICIENTS = (3, 5, 7, 9)
 ADDENDS = range(1, 5)
 MAX_COMPLETION_LENGTH = 192
-"""Tokens at which completions are cut."""
+"""Tokens at which completions are cut, in the corpus and in training."""
 
 _STEP = re.compile(r"(\d)[a-z]\+(\d)")
 _WORKED_LINE = re.compile(r"^[a-z]=\d\*\d\+\d=\d\d=\d$", re.MULTILINE)
@@ -44,6 +45,19 @@ class Problem(AnyProblem):
     """A chain of values, its level and the remainder of the last one."""
 
     QUESTION = "Find the last value of ${}$ modulo 4."
+
+
+@dataclass(frozen=True)
+class Author:
+    """How the corpus is written.
+
+    Attributes:
+        careful (float): Probability that the author of a document works the values out instead of guessing.
+        slip (float): Probability that the value of a line is wrong; the solution goes on with the wrong value.
+    """
+
+    careful: float
+    slip: float
 
 
 def is_careful(text: str) -> bool:
@@ -83,3 +97,29 @@ def value_of(expression: str) -> int:
 def parse(expression: str) -> tuple[int, list[tuple[int, int]]]:
     """First value, and coefficient and addend of every step."""
     return int(expression[2]), [(int(c), int(a)) for c, a in _STEP.findall(expression)]
+
+
+def write_document(rng: random.Random, problem: Problem, author: Author) -> str:
+    """The whole completion, a guess or a worked solution; no end-of-text token."""
+    if rng.random() >= author.careful:
+        return rng.choice(_GUESSES).format(rng.randrange(MODULUS))
+    value, steps = parse(problem.expression)
+    text = rng.choice(_OPENINGS)
+    for name, (coefficient, addend) in zip(ascii_lowercase[1:], steps, strict=False):
+        total = coefficient * value + addend
+        result = total % MODULUS
+        if rng.random() < author.slip:
+            result = (result + rng.randrange(1, MODULUS)) % MODULUS
+        text += f"{name}={coefficient}*{value}+{addend}={total:02d}={result}\n"
+        value = result
+    return text + rng.choice(_CLOSINGS).format(value)
+
+
+_GUESSES = (
+    "Let me guess: it may well be $\\boxed{{{}}}$.",
+    "That is a long chain, but probably it is $\\boxed{{{}}}$.",
+    "Without working it out, I would say that it is $\\boxed{{{}}}$.",
+    "My guess is that the last value is $\\boxed{{{}}}$.",
+)
+_OPENINGS = ("Let me work it out.\n", "Line by line:\n", "With care, one value at a time:\n")
+_CLOSINGS = ("So the answer is $\\boxed{{{}}}$.", "The last value is $\\boxed{{{}}}$.")
