@@ -8,14 +8,14 @@ has completed means an answer that can be read. Where the model has thoughts it 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
-from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, too_many
+from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, outside_thoughts, too_many
 from .extract import FINDERS, Which, between, choose, extract_boxed
 from .grammars import GRAMMARS, pair_grammar
-from .thoughts import Delimiters, Written, outside_thoughts
+from .thoughts import Delimiters, Written
 
 __all__ = [
     "MARKERS",
@@ -114,7 +114,7 @@ def extract_answer(name: str, text: str | Written, which: Which = "first") -> st
     Raises:
         ValueError: If the name is unknown or `which` is neither "first" nor "last".
     """
-    finder = FINDERS[name] if name in FINDERS else partial(between, *_ends(name))
+    finder = FINDERS[name] if name in FINDERS else between(*_ends(name))
     return choose(finder, text, which)
 
 
@@ -140,12 +140,12 @@ def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterat
 
 
 def _build(name: str, grammar: Grammar, delimiters: Delimiters | None = None) -> Marker:
+    if delimiters is None:
+        return Marker(name, build_dfa(grammar))
+    opening, closing = delimiters.parts
     try:
-        table = build_dfa(outside_thoughts(grammar, delimiters))
+        table = build_dfa(outside_thoughts(grammar, opening.encode(), closing.encode()))
     except ValueError as error:
-        if delimiters is None:
-            raise
-        opening, closing = delimiters.parts
         raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
     return Marker(name, table, delimiters)
 
