@@ -5,8 +5,8 @@ Exploring every reachable state of a step function turns it into a table; mergin
 enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
 """
 
-from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,8 @@ COMPLETED = 0x80
 MAX_STATES = 127
 """States of a finished automaton: seven bits, the last value left free."""
 
-State = Hashable
+State = Any
+"""Hashable."""
 
 
 class Grammar(NamedTuple):

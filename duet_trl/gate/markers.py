@@ -13,20 +13,11 @@ from functools import lru_cache
 import numpy as np
 
 from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, outside_thoughts, too_many
-from .extract import FINDERS, Which, between, choose, extract_boxed
+from .extract import FINDERS, between, choose
+from .extract import Which as Which
+from .extract import extract_boxed as extract_boxed
 from .grammars import GRAMMARS, pair_grammar
 from .thoughts import Delimiters, Written
-
-__all__ = [
-    "MARKERS",
-    "Marker",
-    "Which",
-    "completion_ends",
-    "extract_answer",
-    "extract_boxed",
-    "first_marker_end",
-    "get_marker",
-]
 
 CONTENT = "..."
 """Stands between the opening and the closing in the name of a custom marker."""
@@ -130,10 +121,9 @@ def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | N
 
 def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:
     """Number of bytes read at each completion of the marker in the bytes of a completion, in order."""
-    rows = [row.tobytes() for row in marker.table]
-    state = marker.thought_states[0] if opened else 0
+    state, table = marker.thought_states[0] if opened else 0, marker.table.tobytes()
     for position, byte in enumerate(data, start=1):
-        entry = rows[state][byte]
+        entry = table[256 * state + byte]
         state = entry & ~COMPLETED
         if entry & COMPLETED:
             yield position

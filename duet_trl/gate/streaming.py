@@ -71,21 +71,12 @@ class StreamingGate:
         self,
         slot: int,
         spec: GateSpec,
-        keep: bool,
-        automaton: int = 0,
-        prefix: Sequence[int] = (),
-        in_thought: bool = False,
+        keep: bool,  # its coin
+        automaton: int = 0,  # index of its marker
+        prefix: Sequence[int] = (),  # tokens it has generated so far
+        in_thought: bool = False,  # whether its first token continues a thought
     ) -> None:
-        """Start a rollout in a slot, or resume one whose first tokens exist already; what the slot held is forgotten.
-
-        Args:
-            slot (int): Slot.
-            spec (GateSpec): Its gate.
-            keep (bool): Its coin.
-            automaton (int): Index of its marker.
-            prefix (Sequence[int]): Tokens it has generated so far.
-            in_thought (bool): Whether its first token continues a thought.
-        """
+        """Start a rollout in a slot, or resume one whose first tokens exist; what the slot held is forgotten."""
         table, compiled = self._offsets[automaton], self._automata[automaton]
         first = compiled.first_state(in_thought)
         self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
@@ -149,10 +140,8 @@ class StreamingGate:
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
         """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
 
-        Args:
-            slots (np.ndarray): Slots, shape (R,).
-            certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
-                rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
+        `certain` (R,) says whether it is nearly certain, and no EOS, by the thresholds of the rollout's gate; it is
+        read where `armed` only. None: nowhere.
         """
         due = self._length[slots] >= self._stop_at[slots]
         return due if certain is None else due | self.armed(slots) & certain

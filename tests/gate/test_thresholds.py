@@ -23,6 +23,7 @@ def observe(thresholds: LengthThresholds, lengths, propensity=None, step: int = 
 def test_cold_start_is_the_papers():
     thresholds = LengthThresholds(3072)
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (921, 2150)
+    assert LengthThresholds(100, cold=(0.29, 0.57)).abort_threshold == 57  # 0.57 * 100 = 56.99999999999999
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.floats(0, 1))
