@@ -27,10 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.common import argument_parser, finish  # noqa: E402
 from duet_trl.allocate.openness import price_of_more  # noqa: E402
-from duet_trl.gate.marker_gate import MarkerGate  # noqa: E402
-from duet_trl.gate.priced import PricedThresholds  # noqa: E402
 from duet_trl.gate.replay import NEVER, GateSpec, Outcome, Replay  # noqa: E402
-from duet_trl.gate.thresholds import LengthThresholds  # noqa: E402
+from duet_trl.gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 CAP, PROMPTS, EACH, GRACE, STEPS = 3072, 64, 8, 150, 300

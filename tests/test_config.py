@@ -14,8 +14,7 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import NeymanAllocator
 from duet_trl.allocate.mixed import MixedAllocator
 from duet_trl.config import DECLARED
-from duet_trl.gate.priced import PricedThresholds
-from duet_trl.gate.thresholds import LengthThresholds
+from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
 from duet_trl.methods import METHODS, budget_fields, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions

@@ -33,14 +33,9 @@ OPTIMISM = 2.0
 class AnswerTimes:
     """Exponentially weighted counts of rollouts at risk, and of their ends, by length.
 
-    Args:
-        max_length (int): Length limit of a rollout, tokens, >= 1.
-        width (int): Tokens of a bin, >= 1.
-        memory (float): Steps after which a count has lost 63% of its weight, > 1.
-
-    Attributes:
-        counts (np.ndarray): At risk, ended rewarded, and ended otherwise, shape (3, B): bin j holds the lengths
-            j * width + 1 to (j + 1) * width.
+    `max_length` is the length limit of a rollout and `width` that of a bin, tokens, >= 1. After `memory` > 1 steps a
+    count has lost 63% of its weight. `counts` (3, B) are at risk, ended rewarded, and ended otherwise: bin j holds the
+    lengths j * width + 1 to (j + 1) * width.
     """
 
     def __init__(self, max_length: int, *, width: int = 8, memory: float = 50.0) -> None:

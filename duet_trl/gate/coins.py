@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random numbers of a rollout, as a function of (seed, step, prompt, rollout) alone: the epsilon-keep coins of Phase 2
-(Algorithm 1, line 22), and who is trained where small advantages are sampled.
+"""Random numbers of a rollout, as a function of (seed, step, prompt, rollout) alone (Algorithm 1, line 22).
 
 So all ranks agree, distinct rollouts are independent, and a resumed run throws the coins of the uninterrupted one.
 """
@@ -11,11 +10,8 @@ from hashlib import blake2b
 
 import numpy as np
 
-_GOLDEN = 0x9E3779B97F4A7C15
-"""2^64 / golden ratio, the increment of splitmix64: consecutive counters land far apart."""
-
-_RESOLUTION = 53
-"""Bits compared with the probability: all that a double holds, so the threshold is exact."""
+_UNUSED_BITS = np.uint64(64 - 53)
+"""A double holds 53 bits: compared with those, a probability is exact."""
 
 
 def keep_coins(
@@ -32,21 +28,15 @@ def keep_coins(
 
     Returns:
         np.ndarray: Coins, shape (N,), bool, independent, True with probability eps_abort.
-
-    Raises:
-        ValueError: If the probability is not in (0, 1] or the lengths differ.
     """
     check_keep_probability(keep_probability)
-    rollout_index = np.asarray(rollout_index, dtype=np.uint64)
-    if rollout_index.shape != (len(keys),):
-        raise ValueError(f"rollout_index must have shape ({len(keys)},), one per key, got {rollout_index.shape}.")
-    threshold = np.uint64(max(1, round(keep_probability * 2**_RESOLUTION)))
-    return random_bits(seed, step, keys, rollout_index) >> np.uint64(64 - _RESOLUTION) < threshold
+    threshold = np.uint64(max(1, round(keep_probability * 2**53)))
+    return _random_bits(seed, step, keys, rollout_index) >> _UNUSED_BITS < threshold
 
 
 def uniforms(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
     """A number of each rollout in [0, 1), shape (N,), apart from its coin; arguments as in `keep_coins`."""
-    return unit_interval(mix(random_bits(seed, step, keys, np.asarray(rollout_index, dtype=np.uint64))))
+    return (_mix(_random_bits(seed, step, keys, rollout_index)) >> _UNUSED_BITS) * 2.0**-53
 
 
 def occurrence(keys: Sequence[str]) -> np.ndarray:
@@ -67,26 +57,21 @@ def check_keep_probability(keep_probability: float) -> None:
         )
 
 
-def random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
+def _random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
     """64 hashed bits per rollout, shape (N,): one splitmix64 round per part of the key."""
     # Python's own hash() differs between processes.
     hashes = {key: int.from_bytes(blake2b(key.encode(), digest_size=8).digest(), "little") for key in set(keys)}
-    prompts = np.fromiter((hashes[key] for key in keys), dtype=np.uint64, count=len(keys))
+    prompts = np.array([hashes[key] for key in keys], dtype=np.uint64)
     bits = np.full(len(keys), seed % 2**64, dtype=np.uint64)
-    for part in (np.uint64(step % 2**64), prompts, rollout_index):
-        bits = mix(bits ^ mix(part))
+    for part in (np.uint64(step % 2**64), prompts, np.asarray(rollout_index, dtype=np.uint64)):
+        bits = _mix(bits ^ _mix(part))
     return bits
 
 
-def unit_interval(bits: np.ndarray) -> np.ndarray:
-    """Bits as numbers in [0, 1), multiples of 2^-53."""
-    return (bits >> np.uint64(64 - _RESOLUTION)) * 2.0**-_RESOLUTION
-
-
-def mix(value: np.ndarray) -> np.ndarray:
+def _mix(value: np.ndarray) -> np.ndarray:
     """The output function of splitmix64: a bijection of 64 bits in which every input bit flips half the output."""
     with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
-        value = value + np.uint64(_GOLDEN)
+        value = value + np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

@@ -5,8 +5,8 @@ Exploring every reachable state of a step function turns it into a table; mergin
 enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
 """
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,18 +16,16 @@ COMPLETED = 0x80
 MAX_STATES = 127
 """States of a finished automaton: seven bits, the last value left free."""
 
-State = Hashable
-Step = Callable[[State, int], tuple[State, bool]]
+State = Any
+"""Hashable."""
 
 
-@dataclass(frozen=True)
-class Grammar:
+class Grammar(NamedTuple):
     """What a marker looks for, one byte at a time."""
 
     start: State  # before the first byte
-    step: Step  # pure
-    alphabet: Sequence[bytes]  # all 256 bytes, grouped by what the step function does not tell apart
-    is_search: Callable[[State], bool]  # whether no answer is open in a state, so that a thought may begin there
+    step: Callable[[State, int], tuple[State, bool]]  # pure; a state is a tuple while an answer is open
+    symbols: bytes  # that the step function tells apart, `in_order`; all others are alike
 
 
 def build_dfa(grammar: Grammar) -> np.ndarray:
@@ -36,18 +34,25 @@ def build_dfa(grammar: Grammar) -> np.ndarray:
     Its table has shape (S, 256), uint8: the next state, plus `COMPLETED`. ValueError if more than `MAX_STATES` states
     are needed.
     """
-    targets, completes = _explore(grammar)
+    symbols = list(dict.fromkeys(grammar.symbols))
+    others = sorted(set(range(256)) - set(symbols))
+    targets, completes = _explore(grammar, [*symbols, *others[:1]])
     block = _merge_equal_states(targets, completes)
     num_states = int(block.max()) + 1
     if num_states > MAX_STATES:
         raise too_many(num_states)
     members = np.unique(block, return_index=True)[1]  # one raw state per merged state
     entries = (block[targets[members]] | np.where(completes[members], COMPLETED, 0)).astype(np.uint8)
-    table = np.empty((num_states, 256), np.uint8)
-    for column, group in enumerate(grammar.alphabet):
-        table[:, np.frombuffer(group, np.uint8)] = entries[:, [column]]
+    column = np.full(256, len(symbols))
+    column[symbols] = range(len(symbols))
+    table = entries[:, column]
     table.setflags(write=False)
     return table
+
+
+def in_order(*texts: bytes) -> bytes:
+    """The bytes of some texts, each once. The order decides how states are numbered, and so a table's fingerprint."""
+    return bytes(sorted(set(b"".join(texts))))
 
 
 def too_many(num_states: int | str) -> ValueError:
@@ -57,20 +62,7 @@ def too_many(num_states: int | str) -> ValueError:
     )
 
 
-def split_alphabet(symbols: bytes) -> list[bytes]:
-    """Groups for `build_dfa`: each byte of `symbols` by itself, all others together."""
-    singles = sorted(set(symbols))
-    others = bytes(sorted(set(range(256)) - set(singles)))
-    return [bytes([byte]) for byte in singles] + [others] * bool(others)
-
-
-def split_further(alphabet: Sequence[bytes], symbols: bytes) -> list[bytes]:
-    """The groups of an alphabet with each byte of `symbols` by itself."""
-    parts = (bytes(set(group) & set(part)) for group in alphabet for part in split_alphabet(symbols))
-    return [part for part in parts if part]
-
-
-def tail_that_may_open(text: bytes, openings: tuple[bytes, ...]) -> bytes:
+def tail_that_may_open(text: bytes, *openings: bytes) -> bytes:
     """The longest tail of the text that is a beginning of one of the openings, possibly all of it."""
     for start in range(len(text)):
         if any(opening.startswith(text[start:]) for opening in openings):
@@ -78,13 +70,40 @@ def tail_that_may_open(text: bytes, openings: tuple[bytes, ...]) -> bytes:
     return b""
 
 
-def _explore(grammar: Grammar) -> tuple[np.ndarray, np.ndarray]:
-    """Breadth first over the R reachable states and the A groups: targets (R, A) int64 and completes (R, A) bool."""
+def outside_thoughts(grammar: Grammar, opening: bytes, closing: bytes) -> Grammar:
+    """A grammar that completes outside of thoughts only: the same search, begun anew behind each.
+
+    Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
+    so that none of them becomes part of an answer. A state is the tail in a thought that may be its closing delimiter,
+    or the marker's state and what is held back.
+    """
+
+    def step(state: bytes | tuple[State, bytes], byte: int) -> tuple[bytes | tuple[State, bytes], bool]:
+        if isinstance(state, bytes):
+            tail = tail_that_may_open(state + bytes([byte]), closing)
+            return ((grammar.start, b"") if tail == closing else tail), False
+        (inner, held), completed = state, False
+        held += bytes([byte])
+        while held:
+            if not isinstance(inner, tuple):
+                if held == opening:
+                    return b"", completed
+                if opening.startswith(held):
+                    break
+            inner, done = grammar.step(inner, held[0])
+            held, completed = held[1:], completed or done
+        return (inner, held), completed
+
+    return Grammar((grammar.start, b""), step, grammar.symbols + in_order(opening, closing))
+
+
+def _explore(grammar: Grammar, letters: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Breadth first over the R reachable states and A letters: targets (R, A) int64 and completes (R, A) bool."""
     number = {grammar.start: 0}
     queue = [grammar.start]
     targets, completes = [], []
     for state in queue:  # grows while it is read
-        row = [grammar.step(state, group[0]) for group in grammar.alphabet]
+        row = [grammar.step(state, letter) for letter in letters]
         for following, _ in row:
             if following not in number:
                 number[following] = len(queue)

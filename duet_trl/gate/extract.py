@@ -73,18 +73,14 @@ def _stretch(text: str, opening: str | None) -> Generator[str, None, int | None]
 
 
 def _outside_thoughts(finder: Finder, written: Written) -> Generator[str, None, None]:
-    if written.delimiters is None:
-        yield from finder(written.text, None)
-        return
-    opening, closing = written.delimiters.opening, written.delimiters.closing
+    opening, closing = written.delimiters.parts if written.delimiters else (None, "")
     thought: int | None = 0 if written.opened else -1  # where one begins; -1: the text begins outside
     region = written.text
     while thought is not None:
         if thought >= 0:
-            close = region.find(closing, thought)
-            if close < 0:
+            _, closed, region = region[thought:].partition(closing)
+            if not closed:
                 return
-            region = region[close + len(closing) :]
         thought = yield from finder(region, opening)
 
 
@@ -94,19 +90,35 @@ def _thought_before(text: str, opening: str | None, begin: int, end: int) -> int
     return None if place < 0 else place + len(opening)
 
 
-def _boxes(text: str, opening: str | None) -> Generator[str, None, int | None]:
-    place = 0
-    while (start := text.find(BOX_OPEN, place)) >= 0:
-        content = start + len(BOX_OPEN)
-        thought = _thought_before(text, opening, place, content)
-        if thought is not None:
-            return thought
-        spans, place = _close_box(text, content)
-        for begin, end in spans:
-            answer = text[begin:end].strip(WHITESPACE)
-            if answer and not is_placeholder(answer):
-                yield answer
-    return _thought_before(text, opening, place, len(text))
+Found = tuple[int, list[str], int]
+"""Where the content of an answer begins, the answers in it (none, as a rule one), and where to go on behind it."""
+
+
+def _finder(find: Callable[[str, int], Found | None]) -> Finder:
+    """All that `find` finds from left to right, up to a thought that begins while no answer is open."""
+
+    def finder(text: str, opening: str | None) -> Generator[str, None, int | None]:
+        place = 0
+        while found := find(text, place):
+            content, answers, end = found
+            thought = _thought_before(text, opening, place, content)
+            if thought is not None:
+                return thought
+            yield from answers
+            place = end
+        return _thought_before(text, opening, place, len(text))
+
+    return finder
+
+
+def _box(text: str, place: int) -> Found | None:
+    start = text.find(BOX_OPEN, place)
+    if start < 0:
+        return None
+    content = start + len(BOX_OPEN)
+    spans, end = _close_box(text, content)
+    answers = [text[first:last].strip(WHITESPACE) for first, last in spans]
+    return content, [answer for answer in answers if answer and not is_placeholder(answer)], end
 
 
 _BRACE = re.compile(rf"{re.escape(BOX_OPEN)}|\\.|[{{}}]", re.DOTALL)
@@ -134,86 +146,61 @@ def _close_box(text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
     return inner, len(text)
 
 
-def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:
-    body: list[str] | None = None
-    begin = 0
-    for line in text.split("\n"):
-        end = begin + len(line) + 1
-        outside = begin  # from here on the line is no part of a block
-        # sentencepiece decoders differ in whether they take back the blank before the first word
-        fence = line.removeprefix(" ") if begin == 0 else line
-        if body is not None and not line.startswith(FENCE):
-            body.append(line)
-            outside = end
-        elif body is not None:
-            if any(line.strip(WHITESPACE) for line in body):
-                yield "\n".join(body)
-            body, outside = None, begin + len(FENCE)
-        elif fence.startswith(FENCE) and "`" not in fence[len(FENCE) :]:
-            body = []
-        thought = _thought_before(text, opening, outside, end)
-        if thought is not None:
-            return thought
-        begin = end
-    return None
+# sentencepiece decoders differ in whether they take back the blank before the first word
+_BLOCK = re.compile(rf"(?:\A ?|(?<=\n)){FENCE}[^`\n]*\n(?P<body>.*?)(?:(?<=\n){FENCE}(?P<closed>)|\Z)", re.DOTALL)
 
 
-def _short_answers(text: str, opening: str | None) -> Generator[str, None, int | None]:
-    place = 0
-    while found := _OPENING.search(text, place):
-        thought = _thought_before(text, opening, place, found.end())
-        if thought is not None:
-            return thought
-        if found[0] == TAG_OPEN:
-            answer, place = _end_of_pair(text, found.end(), TAG_OPEN, TAG_CLOSE)
-        else:
-            answer, place = _end_of_sentence(text, found.end())
-        if answer:
-            yield answer
-    return _thought_before(text, opening, place, len(text))
+def _block(text: str, place: int) -> Found | None:
+    match = _BLOCK.search(text, place)
+    if match is None:
+        return None
+    body = match["body"].removesuffix("\n")
+    return match.start("body"), [body] * (match["closed"] is not None and body.strip(WHITESPACE) != ""), match.end()
 
 
-def between(first: str, last: str, text: str, opening: str | None) -> Generator[str, None, int | None]:
-    """Answers between two texts (`grammars.step_pair`), up to the opening delimiter of a thought."""
-    place = 0
-    while (found := text.find(first, place)) >= 0:
-        thought = _thought_before(text, opening, place, found + len(first))
-        if thought is not None:
-            return thought
-        answer, place = _end_of_pair(text, found + len(first), first, last)
-        if answer:
-            yield answer
-    return _thought_before(text, opening, place, len(text))
+def _short_answer(text: str, place: int) -> Found | None:
+    found = _QA_OPENING.search(text, place)
+    if found is None:
+        return None
+    if found[0] == TAG_OPEN:
+        return _end_of_pair(text, found.end(), TAG_OPEN, TAG_CLOSE)
+    content = _LEAD.match(text, found.end()).end()
+    stop = _SENTENCE_STOP.search(text, content)
+    answer = text[found.end() : stop.start()].lstrip(SENTENCE_BLANKS).rstrip(SENTENCE_END + WHITESPACE)
+    if stop[0] == TAG_OPEN:
+        return found.end(), [], stop.start()
+    return found.end(), [answer] * (stop.start() > content), stop.end()
 
 
-def _end_of_pair(text: str, begin: int, first: str, last: str) -> tuple[str, int]:
-    """The answer behind an opening ("": none), and where to go on."""
+def between(first: str, last: str) -> Finder:
+    """Answers between two texts (`grammars.step_pair`)."""
+
+    def find(text: str, place: int) -> Found | None:
+        start = text.find(first, place)
+        return None if start < 0 else _end_of_pair(text, start + len(first), first, last)
+
+    return _finder(find)
+
+
+def _end_of_pair(text: str, begin: int, first: str, last: str) -> Found:
     again = text.find(first, begin)
     end = text.find(last, begin, len(text) if again < 0 else again + len(first))
-    if end >= 0:
-        return text[begin:end].strip(WHITESPACE), end + len(last)
-    if again >= 0:
-        return "", again
-    return text[begin:].strip(WHITESPACE) if last.isspace() else "", len(text)  # a finished text ends a line
-
-
-def _end_of_sentence(text: str, begin: int) -> tuple[str, int]:
-    content = _LEAD.match(text, begin).end()
-    stop = _SENTENCE_STOP.search(text, content)
-    if stop[0] == TAG_OPEN:
-        return "", stop.start()
-    if stop.start() == content:
-        return "", stop.end()
-    return text[begin : stop.start()].lstrip(SENTENCE_BLANKS).rstrip(SENTENCE_END + WHITESPACE), stop.end()
+    if end < 0 and again >= 0:
+        return begin, [], again
+    if end < 0 and not last.isspace():  # a finished text ends a line
+        return begin, [], len(text)
+    answer = (text[begin:end] if end >= 0 else text[begin:]).strip(WHITESPACE)
+    return begin, [answer] * bool(answer), end + len(last) if end >= 0 else len(text)
 
 
 def _any_of(characters: str) -> str:
     return f"[{re.escape(characters)}]"
 
 
-_OPENING = re.compile(f"{TAG_OPEN}|(?:{'|'.join(SENTENCES)}){_any_of(SENTENCE_GAP)}")
+_QA_OPENING = re.compile(f"{TAG_OPEN}|(?:{'|'.join(SENTENCES)}){_any_of(SENTENCE_GAP)}")
 _LEAD = re.compile(_any_of(SENTENCE_LEAD) + "*")
 _SENTENCE_STOP = re.compile(rf"\n|{_any_of(SENTENCE_END)}{_any_of(WHITESPACE)}|{TAG_OPEN}|\Z")
 
-FINDERS: dict[str, Finder] = {"math": _boxes, "math_paragraph": _boxes, "code": _blocks, "qa": _short_answers}
+_boxes = _finder(_box)
+FINDERS = {"math": _boxes, "math_paragraph": _boxes, "code": _finder(_block), "qa": _finder(_short_answer)}
 """The finder of each built-in marker."""

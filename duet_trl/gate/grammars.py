@@ -5,10 +5,10 @@ Each maps (state, byte) to (next state, marker completed here) and reads left to
 completes, its text-level twin in `extract.py` extracts. All bytes that the grammars tell apart are ASCII.
 """
 
+from collections import namedtuple
 from functools import partial
-from typing import NamedTuple
 
-from .dfa import Grammar, split_alphabet, tail_that_may_open
+from .dfa import Grammar, State, in_order, tail_that_may_open
 
 WHITESPACE = " \t\n\r\x0b\x0c"
 """Content made of these alone is empty. ASCII only, so that one byte decides; a no-break space is content."""
@@ -29,6 +29,7 @@ PLACEHOLDERS = frozenset(
     )
 )
 """Contents of a box that were copied from a prompt and answer nothing, without blanks and in lower case."""
+_BEGINNINGS = frozenset(placeholder[:end] for placeholder in PLACEHOLDERS for end in range(1, len(placeholder) + 1))
 
 FENCE = "```"
 TAG_OPEN, TAG_CLOSE = "<answer>", "</answer>"
@@ -41,26 +42,18 @@ SENTENCE_BLANKS = " \t\r\x0b\x0c:"
 SENTENCE_LEAD = SENTENCE_BLANKS + SENTENCE_END
 """An answer needs a character other than these; until it comes the sentence has not begun to answer."""
 
-START_OF_SEARCH = b""
-"""Between answers, the state of boxed and short-form search is the longest tail of the text that may open one."""
+# states in which an answer is open; without one, the state is the longest tail of the text that may open one
+Box = namedtuple("Box", "depth escaped read")  # open braces, a backslash came last, see `_read_on`
+Between = namedtuple("Between", "tail has_content")  # the tail that may be opening or closing; more than blanks seen
+Sentence = namedtuple("Sentence", "tail has_content ended")  # a sentence end came last
+Fenced = namedtuple("Fenced", "column has_content")  # 0-2 backticks at column 0, or `_IN_LINE`
+
+_TOO_DEEP = ("too deep",)
+_AFTER_BOX, _AFTER_BREAK, _AFTER_COLON = "after box", "after its line break", "after its colon"
+_IN_LINE, _INFO_STRING, _START_OF_TEXT = -1, "info string", "start of text"
 
 
-class Box(NamedTuple):
-    """Inside `\\boxed{`: open braces, whether a backslash came last, and what was read so far.
-
-    `read` is that of `_read_on`: None once it can be nothing but an answer.
-    """
-
-    depth: int
-    escaped: bool
-    read: bytes | None
-
-
-TOO_DEEP = "too deep"
-AFTER_BOX, AFTER_BREAK, AFTER_COLON = "after box", "after its line break", "after its colon"
-
-
-def step_boxed(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
+def step_boxed(state: State, byte: int) -> tuple[State, bool]:
     r"""Completes at the brace that closes a `\boxed{...}` with an answer in it.
 
     A backslash escapes the next character, so `\{` and `\}` are not braces and `\\` is a backslash; this holds
@@ -69,18 +62,18 @@ def step_boxed(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, 
     `MAX_BOX_DEPTH`, hides whatever follows it: no false close.
     """
     if isinstance(state, bytes):
-        seen = tail_that_may_open(state + bytes([byte]), (BOX_OPEN.encode(),))
+        seen = tail_that_may_open(state + bytes([byte]), BOX_OPEN.encode())
         return (Box(1, False, b"") if seen == BOX_OPEN.encode() else seen), False
-    if state == TOO_DEEP:
+    if not isinstance(state, Box):
         return state, False
     char, escaped = chr(byte), state.escaped
     if char == "}" and not escaped and state.depth == 1:
-        return START_OF_SEARCH, state.read != b"" and state.read not in PLACEHOLDERS
+        return b"", state.read != b"" and state.read not in PLACEHOLDERS
     read = _read_on(state.read, byte)
     if escaped or char not in "\\{}":
         return Box(state.depth, False, read), False
     depth = state.depth + {"\\": 0, "{": 1, "}": -1}[char]
-    return (Box(depth, char == "\\", read) if depth <= MAX_BOX_DEPTH else TOO_DEEP), False
+    return (Box(depth, char == "\\", read) if depth <= MAX_BOX_DEPTH else _TOO_DEEP), False
 
 
 def is_placeholder(content: str) -> bool:
@@ -101,42 +94,20 @@ def _read_on(read: bytes | None, byte: int) -> bytes | None:
     return longer if longer in _BEGINNINGS else None
 
 
-_BEGINNINGS = frozenset(placeholder[:end] for placeholder in PLACEHOLDERS for end in range(1, len(placeholder) + 1))
-
-
-def step_boxed_paragraph(state: bytes | str | Box, byte: int) -> tuple[bytes | str | Box, bool]:
+def step_boxed_paragraph(state: State, byte: int) -> tuple[State, bool]:
     r"""The paper's literal marker: a closed box directly followed by two newlines or by a colon at a line's end.
 
     Not the default, because real solutions hardly ever write it; see docs/fidelity.md#marker.
     """
-    if state in (AFTER_BREAK, AFTER_COLON) and byte == ord("\n"):
-        return START_OF_SEARCH, True
-    if state == AFTER_BOX and byte == ord("\n"):
-        return AFTER_BREAK, False
-    if state == AFTER_BOX and byte == ord(":"):
-        return AFTER_COLON, False
-    following, closed = step_boxed(START_OF_SEARCH if _is_behind_box(state) else state, byte)
-    return (AFTER_BOX if closed else following), False
+    if state in (_AFTER_BREAK, _AFTER_COLON) and byte == ord("\n"):
+        return b"", True
+    if state == _AFTER_BOX and byte in b"\n:":
+        return (_AFTER_BREAK if byte == ord("\n") else _AFTER_COLON), False
+    following, closed = step_boxed(b"" if isinstance(state, str) else state, byte)
+    return (_AFTER_BOX if closed else following), False
 
 
-def _is_behind_box(state: bytes | str | Box) -> bool:
-    return state in (AFTER_BOX, AFTER_BREAK, AFTER_COLON)
-
-
-class Fence(NamedTuple):
-    """Place in fenced text: 0-2 backticks at column 0, or `IN_LINE`; inside a block or not; block has content."""
-
-    column: int
-    in_block: bool
-    has_content: bool
-
-
-IN_LINE = -1
-INFO_STRING = "info string"
-START_OF_TEXT = "start of text"
-
-
-def step_fence(state: str | Fence, byte: int) -> tuple[str | Fence, bool]:
+def step_fence(state: State, byte: int) -> tuple[State, bool]:
     """Completes at the third backtick of the fence that closes a non-empty fenced block.
 
     A fence is three backticks at column 0. An opening one is followed by an info string without backticks and the
@@ -145,69 +116,58 @@ def step_fence(state: str | Fence, byte: int) -> tuple[str | Fence, bool]:
     sentencepiece writes a blank before the first word and takes it back when decoding.
     """
     char = chr(byte)
-    if state == START_OF_TEXT:
-        state = Fence(0, False, False)
+    if state == _INFO_STRING:
+        return {"\n": Fenced(0, False), "`": _IN_LINE}.get(char, state), False
+    if state == _START_OF_TEXT:
+        state = 0
         if char == " ":
             return state, False
-    if state == INFO_STRING:
-        if char == "\n":
-            return Fence(0, True, False), False
-        return (Fence(IN_LINE, False, False) if char == "`" else state), False
-    column, in_block, has_content = state
+    in_block = isinstance(state, Fenced)
+    column, has_content = state if in_block else (state, False)
     if char == "`" and column == 2:
-        return (Fence(IN_LINE, False, False), has_content) if in_block else (INFO_STRING, False)
+        return (_IN_LINE, has_content) if in_block else (_INFO_STRING, False)
     if char == "`" and column >= 0:
-        return Fence(column + 1, in_block, has_content), False
-    # backticks that came to less than a fence are content of the block like any other character
-    has_content = in_block and (has_content or column > 0 or char not in WHITESPACE)
-    return Fence(0 if char == "\n" else IN_LINE, in_block, has_content), False
+        column += 1
+    else:
+        # backticks that came to less than a fence are content of the block like any other character
+        has_content = has_content or column > 0 or char not in WHITESPACE
+        column = 0 if char == "\n" else _IN_LINE
+    return (Fenced(column, has_content) if in_block else column), False
 
 
-class Between(NamedTuple):
-    """Between an opening and a closing: the tail that may be either, and whether anything but whitespace was seen."""
-
-    tail: bytes
-    has_content: bool
-
-
-_BEGUN = Between(b"", False)
-
-
-def step_pair(opening: bytes, closing: bytes, state: bytes | Between, byte: int) -> tuple[bytes | Between, bool]:
+def step_pair(opening: bytes, closing: bytes, state: State, byte: int) -> tuple[State, bool]:
     """Completes at the end of the closing behind an opening with more than whitespace between them.
 
     An opening is answered by its nearest closing; a second opening before it starts afresh, so an opening that is only
     mentioned does no harm once a real one follows.
     """
     if not isinstance(state, Between):
-        seen = tail_that_may_open(state + bytes([byte]), (opening,))
-        return (_BEGUN if seen == opening else seen), False
+        seen = tail_that_may_open(state + bytes([byte]), opening)
+        return (Between(b"", False) if seen == opening else seen), False
     text = state.tail + bytes([byte])
     if text.endswith(closing):
-        return START_OF_SEARCH, state.has_content or bool(text[: -len(closing)].strip(WHITESPACE.encode()))
+        return b"", state.has_content or _has_content(text.removesuffix(closing))
     if text.endswith(opening):
-        return _BEGUN, False
-    tail = tail_that_may_open(text, (opening, closing))
-    passed = text[: len(text) - len(tail)]
-    return Between(tail, state.has_content or bool(passed.strip(WHITESPACE.encode()))), False
+        return Between(b"", False), False
+    tail = tail_that_may_open(text, opening, closing)
+    return Between(tail, state.has_content or _has_content(text[: len(text) - len(tail)])), False
+
+
+def _has_content(text: bytes) -> bool:
+    return bool(text.strip(WHITESPACE.encode()))
 
 
 def pair_grammar(opening: str, closing: str) -> Grammar:
     """What lies between two texts."""
     ends = opening.encode(), closing.encode()
-    alphabet = split_alphabet(b"".join([*ends, WHITESPACE.encode()]))
-    return Grammar(START_OF_SEARCH, partial(step_pair, *ends), alphabet, _is_search)
+    return Grammar(b"", partial(step_pair, *ends), in_order(*ends, WHITESPACE.encode()))
 
 
-class Sentence(NamedTuple):
-    """Behind "Therefore the answer is": the tail that may open a tag, content seen, sentence end came last."""
-
-    tail: bytes
-    has_content: bool
-    ended: bool
+_TAG = TAG_OPEN.encode(), TAG_CLOSE.encode()
+_QA_OPENINGS = (_TAG[0], *((words + gap).encode() for words in SENTENCES for gap in SENTENCE_GAP))
 
 
-def step_qa(state: bytes | Between | Sentence, byte: int) -> tuple[bytes | Between | Sentence, bool]:
+def step_qa(state: State, byte: int) -> tuple[State, bool]:
     """Completes at the end of `<answer>X</answer>` or at the terminator of `Therefore(,) the answer is X`.
 
     X holds more than whitespace. Tags are those of `step_pair`. A sentence ends at a newline or at one of `.!?`
@@ -215,50 +175,28 @@ def step_qa(state: bytes | Between | Sentence, byte: int) -> tuple[bytes | Betwe
     sentence takes over; sentences inside an open tag are content.
     """
     if isinstance(state, Between):
-        return step_pair(TAG_OPEN.encode(), TAG_CLOSE.encode(), state, byte)
-    if isinstance(state, Sentence):
-        return _step_sentence(state, byte)
-    seen = tail_that_may_open(state + bytes([byte]), _QA_OPENINGS)
-    if seen == TAG_OPEN.encode():
-        return _BEGUN, False
-    if seen in _QA_OPENINGS:
-        return Sentence(b"", False, False), False
-    return seen, False
-
-
-def _step_sentence(state: Sentence, byte: int) -> tuple[bytes | Between | Sentence, bool]:
-    tail = tail_that_may_open(state.tail + bytes([byte]), (TAG_OPEN.encode(),))
-    if tail == TAG_OPEN.encode():
-        return _BEGUN, False
+        return step_pair(*_TAG, state, byte)
+    in_sentence = isinstance(state, Sentence)
+    text = (state.tail if in_sentence else state) + bytes([byte])
+    tail = tail_that_may_open(text, *(_TAG[:1] if in_sentence else _QA_OPENINGS))
+    if tail == _TAG[0]:
+        return Between(b"", False), False
+    if not in_sentence:
+        return (Sentence(b"", False, False) if tail in _QA_OPENINGS else tail), False
     char = chr(byte)
     if char == "\n" or (state.ended and char in WHITESPACE):
-        return START_OF_SEARCH, state.has_content
+        return b"", state.has_content
     has_content = state.has_content or char not in SENTENCE_LEAD
     return Sentence(tail, has_content, has_content and char in SENTENCE_END), False
 
 
-_QA_OPENINGS = (TAG_OPEN.encode(), *((words + gap).encode() for words in SENTENCES for gap in SENTENCE_GAP))
-
-
-def _is_search(state: object) -> bool:
-    """Whether no answer is open in a state of the box and short-form grammars."""
-    return isinstance(state, bytes | str) and state != TOO_DEEP
-
-
-def _is_outside_block(state: str | Fence) -> bool:
-    return not (isinstance(state, Fence) and state.in_block)
-
-
-_BOX_ALPHABET = split_alphabet(
-    b"".join([(BOX_OPEN + "}:" + WHITESPACE).encode(), *PLACEHOLDERS, *map(bytes.upper, PLACEHOLDERS)])
-)
-_FENCE_ALPHABET = split_alphabet((FENCE + WHITESPACE).encode())
-_QA_ALPHABET = split_alphabet("".join([TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE]).encode())
+_BOX_SYMBOLS = in_order((BOX_OPEN + "}:" + WHITESPACE).encode(), *PLACEHOLDERS, *map(bytes.upper, PLACEHOLDERS))
+_QA_SYMBOLS = in_order(*(part.encode() for part in (TAG_OPEN, TAG_CLOSE, *SENTENCES, SENTENCE_LEAD, WHITESPACE)))
 
 GRAMMARS = {
-    "math": Grammar(START_OF_SEARCH, step_boxed, _BOX_ALPHABET, _is_search),
-    "math_paragraph": Grammar(START_OF_SEARCH, step_boxed_paragraph, _BOX_ALPHABET, _is_search),
-    "code": Grammar(START_OF_TEXT, step_fence, _FENCE_ALPHABET, _is_outside_block),
-    "qa": Grammar(START_OF_SEARCH, step_qa, _QA_ALPHABET, _is_search),
+    "math": Grammar(b"", step_boxed, _BOX_SYMBOLS),
+    "math_paragraph": Grammar(b"", step_boxed_paragraph, _BOX_SYMBOLS),
+    "code": Grammar(_START_OF_TEXT, step_fence, in_order((FENCE + WHITESPACE).encode())),
+    "qa": Grammar(b"", step_qa, _QA_SYMBOLS),
 }
 """The grammar of each built-in marker."""

@@ -8,25 +8,16 @@ has completed means an answer that can be read. Where the model has thoughts it 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
-from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, too_many
-from .extract import FINDERS, Which, between, choose, extract_boxed
+from .dfa import COMPLETED, MAX_STATES, Grammar, build_dfa, outside_thoughts, too_many
+from .extract import FINDERS, between, choose
+from .extract import Which as Which
+from .extract import extract_boxed as extract_boxed
 from .grammars import GRAMMARS, pair_grammar
-from .thoughts import Delimiters, Written, outside_thoughts
-
-__all__ = [
-    "MARKERS",
-    "Marker",
-    "Which",
-    "completion_ends",
-    "extract_answer",
-    "extract_boxed",
-    "first_marker_end",
-    "get_marker",
-]
+from .thoughts import Delimiters, Written
 
 CONTENT = "..."
 """Stands between the opening and the closing in the name of a custom marker."""
@@ -114,7 +105,7 @@ def extract_answer(name: str, text: str | Written, which: Which = "first") -> st
     Raises:
         ValueError: If the name is unknown or `which` is neither "first" nor "last".
     """
-    finder = FINDERS[name] if name in FINDERS else partial(between, *_ends(name))
+    finder = FINDERS[name] if name in FINDERS else between(*_ends(name))
     return choose(finder, text, which)
 
 
@@ -130,22 +121,21 @@ def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | N
 
 def completion_ends(marker: Marker, data: bytes, opened: bool = False) -> Iterator[int]:
     """Number of bytes read at each completion of the marker in the bytes of a completion, in order."""
-    rows = [row.tobytes() for row in marker.table]
-    state = marker.thought_states[0] if opened else 0
+    state, table = marker.thought_states[0] if opened else 0, marker.table.tobytes()
     for position, byte in enumerate(data, start=1):
-        entry = rows[state][byte]
+        entry = table[256 * state + byte]
         state = entry & ~COMPLETED
         if entry & COMPLETED:
             yield position
 
 
 def _build(name: str, grammar: Grammar, delimiters: Delimiters | None = None) -> Marker:
+    if delimiters is None:
+        return Marker(name, build_dfa(grammar))
+    opening, closing = delimiters.parts
     try:
-        table = build_dfa(outside_thoughts(grammar, delimiters))
+        table = build_dfa(outside_thoughts(grammar, opening.encode(), closing.encode()))
     except ValueError as error:
-        if delimiters is None:
-            raise
-        opening, closing = delimiters.parts
         raise ValueError(f"marker {name!r} with thoughts between {opening!r} and {closing!r}: {error}") from error
     return Marker(name, table, delimiters)
 

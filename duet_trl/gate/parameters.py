@@ -51,12 +51,11 @@ class GateRequest:
     prefix_length: int = 0  # tokens at the end of the engine's prompt that are the first of the rollout
 
     def __post_init__(self) -> None:
-        kinds = {"keep": bool, "in_thought": bool, "marker": str, "fingerprint": str, "weights": str}
-        kinds |= {"sentinel": int, "prefix_length": int}
-        for name, kind in kinds.items():
-            value = self.__dict__[name]
-            if type(value) is not kind or (kind is int and not 0 <= value < 2**31):
-                raise ValueError(f"{name} of a gate must be {_WANTED[kind]}, got {value!r}.")
+        for kind, names in _KINDS.items():
+            for name in names:
+                value = self.__dict__[name]
+                if type(value) is not kind or (kind is int and not 0 <= value < 2**31):
+                    raise ValueError(f"{name} of a gate must be {_WANTED[kind]}, got {value!r}.")
         if not all(type(token) is int and 0 <= token < 2**31 for token in self.eos_ids):
             raise ValueError(f"eos_ids of a gate must be token ids, got {set(self.eos_ids)}.")
         if not 1 <= len(self.eos_ids) <= MAX_EOS_IDS:
@@ -67,18 +66,16 @@ class GateRequest:
             raise ValueError("a rollout begins in a thought, but its gate names no delimiters. Give both.")
 
 
+_KINDS = {bool: ("keep", "in_thought"), str: ("marker", "fingerprint", "weights"), int: ("sentinel", "prefix_length")}
 _WANTED = {bool: "true or false", str: "a string", int: "an integer in [0, 2**31)"}
 
 
 def gate_parameters(request: GateRequest) -> dict[str, str]:
-    """The parameter of one rollout; `parse_gate_parameters` reads it back.
+    """The parameter of one rollout, for `extra_args` of vLLM's `SamplingParams` or `vllm_xargs` over HTTP.
 
     A request with n > 1 shares its coin among its n rollouts, so send one request per rollout. The sentinel must be in
     the request's `stop_token_ids`. An engine that differs in fingerprint or weights stops the rollout before its first
     token.
-
-    Returns:
-        dict[str, str]: For `extra_args` of vLLM's `SamplingParams`, or for `vllm_xargs` over HTTP.
     """
     return {PARAMETER: _written(request)}
 

@@ -30,17 +30,12 @@ NEVER = 2**61
 
 
 class Outcome(IntEnum):
-    """How the gate decided about a rollout.
+    """How the gate decided about a rollout."""
 
-    NATURAL: ended by EOS or the length cap before a poll saw a marker and before the abort gate. ANSWERED: a poll saw
-    a marker (then trimmed or not). KEPT: no marker at the abort gate, the coin let it run on. ABORTED: no marker at
-    the abort gate, stopped there.
-    """
-
-    NATURAL = 0
-    ANSWERED = 1
-    KEPT = 2
-    ABORTED = 3
+    NATURAL = 0  # ended by EOS or the length cap before a poll saw a marker and before the abort gate
+    ANSWERED = 1  # a poll saw a marker; then trimmed or not
+    KEPT = 2  # no marker at the abort gate, the coin let it run on
+    ABORTED = 3  # no marker at the abort gate, stopped there
 
 
 class GateMismatch(ValueError):
@@ -49,32 +44,18 @@ class GateMismatch(ValueError):
 
 @dataclass(frozen=True)
 class GateSpec:
-    """The gate of one step; all counts in tokens.
+    """The gate of one step; all counts in tokens. ValueError if a value is out of range or K2 < K1."""
 
-    Attributes:
-        poll_threshold (int): K1, the earliest poll, >= 1.
-        abort_threshold (int): K2 >= K1.
-        grace_window (int): G >= 0.
-        poll_interval (int): Tokens between two polls, >= 1. Paper: 8.
-        trim (bool): Stop answered rollouts within the grace window.
-        abort (bool): Stop marker-less rollouts at K2 + G unless their coin keeps them.
-        entropy_threshold (float): An answered rollout stops as soon as the entropy of its next token is below this
-            many nats and the likeliest token is no EOS; 0: only at tau + G.
-        window (int | None): A poll sees a marker only if it completed within this many last tokens; None: anywhere
-            in the prefix.
-
-    Raises:
-        ValueError: If a value is out of range or K2 < K1.
-    """
-
-    poll_threshold: int
-    abort_threshold: int
-    grace_window: int
-    poll_interval: int = 8
-    trim: bool = True
-    abort: bool = True
+    poll_threshold: int  # K1, the earliest poll, >= 1
+    abort_threshold: int  # K2 >= K1
+    grace_window: int  # G >= 0
+    poll_interval: int = 8  # between two polls, >= 1
+    trim: bool = True  # stop answered rollouts within the grace window
+    abort: bool = True  # stop marker-less rollouts at K2 + G unless their coin keeps them
     entropy_threshold: float = 0.0
-    window: int | None = None
+    """An answered rollout stops as soon as the entropy of its next token is below this many nats and the likeliest
+    token is no EOS; 0: only at tau + G."""
+    window: int | None = None  # a poll sees a marker that completed within this many last tokens; None: within all
 
     def __post_init__(self) -> None:
         for name, least in (("poll_threshold", 1), ("abort_threshold", 1), ("grace_window", 0), ("poll_interval", 1)):
@@ -119,10 +100,14 @@ class GateSpec:
         """K2 + G: where a marker-less rollout meets its coin; `NEVER` with abort off."""
         return self.abort_threshold + self.grace_window if self.abort else NEVER
 
+    @property
+    def polls(self) -> tuple[int, int, int, int]:
+        """The arguments of `first_poll_that_sees` behind the first one."""
+        return self.poll_threshold, self.poll_interval, self.abort_at, NEVER if self.window is None else self.window
+
     def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
         """Length of the first poll that sees each marker, by the length at which it completed; `NEVER`: none does."""
-        polls = self.poll_threshold, self.poll_interval, self.abort_at
-        return first_poll_that_sees(completed_at, *polls, NEVER if self.window is None else self.window)
+        return first_poll_that_sees(completed_at, *self.polls)
 
 
 Numbers = np.ndarray | int
@@ -144,25 +129,16 @@ def round_up(count: Any, multiple: Any) -> Any:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the gate did to N rollouts.
+    """What the gate did to N rollouts: arrays of shape (N,), int64 where nothing else is said."""
 
-    Attributes:
-        outcome (np.ndarray): `Outcome` of each, shape (N,), int64.
-        marker_at (np.ndarray): tau, shape (N,), int64; -1 where no poll saw a marker.
-        trimmed (np.ndarray): Stopped in the grace window, shape (N,), bool.
-        length (np.ndarray): Policy tokens, shape (N,), int64; the forced stop is none.
-        answered_at (np.ndarray): The first poll time at or after a marker completed, wherever the rollout shows one:
-            the tau of a rollout that ended before it was polled, or that a gate far behind it would have polled, shape
-            (N,), int64; -1 without a marker.
-        completed_at (np.ndarray): Tokens with which its first marker completes, shape (N,), int64; -1 without one.
-    """
-
-    outcome: np.ndarray
-    marker_at: np.ndarray
-    trimmed: np.ndarray
-    length: np.ndarray
+    outcome: np.ndarray  # `Outcome` of each
+    marker_at: np.ndarray  # tau; -1 where no poll saw a marker
+    trimmed: np.ndarray  # stopped in the grace window, bool
+    length: np.ndarray  # policy tokens; the forced stop is none
     answered_at: np.ndarray
-    completed_at: np.ndarray
+    """The first poll time at or after a marker completed, wherever the rollout shows one: the tau of a rollout that
+    ended before it was polled, or that a gate far behind it would have polled; -1 without a marker."""
+    completed_at: np.ndarray  # tokens with which its first marker completes; -1 without one
 
 
 def replay(
@@ -193,15 +169,10 @@ def replay(
 
     Raises:
         GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
-        ValueError: If shapes differ, or trim or abort is on without an automaton.
+        ValueError: If trim or abort is on without an automaton.
     """
-    length = np.fromiter(map(len, completion_ids), dtype=np.int64, count=len(completion_ids))
+    length = np.array([len(ids) for ids in completion_ids], dtype=np.int64)
     gate_stopped, keep = np.asarray(gate_stopped, dtype=bool), np.asarray(keep, dtype=bool)
-    if gate_stopped.shape != length.shape or keep.shape != length.shape:
-        raise ValueError(
-            f"gate_stopped {gate_stopped.shape} and keep {keep.shape} must have one entry for each of the "
-            f"{len(length)} rollouts."
-        )
     last_decision = length - ~gate_stopped  # the largest t at which the gate was asked
     tau, answered_at, first = (np.full(length.shape, NEVER) for _ in range(3))
     if automaton is not None:
@@ -233,18 +204,13 @@ def replay(
 
 
 def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
-    """Probability that a rollout of each outcome (N,) passes the abort gate (Theorem 2): p = M + (1 - M) eps.
+    """Probability that a rollout of each outcome passes the abort gate (Theorem 2): p = M + (1 - M) eps, shape (N,).
 
     With this p, (1 - aborted) * Z / p has the expectation of Z, at the cost in second moment that Eq. 8 bounds. A
     rollout kept by its coin has p = eps even if a marker follows later: the coin was thrown before.
-
-    Returns:
-        np.ndarray: eps (`keep_probability`, in (0, 1]) for kept and aborted rollouts, 1 for the others, shape (N,).
     """
     check_keep_probability(keep_probability)
-    outcome = np.asarray(outcome)
-    marker_less = (outcome == Outcome.KEPT) | (outcome == Outcome.ABORTED)
-    return np.where(marker_less, float(keep_probability), 1.0)
+    return np.where(np.isin(outcome, [Outcome.KEPT, Outcome.ABORTED]), float(keep_probability), 1.0)
 
 
 def split_sentinel(completion_ids: Sequence[Sequence[int]], sentinel: int) -> tuple[list[list[int]], np.ndarray]:
@@ -253,14 +219,9 @@ def split_sentinel(completion_ids: Sequence[Sequence[int]], sentinel: int) -> tu
     Returns:
         tuple: The policy tokens of each rollout, and whether the gate stopped it, shape (N,), bool.
     """
-    kept, stopped = [], np.zeros(len(completion_ids), dtype=bool)
-    for row, ids in enumerate(completion_ids):
-        ids = list(ids)
-        if sentinel in ids:
-            ids = ids[: ids.index(sentinel)]
-            stopped[row] = True
-        kept.append(ids)
-    return kept, stopped
+    rows = [list(ids) for ids in completion_ids]
+    stopped = np.array([sentinel in ids for ids in rows], dtype=bool)
+    return [ids[: ids.index(sentinel)] if stop else ids for ids, stop in zip(rows, stopped, strict=True)], stopped
 
 
 def _check_count(name: str, value: int, least: int) -> None:

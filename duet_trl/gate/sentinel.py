@@ -29,26 +29,19 @@ def find_sentinel(
     Args:
         tokenizer (PreTrainedTokenizerBase): The policy's.
         vocab_size (int): Rows of the model's output layer.
-        eos_ids (Iterable[int]): Tokens that end a rollout.
+        eos_ids (Iterable[int]): Tokens that end a rollout, in [0, vocab_size).
         taken (Collection[int | str]): Tokens that have another role, by id or text (`tokens_with_a_role`).
 
     Raises:
-        ValueError: If no token is free, or an id of `eos_ids` is outside.
+        ValueError: If no token is free.
     """
-    eos_ids = set(eos_ids)
-    outside = sorted(number for number in eos_ids if not 0 <= number < vocab_size)
-    if outside:
-        raise ValueError(
-            f"end-of-sequence ids {outside} are outside the model's vocabulary of {vocab_size}. "
-            "Correct eos_token_id in the generation config."
-        )
+    taken = {*eos_ids, *taken}
     vocab = tokenizer.get_vocab()
-    used = {*vocab.values(), *eos_ids, *taken}
-    for number in range(vocab_size - 1, len(tokenizer) - 1, -1):
-        if number not in used:
-            return number
-    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    roles |= {*eos_ids, *taken}
+    used = {*vocab.values(), *taken}
+    padding = next((number for number in range(vocab_size - 1, len(tokenizer) - 1, -1) if number not in used), None)
+    if padding is not None:
+        return padding
+    roles = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id, *taken}
     template = str(tokenizer.chat_template)
 
     def is_free(number: int, token: str) -> bool:

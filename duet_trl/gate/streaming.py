@@ -16,10 +16,19 @@ from .dfa import COMPLETED
 from .replay import NEVER, GateSpec, first_poll_that_sees, round_up
 
 _COLUMNS = (
-    *("row", "length", "tau", "stop_at", "early_until"),  # what its tokens did
-    *("table", "poll_threshold", "poll_interval", "abort_at", "window", "grace", "early_grace"),  # what is asked for
+    # what its tokens did
+    "row",  # of the joined table: where the automaton's state begins
+    "length",  # t, tokens so far
+    "tau",  # length of the poll that sees, or will see, a marker
+    "stop_at",  # length at which the next token is a forced stop
+    "early_until",  # from tau to this, a nearly certain next token is a forced stop too
+    # what is asked for
+    "table",  # offset of its automaton in the joined table
+    *("poll_threshold", "poll_interval", "abort_at", "window"),  # `GateSpec.polls`
+    "grace",  # from tau to `stop_at`
+    "early_grace",  # from tau to `early_until`
 )
-"""Numbers of a slot; `_first_column` says what they mean."""
+"""Numbers of a slot."""
 
 
 class StreamingGate:
@@ -62,21 +71,12 @@ class StreamingGate:
         self,
         slot: int,
         spec: GateSpec,
-        keep: bool,
-        automaton: int = 0,
-        prefix: Sequence[int] = (),
-        in_thought: bool = False,
+        keep: bool,  # its coin
+        automaton: int = 0,  # index of its marker
+        prefix: Sequence[int] = (),  # tokens it has generated so far
+        in_thought: bool = False,  # whether its first token continues a thought
     ) -> None:
-        """Start a rollout in a slot, or resume one whose first tokens exist already; what the slot held is forgotten.
-
-        Args:
-            slot (int): Slot.
-            spec (GateSpec): Its gate.
-            keep (bool): Its coin.
-            automaton (int): Index of its marker.
-            prefix (Sequence[int]): Tokens it has generated so far.
-            in_thought (bool): Whether its first token continues a thought.
-        """
+        """Start a rollout in a slot, or resume one whose first tokens exist; what the slot held is forgotten."""
         table, compiled = self._offsets[automaton], self._automata[automaton]
         first = compiled.first_state(in_thought)
         self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
@@ -140,10 +140,8 @@ class StreamingGate:
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
         """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
 
-        Args:
-            slots (np.ndarray): Slots, shape (R,).
-            certain (np.ndarray | None): Whether the next token is nearly certain, and no EOS, by the thresholds of the
-                rollout's gate, shape (R,), bool; read where `armed` only. None: nowhere.
+        `certain` (R,) says whether it is nearly certain, and no EOS, by the thresholds of the rollout's gate; it is
+        read where `armed` only. None: nowhere.
         """
         due = self._length[slots] >= self._stop_at[slots]
         return due if certain is None else due | self.armed(slots) & certain
@@ -151,24 +149,11 @@ class StreamingGate:
 
 @lru_cache(maxsize=256)  # the rollouts of a training step have two gates, one for each side of the coin
 def _first_column(spec: GateSpec, keep: bool, table: int, row: int) -> np.ndarray:
-    """The column of a rollout before its first token, shape (C,), int64, read-only."""
-    column = {
-        "row": row,  # of the joined table: where the automaton's state begins
-        "length": 0,  # t, tokens so far
-        "tau": NEVER,  # length of the poll that sees, or will see, a marker
-        "stop_at": NEVER if keep else spec.abort_at,  # length at which the next token is a forced stop
-        "early_until": -NEVER,  # from tau to this, a nearly certain next token is a forced stop too
-        "table": table,  # offset of its automaton in the joined table
-        "poll_threshold": spec.poll_threshold,
-        "poll_interval": spec.poll_interval,
-        "abort_at": spec.abort_at,
-        "window": NEVER if spec.window is None else spec.window,
-        "grace": spec.grace_window if spec.trim else NEVER,  # from tau to `stop_at`
-        "early_grace": spec.grace_window if spec.trims_early else -NEVER,  # from tau to `early_until`
-    }
-    array = np.array([column[name] for name in _COLUMNS])
-    array.setflags(write=False)
-    return array
+    """The numbers of a slot before its first token, shape (C,), int64, in the order of `_COLUMNS`."""
+    grace = spec.grace_window if spec.trim else NEVER
+    early_grace = spec.grace_window if spec.trims_early else -NEVER
+    tokens = row, 0, NEVER, NEVER if keep else spec.abort_at, -NEVER
+    return np.array([*tokens, table, *spec.polls, grace, early_grace])
 
 
 def _scan(automaton: TokenAutomaton, state: int, tokens: Sequence[int]) -> tuple[int, np.ndarray]:

@@ -9,10 +9,8 @@ answer that is open (a box, a fenced block, a tag, a sentence) an opening delimi
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
-from .dfa import Grammar, State, split_further, tail_that_may_open
 from .vocabulary import special_tokens
 
 
@@ -128,51 +126,3 @@ def _added_tokens(tokenizer: Any) -> dict[str, int]:
 def _other_special_ids(tokenizer: Any, delimiters: Delimiters) -> set[int]:
     added = _added_tokens(tokenizer)
     return {*tokenizer.all_special_ids, *special_tokens(tokenizer)} - {added.get(part) for part in delimiters.parts}
-
-
-class Thought(NamedTuple):
-    """Inside a thought: the tail of the text that may be its closing delimiter."""
-
-    tail: bytes
-
-
-class Answering(NamedTuple):
-    """In the answer region: state of the marker, and bytes that may be an opening delimiter and were not read yet."""
-
-    state: State
-    held: bytes
-
-
-def outside_thoughts(grammar: Grammar, delimiters: Delimiters | None) -> Grammar:
-    """A grammar that completes in the answer region only: the same search, begun anew behind each thought.
-
-    Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
-    so that none of them becomes part of an answer.
-    """
-    if delimiters is None:
-        return grammar
-    opening, closing = delimiters.opening.encode(), delimiters.closing.encode()
-    step, is_search = cache(grammar.step), grammar.is_search
-
-    def step_outside(state: Thought | Answering, byte: int) -> tuple[Thought | Answering, bool]:
-        if isinstance(state, Thought):
-            tail = tail_that_may_open(state.tail + bytes([byte]), (closing,))
-            return (Answering(grammar.start, b"") if tail == closing else Thought(tail)), False
-        inner, held, completed = state.state, state.held + bytes([byte]), False
-        while held:
-            if is_search(inner):
-                if held == opening:
-                    return Thought(b""), completed
-                if opening.startswith(held):
-                    break
-            inner, done = step(inner, held[0])
-            held, completed = held[1:], completed or done
-        return Answering(inner, held), completed
-
-    alphabet = split_further(grammar.alphabet, opening + closing)
-    return Grammar(
-        start=Answering(grammar.start, b""),
-        step=step_outside,
-        alphabet=alphabet,
-        is_search=lambda state: isinstance(state, Answering) and is_search(state.state),
-    )

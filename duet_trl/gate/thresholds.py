@@ -1,51 +1,104 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Online K1 and K2 of Phase 2: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50).
+"""The gate as a method has it, and what sets its K1, K2 and coin from step to step.
 
-Kept rollouts lack most of those that reached the abort gate, so K2 ratchets down; weighting each by 1 / propensity
-restores the missing ones in expectation (docs/fidelity.md). `priced.py` has the rule of `duet`.
+`paper`: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50). Kept rollouts lack most of those that
+reached the abort gate, so K2 ratchets down; weighting each by 1 / propensity restores the missing ones in expectation
+(docs/fidelity.md). `duet`: a rollout without an answer goes on as long as it pays the price of its tokens, which is
+that of the allocation, what one more rollout earns per token (`allocate/openness.py`); an answer that turns a failure
+into a success counts 1. See `answer_times.py` for K2 and docs/algorithm.md for the whole.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .replay import Outcome, Replay
+from .answer_times import AnswerTimes
+from .coins import keep_coins, occurrence
+from .replay import GateSpec, Outcome, Replay, propensity
+
+FOLLOWED = 16.0
+"""Rollouts beyond the gate that the coin keeps within memory: twice what outweighs the optimism about them."""
+KEEP_LEAST, KEEP_MOST = 0.02, 0.5
+"""Bounds of the coin: below, a change would go unseen; above, hardly anything would be saved."""
+PRICE_MEMORY = 10.0
+"""Steps over which the price is averaged: that of a single batch jumps."""
+PRODUCTIVITY_SHARE = 0.5
+"""The price is at most this share of what uncut rollouts earn per token. A posterior that is too hopeful about a pool
+of hopeless prompts would otherwise price out every rollout."""
+REWARDS = 4096
+"""Latest rewards, by which a rollout is told to be rewarded."""
+
+
+class MarkerGate:
+    """Marker-gated abort with epsilon-keep and tail trim, as a method has it (section 3.2, Algorithm 1, phase 2).
+
+    `seed` is the key of the coins, `options` are the other attributes of `GateSpec`, and `keep_probability` is eps of
+    the last coins that were thrown.
+    """
+
+    def __init__(self, thresholds: "LengthThresholds | PricedThresholds", *, seed: int, **options: Any) -> None:
+        self.thresholds = thresholds
+        self.keep_probability, self.seed = thresholds.keep_probability, seed
+        self._options = options
+
+    def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
+        """The coin of each rollout of a step, shape (N,), bool (Algorithm 1, line 22): True survives without a marker.
+
+        `keys` are the prompts of the rollouts; one that occurs again gets other coins.
+        """
+        self.keep_probability = self.thresholds.keep_probability
+        return keep_coins(self.seed, step, keys, occurrence(keys), self.keep_probability)
+
+    def spec(self, active: bool = True) -> GateSpec:
+        """The gate with its present thresholds; switched off where `active` is false."""
+        spec = GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
+        return spec if active else replace(spec, trim=False, abort=False)
+
+    def propensity(self, outcome: np.ndarray) -> np.ndarray:
+        """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
+        return propensity(outcome, self.keep_probability)
+
+    def observe(self, replay: Replay, rewards: np.ndarray, step: int, price: float) -> None:
+        """Learn from the rollouts of a step what K1, K2 and the coin of the next one are (Algorithm 1, phase 4).
+
+        Args:
+            replay (Replay): Their outcomes, N rollouts.
+            rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
+            step (int): Generation step, from 1.
+            price (float): What one more rollout earns per token; nan: not known.
+        """
+        self.thresholds.observe(replay, self.propensity(replay.outcome), rewards, step, price)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON state."""
+        return self.thresholds.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`."""
+        self.thresholds.load_state_dict(state)
 
 
 class LengthThresholds:
-    """Poll threshold K1 and abort threshold K2, tokens, 1 <= K1 <= K2 <= max_length, from a window of kept rollouts.
-
-    Args:
-        max_length (int): Length cap of a rollout, tokens, >= 1.
-        keep_probability (float): eps_abort, in (0, 1].
-        window (int): W, kept rollouts in the window. Paper: 1024.
-        refit_every (int): N, steps between two refits. Paper: 10.
-        quantiles (tuple[float, float]): Length quantiles of K1 and K2, in [0, 1]. Paper: 0.3 and 0.8.
-        cold (tuple[float, float]): K1 and K2 before the first refit, as shares of max_length. Paper: 0.3 and 0.7.
-        weighted (bool): Weight each length by 1 / propensity. False: plain quantiles, as in the paper.
-        min_samples (int): Rollouts in the window before the first refit, at most `window`.
-    """
+    """Poll and abort threshold, tokens, 1 <= K1 <= K2 <= max_length, from a window of kept rollouts."""
 
     def __init__(
         self,
-        max_length: int,
+        max_length: int,  # length cap of a rollout, tokens, >= 1
         *,
-        keep_probability: float = 0.05,
-        window: int = 1024,
-        refit_every: int = 10,
-        quantiles: tuple[float, float] = (0.3, 0.8),
-        cold: tuple[float, float] = (0.3, 0.7),
-        weighted: bool = True,
-        min_samples: int = 32,
+        keep_probability: float = 0.05,  # eps_abort, in (0, 1]
+        window: int = 1024,  # W, kept rollouts in the window
+        refit_every: int = 10,  # N, steps between two refits
+        quantiles: tuple[float, float] = (0.3, 0.8),  # of lengths, for K1 and K2
+        cold: tuple[float, float] = (0.3, 0.7),  # K1 and K2 before the first refit, as shares of max_length
+        weighted: bool = True,  # each length by 1 / propensity; False: plain quantiles, as in the paper
+        min_samples: int = 32,  # rollouts in the window before the first refit, at most `window`
     ) -> None:
-        self.max_length = max_length
-        self.keep_probability = keep_probability
-        self.window = window
-        self.refit_every = refit_every
-        self.quantiles = quantiles
-        self.weighted = weighted
-        self.min_samples = min_samples
+        self.max_length, self.keep_probability = max_length, keep_probability
+        self.window, self.refit_every, self.min_samples = window, refit_every, min_samples
+        self.quantiles, self.weighted = quantiles, weighted
         self._seen = np.zeros((2, 0))  # lengths and propensities of the last W kept rollouts
         # The small addend keeps 0.7 * 10 at 7 where it comes out as 6.999...
         self._set(*(math.floor(share * max_length + 1e-9) for share in cold))
@@ -58,21 +111,16 @@ class LengthThresholds:
         kept = (replay.outcome != Outcome.ABORTED) & ~np.isnan(rewards)
         added = np.stack([replay.length[kept], propensity[kept]]).astype(np.float64)
         self._seen = np.concatenate([self._seen, added], axis=1)[:, -self.window :]
-        lengths, propensity = self._seen
+        lengths, seen_with = self._seen
         if step % self.refit_every == 0 and len(lengths) >= self.min_samples:
-            weights = 1.0 / propensity if self.weighted else np.ones(len(lengths))
+            weights = 1.0 / seen_with if self.weighted else np.ones(len(lengths))
             poll, abort = weighted_quantile(lengths, weights, self.quantiles)
             self._set(int(poll), int(max(abort, poll)))
 
     def state_dict(self) -> dict[str, Any]:
         """Thresholds and window: JSON types only."""
-        lengths, propensity = self._seen.tolist()
-        return {
-            "poll_threshold": self.poll_threshold,
-            "abort_threshold": self.abort_threshold,
-            "lengths": lengths,
-            "propensity": propensity,
-        }
+        thresholds = {"poll_threshold": self.poll_threshold, "abort_threshold": self.abort_threshold}
+        return thresholds | dict(zip(("lengths", "propensity"), self._seen.tolist(), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError if keys differ or the thresholds do not fit max_length."""
@@ -89,6 +137,70 @@ class LengthThresholds:
         """Keep 1 <= K1 <= K2 <= max_length whatever the quantiles say."""
         self.abort_threshold = min(max(abort, 1), self.max_length)
         self.poll_threshold = min(max(poll, 1), self.abort_threshold)
+
+
+class PricedThresholds:
+    """K1, K2 (tokens) and the coin of the next step from answer times and a price, in rewards per token.
+
+    K1 is 1: rollouts are polled from the start. They meet their coin, in [`KEEP_LEAST`, `KEEP_MOST`], at K2 +
+    `grace_window` tokens. The price is averaged over steps, nan before the first; the bins of the answer times are as
+    wide as the poll interval.
+    """
+
+    poll_threshold = 1
+
+    def __init__(self, max_length: int, grace_window: int, *, width: int = 8, memory: float = 50.0) -> None:
+        self.max_length = max_length
+        self.grace_window = grace_window
+        self.times = AnswerTimes(max_length, width=width, memory=memory)
+        self.price = float("nan")
+        self._rewards = np.zeros(0)
+        self._refit()
+
+    def observe(self, replay: Replay, propensity: np.ndarray, rewards: np.ndarray, step: int, price: float) -> None:
+        """Learn from a step, and set K2 and the coin of the next one; arguments as `MarkerGate.observe`."""
+        scored = ~np.isnan(rewards)
+        if scored.any():
+            self._rewards = np.append(self._rewards, rewards[scored])[-REWARDS:]
+            ended = replay.outcome[scored] != Outcome.ABORTED
+            time = np.where(replay.answered_at < 0, replay.length, np.minimum(replay.answered_at, replay.length))
+            paid = rewards[scored] >= reward_bar(self._rewards)
+            self.times.observe(np.maximum(time[scored], 1), ended, paid & ended)
+        if np.isfinite(price):
+            old = price if np.isnan(self.price) else self.price
+            self.price = old + (price - old) / PRICE_MEMORY
+        self._refit()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, price and rewards: JSON types only."""
+        return {
+            "counts": self.times.counts.tolist(),
+            "price": None if np.isnan(self.price) else self.price,
+            "rewards": self._rewards.tolist(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`; ValueError if keys differ or the counts do not fit the length limit."""
+        check_keys(state, self.state_dict())
+        counts = np.array(state["counts"], dtype=np.float64)
+        if counts.shape != self.times.counts.shape:
+            raise ValueError(
+                f"the answer times of the state have shape {counts.shape}, this run needs {self.times.counts.shape}. "
+                "Resume with the max_completion_length and the poll_interval of the checkpoint."
+            )
+        self.times.counts = counts
+        self.price = float("nan") if state["price"] is None else float(state["price"])
+        self._rewards = np.array(state["rewards"], dtype=np.float64)
+        self._refit()
+
+    def _refit(self) -> None:
+        cut, productivity = self.max_length, self.times.productivity()
+        price = min(self.price, PRODUCTIVITY_SHARE * productivity)  # nan, the first, stays nan
+        if price > 0.0:
+            cut = self.times.cut(price)
+        self.abort_threshold = max(cut - self.grace_window, self.poll_threshold)
+        reaching = self.times.reaching(self.abort_threshold + self.grace_window)
+        self.keep_probability = float(np.clip(FOLLOWED / max(reaching, 1e-12), KEEP_LEAST, KEEP_MOST))
 
 
 def check_keys(state: dict[str, Any], expected: dict[str, Any]) -> None:

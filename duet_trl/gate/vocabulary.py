@@ -24,13 +24,9 @@ def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Colle
     None stands for special tokens and unused ids. Added tokens that are not special are text like any other, since
     decoding shows them. The blank that sentencepiece puts before the first word, and that decoding removes, is kept.
 
-    Args:
-        tokenizer (PreTrainedTokenizerBase): A Hugging Face fast tokenizer, or Mistral's own (`tekken.json`).
-        vocab_size (int | None): Rows of the model's output layer; None: as many as the tokenizer has ids.
-        shown (Collection[str]): Special tokens that are read as their text: the delimiters of thoughts.
-
-    Raises:
-        ValueError: If the tokenizer is none of these, its decoder is not understood, or ids are beyond `vocab_size`.
+    The tokenizer is a fast one or Mistral's own (`tekken.json`); `vocab_size` are the rows of the model's output
+    layer (None: as many as it has ids), `shown` special tokens that are read as text: the delimiters of thoughts.
+    ValueError for any other tokenizer, a decoder that is not understood, or ids beyond `vocab_size`.
     """
     tekken = _tekken(tokenizer)
     if tekken is None:

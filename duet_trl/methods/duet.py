@@ -24,7 +24,7 @@ from ..allocate.mixed import MixedAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..field_types import Acts, option
-from ..gate.priced import PricedThresholds
+from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_distances, scaled_distances
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts

@@ -11,10 +11,8 @@ from ..allocate.allocators import UniformAllocator
 from ..allocate.budget import Budget
 from ..allocate.state import check_state
 from ..field_types import Acts, Options, at_least, option
-from ..gate.marker_gate import MarkerGate
-from ..gate.priced import PricedThresholds
 from ..gate.replay import Outcome
-from ..gate.thresholds import LengthThresholds
+from ..gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from .method import Method, Setting
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..allocate.openness import openness, posterior, price_of_more
 from ..allocate.statistics import RewardHistory
-from ..gate.priced import PricedThresholds
 from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay
+from ..gate.thresholds import PricedThresholds
 from .intervals import ratio_interval
 from .logged_completions import Completions, UnreadableRun
 from .tokens import LoggedThoughts, Tokens

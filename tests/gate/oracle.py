@@ -8,10 +8,10 @@ from functools import cache
 import numpy as np
 
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.gate.dfa import Grammar, build_dfa, split_alphabet, tail_that_may_open
+from duet_trl.gate.dfa import Grammar, build_dfa, outside_thoughts, tail_that_may_open
 from duet_trl.gate.markers import Marker
 from duet_trl.gate.replay import GateSpec, Outcome
-from duet_trl.gate.thoughts import Delimiters, outside_thoughts
+from duet_trl.gate.thoughts import Delimiters
 
 A, B, C, EOS = 0, 1, 2, 3
 """Token ids of the toy vocabulary; the marker is A followed by B."""
@@ -26,11 +26,13 @@ def toy_marker(text: str = "ab", delimiters: Delimiters | None = None) -> Marker
     """Completes at the end of each occurrence of a text."""
 
     def step(state: bytes, byte: int) -> tuple[bytes, bool]:
-        seen = tail_that_may_open(state + bytes([byte]), (text.encode(),))
+        seen = tail_that_may_open(state + bytes([byte]), text.encode())
         return (b"", True) if seen == text.encode() else (seen, False)
 
-    grammar = Grammar(b"", step, split_alphabet(text.encode()), is_search=lambda _: True)
-    return Marker("toy", build_dfa(outside_thoughts(grammar, delimiters)), delimiters)
+    grammar = Grammar(b"", step, text.encode())
+    if delimiters is not None:
+        grammar = outside_thoughts(grammar, *(part.encode() for part in delimiters.parts))
+    return Marker("toy", build_dfa(grammar), delimiters)
 
 
 @cache

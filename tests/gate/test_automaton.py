@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The token automaton against the byte automaton it is composed of, over any tokenisation."""
 
-import base64
 import doctest
-import json
-import random
-from importlib import resources
 
 import numpy as np
 import pytest
@@ -99,14 +95,6 @@ def test_completions_are_ordered_by_row_then_position():
     assert list(zip(row.tolist(), position.tolist(), strict=True)) == [(0, 2), (0, 4), (2, 1), (4, 5), (4, 6)]
 
 
-def test_completions_of_nothing_are_empty():
-    automaton = compile_automaton(MARKERS["math"], [b"x"])
-    for rows in ([], [[]], [[], [0]]):
-        row, position = automaton.completions(rows)
-        assert row.tolist() == position.tolist() == []
-        assert row.dtype == position.dtype == np.int64
-
-
 def test_tokens_that_straddle_the_closing_brace_complete():
     vocabulary = [rb" \boxed", b"{", rb"{\frac{1}{2", b"4", b"}", b"}}", b"}$.", b"}}$.\n", rb"}\boxed{"]
     automaton = compile_automaton(MARKERS["math"], vocabulary)
@@ -116,14 +104,6 @@ def test_tokens_that_straddle_the_closing_brace_complete():
     assert positions_of(automaton, [0, 2, 4]) == []
     assert positions_of(automaton, [0, 1, 3, 8, 3, 4]) == [4, 6]
     assert positions_of(automaton, [0, 1, 6]) == []  # empty box
-
-
-def test_utf8_split_between_tokens_is_one_character():
-    marker = get_marker("<é...𝔸>")
-    automaton = compile_automaton(marker, [b"<\xc3", b"\xa9", b"x\xf0\x9d", b"\x94\xb8>", b"\xc3"])
-    assert positions_of(automaton, [0, 1, 2, 3]) == [4]
-    assert positions_of(automaton, [0, 1, 4, 1, 2, 3]) == [6]
-    assert positions_of(automaton, [0, 2, 3]) == []
 
 
 def test_a_special_token_forgets_what_came_before_and_completes_nothing():
@@ -163,41 +143,6 @@ def test_equal_inputs_share_one_table_and_others_differ_in_fingerprint():
     assert not first.table.flags.writeable
     assert first.table.flags.c_contiguous
     assert (first.num_states, first.num_tokens) == first.table.shape
-
-
-@pytest.fixture(scope="module")
-def tekken():
-    """A real vocabulary of 131,072 tokens: 1,000 special ones, then byte pairs."""
-    pytest.importorskip("mistral_common")
-    text = resources.files("mistral_common").joinpath("data/tekken_240911.json").read_text()
-    entries = json.loads(text)["vocab"][: 131_072 - 1_000]
-    return [None] * 1_000 + [base64.b64decode(entry["token_bytes"]) for entry in entries]
-
-
-def tokenised(data, numbers, choose):
-    """Ids whose bytes are the data; `choose` picks one of the tokens (short to long) that fit at each place."""
-    ids, begin = [], 0
-    while begin < len(data):
-        fitting = [end for end in range(begin + 1, min(len(data), begin + 12) + 1) if data[begin:end] in numbers]
-        end = choose(fitting)
-        ids.append(numbers[data[begin:end]])
-        begin = end
-    return ids
-
-
-@pytest.mark.parametrize("name", MARKERS)
-def test_real_vocabulary_reads_random_tokenisations_as_their_bytes(name, tekken):
-    numbers = {data: token for token, data in enumerate(tekken) if data}
-    rng = random.Random(7)
-    words = [piece.encode() for piece in PIECES[name]] * 20 + [b"}$.", b"}}", *rng.sample(list(numbers), 40)]
-    outputs = [b"".join(rng.choices(words, k=60)) for _ in range(150)]
-    rows = [tokenised(data, numbers, rng.choice) for data in outputs]
-    row, position = compile_automaton(MARKERS[name], tekken).completions(rows)
-    assert len(row) > 100
-    for index, (ids, data) in enumerate(zip(rows, outputs, strict=True)):
-        ends_of_tokens = np.cumsum([len(tekken[token]) for token in ids])
-        expected = {int(np.searchsorted(ends_of_tokens, end)) + 1 for end in byte_ends(MARKERS[name], data)}
-        assert position[row == index].tolist() == sorted(expected)
 
 
 def test_examples_in_the_docstrings_run():

@@ -36,32 +36,27 @@ def joined(*pieces):
 
 
 BOX_TEXTS = joined(
-    "\\boxed{",
-    "\\boxed",
-    "boxed{",
-    "\\",
-    "{",
-    "}",
-    "}",
-    "\\{",
-    "\\}",
-    "\\\\",
-    " ",
-    "\n",
-    "\n\n",
-    ":\n",
-    ":",
-    "x",
-    "é",
-    "=",
-    "\\boxed{ANSWER",
-    "your ",
-    "Answer",
-    "\\text{",
-    "\\boxed{\\phantom{",
-    "...",
-    "?",
-    "…",
+    *(
+        "\\boxed{",
+        "\\boxed",
+        "boxed{",
+        "\\",
+        "{",
+        "}",
+        "}",
+        "\\{",
+        "\\}",
+        "\\\\",
+        " ",
+        "\n",
+        "\n\n",
+        ":\n",
+        ":",
+        "x",
+        "é",
+        "=",
+    ),
+    *("\\boxed{ANSWER", "your ", "Answer", "\\text{", "\\boxed{\\phantom{", "...", "?", "…"),
 )
 FENCE_TEXTS = joined("```", "``", "`", "\n", "\n```", "\n```\n", "```python\n", " ", "x", "\t", "\r\n", "é")
 QA_TEXTS = joined(
@@ -185,37 +180,25 @@ def pair_ends(text, opening, closing):
 REFERENCES = {"math": box_ends, "math_paragraph": paragraph_ends, "code": fence_ends, "qa": qa_ends}
 
 
-@given(BOX_TEXTS)
-@example("\\\\boxed{x}")
-@example("\\boxed{\\}}")
-@example("\\boxed{\\\\}")
-@settings(max_examples=600, deadline=None)
-def test_math_completes_where_a_brace_matcher_closes_a_box(text):
-    assert ends("math", text) == box_ends(text)
-
-
-@given(BOX_TEXTS)
-@settings(max_examples=400, deadline=None)
-def test_paragraph_marker_completes_behind_boxes_before_a_blank_line_or_a_colon(text):
-    assert ends("math_paragraph", text) == paragraph_ends(text)
-
-
-@given(FENCE_TEXTS)
-@settings(max_examples=600, deadline=None)
-def test_code_completes_where_a_line_parser_closes_a_block(text):
-    assert ends("code", text) == fence_ends(text)
-
-
-@given(QA_TEXTS)
+@pytest.mark.parametrize("name", MARKERS)
+@given(data=st.data())
 @settings(max_examples=800, deadline=None)
-def test_qa_completes_where_a_word_parser_ends_an_answer(text):
-    assert ends("qa", text) == qa_ends(text)
+def test_marker_completes_where_an_independent_parser_ends_an_answer(name, data):
+    text = data.draw(TEXTS[name])
+    assert ends(name, text) == REFERENCES[name](text)
+
+
+@pytest.mark.parametrize("text", ["\\\\boxed{x}", "\\boxed{\\}}", "\\boxed{\\\\}"])
+def test_a_backslash_escapes_inside_a_box_only(text):
+    assert ends("math", text) == box_ends(text)
 
 
 @pytest.mark.parametrize("name", MARKERS)
 def test_markers_agree_with_independent_parsers_on_real_outputs(name):
     texts = real_outputs("model_outputs_math.jsonl", "model_outputs_code.jsonl")
     assert [ends(name, text) for text in texts] == [REFERENCES[name](text) for text in texts]
+    for text in texts:
+        check_marker_means_answer(name, text)
 
 
 def test_real_outputs_hold_the_answers_that_were_counted_in_them():
@@ -269,12 +252,6 @@ def test_marker_in_a_prefix_means_an_answer_that_no_continuation_changes(name, d
 
 
 @pytest.mark.parametrize("name", MARKERS)
-def test_marker_in_a_prefix_means_an_answer_on_real_outputs(name):
-    for text in real_outputs("model_outputs_math.jsonl", "model_outputs_code.jsonl"):
-        check_marker_means_answer(name, text)
-
-
-@pytest.mark.parametrize("name", MARKERS)
 @given(data=st.binary(max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_markers_on_broken_utf8_agree_with_the_decoded_text(name, data):
@@ -290,61 +267,51 @@ def test_markers_on_broken_utf8_agree_with_the_decoded_text(name, data):
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("name", "text", "answer"),
     [
-        (r"so \boxed{42}.", "42"),
-        (r"\boxed{\frac{1}{\sqrt{\frac{3}{2}}}}", r"\frac{1}{\sqrt{\frac{3}{2}}}"),
-        (r"\boxed{\left\{ 1, 2 \right.}", r"\left\{ 1, 2 \right."),
-        (r"\boxed{\{1\}\\}", r"\{1\}\\"),
-        (r"\boxed{} then \boxed{ } then \boxed{7}", "7"),
-        (r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
-        ("\\boxed{\n5\n}", "5"),
+        ("math", r"so \boxed{42}.", "42"),
+        ("math", r"\boxed{\frac{1}{\sqrt{\frac{3}{2}}}}", r"\frac{1}{\sqrt{\frac{3}{2}}}"),
+        ("math", r"\boxed{\left\{ 1, 2 \right.}", r"\left\{ 1, 2 \right."),
+        ("math", r"\boxed{\{1\}\\}", r"\{1\}\\"),
+        ("math", r"\boxed{} then \boxed{ } then \boxed{7}", "7"),
+        ("math", r"\boxed{a \boxed{b} c}", r"a \boxed{b} c"),
+        ("math", "\\boxed{\n5\n}", "5"),
+        *[("math", box, None) for box in (r"\boxed{}", r"\boxed{ }", r"\boxed {x}", r"\fbox{x}", r"\boxed[x]")],
+        *[("math", box, None) for box in (r"\boxed{x", r"\boxed{x\}", r"\boxed{{x}", "boxed{x}")],
+        ("code", "```python\nx = 1\n```", "x = 1"),
+        ("code", "Here:\n```\n  a\n\n  b\n```\ndone", "  a\n\n  b"),
+        ("code", " ```python\nx\n```", "x"),
+        ("code", "```\n\n```\n```\ny\n```", "y"),
+        ("code", "Use ```x``` inline.\n```\nz\n```", "z"),
+        ("code", "```x```\n```\nz\n```", "z"),
+        ("code", "```\nprint('``')\n    ```\n```", "print('``')\n    ```"),
+        *[("code", fence, None) for fence in ("```", "```python", "```python\nx = 1\n", "```python\nx = 1\n``")],
+        *[
+            ("code", text, None)
+            for text in ("a ```x``` b", "```x```", "  ```\nx\n  ```", "```\n \n```", "a\n ```\nx\n```")
+        ],
+        ("qa", "<answer>5</answer>", "5"),
+        ("qa", "<answer>\n5\n</answer>", "5"),
+        ("qa", "put it in <answer> tags: <answer>a < b</answer>", "a < b"),
+        ("qa", "<answer></answer> <answer>6</answer>", "6"),
+        ("qa", "Therefore the answer is 3.14.\n", "3.14"),
+        ("qa", "Therefore, the answer is: 1024. Next", "1024"),
+        ("qa", "Therefore, the answer is (B)\n", "(B)"),
+        ("qa", "Therefore the answer is .5 and a bit! ", ".5 and a bit"),
+        ("qa", "Therefore the answer is <answer>8</answer>. ", "8"),
     ],
 )
-def test_math_sees_and_reads_a_closed_box(text, answer):
-    assert first_marker_end(MARKERS["math"], text) is not None
-    assert extract_boxed(text) == answer
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        r"\boxed{}",
-        r"\boxed{ }",
-        r"\boxed {x}",
-        r"\fbox{x}",
-        r"\boxed[x]",
-        r"\boxed{x",
-        r"\boxed{x\}",
-        r"\boxed{{x}",
-        "boxed{x}",
-    ],
-)
-def test_math_neither_sees_nor_reads_what_is_no_closed_box(text):
-    assert first_marker_end(MARKERS["math"], text) is None
-    assert extract_boxed(text) is None
+def test_marker_sees_and_extractor_reads_a_closed_answer_and_no_other(name, text, answer):
+    assert (first_marker_end(MARKERS[name], text) is None) == (answer is None)
+    assert extract_answer(name, text) == answer
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "ANSWER",
-        "answer",
-        "Your Answer",
-        "your final answer",
-        "the answer",
-        r"\text{answer}",
-        r"\text{ final answer }",
-        r" \text{Your answer} ",
-        r"\phantom{2}",
-        r"\phantom{}",
-        "...",
-        "…",
-        r"\ldots",
-        r"\dots",
-        r"\cdots",
-        "?",
-        "\n\n ANSWER\n",
+        *("ANSWER", "answer", "Your Answer", "your final answer", "the answer", "\n\n ANSWER\n", "...", "…", "?"),
+        *(r"\text{answer}", r"\text{ final answer }", r" \text{Your answer} ", r"\phantom{2}", r"\phantom{}"),
+        *(r"\ldots", r"\dots", r"\cdots"),
     ],
 )
 def test_a_placeholder_copied_from_a_prompt_is_no_answer(content):
@@ -361,24 +328,28 @@ def test_a_placeholder_copied_from_a_prompt_is_no_answer(content):
 @pytest.mark.parametrize(
     "content",
     [
-        "A",
-        r"\text{A}",
-        "a",
-        "an",
-        "y",
-        r"\text{yes}",
-        "1, 2, ...",
-        r"1 + 2 + \dots",
-        "answers",
-        "the answer is 4",
-        r"\text{answer} = 4",
-        r"\phantom{2}3",
-        r"\phantom{\frac12}",
-        "..",
-        "??",
-        r"\text{the}",
-        r"\dot{x}",
-        r"\{?\}",
+        *(
+            "A",
+            r"\text{A}",
+            "a",
+            "an",
+            "y",
+            r"\text{yes}",
+            "1, 2, ...",
+            r"1 + 2 + \dots",
+            "answers",
+            "the answer is 4",
+        ),
+        *(
+            r"\text{answer} = 4",
+            r"\phantom{2}3",
+            r"\phantom{\frac12}",
+            "..",
+            "??",
+            r"\text{the}",
+            r"\dot{x}",
+            r"\{?\}",
+        ),
     ],
 )
 def test_what_only_begins_like_a_placeholder_is_an_answer(content):
@@ -411,61 +382,6 @@ def test_boxes_nest_to_the_documented_depth_and_deeper_ones_never_close():
     assert first_marker_end(MARKERS["math"], nested(8)) == len(nested(8))
     assert first_marker_end(MARKERS["math"], nested(9) + " \\boxed{1}") is None
     assert extract_boxed(nested(9)) is not None  # the verifier reads any depth: marker => answer, not the converse
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("```python\nx = 1\n```", "x = 1"),
-        ("Here:\n```\n  a\n\n  b\n```\ndone", "  a\n\n  b"),
-        (" ```python\nx\n```", "x"),
-        ("```\n\n```\n```\ny\n```", "y"),
-        ("Use ```x``` inline.\n```\nz\n```", "z"),
-        ("```x```\n```\nz\n```", "z"),
-        ("```\nprint('``')\n    ```\n```", "print('``')\n    ```"),
-    ],
-)
-def test_code_sees_and_reads_a_closed_block(text, code):
-    assert text[: first_marker_end(MARKERS["code"], text)].endswith("\n```")
-    assert extract_answer("code", text) == code
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "```",
-        "```python",
-        "```python\nx = 1\n",
-        "```python\nx = 1\n``",
-        "a ```x``` b",
-        "```x```",
-        "  ```\nx\n  ```",
-        "```\n \n```",
-        "a\n ```\nx\n```",
-    ],
-)
-def test_code_neither_sees_nor_reads_an_open_or_inline_fence(text):
-    assert first_marker_end(MARKERS["code"], text) is None
-    assert extract_answer("code", text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("<answer>5</answer>", "5"),
-        ("<answer>\n5\n</answer>", "5"),
-        ("put it in <answer> tags: <answer>a < b</answer>", "a < b"),
-        ("<answer></answer> <answer>6</answer>", "6"),
-        ("Therefore the answer is 3.14.\n", "3.14"),
-        ("Therefore, the answer is: 1024. Next", "1024"),
-        ("Therefore, the answer is (B)\n", "(B)"),
-        ("Therefore the answer is .5 and a bit! ", ".5 and a bit"),
-        ("Therefore the answer is <answer>8</answer>. ", "8"),
-    ],
-)
-def test_qa_sees_and_reads_an_ended_answer(text, answer):
-    assert first_marker_end(MARKERS["qa"], text) is not None
-    assert extract_answer("qa", text) == answer
 
 
 def test_first_marker_end_counts_characters_not_bytes():

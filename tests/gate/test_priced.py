@@ -4,8 +4,8 @@ import json
 import numpy as np
 import pytest
 
-from duet_trl.gate.priced import FOLLOWED, KEEP_LEAST, KEEP_MOST, PricedThresholds
 from duet_trl.gate.replay import Outcome, Replay
+from duet_trl.gate.thresholds import FOLLOWED, KEEP_LEAST, KEEP_MOST, PricedThresholds
 
 CAP, GRACE = 400, 16
 

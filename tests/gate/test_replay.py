@@ -180,17 +180,6 @@ def test_marker_between_k2_and_the_gate_keeps_its_full_grace():
     assert (rollout.outcome, rollout.marker_at, len(rollout.ids)) == (Outcome.ANSWERED, 10, 13)
 
 
-def test_aborted_rollout_has_exactly_k2_plus_g_policy_tokens():
-    rollout = run(spec(), with_marker_at(12, 30), keep=False)
-    assert (rollout.outcome, rollout.stopped, len(rollout.ids)) == (Outcome.ABORTED, True, 11)
-
-
-def test_rollout_kept_by_its_coin_is_never_trimmed_and_keeps_its_propensity():
-    rollout = run(spec(), with_marker_at(14, 30), keep=True)
-    assert (rollout.outcome, rollout.marker_at, rollout.stopped, len(rollout.ids)) == (Outcome.KEPT, -1, False, 30)
-    assert propensity(np.array([rollout.outcome]), 0.05).tolist() == [0.05]
-
-
 @pytest.mark.parametrize("last", [EOS, C], ids=["eos", "length cap"])
 def test_rollout_that_ends_exactly_at_the_gate_was_never_decided_about(last):
     rollout = run(spec(), [C] * 10 + [last], keep=False)
@@ -234,11 +223,6 @@ def test_a_prefix_beyond_its_stop_is_stopped_at_once_and_nowhere_else():
         replay(spec(), AUTOMATON, [[C] * 20], [True], [False])
 
 
-def test_replay_of_nothing_is_nothing():
-    empty = replay(spec(), AUTOMATON, [], np.zeros(0, bool), np.zeros(0, bool))
-    assert empty.outcome.shape == empty.marker_at.shape == empty.length.shape == (0,)
-
-
 def test_split_sentinel_cuts_at_the_first_sentinel():
     ids, stopped = split_sentinel([[1, 2, 9, 0, 9], (4, 5), [9]], sentinel=9)
     assert ids == [[1, 2], [4, 5], []]
@@ -247,12 +231,6 @@ def test_split_sentinel_cuts_at_the_first_sentinel():
 
 def test_propensity_is_epsilon_exactly_for_rollouts_that_met_the_coin():
     assert propensity(np.array(list(Outcome)), 0.25).tolist() == [1.0, 1.0, 0.25, 0.25]
-
-
-@pytest.mark.parametrize("keep_probability", [0.0, -0.1, 1.5, float("nan")])
-def test_propensity_rejects_impossible_probabilities(keep_probability):
-    with pytest.raises(ValueError, match="keep_probability must be in"):
-        propensity(np.zeros(1), keep_probability)
 
 
 @pytest.mark.parametrize(

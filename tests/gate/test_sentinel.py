@@ -98,9 +98,3 @@ def test_a_vocabulary_without_special_tokens_is_an_error_with_three_remedies():
 def test_a_reserved_token_beyond_the_models_vocabulary_is_not_taken():
     tokenizer = tokenizer_of("<unused0>", "<unused1>", eos_token="a")
     assert find_sentinel(tokenizer, vocab_size=4, eos_ids=[0]) == 3
-
-
-@pytest.mark.parametrize("eos_ids", [[8], [-1], [3, 99]])
-def test_an_end_of_sequence_id_outside_the_vocabulary_is_an_error(eos_ids):
-    with pytest.raises(ValueError, match=r"outside the model's vocabulary of 8\. Correct eos_token_id"):
-        find_sentinel(tokenizer_of(eos_token="a"), vocab_size=8, eos_ids=eos_ids)

@@ -117,17 +117,6 @@ def test_the_enumeration_sees_every_outcome():
     assert {Outcome(value) for value in outcome} == set(Outcome)
 
 
-def test_counting_a_late_marker_as_an_answer_would_be_biased():
-    # The defect of a test "marker anywhere in the text" after the fact: rollouts that the coin kept get p = 1.
-    survivors, outcome = estimates(SPEC, NATURAL, np.ones(len(NATURAL), bool), EPSILON)
-    late = (outcome == Outcome.KEPT) & np.array([bool(toy_ends(ids)) for ids in NATURAL])
-    assert late.any()
-    wrong = np.where(late[:, None], survivors * EPSILON, survivors)
-    others, _ = estimates(SPEC, NATURAL, np.zeros(len(NATURAL), bool), EPSILON)
-    mean = PROBABILITY @ (EPSILON * wrong + (1 - EPSILON) * others)
-    assert np.abs(mean - MEAN).max() > 0.01
-
-
 def test_second_moment_surcharge_is_eq_8_with_equality_when_nothing_is_trimmed():
     exact = enumerated(GateSpec(2, 3, 1, poll_interval=2, trim=False))
     marker_less = exact["marker_less"]

@@ -121,12 +121,6 @@ def test_sentencepiece_tokens_join_to_the_text_behind_one_blank(llama, text):
         assert joined == " " + text
 
 
-def test_unigram_with_metaspace_reads_blanks_and_bytes(unigram):
-    vocabulary = vocabulary_bytes(fast(unigram))
-    ids = unigram.encode("The answer: 漢\t{x}").ids
-    assert b"".join(vocabulary[token] for token in ids) == " The answer: 漢\t{x}".encode()
-
-
 @pytest.mark.parametrize("kind", ["byte_level", "llama", "unigram"])
 def test_every_single_token_is_what_decoding_shows(kind, request):
     backend = request.getfixturevalue(kind)
@@ -265,15 +259,6 @@ def test_the_vocabulary_of_a_pretrained_model_joins_to_the_text(model):
 def test_a_slow_tokenizer_is_an_error():
     with pytest.raises(ValueError, match="is not a fast tokenizer"):
         vocabulary_bytes(SimpleNamespace())
-
-
-def test_a_transformers_tokenizer_is_read(byte_level):
-    transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level, eos_token="<|end|>")
-    vocabulary = vocabulary_bytes(tokenizer, len(tokenizer) + 2)
-    ids = tokenizer("é <think>\\boxed{1}", add_special_tokens=False)["input_ids"]
-    assert b"".join(vocabulary[token] for token in ids) == "é <think>\\boxed{1}".encode()
-    assert vocabulary[tokenizer.eos_token_id] is None
 
 
 def test_without_a_decoder_tokens_stand_between_blanks():
