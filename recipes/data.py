@@ -39,6 +39,10 @@ MESSAGE_COLUMN = "prompt"
 """The whole message of the user, where a file has no question."""
 SUBJECT_COLUMNS = ("subject", "type")
 TASK_COLUMNS = ("text", "prompt")
+MBPP_TRAINING_IDS = range(601, 975)
+"""The published split: 1-10 are examples for prompts, 11-510 the test set, 511-600 for validation."""
+MBPP_LAST_IDS = (974, 809)
+"""Last task of a file that holds all splits of MBPP, whole and sanitized."""
 
 
 def load_math_train(
@@ -102,7 +106,9 @@ def load_code_train(
     rows = _read(name_or_path, MBPP_CONFIG if name_or_path == MBPP else None, tokenizer)
     check_columns(rows, name_or_path, TASK_COLUMNS, ("test_list",))
     dropped: Counter[str] = Counter()
-    own = _with_text(rows, TASK_COLUMNS, dropped)
+    own = _training_split_of_mbpp(rows)
+    dropped["of another split of MBPP"] = len(rows) - len(own)
+    own = _with_text(own, TASK_COLUMNS, dropped)
     examples = [example for row in own if (example := _code_example(row)) is not None]
     dropped["whose tests call no function"] = len(own) - len(examples)
     return _finish(name_or_path, examples, dropped, tokenizer, max_prompt_length, chat_template_kwargs)
@@ -208,6 +214,14 @@ def _without_overlap(examples: list[Row], heldout: str, name: str, drop: bool) -
         "they are dropped." if drop else "training on them spoils its figures. Drop them with drop_overlap.",
     )
     return kept if drop else examples
+
+
+def _training_split_of_mbpp(rows: list[Row]) -> list[Row]:
+    """The rows; of a file with all splits of MBPP, those for training."""
+    ids = [row.get("task_id") for row in rows]
+    if not all(isinstance(number, int) for number in ids) or max(ids, default=0) not in MBPP_LAST_IDS:
+        return rows
+    return [row for row in rows if row["task_id"] in MBPP_TRAINING_IDS]
 
 
 def _code_example(row: Row) -> Row | None:

@@ -141,3 +141,17 @@ def test_tokenizer_without_template_and_offline_hub_are_errors_with_a_remedy(loa
     plain.chat_template = None
     with pytest.raises(ValueError, match="no chat template"):
         load("nobody/nothing", plain, 512)
+
+
+def test_file_with_all_splits_keeps_the_training_split(tmp_path, tokenizer, caplog):
+    rows = [FULL | {"task_id": number} for number in (1, 11, 510, 511, 600, 601, 700, 974)]
+    with caplog.at_level(logging.INFO):
+        kept = data.load_code_train(write_jsonl(tmp_path / "a.jsonl", rows), tokenizer, 512)
+    assert kept["task_id"] == ["601", "700", "974"] and "'of another split of MBPP': 5" in caplog.text
+    sanitized = [SANITIZED | {"task_id": number} for number in (2, 510, 602, 809)]
+    assert data.load_code_train(write_jsonl(tmp_path / "b.jsonl", sanitized), tokenizer, 512)["task_id"] == [
+        "602",
+        "809",
+    ]
+    own = [FULL | {"task_id": number} for number in (1, 2, 3)]  # a file of one's own is nobody's split
+    assert len(data.load_code_train(write_jsonl(tmp_path / "c.jsonl", own), tokenizer, 512)) == 3
