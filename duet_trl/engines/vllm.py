@@ -72,7 +72,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             mend_reload()
         delimiters = self._markers.delimiters()
         for name in MARKERS:
-            self._gates.prepare(name, delimiters)
+            self._gates.markers.at(name, delimiters)
         if self._req_states is not None:
             self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
@@ -147,7 +147,10 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             reason = f"it continues {request.prefix_length} tokens of a prompt that has {prompt_len}"
         elif request.weights and request.weights != self._model_config.model:
             reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
-        elif request.fingerprint not in ("", self._gates.prepare(request.marker, request.delimiters).fingerprint):
+        elif request.fingerprint not in (
+            "",
+            self._gates.markers.at(request.marker, request.delimiters)[1].fingerprint,
+        ):
             reason = f"marker {request.marker!r} is another automaton here: its model has another tokenizer"
         if reason and reason not in self._refusals:
             self._refusals.add(reason)

@@ -92,16 +92,3 @@ def test_swapped_requests_keep_their_own_eos_ids():
     gates.swap(0, 1)
     logits = torch.stack([logits_with("low", EOS)] * 2)
     assert gates.edit(logits, gates.slots).tolist() == [True, False]  # slot 1: about to end by itself
-
-
-def test_each_marker_is_compiled_once():
-    compiled = []
-
-    def automaton(name: str, _: object):
-        compiled.append(name)
-        return toy_automaton()
-
-    gates = SlotGates(3, automaton)
-    for slot in range(3):
-        gates.admit(slot, request())
-    assert compiled == ["toy"]
