@@ -48,7 +48,6 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     Raises:
         ValueError: If speculative decoding is on, or the engine has no tokenizer.
-        RuntimeError: If the V1 runner schedules asynchronously and the class was not named in `logits_processors`.
     """
 
     def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:
@@ -62,7 +61,6 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         self._markers = _Markers(vllm_config)
         self._gates: HostGates | DeviceGates
         if self._req_states is None:
-            _refuse_placeholders(vllm_config)
             self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs, self._markers.compile)
         else:
             self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device, self._markers.compile)
@@ -185,12 +183,3 @@ class _Markers:
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
         return tokenizer
-
-
-def _refuse_placeholders(vllm_config: "VllmConfig") -> None:
-    """The V1 runner repairs placeholder tokens before sampling only for processors that were named at start-up."""
-    if vllm_config.scheduler_config.async_scheduling and not vllm_config.model_config.logits_processors:
-        raise RuntimeError(
-            "DUETLogitsProcessor was loaded from an entry point while the engine schedules asynchronously. Remove the "
-            "entry point and name the class in logits_processors (--logits-processors)."
-        )
