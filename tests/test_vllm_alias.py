@@ -66,13 +66,3 @@ def test_make_replaces_the_alias_but_no_real_vllm(site: Path, tmp_path: Path) ->
         metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n{requires}\n"
         (real / "vllm-1.dist-info" / "METADATA").write_text(metadata)
         assert python(code, real).returncode == 0  # a real one: leave it
-
-
-def test_make_installs_it_on_a_cpu_only() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    gpu, cpu = makefile.split("no NVIDIA GPU: installing the CPU set")
-    assert "vllm_alias" not in gpu.split("if nvidia-smi")[1]
-    assert "--no-deps --no-build-isolation ./requirements/vllm_alias" in cpu
-    assert "requirements/vllm_alias/pyproject.toml" in re.search(r"^INPUTS := (.*)$", makefile, flags=re.M)[1].split()
-    steps = re.findall(r"==> (\d)/(\d) ", cpu)
-    assert steps == [(str(number), str(len(steps))) for number in range(1, len(steps) + 1)]

@@ -51,23 +51,16 @@ class ColocatedEngine(TurnEngine):
 
 
 def llm_factory(
-    llm: Callable[..., "LLM"],
-    *,
-    dtype: str | None = None,
-    enforce_eager: bool | None = None,
+    llm: Callable[..., "LLM"], *, dtype: str | None = None, enforce_eager: bool | None = None
 ) -> Callable[..., "LLM"]:
     """A constructor like `llm` (`vllm.LLM`) whose engines run the gate; options that are None are left to vLLM.
 
-    Without `dtype` vLLM runs a float32 checkpoint in bfloat16: the policy
-    that is sampled is then not the one that is trained. `enforce_eager` skips compilation, which on a CPU takes longer
-    than a short run gains.
+    Without `dtype` vLLM runs a float32 checkpoint in bfloat16, which is not the policy in training. `enforce_eager`
+    skips compilation, which on a CPU takes longer than a short run gains.
     """
-    options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
-    if dtype is not None:
-        options["dtype"] = dtype
-    if enforce_eager is not None:
-        options["enforce_eager"] = enforce_eager
-    return partial(llm, **options)
+    options = {"dtype": dtype, "enforce_eager": enforce_eager}
+    given = {name: value for name, value in options.items() if value is not None}
+    return partial(llm, logits_processors=[PROCESSOR], **given)
 
 
 @contextmanager

@@ -6,13 +6,10 @@ tied weights arrive once, as the embedding: the packed copy of the output layer 
 on sampling from a partly stale policy without a word.
 """
 
-import logging
 from functools import wraps
 from typing import Any
 
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
-
-_RELOAD_LOGGER = "vllm.model_executor.model_loader.reload.layerwise"
 
 
 def mend_reload() -> None:
@@ -23,19 +20,8 @@ def mend_reload() -> None:
 
     @wraps(original, assigned=("__name__", "__doc__"))
     def reload_weights(runner: Any, *args: Any, **kwargs: Any) -> None:
-        reload_logger = logging.getLogger(_RELOAD_LOGGER)
-        reload_logger.addFilter(_expected_gap)
-        try:
-            original(runner, *args, **kwargs)
-        finally:
-            reload_logger.removeFilter(_expected_gap)
+        original(runner, *args, **kwargs)
         head = runner.get_model().lm_head
         head.quant_method.process_weights_after_loading(head)
 
     GPUModelRunner.reload_weights = reload_weights
-
-
-def _expected_gap(record: logging.LogRecord) -> bool:
-    """Drop vLLM's warning for the two layers that never receive weights of their own: tied output and rotary."""
-    layer = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return layer not in ("RotaryEmbedding", "ParallelLMHead")

@@ -18,8 +18,7 @@ from ..gate.automaton import STATE_BITS, TokenAutomaton
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS, GateRequest
 from ..gate.replay import round_up
-from ..gate.thoughts import Delimiters
-from .slots import FORCED, Compile, next_token_entropy
+from .slots import FORCED, Compile, CompiledMarkers, next_token_entropy
 
 NEVER = 2**30
 """A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""
@@ -65,21 +64,16 @@ class DeviceGates:
     def __init__(self, num_slots: int, device: torch.device, automaton: Compile) -> None:
         self.rows = torch.zeros(num_slots, WIDTH, dtype=torch.int32, device=device)
         self.tables = torch.zeros(0, 0, dtype=torch.uint8, device=device)
-        self._automaton = automaton
-        self._automata: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
+        self.markers = CompiledMarkers(automaton, self._add)
         self._gated = np.zeros(num_slots, dtype=bool)
         self._staged: dict[int, np.ndarray] = {}
         self._step = _choose_step(self.rows.device)
 
-    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        """Compile a marker for a model with such thoughts and upload its table unless it is already there."""
-        key = marker, delimiters
-        if key not in self._automata:
-            automaton = self._automaton(marker, delimiters)
-            self._automata[key] = self.tables.shape[0], automaton
-            table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
-            self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
-        return self._automata[key][1]
+    def _add(self, automaton: TokenAutomaton) -> int:
+        first = self.tables.shape[0]
+        table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
+        self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
+        return first
 
     def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
         """Compile the kernel, so that the first request does not wait for it: one step of an empty slot."""
@@ -92,10 +86,10 @@ class DeviceGates:
 
         `prompt_len` counts the tokens that the rollout continues as well.
         """
-        automaton = self.prepare(request.marker, request.delimiters)
+        first, automaton = self.markers.at(request.marker, request.delimiters)
         row = _request_row(request)
         row[Column.PROMPT_LEN] = prompt_len - request.prefix_length
-        row[Column.TABLE_ROW] = self._automata[request.marker, request.delimiters][0]
+        row[Column.TABLE_ROW] = first
         row[Column.STATE] = automaton.first_state(request.in_thought)
         self._stage(slot, row)
 

@@ -123,25 +123,18 @@ def checked_path(body: bytes, weights_dir: str | None) -> str:
             f"{RPC_PATH} is closed. To let the trainer reload weights from disk, start the server with "
             f"{WEIGHTS_VARIABLE} set to the folder they are written to."
         )
-    match _parse(body):
-        case {"method": "reload_weights", "kwargs": {"weights_path": str(path), **more}, **rest} if not more | rest:
-            return _inside(path, weights_dir)
-    raise PermissionError(
-        f"{RPC_PATH} is open for one call only: "
-        '{"method": "reload_weights", "kwargs": {"weights_path": "<folder>"}} and no other key, at most '
-        f"{MAX_RPC_BYTES} bytes."
-    )
-
-
-def _parse(body: bytes) -> Any:
-    """The JSON value of a body; None for anything else. Deep nesting ends the parser by RecursionError."""
     try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _inside(path: str, weights_dir: str) -> str:
+        asked = json.loads(body)
+        path = asked["kwargs"]["weights_path"]
+        only = asked == {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+    except (ValueError, RecursionError, TypeError, KeyError):  # deep nesting ends the parser by RecursionError
+        only = False
+    if not only:
+        raise PermissionError(
+            f"{RPC_PATH} is open for one call only: "
+            '{"method": "reload_weights", "kwargs": {"weights_path": "<folder>"}} and no other key, at most '
+            f"{MAX_RPC_BYTES} bytes."
+        )
     try:
         folder = os.path.realpath(path)
     except ValueError:  # a null byte, or half of a surrogate pair

@@ -8,7 +8,6 @@ fingerprint and its weights: an engine that differs answers with a forced stop b
 
 import asyncio
 import json
-import logging
 import resource
 import threading
 import time
@@ -34,9 +33,6 @@ _MOST_REQUESTS = 256
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
-_SLOW_SECONDS = 600.0
-"""Longer than any of the requests of a batch takes, as a rule."""
-
 _FINISHED = ("stop", "length", "repetition")
 """What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
@@ -45,8 +41,9 @@ _START = (
     "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
 )
 
+_REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."
+
 T = TypeVar("T")
-logger = logging.getLogger(__name__)
 
 
 class _NoSuchPath(ServerError):
@@ -127,19 +124,19 @@ class GateServer:
         async def complete(session: aiohttp.ClientSession) -> list[Choice]:
             model = self._model or await self._served_model(session)
             done: list[Choice | None] = [None] * len(prompts)
-            # Every request holds a connection, which is a file; the rest of the process needs some, too.
+            # Every request holds a connection, which is a file; heartbeat and trainer need some, too.
             room = asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
             async def send(rows: list[int]) -> None:
                 first = rows[0]
                 own = sampling if limits[first] is None else {**sampling, "max_tokens": limits[first]}
                 url = f"{self.base_url}/v1/completions"
+                body = _body(model, [list(prompts[row]) for row in rows], own, gates[first], eos_ids)
                 async with room:
-                    body = _body(model, [list(prompts[row]) for row in rows], own, gates[first], eos_ids)
                     # The heartbeat notices a server that is away; with 4,096 connections to make 30 s may be too few.
                     answer = await _call(session, "POST", url, body, connect_seconds=None)
-                for row, choice in zip(rows, _in_order(answer, len(rows), url), strict=True):
-                    done[row] = _choice(choice)
+                for row, choice in zip(rows, _choices(answer, len(rows)), strict=True):
+                    done[row] = choice
 
             await self._guarded(session, [send(rows) for rows in _batches(zip(gates, limits, strict=True))])
             return done
@@ -246,29 +243,17 @@ class GateServer:
 
     async def _guarded(self, session: aiohttp.ClientSession, requests: list[Coroutine]) -> None:
         """Run requests together; the first failure, or a server that falls silent, ends all of them."""
-        tasks = [asyncio.ensure_future(request) for request in requests]
-        heart = asyncio.ensure_future(self._heartbeat(session))
+        tasks = [asyncio.ensure_future(request) for request in (self._heartbeat(session), *requests)]
         try:
             pending = {*tasks}
-            while pending:
-                done, _ = await asyncio.wait(
-                    {*pending, heart}, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
-                if not done:
-                    logger.warning(
-                        "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
-                        "healthy. If its own log shows no progress, restart it: the batch is generated again.",
-                        self.base_url,
-                        len(pending),
-                        _SLOW_SECONDS,
-                    )
+            while len(pending) > 1:
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     task.result()
-                pending -= done
         finally:
-            for task in (*tasks, heart):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, heart, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
         """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
@@ -322,19 +307,18 @@ def _body(
     return {**body, "stop_token_ids": sorted(stops)}
 
 
-def _in_order(answer: Any, count: int, url: str) -> list[Mapping[str, Any]]:
+def _choices(answer: Any, count: int) -> list[Choice]:
     """The choices of an answer in the order of their prompts."""
     choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(choices, list):
-        raise ServerError(f"POST {url} was not answered by a vLLM server but with {str(answer)[:200]!r}.")
+        raise ServerError(f"the prompts were not completed by a vLLM server: it said {str(answer)[:200]!r}.")
     found = {choice.get("index"): choice for choice in choices}
     if len(choices) != count or found.keys() != set(range(count)):
         raise ServerError(
-            f"POST {url} was asked to complete {count} prompts and answered with {len(choices)} choices, numbered "
-            f"{sorted(found, key=str)[:20]}. Serve with a version of vLLM that setup.cfg names, without a proxy that "
-            "changes answers."
+            f"the server was asked to complete {count} prompts and answered with {len(choices)} choices, numbered "
+            f"{sorted(found, key=str)[:20]}. {_REMEDY}"
         )
-    return [found[index] for index in range(count)]
+    return [_choice(found[index]) for index in range(count)]
 
 
 def _choice(choice: Mapping[str, Any]) -> Choice:
@@ -343,15 +327,13 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
         raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
     if reason not in _FINISHED:
         raise ServerError(
-            f"the server ended a request with {reason!r} (stop_reason {choice['stop_reason']!r}). Known are "
-            f"{', '.join(_FINISHED)} and abort: serve with a version of vLLM that setup.cfg names, and leave out of "
-            "generation_kwargs what ends rollouts in this way."
+            f"the server ended a request with {reason!r} (stop_reason {choice['stop_reason']!r}). Leave out of "
+            f"generation_kwargs what ends rollouts in this way. {_REMEDY}"
         )
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or logprobs is None or len(ids) != len(logprobs):
+    ids, logprobs = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
+    if not ids or len(ids) != len(logprobs):
         raise ServerError(
-            f"the server returned a rollout of {len(ids or ())} token ids with {len(logprobs or ())} log-probs. Both "
-            "were asked for, one of each for every token: serve with a version of vLLM that setup.cfg names."
+            f"the server returned a rollout of {len(ids)} token ids with {len(logprobs)} log-probs. {_REMEDY}"
         )
     return Choice(ids, logprobs, reason, choice["stop_reason"])
 
@@ -378,7 +360,7 @@ async def _call(
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
             raise ServerError(f"{method} {url} was not answered by a vLLM server but with {text[:200]!r}.") from error
-    said = f"{method} {url} was answered with status {response.status}: {_message(text)}"
+    said = f"{method} {url} was answered with status {response.status}: {text[:2000]}"
     if response.status in (401, 403):
         raise ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
     if response.status == 404 and method == "POST" and "/v1/" not in url:
@@ -386,14 +368,3 @@ async def _call(
     if response.status >= 500:
         raise failure(said)
     raise ServerError(said)
-
-
-def _message(text: str) -> str:
-    """The server's own words, out of the JSON it wraps them in."""
-    try:
-        answer = json.loads(text)
-    except json.JSONDecodeError:
-        return text[:2000]
-    error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)[:2000]

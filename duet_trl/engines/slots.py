@@ -25,13 +25,28 @@ FORCED = 2.0**66
 to it, and no other logit of the row has to be written."""
 
 
+class CompiledMarkers:
+    """The markers of an engine, each compiled once per delimiters and put `at` a place of the engine's tables."""
+
+    def __init__(self, automaton: Compile, add: Callable[[TokenAutomaton], int]) -> None:
+        self._automaton, self._add = automaton, add
+        self._compiled: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
+
+    def at(self, marker: str, delimiters: Delimiters | None = None) -> tuple[int, TokenAutomaton]:
+        """Place and automaton of a marker for a model with such thoughts."""
+        key = marker, delimiters
+        if key not in self._compiled:
+            automaton = self._automaton(marker, delimiters)
+            self._compiled[key] = self._add(automaton), automaton
+        return self._compiled[key]
+
+
 class SlotGates(StreamingGate):
-    """The gated requests of a batch, by slot; a marker is compiled once per delimiters."""
+    """The gated requests of a batch, by slot."""
 
     def __init__(self, num_slots: int, automaton: Compile) -> None:
         super().__init__(num_slots)
-        self._compile = automaton
-        self._compiled: dict[tuple[str, Delimiters | None], tuple[int, TokenAutomaton]] = {}
+        self.markers = CompiledMarkers(automaton, self.add_automaton)
         self._eos_ids = np.full((num_slots, MAX_EOS_IDS), -1, dtype=np.int64)
         self._thresholds = np.zeros(num_slots, dtype=np.float32)
         self._sentinel = np.zeros(num_slots, dtype=np.int64)
@@ -49,18 +64,9 @@ class SlotGates(StreamingGate):
         """Which of the given slots hold a gated request, shape (R,), bool."""
         return self._gated[slots]
 
-    def prepare(self, marker: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        """Compile a marker for a model with such thoughts unless it is already there."""
-        key = marker, delimiters
-        if key not in self._compiled:
-            automaton = self._compile(marker, delimiters)
-            self._compiled[key] = self.add_automaton(automaton), automaton
-        return self._compiled[key][1]
-
     def admit(self, slot: int, request: GateRequest, prefix: Sequence[int] = ()) -> None:
         """Put a request into a slot, with the tokens of its rollout so far, generated or given."""
-        self.prepare(request.marker, request.delimiters)
-        index, _ = self._compiled[request.marker, request.delimiters]
+        index, _ = self.markers.at(request.marker, request.delimiters)
         super().admit(slot, request.spec, request.keep, index, prefix, request.in_thought)
         self._eos_ids[slot] = _padded(request.eos_ids)
         self._thresholds[slot] = request.spec.entropy_threshold

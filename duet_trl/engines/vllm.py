@@ -48,7 +48,6 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
     Raises:
         ValueError: If speculative decoding is on, or the engine has no tokenizer.
-        RuntimeError: If the V1 runner schedules asynchronously and the class was not named in `logits_processors`.
     """
 
     def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:
@@ -62,7 +61,6 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         self._markers = _Markers(vllm_config)
         self._gates: HostGates | DeviceGates
         if self._req_states is None:
-            _refuse_placeholders(vllm_config)
             self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs, self._markers.compile)
         else:
             self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device, self._markers.compile)
@@ -72,7 +70,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             mend_reload()
         delimiters = self._markers.delimiters()
         for name in MARKERS:
-            self._gates.prepare(name, delimiters)
+            self._gates.markers.at(name, delimiters)
         if self._req_states is not None:
             self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
@@ -147,7 +145,10 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             reason = f"it continues {request.prefix_length} tokens of a prompt that has {prompt_len}"
         elif request.weights and request.weights != self._model_config.model:
             reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
-        elif request.fingerprint not in ("", self._gates.prepare(request.marker, request.delimiters).fingerprint):
+        elif request.fingerprint not in (
+            "",
+            self._gates.markers.at(request.marker, request.delimiters)[1].fingerprint,
+        ):
             reason = f"marker {request.marker!r} is another automaton here: its model has another tokenizer"
         if reason and reason not in self._refusals:
             self._refusals.add(reason)
@@ -182,12 +183,3 @@ class _Markers:
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
         return tokenizer
-
-
-def _refuse_placeholders(vllm_config: "VllmConfig") -> None:
-    """The V1 runner repairs placeholder tokens before sampling only for processors that were named at start-up."""
-    if vllm_config.scheduler_config.async_scheduling and not vllm_config.model_config.logits_processors:
-        raise RuntimeError(
-            "DUETLogitsProcessor was loaded from an entry point while the engine schedules asynchronously. Remove the "
-            "entry point and name the class in logits_processors (--logits-processors)."
-        )

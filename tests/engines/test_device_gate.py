@@ -307,4 +307,4 @@ def test_each_marker_is_compiled_once():
     gates = DeviceGates(NUM_SLOTS, torch.device("cpu"), compile_named)
     for slot in range(3):
         gates.admit(slot, request(), prompt_len=0)
-    assert compiled == ["toy"] and gates.prepare("toy") is automaton("toy")
+    assert compiled == ["toy"] and gates.markers.at("toy") == (0, automaton("toy"))

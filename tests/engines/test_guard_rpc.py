@@ -5,8 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from duet_trl.engines.guard import MAX_RPC_BYTES, TOKEN_VARIABLE, WEIGHTS_VARIABLE, TokenGuard, checked_path
 from tests.engines.guarded_app import (
@@ -94,10 +92,7 @@ def test_any_other_remote_call_is_refused(body: bytes, tmp_path: Path) -> None:
     status, _, answer = post_rpc(behind, body)
     assert (status, behind.seen) == (403, [])
     assert ONLY_CALL in json.loads(answer)["error"]
-
-
-def test_body_that_breaks_off_is_refused_though_it_parses(tmp_path: Path) -> None:
-    behind = Behind()
+    # nor a good one that breaks off
     assert post_rpc(behind, reload_request(tmp_path / "weights" / "1"), closed=True)[0] == 403
     assert behind.seen == []
 
@@ -121,19 +116,16 @@ def test_any_spelling_of_a_folder_inside_passes_as_it_was_spelled(path: str, tmp
         ),
         *((outside, "inside .*weights, got") for outside in ("weights/../elsewhere", "in/../elsewhere", ".", "")),
         *((spelled, "inside .*weights, got") for spelled in ("weights/1\0", "weights/1\0/../../elsewhere")),
+        *((inside, "inside .*weights, got") for inside in ("Qwen/Qwen3-1.7B", "\udcff")),
         *((empty, "holds no") for empty in ("weights/none", "weights/pickled", "weights/1/model.safetensors")),
         *((pattern, "holds no") for pattern in ("weights/[1]", "weights/*", "weights/" + "x" * 5000)),
     ],
 )
-def test_folder_outside_or_without_safetensors_is_refused(path: str, message: str, tmp_path: Path) -> None:
+def test_folder_outside_or_without_safetensors_is_refused(
+    path: str, message: str, tmp_path: Path, monkeypatch
+) -> None:
     with pytest.raises(PermissionError, match=f"(?s){message}"):
         checked_path(reload_request(f"{tmp_path}/{path}"), str(tmp_path / "weights"))
-
-
-@pytest.mark.parametrize(
-    "path", ["weights/1", "../weights/1", "Qwen/Qwen3-1.7B", "~/weights", "file:///", "\udcff", ""]
-)
-def test_relative_path_is_refused(path: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(PermissionError, match=f"absolute path inside .*{WEIGHTS_VARIABLE}"):
         checked_path(reload_request(path), str(tmp_path / "weights"))
@@ -149,47 +141,6 @@ def test_without_a_folder_the_remote_call_is_closed(weights_dir, monkeypatch, tm
     assert (status, behind.seen) == (403, [])
     assert "is closed" in answer.decode() and WEIGHTS_VARIABLE in answer.decode()
 
-
-json_at_random = st.recursive(
-    st.one_of(
-        st.none(), st.booleans(), st.integers(), st.floats(), st.sampled_from(["reload_weights", "WEIGHTS", "/"])
-    ),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=2),
-        st.dictionaries(st.sampled_from(["method", "kwargs", "weights_path", "args", "x"]), inner, max_size=3),
-    ),
-)
-nearly_allowed = st.fixed_dictionaries(
-    {
-        "method": st.sampled_from(["reload_weights", "sleep"]),
-        "kwargs": st.fixed_dictionaries(
-            {"weights_path": st.sampled_from(["WEIGHTS/1", "WEIGHTS", "WEIGHTS/out", "WEIGHTS/../in/1", "/"])},
-            optional={"x": json_at_random},
-        ),
-    },
-    optional={"args": json_at_random, "timeout": json_at_random},
-)
-
-
-@pytest.fixture(scope="module")
-def shared_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return weights_below(tmp_path_factory.mktemp("shared"))
-
-
-@settings(max_examples=300, deadline=None)
-@given(request=st.one_of(json_at_random, nearly_allowed))
-def test_only_a_reload_from_inside_is_ever_allowed(shared_weights: Path, request) -> None:
-    body = json.dumps(request).replace("WEIGHTS", str(shared_weights)).encode()
-    try:
-        path = checked_path(body, str(shared_weights))
-    except PermissionError:
-        assert request not in ALLOWED
-    else:
-        assert json.loads(body) == {"method": "reload_weights", "kwargs": {"weights_path": path}}
-        assert Path(path).resolve().is_relative_to(shared_weights.resolve())
-
-
-ALLOWED = [{"method": "reload_weights", "kwargs": {"weights_path": p}} for p in ("WEIGHTS/1", "WEIGHTS/../in/1")]
 
 TARGETS = [
     RPC,

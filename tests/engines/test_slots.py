@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.slots import FORCED, SlotGates, next_token_entropy
+from duet_trl.engines.slots import SlotGates, next_token_entropy
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
 from tests.gate.oracle import EOS, A, B, C, toy_automaton
@@ -70,20 +70,6 @@ def test_forced_stop_survives_temperature_and_penalties(temperature):
     assert (logits / 1.9 / temperature).log_softmax(-1)[0, SENTINEL] == 0.0
 
 
-def test_slots_are_swapped_and_emptied_with_all_they_hold():
-    gates = SlotGates(4, toy)
-    gates.admit(0, request(), prefix=[C] * 6)
-    gates.admit(1, request(), prefix=[C] * 3)
-    gates.swap(0, 1)
-    assert gates.length(np.array([0, 1])).tolist() == [3, 6]
-    gates.swap(1, 3)
-    assert gates.slots.tolist() == [0, 3]
-    gates.drop(0)
-    logits = torch.zeros(4, NUM_TOKENS)
-    assert gates.edit(logits, gates.slots).tolist() == [True]
-    assert logits[3, SENTINEL] == FORCED and (logits[:3] == 0.0).all()
-
-
 def test_swapped_requests_keep_their_own_eos_ids():
     gates = SlotGates(2, toy)
     other = GateRequest(request(entropy_threshold=0.1).spec, False, "toy", SENTINEL, frozenset({B}))
@@ -92,16 +78,3 @@ def test_swapped_requests_keep_their_own_eos_ids():
     gates.swap(0, 1)
     logits = torch.stack([logits_with("low", EOS)] * 2)
     assert gates.edit(logits, gates.slots).tolist() == [True, False]  # slot 1: about to end by itself
-
-
-def test_each_marker_is_compiled_once():
-    compiled = []
-
-    def automaton(name: str, _: object):
-        compiled.append(name)
-        return toy_automaton()
-
-    gates = SlotGates(3, automaton)
-    for slot in range(3):
-        gates.admit(slot, request())
-    assert compiled == ["toy"]

@@ -14,7 +14,7 @@ import torch
 from duet_trl.engines.colocated import ColocatedEngine, gated_requests, llm_factory, reload_weights_cpu
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
-from duet_trl.gate.parameters import GateRequest, gate_parameters
+from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
 from tests.engines.tiny_gate import (
@@ -194,27 +194,6 @@ def test_engine_set_ups_that_the_gate_cannot_run_in_are_refused_at_start_up(llm)
 
     with pytest.raises(ValueError, match="without speculative_config"):
         DUETLogitsProcessor(engine_config(llm, speculative_config=object()), torch.device("cpu"), False)
-    entry_point = {
-        "scheduler_config": SimpleNamespace(async_scheduling=True, max_num_seqs=4),
-        "model_config": SimpleNamespace(logits_processors=None),
-    }
-    with pytest.raises(RuntimeError, match="name the class in logits_processors"):
-        DUETLogitsProcessor(engine_config(llm, **entry_point), torch.device("cpu"), False)
-
-
-def test_placeholder_tokens_are_an_error(llm, tiny_gate):
-    from vllm.v1.sample.logits_processor import BatchUpdate
-
-    from duet_trl.engines.vllm import DUETLogitsProcessor
-
-    processor = DUETLogitsProcessor(engine_config(llm), torch.device("cpu"), False)
-    params, output = sampling(extra_args=gate_parameters(tiny_gate.request(SPECS[0], False))), []
-    processor.update_state(BatchUpdate(1, removed=[], added=[(0, params, [1], output)], moved=[]))
-    for _ in range(SPECS[0].poll_threshold - 1):
-        processor.apply(torch.zeros(1, 384))
-        output.append(-1)
-    with pytest.raises(RuntimeError, match="placeholder"):  # before the first poll
-        processor.apply(torch.zeros(1, 384))
 
 
 @pytest.mark.parametrize(

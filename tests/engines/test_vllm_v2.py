@@ -30,9 +30,6 @@ def toy(delimiters: Delimiters | None = None) -> TokenAutomaton:
     return compile_automaton(toy_marker("ab", delimiters), VOCABULARY)
 
 
-TOY = toy()
-
-
 class Runner:
     """Slots, token history and batch layout as the V2 runner keeps them; decodes given rollouts token by token."""
 
@@ -155,26 +152,6 @@ def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):
     assert (untouched == 0.0).all() and forced.tolist() == [0.0] * 4 + [FORCED]  # at K2 + G
     runner.admit(1, False, False, [C] * 13)  # the slot is used again
     assert (runner.apply([1, 0]) == 0.0).all()
-
-
-@pytest.mark.parametrize(
-    ("asked", "refused"),
-    [
-        ({"fingerprint": TOY.fingerprint, "weights": LOADED}, False),
-        ({"fingerprint": TOY.fingerprint[:-1] + "x"}, True),
-        ({"weights": "/weights/6"}, True),
-        ({"prefix_length": len(PROMPT)}, False),
-        ({"prefix_length": len(PROMPT) + 1}, True),
-    ],
-)
-def test_request_for_another_engine_is_stopped_before_its_first_token(monkeypatch, asked, refused):
-    from duet_trl.engines.vllm import DUETLogitsProcessor
-
-    runner = Runner(DUETLogitsProcessor, monkeypatch)
-    runner.admit(2, True, False, [], **asked)
-    assert runner.apply([2])[0, SENTINEL] == (FORCED if refused else -torch.inf)
-    runner.admit(2, True, False, [C])  # the slot is used again
-    assert runner.apply([2])[0, SENTINEL] == -torch.inf
 
 
 @pytest.mark.slow
