@@ -150,11 +150,15 @@ def train(engine: str, policy: str, folder: str) -> None:
     from . import DUETGRPOConfig, DUETGRPOTrainer
 
     cuda = torch.cuda.is_available()
-    lengths = {"num_generations": 4, "max_completion_length": 96, "grace_window": 8}
-    vllm = {"use_vllm": engine == "vllm", "vllm_gpu_memory_utilization": 0.1, "vllm_max_model_length": 128}
-    device = {"use_cpu": not cuda, "bf16": cuda and torch.cuda.is_bf16_supported()}
-    quiet = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
-    size = {"max_steps": 2, "per_device_train_batch_size": 32}
+    lengths: dict[str, Any] = {"num_generations": 4, "max_completion_length": 96, "grace_window": 8}
+    vllm: dict[str, Any] = {
+        "use_vllm": engine == "vllm",
+        "vllm_gpu_memory_utilization": 0.1,
+        "vllm_max_model_length": 128,
+    }
+    device: dict[str, Any] = {"use_cpu": not cuda, "bf16": cuda and torch.cuda.is_bf16_supported()}
+    quiet: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    size: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 32}
     config = DUETGRPOConfig(output_dir=folder, **size, **lengths, **vllm, **device, **quiet)
     prompts = Dataset.from_dict({"prompt": [f"Count to {number}: " for number in range(16)]})
     trainer = DUETGRPOTrainer(policy, _length, config, prompts)
@@ -184,9 +188,9 @@ def _make_policy(folder: str) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.add_tokens([f"\\boxed{{{number}}}" for number in range(32)])
     torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 64}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
-    ends = {"bos_token_id": None, "eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id}
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 64}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id}
     # More rows than tokens, as published models have them.
     config = Qwen3Config(vocab_size=320, dtype="float32", **sizes, **heads, **ends)
     Qwen3ForCausalLM(config).save_pretrained(folder)
