@@ -40,7 +40,7 @@ def add_command(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "check",
-        help="versions, GPU, engines and the gate inside them, in about half a minute",
+        help="versions, GPU, engines and the gate inside them, in a minute or two",
         description="Says whether this machine can train with DUET, and what to do where it cannot.",
     )
     command.set_defaults(run=check)
