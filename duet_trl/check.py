@@ -15,7 +15,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from . import __version__
@@ -30,7 +29,6 @@ EXTRAS = {
 """Extras whose libraries are looked for, and what they are for."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
-TIMEOUT_SECONDS = 300.0
 TAIL_LINES = 12
 """Of a failed training that are shown."""
 
@@ -42,7 +40,7 @@ def add_command(commands: Any) -> None:
     """Add the command."""
     command = commands.add_parser(
         "check",
-        help="versions, GPU, engines and the gate inside them, in about half a minute",
+        help="versions, GPU, engines and the gate inside them, in a minute or two",
         description="Says whether this machine can train with DUET, and what to do where it cannot.",
     )
     command.set_defaults(run=check)
@@ -82,18 +80,22 @@ def _requirements() -> Iterator[Finding]:
         return
     fitting, installed = [], versions(*(one.name for one in asked))
     for one in asked:
-        needed = one.marker is None or one.marker.evaluate({"extra": ""})
-        extra = None if needed else next((name for name in EXTRAS if one.marker.evaluate({"extra": name})), "")
-        found = installed.get(one.name)
-        if extra == "":
-            continue
+        found, remedy = installed.get(one.name), f"pip install '{one.name}{one.specifier}'"
+        if one.marker is not None and not one.marker.evaluate({"extra": ""}):
+            extra = next((name for name in EXTRAS if one.marker.evaluate({"extra": name})), None)
+            if extra is None:
+                continue
+            if found is None:
+                yield NOTE, f"{one.name} is not installed: {EXTRAS[extra]}", f"pip install '{DISTRIBUTION}[{extra}]'"
+                continue
         if found is not None and one.specifier.contains(found, prereleases=True):
             fitting.append(f"{one.name} {found}")
-        elif found is None and extra is not None:
-            yield NOTE, f"{one.name} is not installed: {EXTRAS[extra]}", f"pip install '{DISTRIBUTION}[{extra}]'"
         else:
-            what = "is not installed" if found is None else f"{found} is outside {one.specifier}"
-            yield FAILED, f"{one.name} {what}", f"pip install '{one.name}{one.specifier}'"
+            yield (
+                FAILED,
+                f"{one.name} {found or 'is not installed'} {'is outside ' * bool(found)}{one.specifier}",
+                remedy,
+            )
     yield OK, ", ".join(dict.fromkeys(fitting)), ""
 
 
@@ -104,8 +106,7 @@ def _device() -> Finding:
     if not torch.cuda.is_available():
         what = f"no GPU that PyTorch {torch.__version__} sees; {len(os.sched_getaffinity(0))} cores"
         return NOTE, what, "train with use_cpu=True, bf16=False, or install PyTorch for CUDA"
-    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    what = ", ".join(f"{gpu.name} with {gpu.total_memory / 2**30:.0f} GiB" for gpu in gpus)
+    what = f"{torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
     if not torch.cuda.is_bf16_supported():
         return NOTE, f"{what}, without bf16", "train with bf16=False, fp16=True"
     return OK, what, ""
@@ -122,32 +123,23 @@ def _sandbox() -> Finding:
 
 
 def _trainings() -> Iterator[Finding]:
-    """Two steps on each engine that is installed, side by side."""
+    """Two steps on each engine that is installed, each in a process of its own."""
     from .report.environment import versions
 
     with tempfile.TemporaryDirectory(prefix="duet_check_") as folder:
         policy = f"{folder}/policy"
         _make_policy(policy)
-        engines = ["transformers", "vllm"] if "vllm" in versions("vllm") else ["transformers"]
-        logs = {engine: Path(folder, f"{engine}.log") for engine in engines}
-        began, running = time.perf_counter(), {}
-        for engine, log in logs.items():
+        for engine in ["transformers", "vllm"] if "vllm" in versions("vllm") else ["transformers"]:
             code = f"from duet_trl.check import train; train({engine!r}, {policy!r}, {f'{folder}/{engine}'!r})"
-            with log.open("w") as out:
-                running[engine] = subprocess.Popen([sys.executable, "-c", code], stdout=out, stderr=out)
-        for engine, process in running.items():
-            try:
-                process.wait(TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            lines = logs[engine].read_text(errors="replace").splitlines()
-            if process.returncode == 0:
+            command, began = ["timeout", "300", sys.executable, "-c", code], time.perf_counter()
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, errors="replace")
+            lines = done.stdout.splitlines()
+            if done.returncode == 0:
                 yield OK, f"{engine}: {lines[-1]}; {time.perf_counter() - began:.0f} s", ""
                 continue
-            why = f"ended with exit status {process.returncode}" if process.returncode >= 0 else "was ended"
-            shown = "\n".join(f"{'':8}| {line}" for line in lines[-TAIL_LINES:])
-            yield FAILED, f"{engine}: training {why}\n{shown}", "docs/operations.md, or an issue with these lines"
+            shown = "".join(f"\n{'':8}| {line}" for line in lines[-TAIL_LINES:])
+            what = f"{engine}: training ended with exit status {done.returncode}{shown}"
+            yield FAILED, what, "docs/operations.md, or an issue with these lines"
 
 
 def train(engine: str, policy: str, folder: str) -> None:
@@ -158,23 +150,16 @@ def train(engine: str, policy: str, folder: str) -> None:
     from . import DUETGRPOConfig, DUETGRPOTrainer
 
     cuda = torch.cuda.is_available()
-    config = DUETGRPOConfig(
-        output_dir=folder,
-        max_steps=2,
-        num_generations=4,
-        per_device_train_batch_size=32,
-        max_completion_length=96,
-        grace_window=8,
-        use_vllm=engine == "vllm",
-        vllm_gpu_memory_utilization=0.1,
-        vllm_max_model_length=128,
-        use_cpu=not cuda,
-        bf16=cuda and torch.cuda.is_bf16_supported(),
-        logging_steps=1,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    lengths: dict[str, Any] = {"num_generations": 4, "max_completion_length": 96, "grace_window": 8}
+    vllm: dict[str, Any] = {
+        "use_vllm": engine == "vllm",
+        "vllm_gpu_memory_utilization": 0.1,
+        "vllm_max_model_length": 128,
+    }
+    device: dict[str, Any] = {"use_cpu": not cuda, "bf16": cuda and torch.cuda.is_bf16_supported()}
+    quiet: dict[str, Any] = {"logging_steps": 1, "save_strategy": "no", "report_to": "none", "disable_tqdm": True}
+    size: dict[str, Any] = {"max_steps": 2, "per_device_train_batch_size": 32}
+    config = DUETGRPOConfig(output_dir=folder, **size, **lengths, **vllm, **device, **quiet)
     prompts = Dataset.from_dict({"prompt": [f"Count to {number}: " for number in range(16)]})
     trainer = DUETGRPOTrainer(policy, _length, config, prompts)
     trainer.train()
@@ -203,19 +188,10 @@ def _make_policy(folder: str) -> None:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.add_tokens([f"\\boxed{{{number}}}" for number in range(32)])
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=320,  # more rows than tokens, as published models have them
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=64,
-        max_position_embeddings=256,
-        bos_token_id=None,
-        eos_token_id=fast.eos_token_id,
-        pad_token_id=fast.pad_token_id,
-        dtype="float32",
-    )
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 64}
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 256}
+    ends: dict[str, Any] = {"bos_token_id": None, "eos_token_id": fast.eos_token_id, "pad_token_id": fast.pad_token_id}
+    # More rows than tokens, as published models have them.
+    config = Qwen3Config(vocab_size=320, dtype="float32", **sizes, **heads, **ends)
     Qwen3ForCausalLM(config).save_pretrained(folder)
     fast.save_pretrained(folder)

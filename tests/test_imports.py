@@ -16,7 +16,7 @@ PACKAGE = ROOT / "duet_trl"
 ENGINES = ("transformers", "vllm")
 HEAVY = frozenset({"transformers", "trl", "vllm", "accelerate", "datasets", "peft"})
 NUMERIC = frozenset({"numpy", "torch"})
-VERIFIER_AND_REPORT_LIBRARIES = frozenset({"math_verify", "latex2sympy2_extended", "sympy", "pyarrow"})
+VERIFIER_AND_REPORT_LIBRARIES = frozenset({"math_verify", "latex2sympy2_extended", "sympy", "pyarrow", "pandas"})
 
 
 @dataclass(frozen=True)

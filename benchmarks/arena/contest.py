@@ -93,10 +93,6 @@ class Contest:
         """Whether a cost of these entrants compares: processor seconds only beside the yardstick (`pace.py`)."""
         return cost != SECONDS or all(is_timed(run) for name in entrants for run in self.runs[name].values())
 
-    def mean_curve(self, entrant: str) -> Curve:
-        """Of all seeds of an entrant."""
-        return mean_curve(list(self.curves[entrant].values()))
-
     def reached(self, entrant: str, cost: str) -> Reached | None:
         """What an entrant spent to reach the target.
 

@@ -26,13 +26,11 @@ class Curve:
         accuracy (np.ndarray): Share of right samples, shape (K,).
         samples (np.ndarray): Samples behind each of them, all problems and runs together, shape (K,).
         costs (dict[str, np.ndarray]): What had been spent, for each of `COSTS`, shape (K,), from 0 on.
-        careful (np.ndarray | None): Share of samples that took the long way, shape (K,); None: there is no such way.
     """
 
     accuracy: np.ndarray
     samples: np.ndarray
     costs: dict[str, np.ndarray]
-    careful: np.ndarray | None
 
 
 def curve_of(run: Run, start: Run, problems: int) -> Curve:
@@ -46,12 +44,10 @@ def curve_of(run: Run, start: Run, problems: int) -> Curve:
     points = [start.measurements[0], *run.measurements]
     right = np.array([sum(point.last[:problems]) for point in points])
     samples = np.array([problems * point.samples for point in points])
-    careful = [point.careful for point in points]
     return Curve(
         right / samples,
         samples,
         {cost: np.array([0, *(vars(point)[cost] for point in run.measurements)], dtype=float) for cost in COSTS},
-        None if None in careful else np.array(careful),
     )
 
 
@@ -62,12 +58,10 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     def rows(values: Sequence[np.ndarray]) -> np.ndarray:
         return np.array([value[own] for value, own in zip(values, places, strict=True)])
 
-    with_careful = all(curve.careful is not None for curve in curves)
     return Curve(
         rows([curve.accuracy for curve in curves]).mean(axis=0),
         rows([curve.samples for curve in curves]).sum(axis=0),
         {cost: rows([curve.costs[cost] for curve in curves]).mean(axis=0) for cost in COSTS},
-        rows([curve.careful for curve in curves]).mean(axis=0) if with_careful else None,
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of the arena: tables on the terminal, figures, a result file, and what documents quote of them."""
+"""The report of the arena: tables on the terminal, a result file, and what documents quote of them."""
 
 import json
 from collections.abc import Sequence
@@ -14,16 +14,13 @@ from .entrants import CONTROLS, ENTRANTS, REFERENCE
 from .profiles import PROFILES
 from .quantities import Quantities, rate_of, rate_text
 from .quotes import differences, documents, rewritten
-from .records import FOLDER, REPORT, START, Run
+from .records import REPORT, START, Run
 from .report_tables import Findings, tables
-from .task_figures import drawn_data, is_drawn_from, task_figure
 from .tuning import tuned_rate
-
-FIGURES = Path("docs") / "images"
 
 
 def write_report(findings: Findings, markdown: bool) -> None:
-    """Print all tables; write outputs/bench/arena.json and a figure for each task.
+    """Print all tables; write outputs/bench/arena.json.
 
     Args:
         findings (Findings): Of the records.
@@ -38,12 +35,10 @@ def write_report(findings: Findings, markdown: bool) -> None:
     )
     print("\n".join(_gaps(findings)))
     print(_write_json(findings))
-    for task, contest in findings.contests.items():
-        print(task_figure(contest, FOLDER / f"{task}.png"))
 
 
 def write_documents(findings: Findings, folder: Path) -> list[str]:
-    """Write tables and values between their markers in README.md and docs/*.md, and the figures of the tasks.
+    """Write tables and values between their markers in README.md and docs/*.md.
 
     Args:
         findings (Findings): Of the records.
@@ -62,20 +57,13 @@ def write_documents(findings: Findings, folder: Path) -> list[str]:
         if text != path.read_text():
             path.write_text(text)
             changed.append(str(path.relative_to(folder)))
-    for task, contest in findings.contests.items():
-        path = _figure_path(folder, task)
-        if not path.exists() or not is_drawn_from(path, drawn_data(contest)):
-            task_figure(contest, path)
-            changed.append(str(path.relative_to(folder)))
     return changed
 
 
 def check_documents(findings: Findings, folder: Path) -> list[str]:
-    """What README.md, docs/*.md and the figures there show, where it is not what the records say.
+    """What README.md and docs/*.md show, where it is not what the records say.
 
     Runs whose learning rate is not the one that tuning chose are named too.
-
-    Of a figure the data are compared that it was drawn from, not its pixels.
 
     Args:
         findings (Findings): Of the records.
@@ -91,15 +79,7 @@ def check_documents(findings: Findings, folder: Path) -> list[str]:
             found += differences(path.read_text(), values, str(path.relative_to(folder)))
         except ValueError as error:
             found.append(str(error))
-    for task, contest in findings.contests.items():
-        path = _figure_path(folder, task)
-        if path.exists() and not is_drawn_from(path, drawn_data(contest)):
-            found.append(f"{path.relative_to(folder)}: drawn from other records. Run report --write.")
     return found + _rates_not_chosen(findings.runs)
-
-
-def _figure_path(folder: Path, task: str) -> Path:
-    return folder / FIGURES / f"arena_{task}.png"
 
 
 def _texts(findings: Findings) -> dict[str, str]:
@@ -175,7 +155,6 @@ def _write_json(findings: Findings) -> Path:
                 }
                 for name, own in contest.runs.items()
             },
-            "drawn": drawn_data(contest),
         }
         for task, contest in findings.contests.items()
     }

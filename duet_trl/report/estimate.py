@@ -7,34 +7,29 @@ rollouts at the mean length that the gate leaves. Intervals are over the prompts
 the tokens of the run are held fixed. Nothing is trained or sampled, so nothing is said about accuracy.
 """
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from ..allocate.openness import openness, posterior, price_of_more
 from ..allocate.statistics import RewardHistory
+from ..gate.automaton import compile_automaton
+from ..gate.markers import extract_answer, get_marker
 from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay
+from ..gate.thoughts import Delimiters, Written, ends_in_thought, recognise
 from ..gate.thresholds import PricedThresholds
+from ..gate.vocabulary import vocabulary_bytes
 from .intervals import ratio_interval
-from .logged_completions import Completions, UnreadableRun
-from .tokens import LoggedThoughts, Tokens
+from .logged_completions import LoggedRun
 
 Interval = tuple[float, float]
 """Both ends of a 95% interval."""
 
-_NOISE = 1e-6
-"""Relative spread up to which rewards of a group count as equal: they are float32 sums."""
-
-
-@dataclass(frozen=True)
-class GroupSpread:
-    """Groups whose rewards do not differ."""
-
-    num_groups: int  # groups by run, step and prompt
-    num_scored: int  # of those, groups with two scored completions or more; the rest of the table is about them
-    zero_variance: float | None  # share without any difference in reward: they teach nothing
-    zero_variance_interval: Interval | None
+NOISE = 1e-6
+"""Relative spread up to which credits of a group count as equal: they are float32 sums."""
 
 
 @dataclass(frozen=True)
@@ -52,202 +47,146 @@ class MarkerEstimate:
     tail_interval: Interval | None
     tail_tokens: float  # their tokens beyond K2 + G
     abort_saves: float  # (1 - eps) of these: what aborting saves in expectation
-    # of the tail, completions that scored above their group's mean. Aborting stops these too. None without a tail or a
-    # score.
-    tail_above_mean: float | None
+    tail_above_mean: float | None  # of the tail, completions better than their group; None without tail or rewards
     answer_changes: float | None  # of the trimmed, completions whose last answer is another one after the cut
     gated_mean: float  # expected tokens of a completion under the gate
     gated_share_interval: Interval | None  # of gated_mean over the mean length
 
 
 @dataclass(frozen=True)
-class Projection:
-    """Projected cost of the logged batches under a budget."""
+class Texts:
+    """The completions of a run in tokens, and their thoughts."""
 
-    marker: str | None  # marker of the gate; None: no gate, fewer rollouts only
-    budget: float  # b
-    rollouts: float  # b x logged completions
-    tokens: float  # rollouts x mean length under the gate
-    token_share: float  # relative to what was logged
-    token_share_interval: Interval | None  # None: no gate, or one prompt
+    run: LoggedRun
+    tokenizer: Any  # `tokenizers.Tokenizer`
+    ids: list[np.ndarray]  # tokens of each completion, length N
+    delimiters: Delimiters | None  # of thoughts; None: there are none
+    opened: np.ndarray  # whether each begins inside a thought, shape (N,), bool
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each, shape (N,)."""
+        return np.fromiter(map(len, self.ids), np.int64, len(self.ids))
 
 
-def total_reward(completions: Completions, columns: Sequence[str], weights: Sequence[float] | None) -> np.ndarray:
-    """Weighted sum of the reward columns, as TRL adds them up, shape (N,); nan where no function gave a number.
+def tokenize(run: LoggedRun, tokenizer: Any) -> Texts:
+    """Tokens of a run's texts, which have no end token, and the thought delimiters that most of them show.
 
-    One weight per column, None: 1 each. UnreadableRun if a column is not there, not numeric or infinite, or the
-    weights do not fit.
+    A completion begins inside a thought if its prompt opened one, or if it closes one first. Special tokens are in no
+    log: of a thought between two of them nothing can be known.
     """
-    if unknown := [name for name in columns if name not in completions.numbers]:
-        known = ", ".join(completions.numbers) or "none"
-        raise UnreadableRun(f"no numeric column {', '.join(unknown)} in the files. Numeric columns: {known}.")
-    if weights is not None and len(weights) != len(columns):
-        raise UnreadableRun(f"{len(weights)} reward weights for {len(columns)} reward columns ({', '.join(columns)}).")
-    if not columns:
-        return np.full(len(completions.texts), np.nan)
-    rewards = np.stack([completions.numbers[name] for name in columns])  # (columns, N)
-    if infinite := ", ".join(name for name in columns if np.isinf(completions.numbers[name]).any()):
-        raise UnreadableRun(f"infinite rewards in {infinite}. Name the other columns with --reward_columns.")
-    weighted = rewards * np.asarray([1.0] * len(columns) if weights is None else weights)[:, None]
-    return np.where(np.isnan(rewards).all(axis=0), np.nan, np.nansum(weighted, axis=0))
+    ids = [np.array(one.ids, np.int32) for one in tokenizer.encode_batch(run.texts, add_special_tokens=False)]
+    seen = Counter(filter(None, (recognise(text).delimiters for text in run.texts)))
+    delimiters = seen.most_common(1)[0][0] if seen else None
+    opened = [
+        delimiters is not None and (ends_in_thought(prompt, delimiters) or _closes_first(text, delimiters))
+        for prompt, text in zip(run.prompts, run.texts, strict=True)
+    ]
+    return Texts(run, tokenizer, ids, delimiters, np.array(opened, dtype=bool))
 
 
-def measure_groups(completions: Completions, columns: Sequence[str], reward: np.ndarray) -> GroupSpread:
-    """Zero-variance groups.
-
-    A group has zero variance if all of its rewards are equal, or all of its advantages: these know the weights that
-    the run gave to its reward functions.
-    """
-    advantage = _informative(completions.advantage) if columns else completions.advantage
-    scored = ~np.isnan(reward) if columns else ~np.isnan(advantage)
-    rows_of_group = np.split(np.argsort(completions.group, kind="stable"), np.cumsum(np.bincount(completions.group)))
-    groups = [rows[scored[rows]] for rows in rows_of_group[:-1]]
-    usable = [rows for rows in groups if len(rows) > 1]
-    if not usable:
-        return GroupSpread(len(groups), 0, None, None)
-    flat = [_equal(advantage[rows]) or _equal(reward[rows]) for rows in usable]
-    prompts = completions.prompt_number[[rows[0] for rows in usable]]
-    interval = _share_interval(flat, np.ones(len(flat)), prompts)
-    return GroupSpread(len(groups), len(usable), float(np.mean(flat)), interval)
+def zero_variance(run: LoggedRun) -> tuple[int, float | None, Interval | None]:
+    """Groups with two scored completions or more, the share of them whose credits are all equal, and its interval."""
+    flat, prompts = [], []
+    order = np.argsort(run.group, kind="stable")
+    for rows in np.split(order, np.cumsum(np.bincount(run.group))[:-1]):
+        scored = rows[~np.isnan(run.credit[rows])]
+        if len(scored) > 1:
+            credit = run.credit[scored]
+            flat.append(bool(np.ptp(credit) <= NOISE * max(1.0, np.abs(credit).max())))
+            prompts.append(run.prompt[rows[0]])
+    if not flat:
+        return 0, None, None
+    return len(flat), float(np.mean(flat)), _share_interval(flat, np.ones(len(flat)), np.array(prompts))
 
 
-def above_group_mean(completions: Completions, reward: np.ndarray) -> np.ndarray:
-    """Whether each completion scored above its group: 1.0, 0.0 or nan (unknown), shape (N,)."""
-    advantage = _informative(completions.advantage)
-    num_scored = np.bincount(completions.group, weights=~np.isnan(reward))
-    total = np.bincount(completions.group, weights=np.nan_to_num(reward))
-    mean = np.divide(total, num_scored, out=np.full(len(total), np.nan), where=num_scored > 0)[completions.group]
-    by_reward = np.where(np.isnan(reward), np.nan, reward > mean + _NOISE * np.maximum(1.0, np.abs(mean)))
-    return np.where(np.isnan(advantage), by_reward, advantage > _NOISE)
-
-
-@dataclass(frozen=True)
-class Logged:
-    """What the gate is replayed on: N completions and what is known of them.
-
-    Attributes:
-        completions (Completions): Read from the files.
-        tokens (Tokens): Of each.
-        thoughts (LoggedThoughts): In each.
-        reward (np.ndarray): Of each, shape (N,), nan where unknown.
-        price (float): Of a token (`logged_price`).
-        grace_window (int): G, tokens.
-    """
-
-    completions: Completions
-    tokens: Tokens
-    thoughts: LoggedThoughts
-    reward: np.ndarray
-    price: float
-    grace_window: int
-
-
-def measure_marker(name: str, logged: Logged) -> MarkerEstimate:
+def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> MarkerEstimate:
     """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
 
-    The run had no gate: to replay, it is one whose coins all said keep and that trimmed nothing.
+    `price` is that of a token (`logged_price`). The run had no gate: to replay, it is one whose coins all said keep
+    and that trimmed nothing.
     """
-    completions, tokens, thoughts = logged.completions, logged.tokens, logged.thoughts
-    length, marker, prompts = tokens.lengths, thoughts.marker(name), completions.prompt_number
-    total, answer_at = int(length.sum()), tokens.answered_at(marker, thoughts.opened)
-    spec, keep = _gate(answer_at, logged)
+    run, length, marker = texts.run, texts.lengths, get_marker(name, texts.delimiters)
+    shown_parts = () if texts.delimiters is None else texts.delimiters.parts
+    fast = SimpleNamespace(backend_tokenizer=texts.tokenizer)  # what is read of transformers' fast tokenizers
+    automaton = compile_automaton(marker, vocabulary_bytes(fast, shown=shown_parts))
+    answer_at, total = np.full(len(length), NEVER), int(length.sum())
+    np.minimum.at(answer_at, *automaton.completions(texts.ids, texts.opened))
+    spec, keep = _gate(answer_at, length, run.reward, grace_window, price)
     nobody = np.zeros(len(length), dtype=bool)
-    found = replay(replace(spec, trim=False), tokens.automaton(marker), tokens.ids, nobody, ~nobody, thoughts.opened)
+    found = replay(replace(spec, trim=False), automaton, texts.ids, nobody, ~nobody, texts.opened)
     answered, tail = found.outcome == Outcome.ANSWERED, found.outcome == Outcome.KEPT
-    stop = np.where(answered, np.minimum(length, found.marker_at + spec.grace_window), length)  # (N,)
+    stop = np.where(answered, np.minimum(length, found.marker_at + grace_window), length)  # (N,)
     beyond = tail * (length - spec.abort_at)  # (N,)
     trim_tokens, abort_tokens = int((length - stop).sum()), (1.0 - keep) * int(beyond.sum())
-    shown = answer_at < NEVER
-    after = shown * (length - np.minimum(answer_at, length))
-    above = above_group_mean(completions, logged.reward)[tail]
+    after = np.where(answer_at < NEVER, length - np.minimum(answer_at, length), 0)
+    credit = run.credit[tail & ~np.isnan(run.credit)]
     return MarkerEstimate(
         marker=name,
         abort_threshold=spec.abort_threshold,
         keep_probability=keep,
-        shown=float(shown.mean()),
+        shown=float((answer_at < NEVER).mean()),
         tokens_after_answer=float(after.sum()) / total,
-        tokens_after_answer_interval=_share_interval(after, length, prompts),
+        tokens_after_answer_interval=_share_interval(after, length, run.prompt),
         trim_saves=trim_tokens / total,
         tail=float(tail.mean()),
-        tail_interval=_share_interval(tail, np.ones(len(tail)), prompts),
+        tail_interval=_share_interval(tail, np.ones(len(tail)), run.prompt),
         tail_tokens=int(beyond.sum()) / total,
         abort_saves=abort_tokens / total,
-        tail_above_mean=None if np.isnan(above).all() else float(np.nanmean(above)),
-        answer_changes=thoughts.answer_changes(name, completions.texts, tokens, stop),
+        tail_above_mean=float((credit > NOISE).mean()) if len(credit) else None,
+        answer_changes=_answer_changes(name, texts, stop),
         gated_mean=(total - trim_tokens - abort_tokens) / len(length),
-        gated_share_interval=_share_interval(stop - (1.0 - keep) * beyond, length, prompts),
+        gated_share_interval=_share_interval(stop - (1.0 - keep) * beyond, length, run.prompt),
     )
 
 
-def project(lengths: np.ndarray, markers: Sequence[MarkerEstimate], budgets: Sequence[float]) -> list[Projection]:
-    """Tokens at each budget: b x the logged completions, of `lengths` (N,), at the mean length that the gate leaves.
-
-    Without a gate first, then for each marker that a completion shows.
-    """
-    num, mean = len(lengths), float(lengths.mean())
-    gates = [(None, mean, None), *((m.marker, m.gated_mean, m.gated_share_interval) for m in markers if m.shown)]
-    return [
-        Projection(
-            marker=marker,
-            budget=budget,
-            rollouts=budget * num,
-            tokens=budget * num * gated,
-            token_share=budget * gated / mean,
-            token_share_interval=None if interval is None else (budget * interval[0], budget * interval[1]),
-        )
-        for marker, gated, interval in gates
-        for budget in budgets
-    ]
-
-
-def logged_price(completions: Completions, lengths: np.ndarray, reward: np.ndarray) -> float:
-    """What one more rollout of each logged prompt would have earned per token; nan where no reward is known.
-
-    Args:
-        completions (Completions): N of them, in groups.
-        lengths (np.ndarray): Their tokens, shape (N,).
-        reward (np.ndarray): Their rewards, shape (N,), nan where unknown.
-    """
-    known = ~np.isnan(reward)
+def logged_price(run: LoggedRun, lengths: np.ndarray) -> float:
+    """What one more rollout of each prompt would have earned per token of `lengths` (N,); nan without a reward."""
+    known = ~np.isnan(run.reward)
     if not known.any():
         return float("nan")
-    group, size = completions.group, int(completions.group.max()) + 1
+    group, size, reward = run.group, int(run.group.max()) + 1, run.reward[known]
     count = np.bincount(group[known], minlength=size).astype(np.float64)
-    mean = np.bincount(group[known], weights=reward[known], minlength=size) / np.maximum(count, 1.0)
+    mean = np.bincount(group[known], weights=reward, minlength=size) / np.maximum(count, 1.0)
     seen = RewardHistory(count, mean, mean**2, float("nan"), float("nan"))
-    worth = openness(*posterior(seen, (float(reward[known].min()), float(reward[known].max()))))
+    worth = openness(*posterior(seen, (float(reward.min()), float(reward.max()))))
     return price_of_more(worth, count, np.maximum(np.bincount(group, weights=lengths) / np.bincount(group), 1.0))
 
 
-def _gate(answer_at: np.ndarray, logged: Logged) -> tuple[GateSpec, float]:
+def _gate(
+    answer_at: np.ndarray, lengths: np.ndarray, reward: np.ndarray, grace_window: int, price: float
+) -> tuple[GateSpec, float]:
     """The gate and the coin as the trainer would set them after these completions, one for all of them.
 
     An answer time is the first poll that sees the answer, also where the completion ends before it. Without rewards
     there is no price, and nothing is aborted.
     """
-    lengths, size = logged.tokens.lengths, len(answer_at)
-    longest = int(lengths.max())
-    spec = GateSpec(PricedThresholds.poll_threshold, longest, logged.grace_window)
+    longest, size = int(lengths.max()), len(answer_at)
+    spec = GateSpec(PricedThresholds.poll_threshold, longest, grace_window)
     seen_at = np.where(answer_at < NEVER, replace(spec, abort=False).seen_at(answer_at), -1)
-    unit = PricedThresholds(longest, logged.grace_window, width=spec.poll_interval)
+    unit = PricedThresholds(longest, grace_window, width=spec.poll_interval)
     outcome, unseen, untrimmed = np.full(size, Outcome.NATURAL), np.full(size, -1), np.zeros(size, dtype=bool)
     whole = Replay(outcome, unseen, untrimmed, lengths, seen_at, seen_at)
-    unit.observe(whole, np.ones(size), logged.reward, 1, logged.price)
+    unit.observe(whole, np.ones(size), reward, 1, price)
     return replace(spec, abort_threshold=unit.abort_threshold), unit.keep_probability
 
 
-def _share_interval(top: Sequence[bool] | np.ndarray, bottom: np.ndarray, prompts: np.ndarray) -> Interval | None:
+def _answer_changes(name: str, texts: Texts, stop: np.ndarray) -> float | None:
+    """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
+    changed = []
+    for row in np.flatnonzero(stop < texts.lengths):
+        cut = texts.tokenizer.decode(texts.ids[row][: stop[row]].tolist(), skip_special_tokens=False)
+        written = [Written(text, texts.delimiters, bool(texts.opened[row])) for text in (cut, texts.run.texts[row])]
+        changed.append(extract_answer(name, written[0], "last") != extract_answer(name, written[1], "last"))
+    return float(np.mean(changed)) if changed else None
+
+
+def _share_interval(top: Any, bottom: np.ndarray, prompts: np.ndarray) -> Interval | None:
     """Interval of the share sum(top) / sum(bottom) over prompts, within [0, 1]; None for a single prompt."""
     ends = ratio_interval(np.asarray(top, dtype=np.float64), bottom, prompts)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], 1.0))
 
 
-def _equal(values: np.ndarray) -> bool:
-    """Whether all values are one number up to the rounding of float32; nan is none."""
-    return bool(np.ptp(values) <= _NOISE * max(1.0, float(np.abs(values).max())))  # False with nan
-
-
-def _informative(advantage: np.ndarray) -> np.ndarray:
-    """The advantages, or nan throughout if all are one number: then nothing was trained on them."""
-    known = advantage[~np.isnan(advantage)]
-    return np.full_like(advantage, np.nan) if len(known) == 0 or _equal(known) else advantage
+def _closes_first(text: str, delimiters: Delimiters) -> bool:
+    before, closing, _ = text.partition(delimiters.closing)
+    return bool(closing) and delimiters.opening not in before

@@ -1,41 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`duet-trl estimate <files>`: what would DUET save on a run that stock TRL GRPO did?"""
+"""`duet-trl estimate <output_dir>`: what would DUET save on a run that stock TRL GRPO did?"""
 
 import argparse
 import json
 import sys
-from collections.abc import Callable
+import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ..gate.markers import MARKERS, get_marker
 from ..gate.thresholds import scaled_grace_window
-from .estimate import Logged, logged_price, measure_groups, measure_marker, project, total_reward
-from .estimate_text import RARE, Estimate, as_json, report_text
-from .logged_completions import (
-    Completions,
-    RunLog,
-    UnreadableRun,
-    counted,
-    find_files,
-    read_completions,
-    read_run_log,
-)
-from .tokens import CHARS_PER_TOKEN, Tokens, cut_texts, find_thoughts, load_tokenizer, thought_notes, tokenize
+from .estimate import Interval, MarkerEstimate, Texts, logged_price, measure_marker, tokenize, zero_variance
+from .logged_completions import UnreadableRun, find_tokenizer, read_run
+from .tables import text_table
 
-FEW = 32
-"""Fewer completions say little about K2 and fewer groups make rough intervals."""
+BUDGETS = (1.0, 0.5, 0.25)
+"""Shares of the full number of rollouts that are projected."""
 
-DISAGREEMENT = 0.1
-"""Relative difference from the mean length in the run's log that is reported."""
+RARE = 0.1
+"""A marker shown in a smaller share of completions is probably not the run's."""
 
 DESCRIPTION = """\
-What would DUET save on a run that trl.GRPOTrainer did with log_completions=True? Reads the parquet files that it wrote
-to <output_dir>/completions and prints, per answer marker, the tokens after the answer and the marker-less tail, the
-groups without any difference in reward, and projected tokens under each budget, with 95% intervals over the prompts of
-the run. Works offline and needs no model. Accuracy is not predicted."""
+What would DUET save on a run that trl.GRPOTrainer did with log_completions=True? Prints, per answer marker, the tokens
+after the answer and the marker-less tail, the groups without any difference in reward, and projected tokens at each
+budget, with 95% intervals over the prompts of the run. Works offline and needs no model. Accuracy is not predicted."""
+
+LEGEND = (
+    "K2: where going on without an answer earns less per token than another rollout would. tokens after answer, trim "
+    "saves, tail tokens, abort saves: of all tokens. trim saves: beyond tau + G. tail: without a marker at "
+    "K2 + G. tail tokens: theirs beyond it. abort saves: 1 - eps of these. tail above mean: of the tail, completions "
+    "better than their group. answer changes: of the trimmed, completions whose last answer is another one after the "
+    "cut. In brackets: 95% intervals over the prompts of the run."
+)
+
+ASSUMPTIONS = (
+    "Tokens at budget b = b x logged completions x mean length under the gate (poll every 8 tokens, eps as in "
+    "training). K2 is that of all logged completions; in training it follows the rollouts.",
+    "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
+    "rollouts before tau + G; a policy trained with the gate writes other lengths.",
+    "Accuracy is NOT predicted: fewer rollouts and shorter ones may learn less per step.",
+)
 
 
 def add_command(commands: Any) -> None:
@@ -45,145 +50,157 @@ def add_command(commands: Any) -> None:
     )
     estimate.set_defaults(run=estimate_run)
     add = estimate.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help="output_dir of the run, its folder of files, or files")
-    add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
-    add = estimate.add_argument_group("gate and budget (names and defaults as in DUETGRPOConfig)").add_argument
+    add("path", type=Path, help="output_dir of the run, or its folder of completions")
+    help_text = "folder with a tokenizer.json, or a model's name (default: that of the run's last checkpoint)"
+    add("--tokenizer", metavar="PATH_OR_NAME", help=help_text)
     help_text = f"a marker besides {', '.join(MARKERS)}: opening...closing; may be repeated"
     add("--marker", type=_marker, action="append", default=[], metavar="NAME", help=help_text)
-    help_text = "what opens and closes a thought; nothing: there are none (default: as the completions show)"
-    add("--thought_delimiters", nargs="*", metavar="TEXT", help=help_text)
     help_text = "G, tokens after the answer and past K2 (default: 150 of 3,072 of the longest completion, at least 8)"
-    add("--grace_window", type=_in("[0, inf)", int), metavar="X", help=help_text)
-    help_text = "shares of the full number of rollouts, in (0, 1] (default: %(default)s)"
-    add("--budgets", type=_in("(0, 1]"), nargs="+", default=[1.0, 0.5, 0.25], metavar="B", help=help_text)
-    add = estimate.add_argument_group("tokens and rewards").add_argument
-    add("--tokenizer", metavar="PATH_OR_NAME", help="count tokens: folder with a tokenizer.json, or a model's name")
-    help_text = "without a tokenizer (default: from completions/mean_length in the run's log, else "
-    help_text += f"{CHARS_PER_TOKEN:g}, which is that of mathematical text)"
-    add("--chars_per_token", type=_in("(0, inf)"), metavar="X", help=help_text)
-    columns = "reward functions (default: those in the run's log, else all numeric columns)"
-    add("--reward_columns", nargs="+", metavar="NAME", help=columns)
-    add("--reward_weights", nargs="+", type=_in("(-inf, inf)"), metavar="W", help="as in GRPOConfig (default: 1 each)")
+    add("--grace_window", type=int, metavar="TOKENS", help=help_text)
+    add("--reward_weights", nargs="+", type=float, metavar="W", help="as in GRPOConfig (default: 1 each)")
+    add("--json", type=Path, metavar="FILE", help="also write every figure, unrounded, to this file")
 
 
 def estimate_run(options: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     try:
-        estimate = _estimate(options)
-        sys.stdout.write(report_text(estimate) + "\n")
+        found = _estimate(options)
+        sys.stdout.write(_text(found) + "\n")
         if options.json is not None:
-            options.json.write_text(json.dumps(as_json(estimate), indent=2) + "\n", encoding="utf-8")
-            sys.stdout.write(f"\nwritten: {options.json}\n")
-    except (UnreadableRun, OSError) as error:
+            options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    except (ValueError, OSError) as error:  # also: it is not known how this tokenizer writes text
         sys.stderr.write(f"error: {error}\n")
         return 1
     return 0
 
 
-def _estimate(options: argparse.Namespace) -> Estimate:
-    files = find_files(options.paths)
-    log = read_run_log(files[0].parent)
-    completions = read_completions(files, log.evaluated_steps)
-    tokens, source, ratio, notes = _tokens(completions, log, options)
-    lengths = tokens.lengths
+def _estimate(options: argparse.Namespace) -> dict[str, Any]:
+    """Every figure, in JSON types."""
+    run = read_run(options.path, options.reward_weights)
+    texts = tokenize(run, find_tokenizer(options.path, options.tokenizer))
+    lengths = texts.lengths
     if not lengths.any():
         raise UnreadableRun("every completion is empty: there are no tokens to save.")
     window = scaled_grace_window(int(lengths.max())) if options.grace_window is None else options.grace_window
-    columns, guessed = _reward_columns(completions, log, options.reward_columns)
-    reward = total_reward(completions, columns, options.reward_weights)
-    try:
-        thoughts = find_thoughts(completions, options.thought_delimiters)
-        price = logged_price(completions, lengths, reward)
-        logged = Logged(completions, tokens, thoughts, reward, price, window)
-        markers = [measure_marker(name, logged) for name in dict.fromkeys([*MARKERS, *options.marker])]
-    except ValueError as error:  # delimiters that are no pair, or a tokenizer that is not known
-        raise UnreadableRun(str(error)) from error
-    if len(columns) > 1 and options.reward_weights is None:
-        guessed = [*guessed, "Reward functions are added with weight 1 each; --reward_weights gives others."]
-    estimate = Estimate(
-        run=files[0].parent,
-        completions=completions,
-        lengths=lengths,
-        token_source=source,
-        chars_per_token=ratio,
-        thoughts=thoughts,
-        grace_window=window,
-        groups=measure_groups(completions, columns, reward),
-        reward_columns=columns,
-        markers=markers,
-        projections=project(lengths, markers, options.budgets),
-        notes=[*completions.notes, *thought_notes(thoughts), *notes, *guessed],
-    )
-    estimate.notes.extend(_notes(estimate, log))
-    return estimate
-
-
-def _reward_columns(completions: Completions, log: RunLog, given: list[str] | None) -> tuple[list[str], list[str]]:
-    """Columns that hold rewards, and a note if that had to be guessed."""
-    numbers = list(completions.numbers)
-    if given is not None:
-        return given, []
-    if named := [name for name in numbers if name in log.reward_names]:
-        return named, []
-    guess = f"Taken as rewards, because they are numbers: {', '.join(numbers)}. Choose with --reward_columns."
-    return numbers, [guess] if len(numbers) > 1 else []
-
-
-def _tokens(
-    completions: Completions, log: RunLog, options: argparse.Namespace
-) -> tuple[Tokens, str, float | None, list[str]]:
-    """Tokens, where they come from, the ratio if they are an estimate, and a note if the log disagrees."""
-    ratio, means = None, log.values("completions/mean_length")  # tokens, end tokens included
-    logged = np.array([means.get(step, np.nan) for step in completions.steps])[completions.batch]  # (N,)
-    known = ~np.isnan(logged)
-    mean = float(logged[known].mean()) if known.any() else 0.0
-    if options.tokenizer is not None:
-        tokens = tokenize(completions.texts, load_tokenizer(options.tokenizer))
-        source = f"counted with the tokenizer {options.tokenizer}, end tokens left out"
-    else:
-        chars = np.fromiter(map(len, completions.texts), np.float64, len(completions.texts))
-        if options.chars_per_token is not None:
-            ratio, source = options.chars_per_token, "--chars_per_token"
-        elif mean and chars[known].any():
-            ratio, source = float(chars[known].mean()) / mean, "from completions/mean_length in the run's log"
-        else:
-            ratio, source = CHARS_PER_TOKEN, "the default, for mathematical text; --tokenizer counts exactly"
-        tokens = cut_texts(completions.texts, ratio)
-        source = f"ESTIMATED at {ratio:.3g} characters per token ({source})"
-    here = float(tokens.lengths[known].mean()) if mean else 0.0
-    if not mean or abs(here / mean - 1.0) <= DISAGREEMENT:
-        return tokens, source, ratio, []
-    note = f"{here:.1f} tokens per completion here, {mean:.1f} in the run's log. Wrong tokenizer or ratio?"
-    return tokens, source, ratio, [note]
-
-
-def _notes(estimate: Estimate, log: RunLog) -> list[str]:
-    """What makes a figure doubtful."""
-    markers, groups, completions = estimate.markers, estimate.groups, estimate.completions
-    notes = {
-        "DUETGRPOTrainer made this run: its completions were gated already, and so this understates.": log.is_gated,
-        f"{len(estimate.lengths)} completions are few: K2 is learnt from what is there.": len(estimate.lengths) < FEW,
-        "The gate stops nothing: no completion reaches K2 + G without a marker, or runs "
-        f"{estimate.grace_window} tokens past one. Where it cannot act, lower --grace_window.": not any(
-            marker.trim_saves or marker.abort_saves for marker in markers
-        ),
-        "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing and aborting would stop long rollouts "
-        'blindly. Give the form of this run\'s answers with --marker "opening...closing".': not any(
-            marker.shown for marker in markers
-        ),
-        "A rare marker saves little by trimming, and aborting stops answers in another form too.": any(
-            0 < marker.shown < RARE for marker in markers
-        ),
-        "No group differs in reward: nothing is learnt by any method that compares rollouts of a prompt.": (
-            groups.zero_variance == 1.0
-        ),
-        "All completions are of one prompt: there are no intervals.": not completions.prompt_number.any(),
-        f"{counted(groups.num_groups, 'group')}: the intervals are rough.": (
-            bool(completions.prompt_number.any()) and groups.num_groups < FEW
-        ),
-        "One batch is logged: the intervals know nothing of how the run changes.": len(completions.steps) == 1,
+    price = logged_price(run, lengths)
+    markers = [measure_marker(name, texts, window, price) for name in dict.fromkeys([*MARKERS, *options.marker])]
+    num_scored, share, interval = zero_variance(run)
+    return {
+        "inputs": {"run": str(options.path), "steps": run.steps, "completions": len(lengths)},
+        "measured": {
+            "reward_columns": run.rewards,
+            "grace_window": window,
+            "lengths": {"total": int(lengths.sum()), "mean": float(lengths.mean()), "longest": int(lengths.max())},
+            "groups": {
+                "num_groups": int(run.group.max()) + 1,
+                "num_scored": num_scored,
+                "zero_variance": share,
+                "zero_variance_interval": interval,
+            },
+            "markers": [asdict(marker) for marker in markers],
+        },
+        "projected": _project(float(lengths.mean()), markers),
+        "notes": [*run.notes, *_notes(texts, markers, options)],
+        "assumptions": list(ASSUMPTIONS),
     }
-    return [note for note, applies in notes.items() if applies]
+
+
+def _project(mean: float, markers: list[MarkerEstimate]) -> list[dict[str, Any]]:
+    """Tokens relative to the log at each budget, without a gate and with that of each marker a completion shows."""
+    gates: list[tuple[str | None, float, Interval | None]] = [(None, 1.0, None)]
+    gates += [(one.marker, one.gated_mean / mean, one.gated_share_interval) for one in markers if one.shown]
+    return [
+        {
+            "marker": marker,
+            "budget": budget,
+            "token_share": budget * share,
+            "token_share_interval": None if interval is None else [budget * end for end in interval],
+        }
+        for marker, share, interval in gates
+        for budget in BUDGETS
+    ]
+
+
+def _notes(texts: Texts, markers: list[MarkerEstimate], options: argparse.Namespace) -> list[str]:
+    """What makes a figure doubtful."""
+    rewards, notes = texts.run.rewards, []
+    if len(rewards) > 1 and options.reward_weights is None:
+        notes.append(f"Added as rewards with weight 1 each: {', '.join(rewards)}; --reward_weights gives others.")
+    if texts.delimiters is not None:
+        notes.append(
+            f"Thoughts stand between {' and '.join(texts.delimiters.parts)}; answers inside of them do not count. "
+            f"{texts.opened.sum():,} completions begin inside one."
+        )
+    if not any(marker.shown for marker in markers):
+        notes.append(
+            "NO COMPLETION SHOWS ANY OF THE MARKERS: trimming saves nothing and aborting would stop long rollouts "
+            'blindly. Give the form of this run\'s answers with --marker "opening...closing".'
+        )
+    return notes
+
+
+def _text(found: dict[str, Any]) -> str:
+    """Verdict, what is measured, and what it rests on, for a terminal."""
+    measured, steps, groups = found["measured"], found["inputs"]["steps"], found["measured"]["groups"]
+    usual = max(measured["markers"], key=lambda marker: marker["shown"])
+    gate = usual["marker"] if usual["shown"] else None
+    shares = [
+        f"{_percent(item['token_share'], item['token_share_interval'], '%')} at a budget of {100 * item['budget']:g}%"
+        for item in found["projected"]
+        if item["marker"] == gate
+    ]
+    words = f"with the gate of marker {gate}" if gate else "without a gate, as no completion shows a marker"
+    zero = "not known: no group has two completions with a reward or an advantage"
+    if groups["zero_variance"] is not None:
+        share = _percent(groups["zero_variance"], groups["zero_variance_interval"], "%")
+        zero = f"{share} of {groups['num_scored']:,} groups: all rewards equal, nothing to learn"
+    facts = {
+        "completions": f"{found['inputs']['completions']:,} in {groups['num_groups']:,} groups (step, prompt), "
+        f"{len(steps)} batches logged at steps {steps[0]} to {steps[-1]}",
+        "tokens": "{total:,}, mean {mean:.1f}, at most {longest:,}".format(**measured["lengths"]),
+        "rewards": ", ".join(measured["reward_columns"]) or "not known: the files have no reward column",
+        "zero variance": zero,
+    }
+    headers = ("marker", "K2", "shown in", "tokens after answer", "trim saves", "tail", "tail tokens")
+    headers += ("abort saves", "tail above mean", "answer changes", "remark")
+    parts = [
+        "What would DUET save on this run?",
+        _wrapped(f"It would have generated, of the logged tokens, {', '.join(shares)}, {words}."),
+        "\nMEASURED on the logged completions",
+        *(f"  {name:<14} {text}" for name, text in facts.items()),
+        f"\nMEASURED per marker, in % (G = {measured['grace_window']})",
+        textwrap.indent(text_table(headers, [_row(marker) for marker in measured["markers"]]), "  "),
+        _wrapped(LEGEND),
+        "\nNOTES",
+        *(_wrapped(line, "* ") for line in [*found["notes"], *ASSUMPTIONS]),
+    ]
+    return "\n".join(parts)
+
+
+def _row(marker: dict[str, Any]) -> list[Any]:
+    remark = "rare: wrong marker?" if marker["shown"] < RARE else ""
+    shares = [
+        marker["shown"],
+        _percent(marker["tokens_after_answer"], marker["tokens_after_answer_interval"]),
+        marker["trim_saves"],
+        _percent(marker["tail"], marker["tail_interval"]),
+        *(marker[name] for name in ("tail_tokens", "abort_saves", "tail_above_mean", "answer_changes")),
+    ]
+    cells = [round(100 * share, 1) if isinstance(share, float) else share for share in shares]
+    return [
+        marker["marker"],
+        marker["abort_threshold"],
+        *cells,
+        remark if marker["shown"] else "not shown: wrong marker?",
+    ]
+
+
+def _percent(share: float, interval: Interval | None, unit: str = "") -> str:
+    """A share in %, with its interval where there is one that is no point."""
+    text = f"{100 * share:.1f}{unit}"
+    if interval is None or interval[0] == interval[1]:
+        return text
+    return f"{text} [{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
 def _marker(name: str) -> str:
@@ -194,16 +211,6 @@ def _marker(name: str) -> str:
     return name
 
 
-def _in(interval: str, kind: type = float) -> Callable[[str], float]:
-    """Reads a number of an interval such as "(0, 1]"; argparse words the ValueError of what is no number."""
-    low, high = map(float, interval[1:-1].split(","))
-
-    def read(text: str) -> float:
-        value = kind(text)
-        above = value > low if interval[0] == "(" else value >= low
-        if not (above and (value < high if interval[-1] == ")" else value <= high)):
-            raise argparse.ArgumentTypeError(f"must be in {interval}, got {text}")
-        return value
-
-    read.__name__ = kind.__name__
-    return read
+def _wrapped(text: str, bullet: str = "") -> str:
+    indent = "  " + " " * len(bullet)
+    return textwrap.fill(text, 119, initial_indent=f"  {bullet}", subsequent_indent=indent, break_on_hyphens=False)

@@ -15,7 +15,7 @@ def curve(accuracy: list[float], samples: list[int] | None = None, steps: list[f
     found = np.array(steps or range(0, 10 * len(accuracy), 10), dtype=float)
     unit = dict(zip(COSTS, (1000, 500, 3, 2, 1), strict=True))
     costs = {cost: unit[cost] * found for cost in COSTS}
-    return Curve(np.array(accuracy), np.array(samples or [400] * len(accuracy)), costs, None)
+    return Curve(np.array(accuracy), np.array(samples or [400] * len(accuracy)), costs)
 
 
 def test_a_curve_begins_at_the_start_and_counts_the_shared_problems_only():
@@ -28,7 +28,6 @@ def test_a_curve_begins_at_the_start_and_counts_the_shared_problems_only():
     assert found.costs["trained_tokens"].tolist() == [0, 5_000, 40_000]
     assert found.costs["processor_seconds"].tolist() == [0, 30, 240]
     assert found.costs["seconds"].tolist() == [0, 20, 160]
-    assert found.careful is None
 
 
 def test_a_pool_is_weighted_by_its_samples():
@@ -68,10 +67,6 @@ def test_nothing_is_read_beyond_the_last_measurement():
     assert cost_to_reach(fitted(rising), "step", 0.4) == pytest.approx(20)
     assert accuracy_at(rising, "step", 20) == pytest.approx(0.4)
     assert accuracy_at(rising, "step", 20.5) is None
-
-
-def test_accuracy_at_a_cost_is_as_measured_without_a_fit():
-    assert accuracy_at(curve([0.2, 0.6, 0.4]), "generated_tokens", 15_000) == pytest.approx(0.5)
 
 
 def test_the_mean_of_runs_of_unlike_length_has_their_common_steps_and_their_ends():

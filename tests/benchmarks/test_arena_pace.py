@@ -11,7 +11,6 @@ from benchmarks.arena.measuring import Yardstick
 from benchmarks.arena.pace import CURVE, NOMINAL, is_timed, paced
 from benchmarks.arena.quantities import of_entrant
 from benchmarks.arena.records import Run
-from benchmarks.arena.task_figures import task_figure
 from tests.benchmarks.arena_records import run, start
 
 
@@ -42,19 +41,6 @@ def test_without_the_yardstick_tokens_compare_and_seconds_do_not():
     assert figures["grpo_4"]["processor_seconds_share"].text == "100%"
     assert contest.lead("grpo_4", "duet", "processor_seconds", 0.5) is None
     assert contest.lead("grpo_4", "duet", "generated_tokens", 0.5).value == 0
-
-
-def test_without_the_yardstick_of_the_reference_no_seconds_are_shares_of_it():
-    contest = contests([start("sums", 0.2), untimed(run("grpo_8", rising)), run("duet", rising)])["sums"]
-    figures = of_entrant(contest, "duet")
-    assert figures["processor_seconds_share"].text == figures["accuracy_50_processor"].text == "-"
-    assert figures["processor_seconds"].text == "240"
-
-
-def test_a_figure_leaves_out_seconds_that_do_not_compare(tmp_path):
-    runs = [start("sums", 0.2), run("grpo_8", rising), untimed(run("duet", rising)), untimed(run("pilot", rising))]
-    for chosen in (runs, [untimed(one) for one in runs]):
-        assert task_figure(contests(chosen)["sums"], tmp_path / "sums.png").stat().st_size > 10_000
 
 
 def test_the_yardstick_takes_time_and_draws_no_random_numbers():

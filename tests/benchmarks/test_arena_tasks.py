@@ -4,7 +4,6 @@
 import json
 from collections import Counter
 from functools import cache
-from itertools import combinations
 
 import pytest
 
@@ -89,7 +88,3 @@ def test_a_pool_that_lacks_a_kind_is_refused() -> None:
     problems = [TASKS["sums"].problem(f"1+1+{i}", 1, 2 + i) for i in range(40)]
     with pytest.raises(ValueError, match="3 problems are to be never solved, 0 are. Draw more --candidates"):
         arrange(problems, [ROLLOUTS, 5] * 20, 20)
-
-
-def test_no_two_tasks_read_one_pool() -> None:
-    assert not [(a.name, b.name) for a, b in combinations(READ, 2) if a.pool_file == b.pool_file]

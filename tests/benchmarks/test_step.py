@@ -1,29 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step benchmark: its replay is faithful, its clock adds up, its verdict."""
 
-import copy
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from trl import GRPOTrainer
 
-import duet_trl.loop
-import duet_trl.trainer
 from benchmarks.step import (
     OFF,
     ON,
     PROCESSOR,
     STOCK,
-    WALL,
     build,
-    checks,
-    controller_seconds,
     logged,
     measure,
-    processor_clock,
     ratios,
 )
 from benchmarks.step_replay import (
@@ -91,15 +82,6 @@ def test_the_gated_trainer_trains_on_what_its_gate_leaves(run):
     assert ((trained <= kept) & (kept <= generated)).all() and kept.sum() < generated.sum()
 
 
-@pytest.mark.slow
-def test_every_phase_of_every_trainer_is_seen_and_none_is_counted_twice(run):
-    for arm, found in run[1].items():
-        for step in found:
-            assert step.phases.keys() == {"score", "forward", "backward", "clip", "optimizer", "rest"}, arm
-            # The rest is what is left: it would be negative if a phase held another.
-            assert all(phase[WALL] > 0 for phase in step.phases.values()), arm
-
-
 def burn(seconds: float) -> None:
     """Use the processor for some time."""
     end = time.process_time() + seconds
@@ -127,15 +109,6 @@ def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_p
     assert step.phases["score"][PROCESSOR] >= 0.2
     assert step.seconds[PROCESSOR] - step.phases["score"][PROCESSOR] > step.phases["forward"][PROCESSOR] > 0
     assert whole - step.seconds[PROCESSOR] >= 0.3
-
-
-def test_the_seconds_of_the_controller_follow_from_its_share():
-    # 4 s of 100 and 8 s of 20, of which the metrics name the others.
-    parts = [(0.04, 50.0, 1.0, 45.0), (0.4, 1.0, 1.0, 10.0)]
-    names = ("overhead_share", "seconds_generate", "seconds_score", "seconds_update")
-    history = [{f"duet/{name}": value for name, value in zip(names, step, strict=True)} for step in parts]
-    trainer = SimpleNamespace(state=SimpleNamespace(log_history=history))
-    assert controller_seconds(trainer) == pytest.approx([4.0, 8.0])
 
 
 def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
@@ -171,41 +144,6 @@ def test_equal_steps_bring_equal_rollouts_and_none_twice():
         recording.take([[1]] * 5, step=0)
 
 
-def test_trl_is_itself_again_and_no_training_is_left_when_a_reward_fails(tiny_path, tmp_path, recording):
-    def fails(completions, **kwargs):
-        raise OverflowError("no reward today")
-
-    before = GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss
-    trainer = build(STOCK, tiny_path, fails, prompts(16), settings(tmp_path))
-    clock = Clock()
-    with pytest.raises(RuntimeError, match="within a step") as caught, replayed(recording, clock):
-        with Pausing(trainer) as pausing:
-            clock.measure(pausing.advance)
-    assert isinstance(caught.value.__cause__, OverflowError)
-    assert pausing._training.done()
-    assert (GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss) == before
-
-
-def test_the_timers_of_the_trainer_read_processor_seconds_while_asked_to():
-    with processor_clock():
-        first = duet_trl.trainer.time.perf_counter()
-        assert time.process_time() - 1.0 < first <= time.process_time()
-        assert first != pytest.approx(time.perf_counter(), abs=1.0)
-        assert duet_trl.loop.time is duet_trl.trainer.time
-    assert duet_trl.trainer.time is duet_trl.loop.time is time
-
-
-def test_a_paused_training_can_be_left(tiny_path, tmp_path, recording):
-    trainer = build(STOCK, tiny_path, count_fours, prompts(16), settings(tmp_path, max_steps=50))
-    clock = Clock()
-    with replayed(recording, clock), Pausing(trainer) as pausing:
-        for _ in range(2):
-            clock.measure(pausing.advance)
-        assert not pausing._training.done()
-    assert pausing._training.exception() is None
-    assert trainer.state.global_step == 2
-
-
 def test_ratios_are_taken_within_a_round():
     def step(seconds, tokens):
         return StepRecord(seconds=(2 * seconds, seconds), kept_tokens=tokens, trained_tokens=tokens // 2)
@@ -218,44 +156,3 @@ def test_ratios_are_taken_within_a_round():
     assert found["on"]["median"] == 0.25
     assert found["on_per_kept_token"]["median"] == pytest.approx(0.5)  # a quarter of the time, half of the tokens
     assert found["on_per_trained_token_wall"]["median"] == pytest.approx(0.5)
-
-
-def good_figures() -> dict:
-    def flat(value):
-        return {"p10": value, "median": value, "p90": value}
-
-    return {
-        "ratios": {"off": flat(1.005), "on_per_kept_token": flat(0.7)},
-        "difference": 1e-7,
-        "controller": {
-            "with_engine": flat(0.004),
-            "without_engine": flat(0.02),
-        },
-    }
-
-
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("ratios", "off", "median"), 1.011),
-        (("ratios", "on_per_kept_token", "median"), 1.0),
-        (("difference",), 2e-4),
-        (("difference",), float("nan")),
-        (("controller", "with_engine", "median"), 0.01),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, tuple) else str(value),
-)
-def test_a_missed_target_is_seen_and_no_other_is_blamed(path, value):
-    assert all(checks(good_figures()).values())
-    bad = copy.deepcopy(good_figures())
-    place = bad
-    for name in path[:-1]:
-        place = place[name]
-    place[path[-1]] = value
-    assert sum(not met for met in checks(bad).values()) == 1
-
-
-def test_without_an_engine_the_share_of_the_bare_step_is_judged():
-    figures = good_figures()
-    del figures["controller"]["with_engine"]
-    assert sum(not met for met in checks(figures).values()) == 1

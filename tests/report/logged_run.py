@@ -5,6 +5,7 @@ import json
 
 import pandas as pd
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from duet_trl.__main__ import main
 
@@ -19,14 +20,24 @@ EIGHT = [  # prompt, completion, reward; one character is one token
     ("q", "x" * 30, 0.0),
     ("q", "x" * 60, 0.0),
 ]
-EIGHT_FLAGS = "--chars_per_token 1 --grace_window 8".split()
-PIECES = st.sampled_from(["a", "bc", BOX, r"\boxed{", "}", "\n\n", "<answer>4</answer>", "é", "```\n", "x = 1"])
+EIGHT_FLAGS = "--grace_window 8".split()
+PIECES = st.sampled_from(["a", "bc", BOX, r"\boxed{", "}", "\n\n", "<answer>4</answer>", "```\n", "x = 1"])
 TEXTS = st.lists(st.lists(PIECES, max_size=12).map("".join), min_size=1, max_size=6).filter(any)
 
 
-def write(folder, step, rows, name=None, **columns):
-    """One file as TRL writes it. rows: (prompt, completion, reward) triples."""
+def char_tokenizer():
+    """One character of ASCII is one token."""
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def write(folder, step, rows, **columns):
+    """One file as TRL writes it, and `char_tokenizer` in the run. rows: (prompt, completion, reward) triples."""
     folder.mkdir(parents=True, exist_ok=True)
+    char_tokenizer().save(str((folder.parent if folder.name == "completions" else folder) / "tokenizer.json"))
     table = {
         "step": [step] * len(rows),
         "prompt": [prompt for prompt, _, _ in rows],
@@ -34,7 +45,7 @@ def write(folder, step, rows, name=None, **columns):
         "accuracy": [reward for _, _, reward in rows],
         **columns,
     }
-    path = folder / (name or f"completions_{step:05d}.parquet")
+    path = folder / f"completions_{step:05d}.parquet"
     pd.DataFrame(table).to_parquet(path)
     return path
 

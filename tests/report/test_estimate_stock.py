@@ -2,11 +2,7 @@
 """The estimate on runs of stock TRL with several rewards, some of them None, against a simulation token by token."""
 
 import json
-import math
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,11 +10,8 @@ import pytest
 
 from duet_trl.__main__ import main
 from duet_trl.gate.vocabulary import vocabulary_bytes
-from duet_trl.report.tokens import load_tokenizer
-from tests.report.logged_run import by_marker
-from tests.runs import count_fours, prompts, settings
-
-ROOT = Path(__file__).parents[2]
+from duet_trl.report.logged_completions import find_tokenizer
+from tests.runs import prompts, settings
 
 WEIGHTS = {"length": 1.0, "boxed_four": 2.0, "at_times": 1.0, "by_level": 0.5}
 GRACE_WINDOW, POLL_INTERVAL = 6, 8
@@ -153,10 +146,10 @@ def estimate(tmp_path, *arguments):
     return json.loads(path.read_text())
 
 
-def test_every_figure_of_a_stock_run_is_that_of_a_simulation(stock_run, tiny_path, tmp_path, capsys):
+def test_every_figure_of_a_stock_run_is_that_of_a_simulation(stock_run, tmp_path, capsys):
     output_dir, num_generations = stock_run
-    tokenizer = load_tokenizer(str(tiny_path))
-    flags = ["--tokenizer", tiny_path, "--grace_window", GRACE_WINDOW]
+    tokenizer = find_tokenizer(output_dir)
+    flags = ["--grace_window", GRACE_WINDOW]
     flags += ["--reward_weights", *WEIGHTS.values()]
     result = estimate(tmp_path, output_dir, *flags)
     rows = rows_of(output_dir)
@@ -172,7 +165,7 @@ def test_every_figure_of_a_stock_run_is_that_of_a_simulation(stock_run, tiny_pat
         expected = simulate(rollouts, vocabulary, shows, marker["abort_threshold"], marker["keep_probability"])
         assert {key: marker[key] for key in expected} == pytest.approx(expected), name
         for item in (item for item in result["projected"] if item["marker"] == name):
-            assert item["tokens"] == pytest.approx(item["budget"] * len(rows) * expected["gated_mean"])
+            assert item["token_share"] == pytest.approx(item["budget"] * expected["gated_mean"] / lengths.mean())
     assert any(marker["trim_saves"] for marker in measured["markers"])
 
 
@@ -190,90 +183,3 @@ def test_zero_variance_of_weighted_rewards_with_some_missing(stock_run, tmp_path
     assert missing > 0 and {len(rewards) for rewards in groups.values()} == {num_generations}
     assert found["num_groups"] == len(groups)
     assert found["zero_variance"] == pytest.approx(np.mean(np.array(stds) < 1e-9))
-
-
-def test_weights_that_are_assumed_are_named(stock_run, tmp_path, capsys):
-    output_dir, _ = stock_run
-    note = "Reward functions are added with weight 1 each; --reward_weights gives others."
-    assert note in estimate(tmp_path, output_dir)["notes"]
-    assert note not in estimate(tmp_path, output_dir, "--reward_weights", 1, 1, 1, 1)["notes"]
-    assert note not in estimate(tmp_path, output_dir, "--reward_columns", "length")["notes"]
-
-
-def table(path, **columns):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    frame = {"step": [1, 1], "prompt": ["p", "p"], "completion": ["an answer", "another one"], **columns}
-    pd.DataFrame(frame).to_parquet(path)
-    return path
-
-
-def test_rewards_that_are_booleans_count(tmp_path, capsys):
-    path = table(tmp_path / "a.parquet", accuracy=[True, False])
-    result = estimate(tmp_path, path)
-    assert result["measured"]["reward_columns"] == ["accuracy"]
-    assert result["measured"]["groups"]["zero_variance"] == 0.0
-
-
-def test_infinite_rewards_and_weights_that_are_no_numbers_are_errors(tmp_path, capsys):
-    path = table(tmp_path / "a.parquet", accuracy=[1.0, 0.0], broken=[math.inf, 0.0])
-    assert main(["estimate", str(path)]) == 1
-    assert "infinite rewards in broken" in capsys.readouterr().err
-    assert estimate(tmp_path, path, "--reward_columns", "accuracy")["measured"]["reward_columns"] == ["accuracy"]
-    for weight in ("nan", "inf"):
-        with pytest.raises(SystemExit):
-            main(["estimate", str(path), "--reward_weights", weight, "1"])
-        assert "--reward_weights" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module", params=[False, True], ids=["strings", "messages"])
-def counted_run(request, tiny_path, tmp_path_factory):
-    """`trl.GRPOTrainer`, two steps; the second one with an evaluation after it if completions are messages."""
-    from trl import GRPOConfig, GRPOTrainer
-
-    output_dir = tmp_path_factory.mktemp("stock")
-    evaluation = {"eval_strategy": "steps", "eval_steps": 2} if request.param else {}
-    arguments = settings(
-        output_dir, max_steps=2, log_completions=True, save_strategy="steps", save_steps=2, **evaluation
-    )
-    trainer = GRPOTrainer(
-        str(tiny_path),
-        count_fours,
-        args=GRPOConfig(**arguments),
-        train_dataset=prompts(conversational=request.param),
-        eval_dataset=prompts(8, conversational=request.param) if evaluation else None,
-    )
-    trainer.train()
-    return output_dir, [1] if evaluation else [1, 2], trainer.state.log_history
-
-
-def test_completions_of_a_stock_run_from_the_command_line(counted_run, tmp_path):
-    output_dir, steps, history = counted_run
-    command = [sys.executable, "-m", "duet_trl", "estimate", str(output_dir)]
-    command += ["--grace_window", "8", "--json", str(tmp_path / "out.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert result["inputs"]["steps"] == steps
-    logged = {entry["step"]: entry for entry in history if "completions/mean_length" in entry}
-    measured = result["measured"]
-    # 32 completions a step in 8 groups; the log knows their tokens, their flat groups and the seconds
-    assert result["inputs"]["completions"] == 32 * len(steps)
-    assert measured["groups"]["num_groups"] == 8 * len(steps)
-    tokens = sum(32 * logged[step]["completions/mean_length"] for step in steps)
-    assert measured["lengths"]["total"] == pytest.approx(tokens, abs=32 * len(steps))  # each is rounded up
-    flat = np.mean([logged[step]["frac_reward_zero_std"] for step in steps])
-    assert measured["groups"]["zero_variance"] == pytest.approx(flat)
-    assert measured["reward_columns"] == ["count_fours"]
-    assert by_marker(result, "math")["shown"] > 0
-    assert "Left out: step 2" in done.stdout or len(steps) == 2
-
-
-def test_tokenizer_of_a_stock_run_counts_its_tokens(counted_run, capsys, tmp_path):
-    """The tiny policy writes bytes that are no UTF-8, which text cannot give back: a tolerance, not equality."""
-    output_dir, steps, history = counted_run
-    result = estimate(tmp_path, output_dir, "--tokenizer", output_dir / "checkpoint-2")
-    logged = [entry["completions/mean_length"] for entry in history if "completions/mean_length" in entry][
-        : len(steps)
-    ]
-    assert result["measured"]["lengths"]["mean"] == pytest.approx(np.mean(logged), rel=0.15)
-    assert not result["measured"]["tokens_are_estimated"]

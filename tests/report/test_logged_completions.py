@@ -6,15 +6,18 @@ import math
 import pandas as pd
 import pytest
 
-from duet_trl.report.logged_completions import (
-    RunLog,
-    UnreadableRun,
-    completion_text,
-    find_files,
-    read_completions,
-    read_run_log,
+from duet_trl.report.logged_completions import UnreadableRun, completion_text, read_run
+from tests.report.logged_run import (
+    BOX,
+    EIGHT,
+    EIGHT_FLAGS,
+    by_marker,
+    char_tokenizer,
+    figures,
+    run,
+    write,
+    write_state,
 )
-from tests.report.logged_run import BOX, EIGHT, EIGHT_FLAGS, by_marker, figures, run, write, write_state
 
 
 def test_messages_and_strings_are_the_same_completions(tmp_path, capsys):
@@ -58,15 +61,15 @@ def test_advantage_decides_where_a_reward_has_no_weight(tmp_path, capsys):
     write(tmp_path / "b", 1, rows, **extra)
     zero = [figures(capsys, tmp_path, tmp_path / name)["measured"]["groups"]["zero_variance"] for name in "ab"]
     assert zero == [0.5, 0.0]
-    weights = ["--reward_columns", "accuracy", "format", "--reward_weights", 1, 0]
+    weights = ["--reward_weights", 1, 0]
     assert figures(capsys, tmp_path, tmp_path / "b", *weights)["measured"]["groups"]["zero_variance"] == 0.5
 
 
 def test_advantages_that_are_one_number_say_nothing_where_there_are_rewards(tmp_path, capsys):
     path = write(tmp_path / "run", 1, EIGHT, advantage=[0.0] * 8)
-    assert figures(capsys, tmp_path, path)["measured"]["groups"]["zero_variance"] == 0.5
+    assert figures(capsys, tmp_path, path.parent)["measured"]["groups"]["zero_variance"] == 0.5
     pd.read_parquet(path).drop(columns="accuracy").to_parquet(path)
-    assert figures(capsys, tmp_path, path)["measured"]["groups"]["zero_variance"] == 1.0
+    assert figures(capsys, tmp_path, path.parent)["measured"]["groups"]["zero_variance"] == 1.0
 
 
 def test_the_tail_is_judged_by_its_advantages(tmp_path, capsys):
@@ -94,7 +97,7 @@ def test_completion_that_no_function_scored_is_left_out_of_its_group(tmp_path, c
 def test_files_without_rewards_still_give_tokens(tmp_path, capsys):
     path = write(tmp_path / "run", 1, EIGHT)
     pd.read_parquet(path).drop(columns="accuracy").to_parquet(path)
-    status, out, _ = run(capsys, path)
+    status, out, _ = run(capsys, path.parent)
     assert status == 0
     assert "zero variance  not known" in out
 
@@ -104,111 +107,66 @@ def test_groups_are_recognised_by_step_and_prompt(tmp_path, capsys):
         write(tmp_path / "completions", step, [("p", f"{step}", 1.0), ("p", f"{step}!", 0.0), ("q", "c", 1.0)])
     result = figures(capsys, tmp_path, tmp_path)
     assert result["measured"]["groups"]["num_groups"] == 4
-    assert result["inputs"] == {"run": str(tmp_path / "completions"), "steps": [1, 2], "completions": 6}
-
-
-def test_a_run_is_found_by_its_folders_and_its_files(tmp_path):
-    path = write(tmp_path / "completions", 1, EIGHT)
-    for paths in ([tmp_path], [tmp_path / "completions"], [path], [path, tmp_path]):
-        assert find_files(paths) == [path]
-
-
-def test_files_of_two_runs_are_refused(tmp_path, capsys):
-    for name in "ab":
-        write(tmp_path / name / "completions", 1, EIGHT)
-    status, _, errors = run(capsys, tmp_path / "a", tmp_path / "b")
-    assert (status, errors) == (1, "error: the files are of 2 folders. Estimate one run at a time.\n")
+    assert result["inputs"] == {"run": str(tmp_path), "steps": [1, 2], "completions": 6}
 
 
 def test_a_batch_that_was_logged_again_counts_once(tmp_path):
     for step in (1, 2, 3):
         write(tmp_path, step, EIGHT if step < 3 else EIGHT[:4])
-    completions = read_completions(find_files([tmp_path]))
-    assert completions.steps == (1, 3)
-    assert any("step 2" in note for note in completions.notes)
+    found = read_run(tmp_path)
+    assert found.steps == [1, 3]
+    assert any("step 2" in note for note in found.notes)
 
 
-def test_uneven_groups_are_pointed_out(tmp_path):
-    write(tmp_path, 1, EIGHT[:7])
-    assert any("another size than" in note for note in read_completions(find_files([tmp_path])).notes)
-
-
-def test_empty_files_are_skipped_with_a_note(tmp_path, capsys):
+def test_empty_files_are_skipped(tmp_path):
     write(tmp_path / "run", 1, EIGHT)
     write(tmp_path / "run", 2, [])
     (tmp_path / "run" / "completions_00003.parquet").touch()
-    status, out, _ = run(capsys, tmp_path / "run")
-    assert status == 0
-    assert "2 files without rows: completions_00002.parquet, completions_00003.parquet" in out
+    assert read_run(tmp_path / "run").steps == [1]
 
 
-def unreadable(tmp_path, kind):
-    path = tmp_path / f"{kind}.parquet"
-    if kind == "foreign":
-        pd.DataFrame({"prompt": ["p"], "text": ["t"]}).to_parquet(path)
-    elif kind == "text":
-        path.write_text("not parquet at all")
-    elif kind == "numbers":
-        pd.DataFrame({"step": [1], "prompt": ["p"], "completion": [3]}).to_parquet(path)
-    elif kind == "steps":
-        pd.DataFrame({"step": ["one"], "prompt": ["p"], "completion": ["c"]}).to_parquet(path)
-    elif kind == "several":
-        pd.DataFrame({"step": [1, 2], "prompt": ["p", "p"], "completion": ["c", "d"]}).to_parquet(path)
-    elif kind == "empty":
-        pd.DataFrame({"step": [], "prompt": [], "completion": []}).to_parquet(path)
-    elif kind == "wordless":
-        write(tmp_path, 1, [("p", "", 0.0)], name=path.name)
-    return path
+def test_booleans_are_rewards_and_the_log_names_those_that_are(tmp_path, capsys):
+    path = write(tmp_path / "completions", 1, EIGHT, words=[float(n) for n in range(8)], right=[True, False] * 4)
+    assert read_run(tmp_path).rewards == ["accuracy", "words", "right"]
+    assert any(note.startswith("Added as rewards") for note in figures(capsys, tmp_path, tmp_path)["notes"])
+    write_state(tmp_path / "checkpoint-9", {"step": 1, "rewards/accuracy/mean": 0.25})
+    write_state(tmp_path / "checkpoint-10", {"step": 1, "rewards/right/mean": 0.25})
+    assert read_run(path.parent).rewards == ["right"]
+
+
+GOOD = {"step": [1], "prompt": ["p"], "completion": ["c"]}
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("rows", "words"),
     [
-        ("foreign", "lacks the columns step, completion; it has prompt, text"),
-        ("text", "is not a readable parquet file"),
-        ("numbers", "must hold strings or lists of messages, got int64"),
-        ("steps", "must hold one integer, got one"),
-        ("several", "must hold one integer, got 1, 2"),
-        ("empty", "no completions in"),
-        ("wordless", "every completion is empty"),
-        ("absent", "leads to no parquet file"),
+        ({"prompt": ["p"], "text": ["t"]}, "completions_00001.parquet is no file that TRL writes"),
+        (GOOD | {"completion": [3]}, "is no file that TRL writes"),
+        (GOOD | {"step": ["one"]}, "is no file that TRL writes"),
+        (GOOD | {"completion": [""]}, "every completion is empty"),
+        (GOOD | {"r": [math.inf]}, "infinite rewards in r"),
+        ({"step": [], "prompt": [], "completion": []}, "no completions of a training step in"),
+        ("not parquet at all", "is no file that TRL writes"),
+        (None, "no completions of a training step in"),
     ],
 )
-def test_what_cannot_be_read_is_an_error_with_a_remedy(tmp_path, capsys, kind, words):
-    status, out, errors = run(capsys, unreadable(tmp_path, kind))
+def test_what_cannot_be_read_is_an_error_with_a_remedy(tmp_path, capsys, rows, words):
+    char_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    path = tmp_path / "completions_00001.parquet"
+    if isinstance(rows, str):
+        path.write_text(rows)
+    elif rows is not None:
+        pd.DataFrame(rows).to_parquet(path)
+    status, out, errors = run(capsys, tmp_path)
     assert (status, out) == (1, "")
     assert errors.startswith("error: ") and words in errors
 
 
-def test_unknown_reward_column_names_those_there_are(tmp_path, capsys):
-    write(tmp_path / "run", 1, EIGHT)
-    status, _, errors = run(capsys, tmp_path / "run", "--reward_columns", "acuracy")
-    assert (status, errors) == (1, "error: no numeric column acuracy in the files. Numeric columns: accuracy.\n")
-
-
-def test_the_state_of_the_last_checkpoint_is_found(tmp_path):
-    assert read_run_log(tmp_path / "completions") == RunLog()
-    for step in (9, 10):
-        write_state(tmp_path / f"checkpoint-{step}")
-    assert read_run_log(tmp_path / "completions").path == tmp_path / "checkpoint-10" / "trainer_state.json"
-    write_state(tmp_path)
-    assert read_run_log(tmp_path / "completions").path == tmp_path / "trainer_state.json"
-
-
-def test_the_log_gives_the_ratio_and_the_reward_names(tmp_path, capsys):
-    # 450 characters of 8 completions; 18.75 tokens each make 3 characters per token
-    write(tmp_path / "completions", 1, EIGHT, words=[float(n) for n in range(8)])
-    write_state(
-        tmp_path,
-        {"step": 1, "completions/mean_length": 18.75, "rewards/accuracy/mean": 0.25},
-        {"step": 2, "completions/mean_length": 99.0},
-    )
-    measured = figures(capsys, tmp_path, tmp_path)["measured"]
-    assert measured["chars_per_token"] == pytest.approx(3.0)
-    assert measured["reward_columns"] == ["accuracy"]
-    given = figures(capsys, tmp_path, tmp_path, "--chars_per_token", 1)
-    assert given["measured"]["chars_per_token"] == 1.0
-    assert any("56.2 tokens per completion here, 18.8 in the run's log" in note for note in given["notes"])
+def test_a_run_without_a_tokenizer_asks_for_one(tmp_path, capsys):
+    write(tmp_path, 1, EIGHT)
+    (tmp_path / "tokenizer.json").unlink()
+    status, _, errors = run(capsys, tmp_path)
+    assert status == 1 and "Name it: --tokenizer" in errors
 
 
 def test_steps_that_an_evaluation_overwrote_are_left_out(tmp_path, capsys):
@@ -226,8 +184,8 @@ def test_a_run_that_was_gated_already_is_pointed_out(tmp_path, capsys):
     assert "gated already" in run(capsys, tmp_path)[1]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"log_history": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]"])
 def test_a_file_that_is_no_trainer_state_is_an_error(tmp_path, content):
     (tmp_path / "trainer_state.json").write_text(content)
     with pytest.raises(UnreadableRun, match=r"trainer_state\.json"):
-        read_run_log(tmp_path)
+        read_run(tmp_path)
