@@ -19,13 +19,8 @@ from .openness import posterior
 def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
     """Probability that n rollouts hold a success and a failure, ``1 - E p^n - E (1 - p)^n`` under a Beta posterior.
 
-    Args:
-        successes (ArrayLike): First parameter of the posterior of each prompt's success rate p, shape (M,), > 0.
-        failures (ArrayLike): Second parameter, shape (M,), > 0.
-        num_max (int): Largest n, >= 1.
-
-    Returns:
-        np.ndarray: Shape (num_max + 1, M), one row per n from 0; increasing and concave from n = 1 on.
+    Its parameters `successes` and `failures` have shape (M,), > 0. Returns shape (num_max + 1, M), one row per n from
+    0; increasing and concave from n = 1 on.
     """
     a, b = np.asarray(successes, dtype=np.float64), np.asarray(failures, dtype=np.float64)
     drawn = np.arange(num_max)[:, None]

@@ -18,20 +18,14 @@ _BRACKET_HALF_WIDTH = 2.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """Rollouts per prompt and what they are expected to cost.
+    """Rollouts per prompt and what they are expected to cost."""
 
-    Attributes:
-        num_rollouts (np.ndarray): n_q, shape (M,), int64.
-        dual (float): lambda*, sigma squared per token: what one more token of budget is worth. 0.0 where the budget
-            pays for everything, and for rules that set no price.
-        planned_tokens (float): sum of n_q * L_q, tokens.
-        budget_tokens (float): B, tokens.
-    """
-
-    num_rollouts: np.ndarray
+    num_rollouts: np.ndarray  # n_q, shape (M,), int64
+    # lambda*, sigma squared per token: what one more token is worth; 0.0 where the budget pays for everything, and for
+    # rules that set no price
     dual: float
-    planned_tokens: float
-    budget_tokens: float
+    planned_tokens: float  # sum of n_q * L_q
+    budget_tokens: float  # B
 
     @property
     def over_budget(self) -> bool:

@@ -33,45 +33,26 @@ _TIE = 1e-6  # of two rewards that are one, relative
 
 @dataclass(frozen=True)
 class PromptView:
-    """What is known about the prompts of one batch; nan where nothing was observed.
+    """What is known about the prompts of one batch, shape (M,) each; nan where nothing was observed."""
 
-    Attributes:
-        sigma (np.ndarray): Running mean of sigma_obs, shape (M,), advantage x nats.
-        num_observations (np.ndarray): k_q, observations in it, shape (M,), int64.
-        mean_length (np.ndarray): L_q, mean policy tokens of kept rollouts, shape (M,).
-        mean_cost (np.ndarray): Mean generated tokens of all rollouts, aborted ones included, shape (M,).
-    """
-
-    sigma: np.ndarray
-    num_observations: np.ndarray
-    mean_length: np.ndarray
-    mean_cost: np.ndarray
+    sigma: np.ndarray  # running mean of sigma_obs, advantage x nats
+    num_observations: np.ndarray  # k_q, observations in it, int64
+    mean_length: np.ndarray  # L_q, mean policy tokens of kept rollouts
+    mean_cost: np.ndarray  # mean generated tokens of all rollouts, aborted ones included
 
 
 @dataclass(frozen=True)
 class RewardHistory:
-    """What earlier visits say about the rewards of the prompts of one batch.
+    """What earlier visits say about the rewards of the prompts of one batch, shape (M,) each."""
 
-    Attributes:
-        count (np.ndarray): Rollouts behind it, discounted by age, shape (M,); 0 for a prompt not seen yet.
-        mean (np.ndarray): Their mean reward, shape (M,); that of the pool where the count is 0.
-        mean_square (np.ndarray): Their mean squared reward, shape (M,), likewise.
-        pool_mean (float): Mean over the prompts seen so far, each counting once; nan before the first.
-        pool_mean_square (float): Mean squared reward, likewise.
-        level (float): Mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first.
-        level_square (float): Mean squared reward, likewise.
-        drift (np.ndarray | float): How far the level has risen since the rewards of each prompt, shape (M,); 0 for a
-            prompt not seen yet.
-    """
-
-    count: np.ndarray
-    mean: np.ndarray
-    mean_square: np.ndarray
-    pool_mean: float
+    count: np.ndarray  # rollouts behind it, discounted by age; 0 for a prompt not seen yet
+    mean: np.ndarray  # their mean reward; that of the pool where the count is 0
+    mean_square: np.ndarray  # their mean squared reward, likewise
+    pool_mean: float  # over the prompts seen so far, each counting once; nan before the first
     pool_mean_square: float
-    level: float = np.nan
+    level: float = np.nan  # mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first
     level_square: float = np.nan
-    drift: np.ndarray | float = 0.0
+    drift: np.ndarray | float = 0.0  # how far the level has risen since the rewards of each prompt; 0 for a new one
 
     def at_present(self) -> "RewardHistory":
         """The history as it would be today: means moved by the drift, their variances kept; the level as the pool."""

@@ -14,13 +14,8 @@ def sigma_observed(
 ) -> np.ndarray:
     """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3), over n - 1.
 
-    The advantages are the unweighted ones: importance weights in here would let one rollout that survived its coin
-    outweigh a prompt's whole history. docs/fidelity.md#surrogate.
-
-    Columns have shape (N,); `use` is true for kept rollouts with finite values, the others may hold nan.
-
-    Returns:
-        np.ndarray: sigma_obs, shape (num_prompts,), float64; nan where fewer than two rollouts are used.
+    The advantages are the unweighted ones (docs/fidelity.md#surrogate). Columns have shape (N,); `use` is true for
+    kept rollouts with finite values. Returns shape (num_prompts,); nan where fewer than two rollouts are used.
     """
     contribution, prompt = advantages[use] * sum_logps[use], group[use]
     count = np.bincount(prompt, minlength=num_prompts)

@@ -107,14 +107,10 @@ class Evaluation:
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure problems and a grader of one's own, sampled as in training; `evaluations` holds all measurements.
+    """Measure problems of one's own, sampled as in training; `evaluations` holds all measurements.
 
-    Args:
-        trainer (Trainer): The trainer it is added to; of it only `sample` and `log` are used.
-        prompts (Sequence[Prompt]): Held-out prompts, as in the training data set.
-        grade (Callable[[int, list[int]], bool]): `grade(problem_index, completion_ids)`: is it right?
-        num_samples (int): k of mean@k.
-        every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
+    `grade(problem_index, completion_ids)` says whether a completion is right; of the trainer only `sample` and `log`
+    are used; `num_samples` is k of mean@k, `every` as in `ScheduledMeasurement`.
     """
 
     def __init__(

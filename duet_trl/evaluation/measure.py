@@ -74,12 +74,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Graded:
-    """Completions of a suite, decoded one way."""
+    """Completions of a suite, decoded one way; arrays of shape (P, k)."""
 
-    texts: list[list[str]]  # P x k completions without special tokens
-    lengths: np.ndarray  # tokens of each, the end included, shape (P, k), int64
-    truncated: np.ndarray  # whether a completion was cut before it ended, shape (P, k), bool
-    correct: np.ndarray  # whether it was graded as right, shape (P, k), bool
+    texts: list[list[str]]  # without special tokens
+    lengths: np.ndarray  # tokens, the end included, int64
+    truncated: np.ndarray  # whether a completion was cut before it ended, bool
+    correct: np.ndarray  # whether it was graded as right, bool
     num_ungraded: int  # completions without a verdict, because their gold or test is unusable; they count as wrong
 
 

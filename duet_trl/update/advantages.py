@@ -44,7 +44,7 @@ def group_advantages(
         scale_rewards (str): "group" or "batch": whose standard deviation divides; "none": nothing does.
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum" over the functions.
         include (torch.Tensor | None): Rollouts that make up the baseline, shape (N,), bool; the others get advantage
-            0. For rivals that normalise over survivors, and to keep non-finite rewards out. None: all.
+            0. None: all.
 
     Example:
         >>> rewards = torch.tensor([[1.0], [0.0], [1.0]])
