@@ -28,15 +28,13 @@ class UniformAllocator:
     Args:
         budget (Budget): What B is.
         max_length (float): Tokens assumed for a rollout before any was observed.
-        statistics (PromptStatistics | None): Running means to use; None starts empty.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
         num_min (int): n_min, kept even above a token budget.
         num_max (int): n_max.
         max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
 
     Attributes:
-        cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool; none where nothing is
-            estimated.
+        cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
         price (float): What one more rollout of each prompt of the last plan would earn per token
             (`openness.price_of_more`); nan before the first.
     """
@@ -46,7 +44,6 @@ class UniformAllocator:
         budget: Budget,
         *,
         max_length: float,
-        statistics: PromptStatistics | None = None,
         price_aborted: bool = True,
         num_min: int = 1,
         num_max: int = 32,
@@ -54,7 +51,7 @@ class UniformAllocator:
     ) -> None:
         self.budget = budget
         self.max_length = max_length
-        self.statistics = PromptStatistics() if statistics is None else statistics
+        self.statistics = PromptStatistics()
         self.price_aborted = price_aborted
         self.bounds = {"num_min": num_min, "num_max": num_max, "max_rollouts": max_rollouts}
         self.cold = np.zeros(0, dtype=bool)
@@ -132,12 +129,7 @@ class UniformAllocator:
 class NeymanAllocator(UniformAllocator):
     """The paper's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
 
-    While the reference budget is measured it plans uniform counts.
-
-    Args:
-        surrogate (Surrogate): Rules for s_q.
-        budget (Budget): What B is.
-        **options: As for `UniformAllocator`.
+    While the reference budget is measured counts are uniform. Options as for `UniformAllocator`.
     """
 
     def __init__(self, surrogate: Surrogate, budget: Budget, **options: Any) -> None:
@@ -160,10 +152,7 @@ class NeymanAllocator(UniformAllocator):
         self._set_price(self._posterior(keys), allocation, cost)
         self._planned = (tuple(keys), sigma)
         self.cold = ~self.surrogate.is_warm(view)
-        self._metrics = plan_metrics(allocation) | {
-            "dual": allocation.dual,
-            "sigma_floor": self.surrogate.floor,
-        }
+        self._metrics = plan_metrics(allocation) | {"dual": allocation.dual, "sigma_floor": self.surrogate.floor}
         return allocation
 
     def observe_sigma(

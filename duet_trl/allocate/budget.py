@@ -13,20 +13,12 @@ from .state import check_state
 class Budget:
     """B, tokens per step, in one of three readings of the paper's "fraction of full GRPO's token cost".
 
-    * ``rollouts``: ``fraction * num_generations`` rollouts per prompt at the batch's current expected lengths. B
-      shrinks as rollouts get shorter, which is how the paper's own numbers behave.
-    * ``reference``: the same count at the mean rollout cost of uniform GRPO, measured during the first epoch and
-      frozen at the first step of the second. Until then ``measuring`` is true: the caller gives every prompt
-      ``fraction * num_generations`` rollouts, stops none early, and reports their cost.
-    * ``tokens``: an absolute number.
+    * ``rollouts``: ``fraction * num_generations`` rollouts per prompt at the batch's current expected lengths.
+    * ``reference``: the same count at the mean rollout cost of uniform GRPO, measured during the first epoch and then
+      frozen. Until then ``measuring`` is true: counts are uniform and no rollout is stopped early.
+    * ``tokens``: an absolute number, ``budget_tokens``.
 
-    docs/fidelity.md#budget compares them.
-
-    Attributes:
-        reading (str): "rollouts", "reference" or "tokens".
-        fraction (float): b, share of full GRPO, in (0, 1]. Not used by ``tokens``.
-        num_generations (int): Rollouts per prompt of full GRPO, >= 1.
-        budget_tokens (float | None): B for ``tokens``; None otherwise.
+    docs/fidelity.md#budget compares them. `fraction` is b in (0, 1], `num_generations` the rollouts of full GRPO.
     """
 
     reading: str = "rollouts"
@@ -44,7 +36,7 @@ class Budget:
 
     @property
     def measuring(self) -> bool:
-        """Whether the reference is still being measured: uniform counts, no rollout stopped early."""
+        """Whether the reference is still being measured."""
         return self.reading == "reference" and self._reference is None
 
     @property
@@ -68,8 +60,7 @@ class Budget:
             return
         if self._measured_rollouts == 0:
             raise ValueError(
-                "The reference budget has no rollout from the first epoch. Resume from a checkpoint with the "
-                "method's state, or use the reading 'rollouts' or 'tokens'."
+                "The reference budget has no rollout from the first epoch. Use the reading 'rollouts' or 'tokens'."
             )
         self._reference = self._measured_tokens / self._measured_rollouts
 

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 1 by another objective: as many prompts as possible whose rollouts disagree.
 
-A prompt whose rollouts all succeed, or all fail, has no group-normalised advantage. Theorem 1 minimises a variance
-and gives most to the few prompts with the largest surrogate; here what counts is how many prompts teach at all, so
-one more rollout of the same prompt soon gains nothing and the budget spreads. docs/fidelity.md#allocation_objective.
+A prompt whose rollouts all succeed, or all fail, has no group-normalised advantage.
+docs/fidelity.md#allocation_objective.
 """
 
 from collections.abc import Sequence
@@ -20,13 +19,8 @@ from .openness import posterior
 def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
     """Probability that n rollouts hold a success and a failure, ``1 - E p^n - E (1 - p)^n`` under a Beta posterior.
 
-    Args:
-        successes (ArrayLike): First parameter of the posterior of each prompt's success rate p, shape (M,), > 0.
-        failures (ArrayLike): Second parameter, shape (M,), > 0.
-        num_max (int): Largest n, >= 1.
-
-    Returns:
-        np.ndarray: Shape (num_max + 1, M), one row per n from 0; increasing and concave from n = 1 on.
+    Its parameters `successes` and `failures` have shape (M,), > 0. Returns shape (num_max + 1, M), one row per n from
+    0; increasing and concave from n = 1 on.
     """
     a, b = np.asarray(successes, dtype=np.float64), np.asarray(failures, dtype=np.float64)
     drawn = np.arange(num_max)[:, None]
@@ -51,14 +45,8 @@ def mixed_allocation(
 ) -> Allocation:
     """Integer counts that maximise the expected number of mixed prompts under ``sum(n * L) <= B``.
 
-    Taken in the order of gain per token (`greedy.greedy_counts`): the gains of a prompt fall with n.
-
-    Args:
-        successes, failures (ArrayLike): See `mixed_probability`, shape (M,) each.
-        mean_length, budget_tokens, num_min, num_max, max_rollouts: As for `neyman_allocation`.
-
-    Returns:
-        Allocation: Counts; ``dual`` and ``gap`` are expected mixed prompts per token and expected mixed prompts.
+    ``successes`` and ``failures`` (M,) as for `mixed_probability`, the others as for `neyman_allocation`; ``dual`` is
+    in expected mixed prompts per token.
 
     Example:
         >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
@@ -68,16 +56,15 @@ def mixed_allocation(
     budget = positive_number("budget_tokens", budget_tokens)
     lowest, cap = bounds(a.size, num_min, num_max, max_rollouts)
     table = mixed_probability(a, b, num_max)
-    counts, price, gap = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
-    return Allocation(counts, price, float(cost @ counts), budget, gap)
+    counts, price = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
+    return Allocation(counts, price, float(cost @ counts), budget)
 
 
 class MixedAllocator(UniformAllocator):
     """Rollouts where they are most likely to make a prompt's rewards differ, from the prompts' reward history.
 
-    A reward counts as the share of a success that it is between the lowest and the highest reward of the run: exact
-    where there are two values, a proxy for graded rewards. While the reference budget is measured it plans uniform
-    counts. Arguments as `UniformAllocator`; ``num_max`` must be given.
+    A reward counts as the share of a success that it is between the lowest and the highest reward of the run. While
+    the reference budget is measured counts are uniform. Arguments as `UniformAllocator`.
     """
 
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:

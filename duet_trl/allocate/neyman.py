@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1, Theorem 1: how many rollouts each prompt of a batch gets under a token budget (Eqs. 1, 2 and 4).
-
-Three rules: integers by gain per token, the ten-step bisection of the paper's text, and uniform counts.
-docs/fidelity.md#allocation_solver says where they differ.
-"""
+"""Phase 1, Theorem 1: how many rollouts each prompt of a batch gets under a token budget (Eqs. 1, 2 and 4)."""
 
 import math
 from collections.abc import Callable
@@ -14,33 +10,22 @@ from numpy.typing import ArrayLike
 
 from .greedy import greedy_counts
 
-# Sums of n * L carry float64 rounding; without this margin a plan that meets the budget exactly (every prompt at
-# b * num_generations) loses one rollout to the last bit.
 BUDGET_ROUNDING = 1e-12
-
-# Bisection bracket of log(lambda) around the previous dual: counts move by at most a factor e before it must widen.
+"""Share of a budget that float64 sums may differ by: without it a plan that meets it exactly loses a rollout."""
 _BRACKET_HALF_WIDTH = 2.0
+"""Of log(lambda) around the previous dual: counts move by at most a factor e before it must widen."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Rollouts per prompt and what they are expected to cost.
+    """Rollouts per prompt and what they are expected to cost."""
 
-    Attributes:
-        num_rollouts (np.ndarray): n_q, shape (M,), int64.
-        dual (float): lambda*, sigma squared per token: what one more token of budget is worth. 0.0 where the budget
-            pays for everything, and for rules that set no price.
-        planned_tokens (float): sum of n_q * L_q, tokens.
-        budget_tokens (float): B, tokens.
-        gap (float): Proven bound on the objective's distance from the integer optimum; 0.0 is proven optimal, inf
-            says that nothing is proven.
-    """
-
-    num_rollouts: np.ndarray
+    num_rollouts: np.ndarray  # n_q, shape (M,), int64
+    # lambda*, sigma squared per token: what one more token is worth; 0.0 where the budget pays for everything, and for
+    # rules that set no price
     dual: float
-    planned_tokens: float
-    budget_tokens: float
-    gap: float
+    planned_tokens: float  # sum of n_q * L_q
+    budget_tokens: float  # B
 
     @property
     def over_budget(self) -> bool:
@@ -65,9 +50,8 @@ def neyman_allocation(
     """Rollouts per prompt that minimise the gradient variance under a token budget (Theorem 1, in integers).
 
     Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. In integers rollouts are
-    taken in the order of their marginal gain per token, ``sigma^2 / (n (n + 1) L)``: optimal up to what the last
-    rollout leaves of the budget. The budget is never exceeded unless ``num_min`` alone does; then every prompt gets
-    ``num_min`` and `Allocation.over_budget` says so. Among identical prompts the earlier gets the odd rollout.
+    taken in the order of their marginal gain per token, ``sigma^2 / (n (n + 1) L)``. The budget is exceeded only where
+    ``num_min`` alone does. Among identical prompts the earlier gets the odd rollout.
 
     Args:
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
@@ -78,8 +62,7 @@ def neyman_allocation(
         max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
 
     Returns:
-        Allocation: Counts. ``dual`` is the gain per token of the first rollout that did not fit; ``gap`` bounds the
-        variance above the integer optimum, inf where ``max_rollouts`` binds.
+        Allocation: Counts. ``dual`` is the gain per token of the first rollout that did not fit.
 
     Raises:
         ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
@@ -95,8 +78,8 @@ def neyman_allocation(
     scale = float(spread.max())  # squares of a maximum of one neither overflow nor vanish
     # A variance that falls is a value that grows. Row 0 stands for no rollouts, which nobody may have.
     value = -np.square(spread / scale) / np.maximum(np.arange(num_max + 1), 1)[:, None]
-    counts, price, gap = greedy_counts(value, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
-    return Allocation(counts, price * scale**2, float(cost @ counts), budget, gap * scale**2)
+    counts, price = greedy_counts(value, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
+    return Allocation(counts, price * scale**2, float(cost @ counts), budget)
 
 
 def bisection_allocation(
@@ -112,15 +95,10 @@ def bisection_allocation(
 ) -> Allocation:
     """The paper's allocation ``n_q = max(num_min, round(s_q / sqrt(lambda * L_q)))`` (Eq. 4; Algorithm 1, lines 4-6).
 
-    Bisects log(lambda) so that the rounded counts cost B. The paper says "initialised at" the previous dual: here
-    the bracket is a factor e^2 to either side of it, and doubles away from it until it brackets the budget, before
-    the ``num_iterations`` halvings. Of the last bracket the end that keeps the budget is taken: its middle would send
-    all equal prompts of a cold start up together, to 5 rollouts instead of 4. Without a previous dual the search
-    starts at the closed form ``(sum(sigma * sqrt(L)) / B)^2`` of Theorem 1. The plan falls short of B by what rounding
-    and the last bracket leave.
-
-    Arguments as `neyman_allocation`; ``dual`` is lambda of the previous step, None or 0.0 at the first, and
-    ``num_iterations`` the number of halvings. Nothing is proven about the variance of the counts.
+    Bisects log(lambda) so that the rounded counts cost B. The bracket is a factor e^2 to either side of the previous
+    ``dual`` (None: the closed form ``(sum(sigma * sqrt(L)) / B)^2``), and doubles until it brackets the budget. Of the
+    last bracket the end that keeps the budget is taken: its middle would send all equal prompts of a cold start up
+    together. Other arguments as `neyman_allocation`; docs/fidelity.md#allocation_solver.
     """
     spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
     budget = positive_number("budget_tokens", budget_tokens)
@@ -148,16 +126,16 @@ def bisection_allocation(
         middle = (low + high) / 2.0
         low, high = (middle, high) if exceeds(middle) else (low, middle)
     counts = counts_at(high).astype(np.int64)
-    return Allocation(counts, math.exp(high) * scale**2, float(cost @ counts), budget, math.inf)
+    return Allocation(counts, math.exp(high) * scale**2, float(cost @ counts), budget)
 
 
 def uniform_allocation(
     num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
 ) -> Allocation:
-    """Counts as equal as possible: GRPO's allocation, which Theorem 1's corollary compares with.
+    """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide.
 
-    The first prompts get one more where the total does not divide. ``mean_length`` (M,) prices the plan and
-    ``budget_tokens`` is recorded beside it. ValueError if there are fewer rollouts than prompts.
+    ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded beside it. ValueError if there are fewer
+    rollouts than prompts.
     """
     (cost,) = positive_vectors(mean_length=mean_length)
     if total_rollouts < num_prompts:
@@ -168,7 +146,7 @@ def uniform_allocation(
     each, extra = divmod(int(total_rollouts), num_prompts)
     counts = np.full(num_prompts, each, dtype=np.int64)
     counts[:extra] += 1
-    return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens), math.inf)
+    return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens))
 
 
 def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
@@ -209,7 +187,8 @@ def bounds(num_prompts: int, num_min: ArrayLike, num_max: int, max_rollouts: int
 
 def _bracket(start: float, least: float, most: float, exceeds: Callable[[float], bool]) -> tuple[float, float]:
     """Bracket of log(lambda) around ``start``; an end stops where all counts sit at their bounds."""
-    low, high, width = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH, 2.0 * _BRACKET_HALF_WIDTH
+    low, high = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH
+    width = 2.0 * _BRACKET_HALF_WIDTH
     while low > least and not exceeds(low):
         low, width = low - width, 2.0 * width
     width = 2.0 * _BRACKET_HALF_WIDTH

@@ -36,9 +36,6 @@ def openness(successes: np.ndarray, failures: np.ndarray) -> np.ndarray:
 def price_of_more(worth: np.ndarray, counts: np.ndarray, cost: np.ndarray) -> float:
     """What one more rollout of each prompt of a step would add to sum x sqrt(n), per token.
 
-    Args:
-        worth (np.ndarray): x of each prompt, shape (M,).
-        counts (np.ndarray): n, shape (M,).
-        cost (np.ndarray): Expected tokens of a rollout, shape (M,), > 0.
+    `worth` is x, `counts` n, `cost` the expected tokens of a rollout, > 0; shape (M,) each.
     """
     return float((worth * (np.sqrt(counts + 1.0) - np.sqrt(counts))).sum() / cost.sum())

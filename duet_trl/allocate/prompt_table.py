@@ -14,6 +14,8 @@ import numpy as np
 
 from .state import check_state
 
+DROPPED = ("visits_waiting",)
+"""Columns of earlier versions, ignored in their checkpoints."""
 SAMPLE = 2**16
 """Prompts from which figures of the whole pool are computed at most."""
 
@@ -26,9 +28,7 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
 class PromptTable:
     """Float64 columns of prompts that were seen, by key; a prompt's row is its place in the order of first visits.
 
-    Args:
-        name (str): Of its owner, for messages.
-        columns (Sequence[str]): Names.
+    `name` is that of its owner, for messages.
     """
 
     def __init__(self, name: str, columns: Sequence[str]) -> None:
@@ -49,12 +49,9 @@ class PromptTable:
 
     @contextmanager
     def editing(self, keys: Sequence[str]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
-        """Columns of the U different prompts of `keys`, to change in place, and the place of each key among them.
+        """Columns (U,) of the U different prompts of `keys`, to change in place, and the place of each key among them.
 
         Prompts that are new start with zeros.
-
-        Yields:
-            tuple: Columns, shape (U,) each; places, shape (M,), int64.
         """
         hashes = hash_keys(keys)
         self._add(hashes)
@@ -65,11 +62,7 @@ class PromptTable:
             self._columns[column][rows] = values
 
     def pool(self, *names: str) -> list[np.ndarray]:
-        """Some columns over the pool, in the order of first visits, shape (P',) each.
-
-        Of more than `SAMPLE` prompts every k-th stands for the others, so that a step does not take longer in a larger
-        pool.
-        """
+        """Some columns over the pool, shape (P',) each; of more than `SAMPLE` prompts every k-th stands for others."""
         step = -(-len(self) // SAMPLE) or 1
         return [self._columns[name][: len(self) : step] for name in names]
 
@@ -82,7 +75,7 @@ class PromptTable:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
         check_state(self.name, state, dict.fromkeys(("keys", "columns")))
-        check_state(self.name, state["columns"], self._columns)
+        check_state(self.name, {x: y for x, y in state["columns"].items() if x not in DROPPED}, self._columns)
         keys = np.asarray(state["keys"], dtype=np.uint64)
         columns = {name: np.array(state["columns"][name], dtype=np.float64) for name in self._columns}
         if any(values.shape != keys.shape for values in columns.values()):

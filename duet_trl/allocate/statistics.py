@@ -16,7 +16,6 @@ _COLUMNS = (
     "length_count",
     "cost_sum",
     "cost_count",
-    "visits_waiting",
     "reward_count",
     "reward_sum",
     "reward_squares",
@@ -34,49 +33,26 @@ _TIE = 1e-6  # of two rewards that are one, relative
 
 @dataclass(frozen=True)
 class PromptView:
-    """What is known about the prompts of one batch; nan where nothing was observed.
+    """What is known about the prompts of one batch, shape (M,) each; nan where nothing was observed."""
 
-    Attributes:
-        keys (Sequence[str]): Their keys, length M.
-        sigma (np.ndarray): Running mean of sigma_obs, shape (M,), advantage x nats.
-        num_observations (np.ndarray): k_q, observations in it, shape (M,), int64.
-        visits_waiting (np.ndarray): Visits since the last observation of sigma, shape (M,), int64.
-        mean_length (np.ndarray): L_q, mean policy tokens of kept rollouts, shape (M,).
-        mean_cost (np.ndarray): Mean generated tokens of all rollouts, aborted ones included, shape (M,).
-    """
-
-    keys: Sequence[str]
-    sigma: np.ndarray
-    num_observations: np.ndarray
-    visits_waiting: np.ndarray
-    mean_length: np.ndarray
-    mean_cost: np.ndarray
+    sigma: np.ndarray  # running mean of sigma_obs, advantage x nats
+    num_observations: np.ndarray  # k_q, observations in it, int64
+    mean_length: np.ndarray  # L_q, mean policy tokens of kept rollouts
+    mean_cost: np.ndarray  # mean generated tokens of all rollouts, aborted ones included
 
 
 @dataclass(frozen=True)
 class RewardHistory:
-    """What earlier visits say about the rewards of the prompts of one batch.
+    """What earlier visits say about the rewards of the prompts of one batch, shape (M,) each."""
 
-    Attributes:
-        count (np.ndarray): Rollouts behind it, discounted by age, shape (M,); 0 for a prompt not seen yet.
-        mean (np.ndarray): Their mean reward, shape (M,); that of the pool where the count is 0.
-        mean_square (np.ndarray): Their mean squared reward, shape (M,), likewise.
-        pool_mean (float): Mean over the prompts seen so far, each counting once; nan before the first.
-        pool_mean_square (float): Mean squared reward, likewise.
-        level (float): Mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first.
-        level_square (float): Mean squared reward, likewise.
-        drift (np.ndarray | float): How far the level has risen since the rewards of each prompt, shape (M,); 0 for a
-            prompt not seen yet.
-    """
-
-    count: np.ndarray
-    mean: np.ndarray
-    mean_square: np.ndarray
-    pool_mean: float
+    count: np.ndarray  # rollouts behind it, discounted by age; 0 for a prompt not seen yet
+    mean: np.ndarray  # their mean reward; that of the pool where the count is 0
+    mean_square: np.ndarray  # their mean squared reward, likewise
+    pool_mean: float  # over the prompts seen so far, each counting once; nan before the first
     pool_mean_square: float
-    level: float = np.nan
+    level: float = np.nan  # mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first
     level_square: float = np.nan
-    drift: np.ndarray | float = 0.0
+    drift: np.ndarray | float = 0.0  # how far the level has risen since the rewards of each prompt; 0 for a new one
 
     def at_present(self) -> "RewardHistory":
         """The history as it would be today: means moved by the drift, their variances kept; the level as the pool."""
@@ -120,26 +96,22 @@ class PromptStatistics:
         """What is known about ``keys`` (M,)."""
         column = self._table.read(keys)
         return PromptView(
-            keys=keys,
             sigma=_mean(column["sigma_sum"], column["sigma_count"]),
             num_observations=column["sigma_count"].astype(np.int64),
-            visits_waiting=column["visits_waiting"].astype(np.int64),
             mean_length=_mean(column["length_sum"], column["length_count"]),
             mean_cost=_mean(column["cost_sum"], column["cost_count"]),
         )
 
-    def pool_sigma(self, min_observations: int = 1) -> np.ndarray:
-        """Running means of sigma over all prompts with at least ``min_observations``, shape (P,)."""
+    def pool_sigma(self) -> np.ndarray:
+        """Running means of sigma over all prompts that have one, shape (P,)."""
         total, count = self._table.pool("sigma_sum", "sigma_count")
-        known = count >= max(min_observations, 1)
-        return total[known] / count[known]
+        return total[count > 0.0] / count[count > 0.0]
 
     def expected_tokens(self, keys: Sequence[str], *, price_aborted: bool, default: float) -> np.ndarray:
         """Expected tokens of one rollout of each prompt, the L_q of Theorem 1.
 
-        All generated tokens, aborted rollouts included, or kept lengths; `default` while the pool holds none at all. A
-        prompt without a length takes the mean over the prompts that have one, each counting once, so that heavily
-        sampled prompts do not pull it. Shape (M,), >= 1.
+        All generated tokens, aborted rollouts included, or kept lengths. A prompt without a length takes the mean over
+        the prompts that have one, each counting once, and `default` while there is none. Shape (M,), >= 1.
         """
         view = self.lookup(keys)
         known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
@@ -152,13 +124,11 @@ class PromptStatistics:
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan counts as waiting, a zero is an observation."""
+        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan is none, a zero is an observation."""
         seen = ~np.isnan(sigma_obs)
         with self._table.editing(keys) as (column, place):
             np.add.at(column["sigma_sum"], place[seen], sigma_obs[seen])
             np.add.at(column["sigma_count"], place[seen], 1.0)
-            np.add.at(column["visits_waiting"], place, 1.0)
-            column["visits_waiting"][place[seen]] = 0.0
 
     def observe_lengths(
         self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray

@@ -14,13 +14,8 @@ def sigma_observed(
 ) -> np.ndarray:
     """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3), over n - 1.
 
-    The advantages are the unweighted ones: importance weights in here would let one rollout that survived its coin
-    outweigh a prompt's whole history. docs/fidelity.md#surrogate.
-
-    Columns have shape (N,); `use` is true for kept rollouts with finite values, the others may hold nan.
-
-    Returns:
-        np.ndarray: sigma_obs, shape (num_prompts,), float64; nan where fewer than two rollouts are used.
+    The advantages are the unweighted ones (docs/fidelity.md#surrogate). Columns have shape (N,); `use` is true for
+    kept rollouts with finite values. Returns shape (num_prompts,); nan where fewer than two rollouts are used.
     """
     contribution, prompt = advantages[use] * sum_logps[use], group[use]
     count = np.bincount(prompt, minlength=num_prompts)
@@ -43,15 +38,9 @@ def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
 class Surrogate:
     """Rules that turn a prompt's running mean of sigma_obs into the s_q of Theorem 1 (section 3.1).
 
-    ``s_q = max(floor, running mean)``, the floor replaced after the first epoch by the 5th percentile of what was
-    observed, then frozen. The percentile is taken over the positive values and never falls below the first floor,
-    because with more than 5 % degenerate prompts it would be 0. docs/fidelity.md#surrogate.
-
-    Attributes:
-        floor (float): s_floor before the first epoch ends, advantage x nats, > 0.
-        floor_quantile (float | None): Quantile of the positive sigmas over prompts that replaces the floor after the
-            first epoch; None keeps ``floor``.
-        warmup (int): k_warmup, observations before a prompt's own mean is used, >= 1.
+    ``s_q = max(floor, running mean)``, where the floor becomes, after the first epoch, the `floor_quantile` (None: it
+    stays) of the positive sigmas of the pool, never below the first one, and is frozen. `warmup` is k_warmup, the
+    observations before a prompt's own mean is used. docs/fidelity.md#surrogate.
     """
 
     floor: float = 0.01
@@ -98,8 +87,8 @@ class ConstantSurrogate(Surrogate):
 
     def sigma(self, view: PromptView) -> np.ndarray:
         """1 for each of the prompts in ``view``, shape (M,)."""
-        return np.full(len(view.keys), self.floor)
+        return np.full(len(view.sigma), self.floor)
 
     def is_warm(self, view: PromptView) -> np.ndarray:
         """Every prompt has its estimate from the start, shape (M,), bool."""
-        return np.ones(len(view.keys), dtype=bool)
+        return np.ones(len(view.sigma), dtype=bool)

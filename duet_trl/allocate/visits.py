@@ -29,11 +29,7 @@ _COLUMNS = ("count", "successes", "step")
 
 
 class Visits:
-    """What decides which prompts are visited, by prompt key.
-
-    Args:
-        decay (float): Factor on what is known of a prompt from one visit to the next, in [0, 1].
-    """
+    """What decides which prompts are visited, by key; `decay` is the factor on what is known from visit to visit."""
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
@@ -44,16 +40,7 @@ class Visits:
         return len(self._table)
 
     def choose(self, keys: Sequence[str], count: int, step: int) -> np.ndarray:
-        """The most open of some prompts; of those that are level, the first.
-
-        Args:
-            keys (Sequence[str]): The M candidates.
-            count (int): How many are visited, at most M.
-            step (int): Present generation step.
-
-        Returns:
-            np.ndarray: Their indices, ascending, shape (count,), int64.
-        """
+        """Indices of the `count` most open of the candidates `keys`, ascending, int64; of level ones the first."""
         return np.sort(np.argsort(-self.openness(keys, step), kind="stable")[:count])
 
     def openness(self, keys: Sequence[str], step: int) -> np.ndarray:
@@ -73,11 +60,8 @@ class Visits:
     def observe(self, keys: Sequence[str], group: np.ndarray, successes: np.ndarray, step: int) -> None:
         """Learn from a step.
 
-        Args:
-            keys (Sequence[str]): Prompts, length M; those without a rollout stay as they are.
-            group (np.ndarray): Prompt of each rollout in 0..M-1, shape (N,).
-            successes (np.ndarray): Of each rollout, the share of a success that its reward is, in [0, 1], shape (N,).
-            step (int): The generation step.
+        `group` is the prompt of each rollout in 0..M-1, `successes` the share of a success that its reward is, in
+        [0, 1], shape (N,) each. Prompts without a rollout stay as they are.
         """
         visited, group = np.unique(group, return_inverse=True)
         if not visited.size:

@@ -25,9 +25,8 @@ from .protocol import Score, mean_at_k
 
 logger = logging.getLogger(__name__)
 
-BEST_FOLDER = "best"
-BEST_EVALUATION = "evaluation.json"
-"""What the checkpoint in the best folder was measured at: `step` and the logged metrics."""
+BEST_FOLDER, BEST_EVALUATION = "best", "evaluation.json"
+"""Where the best checkpoint is, and what it was measured at: `step` and the logged metrics."""
 
 
 class Trainer(Sampler, Protocol):
@@ -54,17 +53,13 @@ class ScheduledMeasurement(TrainerCallback, ABC):
     def __init__(self, trainer: Trainer, every: int) -> None:
         if every < 0:
             raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures the two ends only.")
-        self.trainer = trainer
-        self.every = every
-        self.seconds = 0.0  # wall-clock time of the measurements since training began
-        self._began = 0.0
+        self.trainer, self.every = trainer, every
+        self.seconds = self._began = 0.0  # wall-clock time of the measurements since training began
         self._unlogged: dict[str, float] | None = None
 
     @abstractmethod
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
-        """Metrics of the policy, `step` optimizer steps and `train_seconds` (without measurements) after training
-        began.
-        """
+        """Metrics after optimizer steps and seconds of training, measurements excluded."""
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the policy that training starts from.
@@ -112,17 +107,10 @@ class Evaluation:
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure problems and a grader of one's own, sampled as in training; `evaluations` holds all measurements.
+    """Measure problems of one's own, sampled as in training; `evaluations` holds all measurements.
 
-    Args:
-        trainer (Trainer): The trainer it is added to; of it only `sample` and `log` are used.
-        prompts (Sequence[Prompt]): Held-out prompts, as in the training data set.
-        grade (Callable[[int, list[int]], bool]): `grade(problem_index, completion_ids)`: is it right?
-        num_samples (int): k of mean@k.
-        every (int): Optimizer steps between measurements; 0 = only before the first and after the last step.
-
-    Raises:
-        ValueError: If there are no prompts or samples, or `every` is negative.
+    `grade(problem_index, completion_ids)` says whether a completion is right; of the trainer only `sample` and `log`
+    are used; `num_samples` is k of mean@k, `every` as in `ScheduledMeasurement`.
     """
 
     def __init__(
@@ -137,12 +125,9 @@ class HeldOutEvaluation(ScheduledMeasurement):
         super().__init__(trainer, every)
         if num_samples < 1 or not prompts:
             raise ValueError(
-                f"Evaluation needs prompts and num_samples >= 1, got {len(prompts)} prompts and "
-                f"num_samples {num_samples}."
+                f"Evaluation needs prompts and num_samples >= 1, got {len(prompts)} prompts and {num_samples} samples."
             )
-        self.prompts = list(prompts)
-        self.grade = grade
-        self.num_samples = num_samples
+        self.prompts, self.grade, self.num_samples = list(prompts), grade, num_samples
         self.evaluations: list[Evaluation] = []
 
     def measure_step(self, step: int, train_seconds: float) -> dict[str, float]:
@@ -163,13 +148,11 @@ class HeldOutEvaluation(ScheduledMeasurement):
 class SuiteEvaluation(ScheduledMeasurement):
     """Measure all suites, and keep the best checkpoint in <output_dir>/best.
 
-    Metrics are `held_out/<suite>/mean@4` (with `_low` and `_high`), `best@4`, `mean@1` (greedy), `truncated`,
-    `mean_length` and `seconds`, and `held_out/average`, the mean over suites of mean@4. The best checkpoint is chosen
-    by that average on the benchmarks themselves, as the paper does: report the last one beside it. Step 0 is never the
-    best. A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
+    Metrics are `held_out/<suite>/...` and `held_out/average`, the mean over suites of mean@k, which chooses the best
+    checkpoint on the benchmarks themselves, as the paper does: report the last one beside it. Step 0 is never best.
+    A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
 
-    Add it on every process: process 0 grades and writes. The random numbers of training are left as they were, so that
-    a run is the same with and without measurements.
+    Add it on every process: process 0 grades and writes. The random numbers of training are left as they were.
 
     Args:
         trainer (Trainer): The trainer it is added to.
@@ -178,10 +161,6 @@ class SuiteEvaluation(ScheduledMeasurement):
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
         settings (Settings): How to decode. `max_tokens` must fit into the training engine beside the prompts.
         graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
-
-    Raises:
-        ValueError: If there is no suite, or `every` is negative.
-        SandboxError: If a suite runs programs and no strong isolation holds here.
     """
 
     def __init__(
@@ -234,14 +213,8 @@ class SuiteEvaluation(ScheduledMeasurement):
         if measured["step"] == 0:
             record.unlink(missing_ok=True)
             return False
-        best = json.loads(record.read_text()) if record.exists() else None
-        if best is not None and best.keys() == measured.keys():
-            return measured["held_out/average"] > best["held_out/average"]
-        if best is not None:
-            logger.warning(
-                "%s was not measured as step %d is (other suites, another num_samples, or an earlier version of this "
-                "package): the two cannot be compared, and this step takes its place.",
-                record,
-                measured["step"],
-            )
-        return True
+        best = json.loads(record.read_text()) if record.exists() else measured | {"held_out/average": -1.0}
+        if best.keys() != measured.keys():
+            logger.warning("%s has other figures than step %d, which takes its place.", record, measured["step"])
+            return True
+        return measured["held_out/average"] > best["held_out/average"]

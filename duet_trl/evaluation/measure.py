@@ -6,7 +6,7 @@ ends it, whatever the engine stops at, and graded by the reward function that it
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import chain
@@ -46,41 +46,24 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """How a policy is measured. Defaults: the paper's Evaluation Protocol.
+    """How a policy is measured. Defaults: the paper's Evaluation Protocol."""
 
-    Attributes:
-        num_samples (int): k of mean@k and best@k.
-        temperature (float): Of these samples, > 0.
-        top_p (float): Of these samples, in (0, 1].
-        max_tokens (int): Longest completion, tokens.
-        thought_delimiters (tuple[str, ...] | None): What opens and closes a thought, in which answers do not count;
-            (): nothing. None: as the tokenizer has it.
-    """
-
-    num_samples: int = 4
-    temperature: float = 0.9
-    top_p: float = 0.95
-    max_tokens: int = 3072
+    num_samples: int = 4  # k of mean@k and best@k
+    temperature: float = 0.9  # of these samples, > 0
+    top_p: float = 0.95  # of these samples, in (0, 1]
+    max_tokens: int = 3072  # longest completion
+    # what opens and closes a thought, in which answers do not count; (): nothing; None: as the tokenizer has it
     thought_delimiters: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.num_samples < 1:
-            raise ValueError(f"num_samples must be at least 1, got {self.num_samples}.")
+        for name in ("num_samples", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.temperature > 0.0:
-            raise ValueError(
-                f"temperature must be positive, got {self.temperature}: equal samples make no mean@k. Greedy decoding "
-                "is measured beside it."
-            )
+            raise ValueError(f"temperature must be positive, got {self.temperature}: equal samples make no mean@k.")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
-        if self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}.")
         parse_delimiters(self.thought_delimiters or ())
-
-    def delimiters(self, tokenizer: PreTrainedTokenizerBase) -> Delimiters | None:
-        """What opens and closes the thoughts of the policy with this tokenizer."""
-        names = self.thought_delimiters
-        return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
 
     def decoding(self) -> dict[str, dict[str, Any]]:
         """Arguments of `Sampler.sample` for each way of decoding, by the name that it has in results."""
@@ -91,12 +74,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class Graded:
-    """Completions of a suite, decoded one way."""
+    """Completions of a suite, decoded one way; arrays of shape (P, k)."""
 
-    texts: list[list[str]]  # P x k completions without special tokens
-    lengths: np.ndarray  # tokens of each, the end included, shape (P, k), int64
-    truncated: np.ndarray  # whether a completion was cut before it ended, shape (P, k), bool
-    correct: np.ndarray  # whether it was graded as right, shape (P, k), bool
+    texts: list[list[str]]  # without special tokens
+    lengths: np.ndarray  # tokens, the end included, int64
+    truncated: np.ndarray  # whether a completion was cut before it ended, bool
+    correct: np.ndarray  # whether it was graded as right, bool
     num_ungraded: int  # completions without a verdict, because their gold or test is unusable; they count as wrong
 
 
@@ -125,12 +108,8 @@ class Measurement:
 def build_graders(suites: Collection[str], sandbox: str | None = None) -> dict[str, Grader]:
     """The verifier of each suite, by name; those of one kind share it.
 
-    `sandbox` is the isolation of programs, None: the strongest that works here.
-
-    Raises:
-        ValueError: If the isolation is unknown.
-        SandboxError: If it does not hold on this machine.
-        ImportError: If Math-Verify is needed and not installed.
+    `sandbox` is the isolation of programs, None: the strongest that works here. ValueError if it is unknown,
+    SandboxError if it does not hold on this machine, ImportError if Math-Verify is needed and not installed.
     """
 
     @cache
@@ -150,22 +129,22 @@ def measure(
     eos_ids: Sequence[int],
     settings: Settings,
 ) -> dict[str, Measurement]:
-    """Sample every suite and grade the completions; the same on every process.
+    """Sample every suite and grade the completions; the same on every process, and all of them call this.
 
-    With several processes all of them call this. Sampling is shared; process 0 grades, and the others are told, so
-    that verdicts that depend on time cannot differ between processes. `suites` are from `load_suite`, `graders` from
-    `build_graders`, `eos_ids` from `eos_token_ids`.
+    Process 0 grades and tells the others, so that verdicts that depend on time cannot differ between them. `suites`
+    are from `load_suite`, `graders` from `build_graders`, `eos_ids` from `eos_token_ids`.
     """
-    found, delimiters = {}, settings.delimiters(tokenizer)
+    names = settings.thought_delimiters
+    delimiters = find_delimiters(tokenizer) if names is None else parse_delimiters(names)
+    found = {}
     for name, problems in suites.items():
-        begin = time.perf_counter()
-        graded, opened = {}, _open_thoughts(problems["prompt"], tokenizer, delimiters)
+        begin, graded = time.perf_counter(), {}
+        opened = _open_thoughts(problems["prompt"], tokenizer, delimiters)
         for way, arguments in settings.decoding().items():
             sampled = sampler.sample(list(problems["prompt"]), **arguments)
             completions = [[until_eos(ids, eos_ids) for ids in row] for row in sampled]
             graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids, delimiters, opened)
-        grader = graders[name]
-        sandbox = grader.isolation if isinstance(grader, CodeVerifier) else None
+        sandbox = getattr(graders[name], "isolation", None)
         found[name] = Measurement(graded, sandbox, time.perf_counter() - begin)
     return found
 
@@ -208,23 +187,20 @@ def _grade(
     delimiters: Delimiters | None,
     opened: Sequence[bool],
 ) -> Graded:
-    shape = len(completions), len(completions[0])
+    shape = num_problems, num_samples = len(completions), len(completions[0])
     flat = [*chain.from_iterable(completions)]
     ends = frozenset(eos_ids)
     ended = np.array([bool(ids) and ids[-1] in ends for ids in flat])
     # An end need not be a special token: it is taken off by its place.
     bare = [ids[:-1] if end else ids for ids, end in zip(flat, ended, strict=True)]
     texts = tokenizer.batch_decode(bare, skip_special_tokens=True)
-
-    def per_sample(values: Iterable[Any]) -> list[Any]:
-        return [value for value in values for _ in range(shape[1])]
-
+    place = np.repeat(np.arange(num_problems), num_samples)  # problem of each sample
     names = [name for name in problems.column_names if name not in ("id", "prompt")]
-    columns = {name: per_sample(problems[name]) for name in names}
-    columns[WRITTEN] = written_completions(texts, bare, per_sample(opened), tokenizer, delimiters)
+    columns: dict[str, list[Any]] = {name: [own[p] for p in place] for name in names for own in [list(problems[name])]}
+    columns[WRITTEN] = written_completions(texts, bare, [opened[p] for p in place], tokenizer, delimiters)
     verdicts = on_first(lambda: grader(texts, **columns))
     return Graded(
-        texts=[texts[first : first + shape[1]] for first in range(0, len(texts), shape[1])],
+        texts=[texts[first : first + num_samples] for first in range(0, len(texts), num_samples)],
         lengths=np.array([len(ids) for ids in flat], dtype=np.int64).reshape(shape),
         truncated=~ended.reshape(shape),
         correct=np.array([verdict is not None and verdict > 0.5 for verdict in verdicts]).reshape(shape),

@@ -1,13 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""User messages of every training and evaluation prompt (appendix "Prompt Templates"), and what ends an answer.
 
-A prompt is one message of the user, without a system message; the tokenizer's own chat template goes around it. The
-templates of the benchmarks are the paper's listings byte for byte. The paper has none for MBPP and for short answers:
-those two are ours, in the form of its own (docs/fidelity.md#prompts).
-
-The tokens of model and tokenizer end a completion, and the end of turn of the chat template. A base model declares
-only its end of text, but is prompted through the chat template and learns to end its turn. If nothing stops it there
-it goes on with an invented user, whose echoed box is then graded as its answer.
+The templates of the benchmarks are the paper's listings byte for byte; those of MBPP and short answers are ours
+(docs/fidelity.md#prompts).
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,8 +19,6 @@ MODEL_REMEDY = (
     "a network give a folder."
 )
 """What to do about a model or a tokenizer that cannot be loaded."""
-
-_ANSWER = "answer"
 
 
 def user_message(content: str) -> list[dict[str, str]]:
@@ -76,22 +69,20 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Id of the special token that the chat template writes behind an assistant's message; None if there is none."""
     require_chat_template(tokenizer)
-    turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": _ANSWER}]
-    behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition(_ANSWER)[2]
+    turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("answer")[2]
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
-    for token in tokenizer(behind, add_special_tokens=False)["input_ids"]:
-        if token in special:
-            return token
-        if tokenizer.decode([token]).strip():
-            return None
-    return None
+    ids = tokenizer(behind, add_special_tokens=False)["input_ids"]
+    first = next((token for token in ids if token in special or tokenizer.decode([token]).strip()), None)
+    return first if first in special else None
 
 
 def eos_token_ids(tokenizer: PreTrainedTokenizerBase, declared: int | Iterable[int] | None = None) -> tuple[int, ...]:
     """All ids that end a completion, the tokenizer's own EOS first, each once.
 
-    `declared` is what the model's generation configuration declares. ValueError if the tokenizer has no chat template,
-    or nothing ends a completion.
+    They are those of the tokenizer, those that the model's generation configuration declares (`declared`), and the end
+    of turn of the chat template: a base model declares only its end of text, and would go on with an invented user.
+    ValueError if the tokenizer has no chat template, or nothing ends a completion.
     """
     of_model = [declared] if isinstance(declared, int) else list(declared or [])
     found = [tokenizer.eos_token_id, *of_model, end_of_turn_id(tokenizer)]

@@ -72,7 +72,7 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> 
         n = np.arange(most + 1)[:, None]
         value = (1.0 - p**n - (1.0 - p) ** n) * p * (1.0 - p) ** 2
         limit = rest - reserved + lowest * p.size
-        counts[able], _, _ = greedy_counts(value, np.ones(p.size), counts[able], limit, limit + 1)
+        counts[able], _ = greedy_counts(value, np.ones(p.size), counts[able], limit, limit + 1)
     rest = total - int(counts.sum())
     for among in (wrong, np.ones(size, dtype=bool)):
         while rest and (open_ := np.flatnonzero(among & (counts < most))[:rest]).size:

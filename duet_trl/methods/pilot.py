@@ -116,7 +116,7 @@ class Pilot(Remembering):
         budget = self.rollouts_per_prompt * float(cost.sum())
         # The counts are both rounds', so round 1 is charged at expected lengths and what it really took comes off.
         limit, lowest = budget - spent + float(cost @ first), np.full(len(keys), self.num_pilot)
-        counts, _, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
+        counts, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
         self._metrics = {"budget_tokens": budget, "planned_tokens": spent + float(cost @ (counts - first))}
         return counts - self.num_pilot
 

@@ -16,17 +16,11 @@ EPSILON = 1e-4
 
 @dataclass(frozen=True)
 class GroupAdvantages:
-    """Advantages of one step.
+    """Advantages of one step, shape (N,) each."""
 
-    Attributes:
-        advantages (torch.Tensor): A, shape (N,), finite; 0 for rollouts that teach nothing.
-        rewards (torch.Tensor): Weighted sum of the reward functions, shape (N,); NaN where every function abstained.
-        zero_std (torch.Tensor): Whether the spread that belongs to the rollout is zero, shape (N,), bool.
-    """
-
-    advantages: torch.Tensor
-    rewards: torch.Tensor
-    zero_std: torch.Tensor
+    advantages: torch.Tensor  # A, finite; 0 for rollouts that teach nothing
+    rewards: torch.Tensor  # weighted sum of the reward functions; NaN where every function abstained
+    zero_std: torch.Tensor  # whether the spread that belongs to the rollout is zero, bool
 
 
 def group_advantages(
@@ -50,10 +44,7 @@ def group_advantages(
         scale_rewards (str): "group" or "batch": whose standard deviation divides; "none": nothing does.
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum" over the functions.
         include (torch.Tensor | None): Rollouts that make up the baseline, shape (N,), bool; the others get advantage
-            0. For rivals that normalise over survivors, and to keep non-finite rewards out. None: all.
-
-    Returns:
-        GroupAdvantages: Advantages, summed rewards and zero-spread flags, in the order of the input.
+            0. None: all.
 
     Example:
         >>> rewards = torch.tensor([[1.0], [0.0], [1.0]])

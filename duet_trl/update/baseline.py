@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 3: advantages over a baseline that remembers earlier visits of a prompt.
 
-A group of n rollouts estimates its own mean from the n - 1 others of each, which multiplies the variance of the
-advantage by n / (n - 1), and a group whose rewards are all the same teaches nothing. A prompt that comes round again
-brings a history: with its discounted rewards in the baseline, two rollouts do nearly the work of three
-(docs/benchmarks.md), and a lone rollout has an advantage. A policy that learns fast leaves its history behind: how
-much the history and the pool are worth is then measured (`MeasuredWeights`). And the mean is not the baseline of least
-noise: where failures have the longer gradients, that is lower (`LeastNoise`). docs/fidelity.md#advantage_baseline.
+With a prompt's discounted rewards in the baseline, two rollouts do nearly the work of three (docs/benchmarks.md), and
+a lone rollout has an advantage. How much the history and the pool are worth is measured (`MeasuredWeights`). Where
+failures have the longer gradients, the baseline of least noise is lower than the mean (`LeastNoise`).
+docs/fidelity.md#advantage_baseline.
 """
 
 import itertools
@@ -87,13 +85,11 @@ def history_advantages(
 
     A_i = (R_i - b_i) / s with b_i = (m + sum over j != i of R_j) / (k + n - 1), where m and k are the sum and the
     count of the discounted rewards of earlier visits and of the pseudo-rollouts at the pool mean, in their weights.
-    b_i does not depend on rollout i, so A_i grad log pi has the expectation of R_i grad log pi, whatever the history
-    is worth, for scale_rewards="none" and up to one common factor for "batch". The same holds of any function of b_i
-    and of the mean of the squares, such as `LeastNoise`.
+    b_i, and any function of it and of the mean of the squares (`LeastNoise`), does not depend on rollout i, so A_i
+    grad log pi has the expectation of R_i grad log pi for s = 1, and up to one common factor for "batch".
 
     Args:
-        rewards (np.ndarray): Summed reward of each rollout, shape (N,); nan for one without a reward, which gets
-            advantage 0 and is in no baseline.
+        rewards (np.ndarray): Shape (N,); nan for a rollout without one: advantage 0, and in no baseline.
         group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
         history (RewardHistory): Of the M prompts.
         scale_rewards (str): s: "group", the standard deviation of the prompt's rewards, this step's and remembered
@@ -175,13 +171,7 @@ class MeasuredWeights:
         return WEIGHTS[int(self._errors.argmin())] if self._errors.any() else Weights()
 
     def observe(self, rewards: np.ndarray, group: np.ndarray, history: RewardHistory) -> None:
-        """Learn from a step.
-
-        Args:
-            rewards (np.ndarray): Summed reward of each rollout, shape (N,); nan for one without a reward.
-            group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
-            history (RewardHistory): Of the M prompts before the step, as it would be at present.
-        """
+        """Learn from the rewards (N,), nan for none, and prompts (N,) of a step, and the history at its beginning."""
         scored = ~np.isnan(rewards)
         if np.isnan(history.pool_mean) or not scored.any():
             return
@@ -222,12 +212,7 @@ class NoiseRatio:
         return float(np.clip(surprise / failures / max(certain / successes, LEAST_SURPRISAL), *BOUNDS))
 
     def observe(self, success_share: np.ndarray, sum_logps: np.ndarray) -> None:
-        """Learn from a step.
-
-        Args:
-            success_share (np.ndarray): The share of a success that the reward of a rollout is, shape (N,), in [0, 1].
-            sum_logps (np.ndarray): log pi of each rollout, nats, shape (N,); those that are not finite are left out.
-        """
+        """Learn from the share of a success that rewards are, in [0, 1], and log pi of rollouts, nats, shape (N,)."""
         known = np.isfinite(sum_logps)
         success, surprisal = success_share[known] >= 0.5, -sum_logps[known]
         found = [[np.count_nonzero(of), surprisal[of].sum()] for of in (~success, success)]
@@ -257,10 +242,6 @@ def _remembered(history: RewardHistory, weights: Weights) -> tuple[np.ndarray, n
 
 
 def _mean_of_others(values: np.ndarray, group: np.ndarray, first: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Mean of what is remembered and of the others of its group, shape (N,); its own value where there is nothing.
-
-    Values, 0 for a rollout without a reward, shape (N,); sums of those remembered of each prompt, shape (M,); how many
-    there are behind each mean, shape (N,).
-    """
+    """Mean of what is remembered and of the others of its group, shape (N,); its own value where there is nothing."""
     total = first + np.bincount(group, weights=values, minlength=len(first))
     return np.divide(total[group] - values, others, out=values.copy(), where=others > 0.0)

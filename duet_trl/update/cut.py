@@ -27,11 +27,8 @@ CUT_FIELDS = ("num_iterations", "steps_per_generation", "gradient_accumulation_s
 def cut_batch(config: Any) -> None:
     """Set TRL's fields so that the batch they describe is cut, in place; `updates="once"` leaves them alone.
 
-    Micro-batches are shared out over the mini-batches, or halved where there is an odd number of them.
-
-    Raises:
-        ValueError: If passes or mini-batches were set by hand, the batch is too small to cut, or a loss scaler is
-            used, which cannot skip updates.
+    Micro-batches are shared out over the mini-batches, or halved where there is an odd number of them. ValueError if
+    passes or mini-batches were set by hand, the batch is too small to cut, or a loss scaler is used.
     """
     if config.updates == "once":
         return

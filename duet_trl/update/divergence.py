@@ -21,12 +21,9 @@ NUDGE = 1e-6
 def divergence_sums(moved: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Summed divergence of the policy before from the policy now, and number of tokens, shape (2,), float64.
 
-    Each token adds exp(moved) - 1 - moved, which is not negative, and has the divergence as its mean over tokens that
-    the policy before drew (k3 of Schulman, "Approximating KL divergence", 2020).
-
-    Args:
-        moved (torch.Tensor): Log-prob now minus log-prob before, shape (B, T), nats.
-        mask (torch.Tensor): Which tokens count, shape (B, T).
+    Each token adds exp(moved) - 1 - moved, whose mean over tokens that the policy before drew is the divergence (k3 of
+    Schulman, "Approximating KL divergence", 2020). `moved`: log-prob now minus before, shape (B, T), nats; `mask`
+    (B, T): which tokens count.
     """
     moved = moved.double()
     tokens = torch.where(mask.bool(), torch.expm1(moved) - moved, 0.0)
@@ -38,13 +35,8 @@ def in_float32(model: nn.Module) -> Iterator[Callable[..., object]]:
     """While active, the model computes in float32, whatever its weights are stored in; the weights stay as they are.
 
     Weights of a lower precision are widened while the module that holds them computes, those of the output layer for
-    as long as this lasts: the memory of the largest module and of the output layer.
-
-    Args:
-        model (nn.Module): Not sharded, not quantised.
-
-    Yields:
-        Callable: The forward pass without the autocast that accelerate wraps around it.
+    as long as this lasts. The model is neither sharded nor quantised. Yields the forward pass without the autocast
+    that accelerate wraps around it.
     """
     head = model.get_output_embeddings()
     narrow = [module for module in model.modules() if module is not head and _narrow(module)]

@@ -14,18 +14,9 @@ def rollout_weights(
 ) -> np.ndarray:
     """Weight of each rollout, w = (1 - I_abort) / (s_pre * p_abort) (text of Eq. 6; Algorithm 1, phase 3).
 
-    s_pre = clip(n_q / mean n, floor, 1) on the *realised* counts. The clip at 1 leaves prompts above the mean with a
-    total weight of n_q instead of mean n, so Eq. 6 weighs prompts unequally (docs/fidelity.md#stratification).
-
-    Args:
-        num_rollouts (np.ndarray): n_q, realised rollouts per prompt, shape (M,), >= 1.
-        group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
-        propensity (np.ndarray): p_abort, probability that the rollout was kept, shape (N,), in (0, 1].
-        aborted (np.ndarray): I_abort, shape (N,), bool.
-        floor (float): eps_pre, lower clip of s_pre, in (0, 1].
-
-    Returns:
-        np.ndarray: w, shape (N,), float64; 0 for aborted rollouts.
+    s_pre = clip(n_q / mean n, floor, 1) on the *realised* counts (docs/fidelity.md#stratification). Counts n_q have
+    shape (M,); the prompt of a rollout, its probability of being kept in (0, 1] and I_abort have shape (N,); `floor`
+    is eps_pre, in (0, 1]. Returns w, shape (N,), float64; 0 for aborted rollouts.
 
     Example:
         >>> weights = rollout_weights([1, 3], [0, 1, 1, 1], [1, 1, 0.5, 1], [False, False, False, True])
@@ -54,18 +45,8 @@ def surcharge_bound(
 
     (1 - p_marker) * (1 - eps) / eps * sigma^2_mless * sum_i w_i^2
 
-    Args:
-        markerless_rate (np.ndarray): 1 - p_marker, share of rollouts without a marker at the gate, shape (M,).
-        keep_probability (float): eps_abort, in (0, 1].
-        second_moment (np.ndarray): sigma^2_mless, second moment of a marker-less rollout's contribution, shape (M,).
-        squared_weights (np.ndarray | float): Sum of the squared aggregation weights of the prompt, shape (M,).
-
-    Returns:
-        np.ndarray: Bound, shape (M,), in the unit of second_moment times that of squared_weights. Their sum bounds
-        the variance that the abort adds to the weighted sum over independent rollouts.
-
-    Raises:
-        ValueError: If keep_probability is not in (0, 1].
+    `markerless_rate` is 1 - p_marker, `keep_probability` eps_abort in (0, 1] (else ValueError), `second_moment`
+    sigma^2_mless of a marker-less rollout's contribution, `squared_weights` the sum over a prompt; shape (M,) each.
     """
     if not 0 < keep_probability <= 1:
         raise ValueError(f"keep_probability must be in (0, 1], got {keep_probability}. Nothing is kept at 0.")
@@ -87,15 +68,10 @@ def surcharge(
     """Factor by which the abort raises the second moment of the update (Theorem 2, aggregation corollary (ii)).
 
     A heuristic, as in the paper: N_t is random, and instead of gradients it uses the stand-in of Eq. 3. The
-    contribution of a rollout is z = A * sum log pi / length (advantage x nats per token), its aggregation weight
-    length / N_t. sigma^2_mless of a prompt is the mean of z^2 over its marker-less kept rollouts; where it has none,
-    over all of the batch's; where the batch has none either, over all kept rollouts.
-
-    Columns have shape (N,); a propensity below 1 marks a marker-less kept rollout. Log-probs are not read where the
-    rollout was aborted or its advantage is 0.
-
-    Returns:
-        float: (natural + Eq. 8 summed over prompts) / natural: 1 is free, the paper reports at most 1.5.
+    contribution of a rollout is z = A * sum log pi / length, its aggregation weight length / N_t. sigma^2_mless of a
+    prompt is the mean of z^2 over its marker-less kept rollouts; where it has none, over all of the batch's; where the
+    batch has none either, over all kept rollouts. Columns have shape (N,); a propensity below 1 marks a marker-less
+    kept rollout. Returns (natural + Eq. 8 summed over prompts) / natural: 1 is free, the paper reports at most 1.5.
     """
     kept = ~aborted
     num_tokens = lengths[kept].sum()  # N_t

@@ -16,22 +16,12 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
     """Places rollouts on ranks, optimizer-step windows and micro-batches (chunks), balanced by length.
 
     Rollouts are dealt in falling length, back and forth, over the windows, so that every optimizer step sees the whole
-    range of lengths. Inside a window they are dealt back and forth over the ranks, and each rank cuts its share into
-    chunks: at the same micro-step all ranks hold neighbours of the sorted order, the longest first.
+    range of lengths, and inside a window over the ranks. Each rank cuts its share into chunks, the longest first. No
+    other way to split a window has fewer tokens after padding each chunk to its longest row over all ranks; windows,
+    and the ranks of a window, differ by at most the longest minus the shortest row.
 
-    Of all ways to split a window into chunks, this one has the fewest tokens after padding each chunk to its longest
-    row over all ranks (the sum of block maxima is least for sorted blocks). Two windows differ by at most the longest
-    minus the shortest row in tokens, and so do two ranks of a window; a padding row counts as 0.
-
-    Args:
-        lengths (np.ndarray): Tokens of each kept rollout, shape (K,), >= 0; K = 0 gives padding only.
-        num_ranks (int): Data-parallel processes, >= 1.
-        num_windows (int): Optimizer steps that share the generation batch, >= 1.
-        chunks_per_window (int): Micro-batches per optimizer step and rank, >= 1.
-
-    Returns:
-        np.ndarray: Rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window, rows_per_chunk),
-        int64; every rollout exactly once. The chunks of an optimizer-step window are consecutive.
+    Returns the rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window, rows_per_chunk),
+    int64; every rollout exactly once. `lengths` are tokens, shape (K,); K = 0 gives padding only.
 
     Example:
         >>> pack([5, 9, 7], num_ranks=2, num_windows=1, chunks_per_window=1).tolist()

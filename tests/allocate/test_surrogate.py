@@ -90,12 +90,6 @@ def test_the_floor_never_falls_and_waits_for_a_positive_sigma():
     assert surrogate.floor == 0.01
 
 
-def test_without_a_quantile_the_floor_stays_where_it_is():
-    surrogate, known = Surrogate(floor=1e-6, floor_quantile=None), pool(a=0.0, b=80.0)
-    surrogate.advance(known, epoch=3)
-    assert estimate(surrogate, known, "a", "b", "new") == [1e-6, 80.0, 1e-6]
-
-
 def test_a_restored_surrogate_keeps_its_frozen_floor():
     known = pool(a=4.0, b=8.0)
     original, restored = Surrogate(), Surrogate()

@@ -47,10 +47,6 @@ def test_an_open_prompt_wins_before_a_new_one_and_a_decided_one():
     assert unit.choose(keys, 2, 2).tolist() == [2, 3]
 
 
-def test_without_any_history_the_prompts_that_were_drawn_are_visited():
-    assert Visits(DECAY).choose([f"p{n}" for n in range(40)], 16, 1).tolist() == list(range(16))
-
-
 def test_a_failure_of_long_ago_is_open_once_the_policy_solves_the_pool():
     first = {"failed": [0] * 4, "solved": [1] * 4}
     now = {f"p{n}": [1] * 4 for n in range(30)}

@@ -48,22 +48,14 @@ def run(callback, num_steps, before_step=lambda: None):
     callback.on_train_end(args, state, control)
 
 
-def test_measures_before_the_first_step_every_n_steps_and_after_the_last_one():
-    callback = HeldOutEvaluation(Trainer(), ["a", "b"], grade, every=10)
-    run(callback, 25)
-    assert [evaluation.step for evaluation in callback.evaluations] == [0, 10, 20, 25]
-
-
-def test_a_last_step_that_is_due_anyway_is_measured_once():
-    callback = HeldOutEvaluation(Trainer(), ["a", "b"], grade, every=10)
-    run(callback, 20)
-    assert [evaluation.step for evaluation in callback.evaluations] == [0, 10, 20]
-
-
-def test_every_zero_measures_only_the_two_ends():
-    callback = HeldOutEvaluation(Trainer(), ["a", "b"], grade, every=0)
-    run(callback, 20)
-    assert [evaluation.step for evaluation in callback.evaluations] == [0, 20]
+@pytest.mark.parametrize(
+    ("every", "num_steps", "measured"),
+    [(10, 25, [0, 10, 20, 25]), (10, 20, [0, 10, 20]), (0, 20, [0, 20])],
+)
+def test_measures_before_the_first_step_every_n_steps_and_after_the_last_one(every, num_steps, measured):
+    callback = HeldOutEvaluation(Trainer(), ["a", "b"], grade, every=every)
+    run(callback, num_steps)
+    assert [evaluation.step for evaluation in callback.evaluations] == measured
 
 
 def test_accuracy_lengths_and_log_follow_the_samples():

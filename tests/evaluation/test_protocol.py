@@ -51,13 +51,6 @@ def test_same_seed_gives_the_same_score_and_json_types():
     assert all(type(value) in (int, float) for value in mean_at_k(correct).to_dict().values())
 
 
-def test_more_problems_than_one_block_of_draws_still_gives_the_closed_form():
-    correct = np.random.default_rng(0).random((30_000, 1)) < 0.5
-    score = mean_at_k(correct, num_resamples=400)
-    # sqrt(.25 / 30000) = .00289; 400 draws leave about 7% on an interval's width
-    assert (score.high - score.low) / (2 * 1.96) == pytest.approx(0.00289, rel=0.25)
-
-
 def test_a_paired_difference_of_equal_policies_has_no_width_however_hard_the_problems_vary():
     correct = np.array([[1, 1]] * 30 + [[0, 0]] * 30)
     difference = paired_difference(correct, correct)

@@ -18,7 +18,7 @@ from duet_trl.evaluation.prompts import (
     short_answer_prompt,
 )
 from duet_trl.evaluation.suites import SUITES, load_suite, read_rows
-from tests.tiny import tiny_tokenizer
+from tests.evaluation.policy import write_jsonl
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FILES = {
@@ -38,11 +38,6 @@ HUMANEVAL_LISTING = (
     "{}\n"
     "\n"
     "The function must be named `{}`. Return ONLY the Python code inside a single ```python ... ``` fenced block."
-)
-QWEN_LISTING = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-LLAMA_LISTING = (
-    "<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\n"
-    "{}<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n"
 )
 GPQA_ROW = {
     "Record ID": "rec1",
@@ -66,11 +61,6 @@ def rows_of(path: str | Path) -> list[dict]:
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines() if line]
 
 
-def write_jsonl(path: Path, rows: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def contents(problems: Dataset) -> list[str]:
     assert all(len(prompt) == 1 and prompt[0]["role"] == "user" for prompt in problems["prompt"])
     return [prompt[0]["content"] for prompt in problems["prompt"]]
@@ -81,7 +71,7 @@ def test_published_file_is_complete_and_unchanged(name, caplog):
     with caplog.at_level(logging.WARNING):
         problems = load_suite(name, real(name))
     assert len(problems) == SUITES[name].num_problems
-    assert caplog.records == []  # number and checksum are those on record
+    assert caplog.records == []  # the number is that on record
     assert len(set(problems["id"])) == len(problems)
 
 
@@ -106,28 +96,19 @@ def test_gold_answers_are_bare():
     assert golds["math500"][0] == r"\left( 3, \frac{\pi}{2} \right)"
 
 
-def test_checksum_does_not_depend_on_format_columns_or_order(tmp_path, caplog):
-    rows = rows_of(real("math500"))
-    other = [{"level": str(row["level"]), "answer": row["answer"], "question": row["problem"]} for row in rows[::-1]]
-    Dataset.from_list(other).to_parquet(tmp_path / "test.parquet")
-    with caplog.at_level(logging.WARNING):
-        problems = load_suite("math500", str(tmp_path / "test.parquet"))
-        folder = load_suite("math500", str(tmp_path))  # the layout of a data set on the Hub
-    assert caplog.records == []
-    assert folder.to_list() == problems.to_list()
+def test_a_parquet_file_and_a_folder_load_like_jsonl(tmp_path):
+    rows = [{"problem": f"{number}?", "answer": str(number)} for number in range(3)]
+    Dataset.from_list(rows).to_parquet(tmp_path / "test.parquet")
+    expected = load_suite("math500", write_jsonl(tmp_path / "a.jsonl", rows)).to_list()
+    assert load_suite("math500", str(tmp_path / "test.parquet")).to_list() == expected
+    (tmp_path / "a.jsonl").unlink()
+    assert load_suite("math500", str(tmp_path)).to_list() == expected  # the layout of a data set on the Hub
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("shorter", [False, True])
-def test_another_content_is_a_warning_with_both_numbers_and_checksums(name, shorter, tmp_path, caplog):
-    rows = rows_of(real(name))
-    column = "test" if name == "humaneval" else "answer"
-    rows = rows[1:] if shorter else [rows[0] | {column: rows[0][column] + "1"}, *rows[1:]]
+def test_another_number_of_problems_is_a_warning(tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
-        load_suite(name, write_jsonl(tmp_path / "a.jsonl", rows))
-    (warning,) = caplog.messages
-    assert f"is not the published benchmark: {len(rows)} problems, SHA-256" in warning
-    assert f"published: {SUITES[name].num_problems} problems, SHA-256 {SUITES[name].checksum}" in warning
+        load_suite("gsm8k", write_jsonl(tmp_path / "a.jsonl", [{"question": "Q?", "answer": "1"}]))
+    assert "GSM8K from" in caplog.text and "it has 1 problems instead of 1319" in caplog.text
 
 
 def test_gpqa_question_is_boxed_multiple_choice(tmp_path):
@@ -208,16 +189,6 @@ def test_numbers_are_golds_too(tmp_path):
     assert problem["options"]["ABCD".index(problem["answer"])] == "1"
 
 
-def test_json_and_csv_files_load_like_jsonl(tmp_path):
-    row = {"question": "Q?", "answer": "so\n#### 1,024"}
-    (tmp_path / "a.json").write_text(json.dumps([row]))
-    Dataset.from_list([row]).to_csv(tmp_path / "a.csv")
-    expected = load_suite("gsm8k", write_jsonl(tmp_path / "a.jsonl", [row])).to_list()
-    assert expected[0]["answer"] == "1024"
-    assert load_suite("gsm8k", str(tmp_path / "a.json")).to_list() == expected
-    assert load_suite("gsm8k", str(tmp_path / "a.csv")).to_list() == expected
-
-
 def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
     golds = ["007", "12345678901234567890.5", "0.1234567890123456789012", "1e3", "NA", "5.00", "1,024"]
     text = "question,answer,level\n" + "".join(f'Q?,"{gold}",\n' for gold in [*golds, ""])
@@ -229,7 +200,7 @@ def test_cells_of_a_csv_file_stay_as_they_are_written(tmp_path):
 
 def test_row_of_a_csv_file_with_too_many_cells_is_named(tmp_path):
     (tmp_path / "a.csv").write_text("question,answer\nQ?,1\nQ?,1,024\n")
-    with pytest.raises(ValueError, match="more cells than columns in row 1"):
+    with pytest.raises(ValueError, match="more cells than there are columns"):
         read_rows(str(tmp_path / "a.csv"))
 
 
@@ -248,52 +219,6 @@ def test_a_gated_data_set_says_how_to_get_access(monkeypatch):
         load_suite("gpqa_diamond")
 
 
-def rendered(content: str, template: str, **keywords) -> str:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = template
-    tokenizer.bos_token = "<|begin_of_text|>"
-    messages = [{"role": "user", "content": content}]
-    return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **keywords)
-
-
-# Both families' templates in short: what they put around one user message.
-QWEN_LIKE = (
-    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
-    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
-    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}"
-    "{%- endif %}"
-)
-LLAMA_LIKE = (
-    "{{- bos_token }}{%- if not date_string is defined %}{%- set date_string = strftime_now('%d %b %Y') %}{%- endif %}"
-    "{{- '<|start_header_id|>system<|end_header_id|>\\n\\nCutting Knowledge Date: December 2023\\nToday Date: ' }}"
-    "{{- date_string + '\\n\\n<|eot_id|>' }}"
-    "{%- for message in messages %}{{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}"
-    "{{- message.content | trim + '<|eot_id|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}"
-)
-
-
-@pytest.fixture(params=["math500", "humaneval"])
-def content(request):
-    return contents(load_suite(request.param, real(request.param)))[0]
-
-
-def test_qwen_like_template_gives_the_papers_bytes(content):
-    assert rendered(content, QWEN_LIKE) == QWEN_LISTING.format(content)
-
-
-def test_llama_like_template_differs_from_the_listing_in_the_dated_system_block_and_one_newline(content):
-    text = rendered(content, LLAMA_LIKE, date_string="26 Jul 2024")
-    dated = (
-        "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-        "Today Date: 26 Jul 2024\n\n<|eot_id|>"
-    )
-    assert text.count(dated) == 1
-    assert text.replace(dated, "") == LLAMA_LISTING.format(content) + "\n"
-    # without the fixed date the prompt would change from day to day
-    assert rendered(content, LLAMA_LIKE) != text
-
-
 def test_prompts_that_are_ours_end_in_what_their_marker_looks_for():
     assert short_answer_prompt("Q?", "A passage.") == (
         "A passage.\n\nQ?\nPlease reason step by step, and put your final answer within <answer></answer> tags."
@@ -304,19 +229,13 @@ def test_prompts_that_are_ours_end_in_what_their_marker_looks_for():
     assert multiple_choice_question("Q?", ["x", "y"]) == "Q?\n\nA) x\nB) y"
 
 
-def own_suite(folder: Path, *rows: dict) -> str:
-    path = folder / "own.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def test_a_suite_of_ones_own_is_boxed_math_on_a_question_or_a_whole_message(tmp_path):
     rows = [
         {"problem": "1+1?", "answer": 2},
         {"question": "2+2?", "answer": " 4 ", "id": "b"},
         {"prompt": "3!", "answer": "6"},
     ]
-    problems = load_suite("mine", own_suite(tmp_path, *rows))
+    problems = load_suite("mine", write_jsonl(tmp_path / "own.jsonl", rows))
     assert problems["id"] == ["0", "b", "2"] and problems["answer"] == ["2", "4", "6"]
     messages = [prompt[0]["content"] for prompt in problems["prompt"]]
     assert messages == [f"1+1?\n{BOXED_SUFFIX}", f"2+2?\n{BOXED_SUFFIX}", "3!"]
@@ -336,9 +255,9 @@ def test_a_suite_of_ones_own_is_boxed_math_on_a_question_or_a_whole_message(tmp_
 )
 def test_a_suite_of_ones_own_that_cannot_be_asked_is_refused(tmp_path, name, row, message):
     with pytest.raises(ValueError, match=message):
-        load_suite(name, own_suite(tmp_path, row))
+        load_suite(name, write_jsonl(tmp_path / "own.jsonl", [row]))
 
 
 def test_a_suite_of_ones_own_is_a_local_file():
-    with pytest.raises(ValueError, match="'mine' is no known suite, so 'user/set' must be a local file"):
+    with pytest.raises(ValueError, match="unknown suite 'mine'.*local file of your own.*got user/set"):
         load_suite("mine", "user/set")

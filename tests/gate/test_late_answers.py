@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from duet_trl.allocate.openness import price_of_more
-from duet_trl.gate.marker_gate import MarkerGate
-from duet_trl.gate.priced import PricedThresholds
+from duet_trl.gate.thresholds import MarkerGate, PricedThresholds
 from duet_trl.gate.replay import NEVER, Outcome, Replay
 from duet_trl.gate.thresholds import LengthThresholds
 

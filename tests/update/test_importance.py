@@ -57,14 +57,6 @@ def test_permuting_rollouts_permutes_weights(counts, seed):
     assert np.array_equal(weights[order], rollout_weights(counts, group[order], propensity[order], aborted[order]))
 
 
-def test_weights_are_unbiased_over_the_coin():
-    # E[w] over the coin is 1 for both kinds of rollout: keep with eps and weigh 1/eps, or abort and weigh 0.
-    eps = 0.05
-    kept = rollout_weights([1], [0], [eps], [False])
-    aborted = rollout_weights([1], [0], [eps], [True])
-    assert eps * kept + (1 - eps) * aborted == pytest.approx(1.0)
-
-
 def test_empty_step():
     assert rollout_weights([], [], [], []).shape == (0,)
     assert effective_sample_size([]) == 0.0
@@ -138,26 +130,3 @@ def test_factor_is_one_without_marker_less_rollouts_and_in_an_empty_step():
     arguments = {"propensity": [1.0], "num_prompts": 1, "keep_probability": 0.05, "group": [0], "lengths": [5]}
     assert factor_of(advantages=[1.0], sum_logps=[-3.0], aborted=[False], **arguments) == 1.0
     assert factor_of(advantages=[1.0], sum_logps=[-3.0], aborted=[True], **arguments) == 1.0
-
-
-def test_tracked_factor_matches_the_realised_second_moments():
-    # 400 prompts x 8 rollouts of one length, 20% marker-less, z ~ N(0, 1) for both kinds: the estimator's second
-    # moment is (0.8 + 0.2 / eps) times the natural one, 1.8 at eps = 0.2. Aborted rollouts leave N_t, as in the
-    # paper's expression, which therefore sums weights over kept rows only: 0.84 of them.
-    rng, eps, num_prompts = np.random.default_rng(1), 0.2, 400
-    group = np.repeat(np.arange(num_prompts), 8)
-    markerless = rng.random(len(group)) < 0.2
-    aborted = markerless & (rng.random(len(group)) >= eps)
-    factor = factor_of(
-        advantages=rng.normal(size=len(group)),
-        sum_logps=np.full(len(group), -50.0),
-        lengths=np.full(len(group), 50),
-        group=group,
-        propensity=np.where(markerless, eps, 1.0),
-        aborted=aborted,
-        num_prompts=num_prompts,
-        keep_probability=eps,
-    )
-    # The natural moment weighs each kept marker-less rollout by 1/eps and so covers all rollouts: factor
-    # 1 + 0.8 * (kept share), up to sampling noise of about 7% in sigma^2_mless (128 kept rows).
-    assert factor == pytest.approx(1 + 0.8 * 0.84, rel=0.1)

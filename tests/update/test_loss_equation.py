@@ -90,14 +90,3 @@ def test_gradient_of_the_composition_is_that_of_equation_6(seed, drops_zeros, nu
     expected = gradient_by_hand(theta.detach().numpy(), *step)
     assert np.abs(expected).max() > 0.01
     assert np.allclose(theta.grad.numpy(), expected, atol=1e-6, rtol=0)
-
-
-def test_uniform_counts_without_outcomes_give_the_loss_of_grpo():
-    rng = np.random.default_rng(0)
-    group, rewards = np.repeat([0, 1], 4), rng.integers(0, 2, size=8).astype(np.float32)
-    weights = rollout_weights([4, 4], group, np.ones(8), np.zeros(8, bool))
-    assert (weights == 1).all()
-    advantages = group_advantages(torch.tensor(rewards)[:, None], torch.ones(1), torch.tensor(group)).advantages
-    grouped = torch.tensor(rewards).view(2, 4)
-    expected = (grouped - grouped.mean(1, keepdim=True)) / (grouped.std(1, keepdim=True) + 1e-4)
-    assert torch.allclose(advantages, expected.flatten(), atol=1e-6)

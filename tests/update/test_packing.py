@@ -69,28 +69,11 @@ def test_no_arrangement_of_a_window_has_fewer_padded_tokens(lengths, counts, see
             assert padded_tokens(chunks) <= padded_tokens(rng.permutation(chunks.ravel()).reshape(chunks.shape))
 
 
-@given(LENGTHS.filter(len), COUNTS)
-@settings(deadline=None)
-def test_padded_tokens_stay_below_the_unsorted_batch_padded_to_its_longest_row(lengths, counts):
-    num_ranks, num_windows, chunks_per_window = counts
-    placed = placed_lengths(pack(lengths, *counts), lengths).reshape(num_ranks, num_windows, chunks_per_window, -1)
-    total = sum(padded_tokens(placed[:, window]) for window in range(num_windows))
-    assert total <= max(lengths) * placed.size
-
-
 def test_every_window_sees_the_whole_range_of_lengths():
     lengths = np.random.default_rng(0).permutation(np.arange(1, 129))
     placed = placed_lengths(pack(lengths, 2, 4, 2), lengths).reshape(2, 4, -1)
     for window in range(4):
         assert placed[:, window].max() >= 125 and placed[:, window].min() <= 4
-
-
-def test_typical_step_wastes_little():
-    # 512 log-normal lengths on 8 ranks, 8 micro-batches of 8 rows: unsorted rows waste more than half.
-    lengths = np.clip(np.random.default_rng(0).lognormal(6.2, 0.7, size=512), 1, 3072).astype(int)
-    unsorted = padded_tokens(lengths.reshape(8, 8, 8))
-    placed = placed_lengths(pack(lengths, 8, 1, 8), lengths)
-    assert padded_tokens(placed) / lengths.sum() < 1.5 < 2.5 < unsorted / lengths.sum()
 
 
 def test_step_without_a_kept_rollout_is_all_padding():
