@@ -125,7 +125,7 @@ def test_numbers_of_the_table_stand_in_the_papers_setup() -> None:
 
 def test_every_cell_of_a_table_resolves_to_the_papers_values(resolved) -> None:
     fixed, of_method = rows("paper.yaml"), rows("method paper")
-    assert len(fixed) > 20 and len(of_method) > 10
+    assert len(fixed) > 20 and len(of_method) > 5
     values = yaml.safe_load((CONFIGS / "paper.yaml").read_text())
     assert {key: values[key] for key, _ in fixed} == dict(fixed)
     for cell in TABLES:
@@ -226,8 +226,8 @@ def test_what_each_task_and_model_needs_is_set(resolved) -> None:
     for cell, (_, config, model) in resolved.items():
         task = {"code_qwen3": "code", "qa_qwen3": "qa"}.get(Path(CELLS[cell].script).stem, "math")
         assert not config.gated or config.marker == task, cell
-        if config.method in ("duet", "paper"):
-            assert config.options.teach_ending == (config.method != "paper"), cell
+        if config.method == "duet":
+            assert config.options.teach_ending, cell
         if "Llama" in model.model_name_or_path:
             assert config.chat_template_kwargs == {"date_string": "26 Jul 2024"} and config.extra_eos_tokens is None
         elif "Qwen" in model.model_name_or_path:

@@ -14,7 +14,7 @@ from paper import runs
 from paper.runs import FAMILY, PARTS, STANDARD
 
 NAMED = METHODS.keys() - {"own"}
-RULES_OF_COUNTS = ("grpo", "dapo", "greso", "pods", "pilot", "paper", "duet")
+RULES_OF_COUNTS = ("grpo", "dapo", "greso", "pilot", "paper", "duet")
 """Methods that the simulator can run from their defaults."""
 MARKS = pd.read_csv(PAPER / "capabilities.csv", index_col="capability")
 
