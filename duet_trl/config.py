@@ -71,27 +71,12 @@ def _larger_steps() -> str:
 
 @dataclass
 class DUETGRPOConfig(GRPOConfig):
-    r"""
-    Configuration class for the [`DUETGRPOTrainer`].
+    """Configuration of [`DUETGRPOTrainer`]; its fields are described by their `help` and in `docs/configuration.md`.
 
     Everything of [`~trl.GRPOConfig`] stays as it is. `num_generations` becomes the *average* number of rollouts per
     prompt at `budget_fraction=1`, and `per_device_train_batch_size` the maximum rollouts of a micro-batch. A field
     whose default is `None` takes the value of the chosen `method`; after construction it holds that value. Setting
     one that cannot have an effect under the method is an error.
-
-    Parameters:
-        > Parameters that choose the method
-
-        method (`str`, *optional*, defaults to `"duet"`):
-            `"duet"` (recommended), `"paper"` (the text of Algorithm 1), `"grpo"`, `"dapo"`, `"greso"`,
-            `"pods"`, `"pilot"`, `"reinforce_ada"`, `"knapsack"`, `"vip"`, `"dynamo"`, `"seed_grpo"`, `"arrol"`,
-            `"spec_rl"`, or `"own"` for an object that the trainer is given.
-        method_kwargs (`dict`, *optional*):
-            What the method alone reads; as JSON on the command line.
-        allocate, trim, abort (`bool`, *optional*):
-            Switch a part of DUET off alone. All off at `budget_fraction=1` is GRPO.
-
-        > Parameters of the other groups are described by their `help` and in `docs/configuration.md`.
 
     Attributes:
         options: The resolved `method_kwargs`, a frozen dataclass of the method.
@@ -380,20 +365,17 @@ class DUETGRPOConfig(GRPOConfig):
                 "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
                 "generate."
             )
-        truncated = self.top_p < 1 or self.top_k > 0 or (self.min_p or 0) > 0
         sequence_level = self.vllm_importance_sampling_mode.startswith("sequence")
-        if self.use_vllm and self.vllm_importance_sampling_correction and sequence_level and truncated:
+        corrected = self.use_vllm and self.vllm_importance_sampling_correction and sequence_level
+        if (corrected or self.old_logps == "engine") and (self.top_p < 1 or self.top_k > 0 or (self.min_p or 0) > 0):
+            found = f"with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}"
+            remedy = "vllm_importance_sampling_correction=False (the paper's setting)"
+            if not corrected:
+                found, remedy = "with old_logps='engine'", "old_logps='trainer'"
             raise ValueError(
-                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} with vllm_importance_sampling_mode="
-                f"{self.vllm_importance_sampling_mode!r}: the sampler's log-probs are renormalised inside the "
-                "nucleus, so the sequence ratio decays with the length and destroys the gradient. Set "
-                "vllm_importance_sampling_correction=False (the paper's setting), or sample with top_p=1."
-            )
-        if self.old_logps == "engine" and truncated:
-            raise ValueError(
-                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} with old_logps='engine': the sampler's "
-                "log-probs are renormalised inside the nucleus, and the ratio would be that of two distributions. Use "
-                "old_logps='trainer', or sample with top_p=1."
+                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} {found}: the sampler's log-probs are "
+                f"renormalised inside the nucleus, and the ratio would be that of two distributions. Set {remedy}, or "
+                "sample with top_p=1."
             )
 
 

@@ -72,18 +72,9 @@ def check_rules(values: Mapping[str, Any], rules: Mapping[str, Rule | None]) -> 
             raise ValueError(f"{name} must be {rule[1].format(values[name])}.")
 
 
-def option(
-    help_text: str,
-    default: Any = None,
-    *,
-    rule: Rule | None = None,
-    acts: Acts | None = None,
-    unit: str = "",
-    symbol: str = "",
-) -> Any:
-    """A field of an `Options`: help, default (None: it follows), rule, when it acts, unit, symbol of the paper."""
-    metadata = {"help": help_text, "rule": rule, "acts": acts, "unit": unit, "symbol": symbol}
-    return field(default=default, metadata=metadata)
+def option(help_text: str, default: Any = None, *, rule: Rule | None = None, acts: Acts | None = None) -> Any:
+    """A field of an `Options`: help, default (None: it follows), rule, when it acts."""
+    return field(default=default, metadata={"help": help_text, "rule": rule, "acts": acts})
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ _ALL = (
     Entrant("pilot", "pilot", 0.5),
     Entrant("dapo", "dapo", 1.0, {"epsilon_high": 0.28}),
     Entrant("greso", "greso"),
-    Entrant("pods", "pods"),
+    _retired("pods", "grpo"),
     Entrant("vip", "vip"),
     Entrant("knapsack", "knapsack"),
     Entrant("dynamo", "dynamo"),

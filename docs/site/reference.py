@@ -72,19 +72,9 @@ def _some_methods(declared: list[Field]) -> str:
 def _options(kind: type) -> str:
     rows = []
     for one in fields(kind):
-        values, unit = _values(one.type, one.metadata["rule"]), one.metadata["unit"].partition(", >=")[0]
-        repeated = not unit or unit[0] in "[(>" or unit in values  # the range, or the unit that the rule names too
-        rows.append(
-            [
-                f"`{one.name}`",
-                _help(one),
-                values if repeated else f"{values}, {unit}",
-                _code(one.default),
-                one.metadata["symbol"],
-                _condition(one.metadata["acts"]),
-            ]
-        )
-    return markdown_table(["option", "meaning", "values", "default", "symbol", "only with"], rows)
+        values, condition = _values(one.type, one.metadata["rule"]), _condition(one.metadata["acts"])
+        rows.append([f"`{one.name}`", _help(one), values, _code(one.default), condition])
+    return markdown_table(["option", "meaning", "values", "default", "only with"], rows)
 
 
 def _help(one: Field) -> str:

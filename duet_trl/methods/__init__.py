@@ -2,20 +2,19 @@
 """The methods of the package by name: how each is built, and which fields it reads, with which defaults."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..field_types import Options
 from . import duet, paper
 from .arrol import Arrol, ArrolOptions
-from .dapo import Dapo, DapoOptions, ResamplingOptions
+from .dapo import Dapo, DapoOptions
 from .dynamo import Dynamo
 from .greso import Greso
-from .grpo import GRPO, GRPOOptions
+from .grpo import GRPO
 from .knapsack import Knapsack
 from .method import Method, Setting
 from .pilot import Pilot, PilotOptions
-from .pods import Pods, PodsOptions
 from .reinforce_ada import ReinforceAda, ReinforceAdaOptions
 from .seed_grpo import SeedGRPO, SeedGRPOOptions
 from .spec_rl import SpecRL, SpecRLOptions
@@ -51,18 +50,11 @@ class Entry:
 
 def setting_of(config: Any) -> Setting:
     """What every method may read of a configuration."""
-    return Setting(
-        num_prompts=config.num_prompts,
-        num_generations=config.num_generations,
-        max_completion_length=config.max_completion_length,
-        max_rollouts=config.max_rollouts,
-        budget_fraction=config.budget_fraction,
-        num_rollouts_min=config.num_rollouts_min or 1,
-        num_rollouts_max=config.num_rollouts_max or config.max_rollouts,
-        scale_rewards=config.scale_rewards,
-        multi_objective_aggregation=config.multi_objective_aggregation,
-        seed=config.seed,
-    )
+    values = {one.name: vars(config).get(one.name) for one in fields(Setting)}
+    values["num_prompts"] = config.num_prompts
+    values["num_rollouts_min"] = config.num_rollouts_min or 1
+    values["num_rollouts_max"] = config.num_rollouts_max or config.max_rollouts
+    return Setting(**values)
 
 
 def build_method(config: Any) -> Method:
@@ -71,17 +63,10 @@ def build_method(config: Any) -> Method:
 
 
 def budget_fields(method: str, fraction: float, num_generations: int) -> dict[str, Any]:
-    """Fields of the configuration that put a method at a share of the full budget.
+    """Fields that put a method at a share, (0, 1], of the full budget of `num_generations` rollouts per prompt.
 
-    A method that reads `budget_fraction` gets it. The budget of the others is the number of their rollouts.
-
-    Args:
-        method (str): Name of the method.
-        fraction (float): Share of the full budget, (0, 1].
-        num_generations (int): Rollouts per prompt of the full budget.
-
-    Raises:
-        ValueError: If the share is no whole number of at least two rollouts, for a method that counts them.
+    A method that reads `budget_fraction` gets it. The budget of the others is the number of their rollouts: ValueError
+    if that is no whole number of at least two.
     """
     if "budget_fraction" in METHODS[method].reads:
         return {"num_generations": num_generations, "budget_fraction": fraction}
@@ -131,20 +116,19 @@ _PAPER = _DUET | {"allocate": True, "marker": "math_paragraph", "keep_probabilit
 METHODS: dict[str, Entry] = {
     "duet": Entry(lambda c: duet.Duet(c, setting_of(c)), duet.DuetOptions, _DUET, 1, duet.settle, duet.check),
     "paper": Entry(lambda c: paper.Paper(c, setting_of(c)), paper.PaperOptions, _PAPER, 1, paper.settle, paper.check),
-    "grpo": _plain(GRPO, GRPOOptions, {}),
+    "grpo": _plain(GRPO, Options, {}),
     "dapo": _plain(Dapo, DapoOptions, _CAPPED, max_batches=10),
-    "greso": _plain(Greso, ResamplingOptions, _CAPPED, max_batches=4),
-    "pods": _plain(Pods, PodsOptions, {}),
+    "greso": _plain(Greso, DapoOptions, _CAPPED, max_batches=4),
     "pilot": _plain(Pilot, PilotOptions, {"max_rollouts": None, "budget_fraction": 0.5, "num_rollouts_max": 32}),
     "reinforce_ada": _plain(ReinforceAda, ReinforceAdaOptions, _CAPPED, max_batches=4),
     # The next three share out GRPO's rollouts.
     "knapsack": _plain(Knapsack, Options, {"budget_fraction": 1.0, "num_rollouts_min": 2, "num_rollouts_max": 128}),
-    "vip": _plain(Vip, VipOptions, {"max_rollouts": None, "budget_fraction": 1.0}),
+    "vip": _plain(Vip, VipOptions, {"budget_fraction": 1.0}),
     "dynamo": _plain(Dynamo, Options, {"budget_fraction": 1.0}),
     "seed_grpo": _plain(SeedGRPO, SeedGRPOOptions, {}),
     "arrol": _plain(Arrol, ArrolOptions, _CAPPED, max_batches=2),
     "spec_rl": _plain(SpecRL, SpecRLOptions, {}),
-    "own": Entry(_build_own, GRPOOptions, {"max_rollouts": None, "marker": "math", "sentinel_token_id": None}),
+    "own": Entry(_build_own, Options, {"max_rollouts": None, "marker": "math", "sentinel_token_id": None}),
 }
 """Every method by name; "own" is one that the trainer is given as an object."""
 METHOD_FIELDS = frozenset().union(*(entry.reads for entry in METHODS.values()))

@@ -17,14 +17,8 @@ After the step the head trains for one epoch on the last 2048 pairs of hidden st
 `head_warmup_steps` steps nobody is pruned, and the head trains on what rollouts looked like at their L-th token.
 
 Biased: who survives depends on the prefix, and nothing corrects for it, so the gradient is that of another objective.
-The head's labels come from survivors only. Within a bin survival is a coin, so the bins keep their meaning as long as
-eps or luck fills them. A lone survivor has advantage 0.
-
-Ours: the paper's formula for survival is not public, so p(q) is; so is the layer, the last. The authors prune inside
-vLLM. Here generation runs in two phases, which needs nothing from the engine: one forward pass over prompt and prefix
-for each scored rollout, and a pause between the phases; what is saved in tokens is not all saved in time. Success is a
-reward above the middle of the run's extremes. While all labels are the same, q means nothing: beta = 0, and rollouts
-are pruned at rate kappa whatever their score. kappa holds for scored rollouts only and on average.
+A lone survivor has advantage 0. What is ours, the formula of p(q) and the two phases of generation among it:
+docs/fidelity.md#arrol.
 """
 
 import math
@@ -39,8 +33,9 @@ import torch.nn.functional as F
 from ..allocate.state import check_state
 from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import check_groups, group_relative, positive_rewards, uniform_jobs
-from .method import Method, Setting
+from .grouping import group_relative, positive_rewards, uniform_jobs
+from .grpo import FromGRPO
+from .method import Setting
 
 DETECT_SHARE = 512 / 3072
 """L over the length limit, in the paper's runs."""
@@ -61,26 +56,30 @@ class ArrolOptions(Options):
 
     detect_at: int | None = option(
         "Tokens after which a rollout is scored. None: a sixth of max_completion_length. Paper: 512 of 3,072.",
-        unit="tokens",
-        symbol="L_detect",
         rule=at_least(1),
     )
     keep_rate: float = option(
         "Share of the scored rollouts that go on, on average.",
         0.5,
-        unit="(0.05, 1]",
-        symbol="kappa",
         rule=(lambda x: EXPLORATION < x <= 1, "in (0.05, 1], got {}. 0.05 of the worst go on; 1 prunes nothing"),
     )
     head_warmup_steps: int = option(
-        "Generation steps in which the head trains and nobody is pruned.", 20, unit=">= 0", rule=at_least(0)
+        "Generation steps in which the head trains and nobody is pruned.", 20, rule=at_least(0)
     )
 
 
-class Arrol(Method):
+class Arrol(FromGRPO):
     """ARRoL; see the module."""
 
+    options: ArrolOptions
+
+    @staticmethod
+    def largest_round(setting: Setting, options: Any) -> int:
+        """Both phases count, and all rollouts may survive."""
+        return 2 * setting.num_prompts
+
     def __init__(self, setting: Setting, options: ArrolOptions) -> None:
+        super().__init__(setting, options)
         limit = setting.max_completion_length
         self.detect_at = options.detect_at or max(1, round(DETECT_SHARE * limit))
         if self.detect_at >= limit:
@@ -88,9 +87,6 @@ class Arrol(Method):
                 f"detect_at={self.detect_at} is not below max_completion_length={limit}: no rollout would be scored. "
                 "Lower detect_at."
             )
-        check_groups(setting, 2 * setting.num_prompts)  # both phases count, and all rollouts may survive
-        self.setting = setting
-        self.options = options
         self.identity = {"method": "arrol", "detect_at": self.detect_at}
         self.head = QualityHead(setting.seed)
 
@@ -212,13 +208,8 @@ class QualityHead:
     def learn(self, features: np.ndarray, rewards: np.ndarray, step: int) -> float | None:
         """Add the scored rollouts of a step, and train for an epoch once the run has seen two rewards.
 
-        Args:
-            features (np.ndarray): Hidden states, shape (K, D), K >= 1.
-            rewards (np.ndarray): Final rewards, shape (K,), which `see_rewards` has seen; nan: pruned, or without one.
-            step (int): Generation step, for the order of training.
-
-        Returns:
-            float | None: Share of those with a reward whose success was foreseen; None where there is none.
+        Hidden states have shape (K, D), final rewards (K,), nan: pruned, or without one. Returns the share of those
+        with a reward whose success was foreseen; None where there is none.
         """
         scores, known = self.score(features), ~np.isnan(rewards)
         foreseen = self.quality(scores)[known] > 0.5
@@ -301,18 +292,11 @@ def survival(quality: np.ndarray, alpha: float, beta: float) -> np.ndarray:
 def survival_curve(
     quality: np.ndarray, keep_rate: float, ratio: float = POSITIVE_RATIO, one_class: bool = False
 ) -> tuple[float, float]:
-    """alpha and beta of `survival`, so that both constraints hold over some rollouts.
-
-        mean of p(q_i) = kappa          sum of p(q_i) q_i / sum of p(q_i) = rho
+    """alpha and beta of `survival`, so that both constraints hold over rollouts of quality q, shape (H,) or empty.
 
     The first has one alpha for each beta; with it, the left side of the second rises in beta. Both are bisected, beta
-    within [-20, 20]: where rho is out of reach, the end that comes closest is taken.
-
-    Args:
-        quality (np.ndarray): q of each rollout, shape (H,); empty: nothing is known, and every rollout is alike.
-        keep_rate (float): kappa, in (eps, 1].
-        ratio (float): rho, in (0, 1).
-        one_class (bool): All labels so far are the same, so that q means nothing: beta = 0.
+    within [-20, 20]: where rho is out of reach, the end that comes closest is taken. With labels of one class q means
+    nothing: beta = 0.
     """
     values, counts = np.unique(quality, return_counts=True) if len(quality) else (np.zeros(1), np.ones(1))
 

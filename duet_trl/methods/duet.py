@@ -40,7 +40,6 @@ class DuetOptions(GateOptions):
         "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
         "most open get rollouts. 1: those that the sampler drew.",
         1.0,
-        unit="at least 1",
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
     teach_ending: bool = option(

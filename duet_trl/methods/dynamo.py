@@ -5,8 +5,8 @@ Counts. A step has C = b num_generations M rollouts. A prompt with k successes i
 
     P_q = 4 k (G - k) / (G (G - 1))        four times the unbiased estimate of p (1 - p);  1 for G < 2
 
-Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high. The bounds follow the budget,
-0.5 and 1.5 times its average: the authors' 8 and 24 at 16. The sum is C exactly.
+Every prompt gets n_low, the rest of C is shared in proportion to P_q, none above n_high; the bounds are 0.5 and 1.5
+times the budget's average (the authors' 8 and 24 at 16). The sum is C exactly.
 
 Tokens. Inside the loss the advantage A of a token is multiplied by boost x decay, without a gradient:
 
@@ -14,18 +14,16 @@ Tokens. Inside the loss the advantage A of a token is multiplied by boost x deca
     decay = 0.6 + (1 - 0.6) / (1 + exp(50 (x - 0.99))),          x = Xi / (max Xi + 1e-8)
     Xi    = |A (u - mean of u over the rollout)|,                u = pi (log pi + H)
 
-H is the entropy before the token and pi its probability. The boost makes up for the small gradient of confident right
-tokens; Xi is proportional to the change of entropy that the token causes, and the largest changes are damped. The
-extremes are over all tokens of the step with an advantage, so that the factor does not depend on how rollouts are
+H is the entropy before the token and pi its probability; Xi is proportional to the change of entropy that it causes.
+The extremes are over all tokens of the step with an advantage, so that the factor does not depend on how rollouts are
 packed: a last round asks for log-probs and entropies of these rollouts, one more forward pass (`asked_tokens`).
 
 Ours: that window (the code takes those of a micro-batch), and the probability ratio and its clip in Xi count as 1, as
-they are where a step makes one update. A success is a share where rewards are graded. docs/fidelity.md#dynamo has what
-else the code does.
+they are where a step makes one update. A success is a share where rewards are graded. More: docs/fidelity.md#dynamo.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -34,7 +32,8 @@ from ..allocate.budget import Budget
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import counted_jobs, group_relative
+from .grouping import counted_jobs, group_relative, refuse_single
+from .grpo import FromGRPO
 from .method import Remembering, Setting, TokenBatch
 
 LOW, HIGH = 0.5, 1.5
@@ -44,59 +43,46 @@ BOOST_MAX, DECAY_MIN, DECAY_AT, SLOPE = 1.2, 0.6, 0.99, 50.0
 _TINY = 1e-8
 
 
-class Extremes(NamedTuple):
-    """What normalises the factors: smallest and largest entropy, nats, and the largest Xi, over the step."""
-
-    entropy_min: float
-    entropy_max: float
-    change_max: float
-
-
-class Dynamo(Remembering):
+class Dynamo(FromGRPO, Remembering):
     """Counts and token factors; see the module."""
 
-    def __init__(self, setting: Setting, options: Options) -> None:
-        self.setting = setting
-        self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
-        if self.budget.total_rollouts(setting.num_prompts) <= setting.num_prompts:
-            raise ValueError(
-                f"the budget of {self.budget.rollouts_per_prompt:g} rollouts per prompt leaves every prompt a single "
-                "one, and no step has a gradient. Raise budget_fraction or num_generations."
-            )
-        self.identity = {"method": "dynamo"}
-        self.statistics = PromptStatistics(reward_decay=1.0)
-        self._extremes: Extremes | None = None
+    identity = {"method": "dynamo"}
 
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
+    def __init__(self, setting: Setting, options: Options) -> None:
+        super().__init__(setting, options)
+        self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
+        refuse_single(self.budget.total_rollouts(setting.num_prompts) / setting.num_prompts)
+        self.statistics = PromptStatistics(reward_decay=1.0)
+        self._extremes: dict[str, float] = {}
+
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """A round of rollouts, and one of questions about those whose advantage is not 0."""
         if done is None:
             return counted_jobs(self._counts(prompts.keys))
         rows = [] if done.answers else np.flatnonzero(group_relative(done, self.setting)).tolist()
-        texts = done.tokens(rows) if rows else []
-        return [
-            Query(int(done.prompt[q]), tuple(ids), entropies=True) for q, (ids, _) in zip(rows, texts, strict=True)
-        ]
+        texts = zip(rows, done.tokens(rows) if rows else [], strict=True)
+        return [Query(int(done.prompt[q]), tuple(ids), entropies=True) for q, (ids, _) in texts]
 
     def judge(self, done: Rollouts) -> Judgement:
         """GRPO's advantages within each group; the extremes of the step follow from the answers."""
         advantages = group_relative(done, self.setting)
-        self._extremes = None
+        self._extremes = {}
         if done.answers:
             rows = [torch.from_numpy(answer).float().unsqueeze(1) for answer in done.answers]  # (2, 1, T) each
-            trained = torch.from_numpy(advantages[advantages != 0])
-            changes = [
-                float(entropy_change(*row, torch.ones_like(row[0], dtype=torch.bool), one).max())
-                for row, one in zip(rows, trained.split(1), strict=True)
-            ]
+            trained = torch.from_numpy(advantages[advantages != 0]).split(1)
+            everywhere = [torch.ones_like(row[0], dtype=torch.bool) for row in rows]
+            known = zip(rows, everywhere, trained, strict=True)
+            changes = [float(entropy_change(*row, mask, one).max()) for row, mask, one in known]
             entropies = np.concatenate([answer[1] for answer in done.answers])
-            self._extremes = Extremes(float(entropies.min()), float(entropies.max()), max(changes))
+            self._extremes = {"entropy_min": float(entropies.min()), "entropy_max": float(entropies.max())}
+            self._extremes["change_max"] = max(changes)
         return Judgement.of(advantages)
 
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Boost times decay, shape (B, T); 1 where a token has no advantage."""
-        if self._extremes is None:
+        if not self._extremes:
             return None
-        lowest, highest, largest = self._extremes
+        lowest, highest, largest = self._extremes.values()
         mask, advantages = batch.mask.bool(), batch.advantages.unsqueeze(1)
         share = ((highest - batch.entropies.float()) / (highest - lowest + _TINY)).clamp(0.0, 1.0)
         boost = torch.where(advantages > 0, 1.0 + (BOOST_MAX - 1.0) * share, 1.0)
@@ -107,22 +93,17 @@ class Dynamo(Remembering):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Count successes."""
         self.statistics.observe_rewards(done.prompts.keys, done.prompt, done.rewards, done.scored)
-        if self._extremes is not None:
-            self._metrics = {**self._metrics, **self._extremes._asdict()}
+        self._metrics = {**self._metrics, **self._extremes}
 
     def _counts(self, keys: tuple[str, ...]) -> np.ndarray:
         """Rollouts of each prompt, shape (M,), int64."""
         history = self.statistics.reward_history(keys)
         # One reward so far does not tell what a success is.
         count = history.count if self.statistics.rewards_differ else np.zeros(len(keys))
-        average = self.budget.rollouts_per_prompt
+        average, total = self.budget.rollouts_per_prompt, self.budget.total_rollouts(len(keys))
         self._metrics = {"unseen_prompts": float((count == 0).sum())}
-        return water_filling(
-            priorities(count, self.statistics.success_share(history.mean)),
-            self.budget.total_rollouts(len(keys)),
-            max(math.floor(LOW * average), 1),
-            math.ceil(HIGH * average),
-        )
+        priority = priorities(count, self.statistics.success_share(history.mean))
+        return water_filling(priority, total, max(math.floor(LOW * average), 1), math.ceil(HIGH * average))
 
 
 def priorities(count: np.ndarray, success: np.ndarray) -> np.ndarray:
@@ -131,19 +112,10 @@ def priorities(count: np.ndarray, success: np.ndarray) -> np.ndarray:
 
 
 def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
-    """Counts between two bounds, the rest of the budget in proportion to priorities.
+    """Counts (M,), int64, of sum `total` between two bounds: `lowest`, and the rest in proportion to priorities (M,).
 
-    Every prompt gets `lowest`. What is left is shared by priority among those below `most`: the floor of each share,
-    then one more for the largest remainders. What a full prompt cannot take is shared again. Where all with a priority
-    are full, the others share alike.
-
-    Args:
-        priority (np.ndarray): Shape (M,), >= 0 and finite.
-        total (int): Sum of the counts, from ``lowest * M`` to ``most * M``.
-        lowest, most (int): Bounds of a prompt's rollouts.
-
-    Returns:
-        np.ndarray: Shape (M,), int64, with the sum `total`.
+    What is left is shared among those below `most`: the floor of each share, then one more for the largest remainders.
+    What a full prompt cannot take is shared again; where all with a priority are full, the others share alike.
 
     Example:
         >>> water_filling(np.array([1.0, 0.5, 0.0]), 10, 2, 6).tolist()

@@ -24,15 +24,11 @@ TRIMS = Acts(lambda v: v.trim, "trim=True")
 class GateOptions(Options):
     """Options of the gate (paper, section 3.2)."""
 
-    poll_interval: int = option(
-        "Tokens between two marker checks.", 8, unit="tokens", symbol="delta_poll", rule=at_least(1), acts=GATED
-    )
+    poll_interval: int = option("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
     entropy_threshold: float = option(
         "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
         "entropy. The paper gives no value.",
         0.1,
-        unit="nats",
-        symbol='"low-entropy token"',
         rule=(lambda x: 0 <= x < float("inf"), "at least 0 nats; 0 switches it off; got {}"),
         acts=TRIMS,
     )
@@ -141,10 +137,7 @@ def gate_of(config: Any, thresholds: LengthThresholds | PricedThresholds, window
 
 
 def refuse_lone_rollouts(config: Any) -> None:
-    """Raise ValueError if every prompt has one rollout at most and nothing to compare it with, in every step.
-
-    A reference budget is frozen in tokens and may buy more once rollouts are shorter.
-    """
+    """Raise ValueError if no step can have two rollouts of a prompt; a reference budget may buy more later."""
     bought = float("inf") if config.budget_reading == "tokens" else config.budget_fraction * config.num_generations
     mean = min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
     if config.budget_reading != "reference" and mean <= 1:

@@ -20,15 +20,15 @@ Ours: top and bottom are the highest and the lowest reward of the run so far, ex
 a batch is that of the whole step. Where all prompts are skipped and no others exist, those that were drawn are taken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .dapo import ResamplingOptions, draw, first_mixed, resampling_metrics
-from .grouping import check_groups, group_relative, mixed_prompts, uniform_jobs, visit_metrics
-from .method import Method, Setting
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .dapo import Dapo, DapoOptions, draw
+from .grouping import mixed_prompts, uniform_jobs, visit_metrics
+from .method import Setting
 
 START, STEP, RANGE = 0.5, 0.01, (0.05, 0.95)
 """p_easy and p_hard: where they start, by how much they move, where they stay."""
@@ -42,19 +42,18 @@ SAFETY, SMALLEST = 1.25, 1 / 6
 _COIN = 0x6E50  # keeps the coins apart from other draws under the seed
 
 
-class Greso(Method):
+class Greso(Dapo):
     """GRESO; see the module."""
 
-    def __init__(self, setting: Setting, options: ResamplingOptions) -> None:
-        check_groups(setting, round(options.oversample * setting.num_prompts))
-        self.setting = setting
-        self.options = options
-        self.identity = {"method": "greso"}
+    identity = {"method": "greso"}
+
+    def __init__(self, setting: Setting, options: DapoOptions) -> None:
+        super().__init__(setting, options)
         self.probability = {EASY: START, HARD: START}
         self.streaks: dict[str, int] = {}  # z_easy, or -z_hard, by prompt; one that is not here has neither
         self._reward_range: list[float] = []
 
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """Groups of prompts that are not skipped, until M of them have rewards that differ or should have."""
         drawn, n = range(prompts.num_drawn), self.setting.num_generations
         batch = round(self.options.oversample * len(drawn))
@@ -69,13 +68,9 @@ class Greso(Method):
         size = min(batch, max(int(batch * SMALLEST), int(min(needed, batch)), 1))
         return uniform_jobs(self._taken(prompts, (), min(size, (self.setting.max_rollouts - len(done)) // n)), n)
 
-    def judge(self, done: Rollouts) -> Judgement:
-        """GRPO's advantages over the first M groups whose rewards differ; all others are dropped."""
-        kept = first_mixed(done, mixed_prompts(done))
-        return Judgement.of(group_relative(done, self.setting, kept), in_gradient=kept)
-
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Count the visits in a row, and move p_easy and p_hard."""
+        super().observe(done, judgement, sum_logps)
         known = [*self._reward_range, *done.rewards[done.scored]]
         self._reward_range = [float(min(known)), float(max(known))] if known else []
         kinds = [(done.prompts[q].key, self._kind(done.rewards[done.prompt == q])) for q in np.unique(done.prompt)]
@@ -89,7 +84,7 @@ class Greso(Method):
                 step = -STEP if found[kind] / len(kinds) >= target else STEP
                 self.probability[kind] = float(np.clip(self.probability[kind] + step, *RANGE))
         self._metrics = {
-            **resampling_metrics(done, mixed_prompts(done)),
+            **self._metrics,
             **visit_metrics(done),
             "easy_prompts": float(found[EASY]),
             "hard_prompts": float(found[HARD]),
@@ -111,7 +106,7 @@ class Greso(Method):
     def _taken(self, prompts: Prompts, candidates: Iterable[int], wanted: int) -> list[int]:
         """Candidates that are not skipped, refilled up to `wanted` prompts or to the end of the data set."""
         taken = [q for q in candidates if not self._skipped(prompts, q)]
-        while len(taken) < wanted and (added := draw(prompts, wanted - len(taken))[0]):
+        while len(taken) < wanted and (added := draw(prompts, wanted - len(taken))):
             taken += [q for q in added if not self._skipped(prompts, q)]
         return taken
 

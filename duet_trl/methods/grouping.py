@@ -26,6 +26,15 @@ def check_groups(setting: Setting, num_prompts: int) -> None:
         )
 
 
+def refuse_single(rollouts_per_prompt: float) -> None:
+    """Refuse a budget that leaves nothing to compare a rollout with."""
+    if rollouts_per_prompt <= 1:
+        raise ValueError(
+            f"the budget of {rollouts_per_prompt:g} rollouts per prompt leaves every prompt a single one, and no step "
+            "has a gradient. Raise budget_fraction or num_generations."
+        )
+
+
 def uniform_jobs(prompts: Iterable[int], num_rollouts: int) -> list[Job]:
     """The same number of ungated rollouts for some prompts, prompt by prompt."""
     return [Job(prompt) for prompt in prompts for _ in range(num_rollouts)]

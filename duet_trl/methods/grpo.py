@@ -9,29 +9,34 @@ difficulty: both are GRPO. The loss divides by all policy tokens of the step (`l
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from ..field_types import Options
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import group_relative, uniform_jobs
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import check_groups, group_relative, uniform_jobs
 from .method import Method, Setting
 
 
-@dataclass(frozen=True)
-class GRPOOptions(Options):
-    """GRPO has no options of its own."""
+class FromGRPO(Method):
+    """A method that says what it does otherwise than GRPO.
 
+    Args:
+        setting (Setting): Of the run.
+        options (Options): Its `method_kwargs`.
+    """
 
-class GRPO(Method):
-    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`."""
+    def __init__(self, setting: Setting, options: Options) -> None:
+        check_groups(setting, self.largest_round(setting, options))
+        self.setting, self.options = setting, options
 
-    plain = True
+    @staticmethod
+    def largest_round(setting: Setting, options: Any) -> int:
+        """Prompts that a step must have room for."""
+        return setting.num_prompts
 
-    def __init__(self, setting: Setting, options: GRPOOptions) -> None:
-        self.setting = setting
-        self.identity = {"method": "grpo"}
-
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """One round of G rollouts for each prompt."""
         return uniform_jobs(range(len(prompts)), self.setting.num_generations) if done is None else []
 
@@ -39,5 +44,12 @@ class GRPO(Method):
         """Group-relative advantages, everything trained."""
         return Judgement.of(group_relative(done, self.setting))
 
-    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: object) -> None:
-        """GRPO learns nothing about prompts."""
+    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
+        """Learn nothing."""
+
+
+class GRPO(FromGRPO):
+    """Plain GRPO on the loop; loss for loss `trl.GRPOTrainer`."""
+
+    plain = True
+    identity = {"method": "grpo"}

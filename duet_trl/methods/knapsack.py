@@ -7,8 +7,7 @@ A step has C = b num_generations M rollouts. n of them for a prompt with success
 
 and the counts n_q in [n_min, n_max] = [2, 128] maximise the sum of the values under sum n_q = C. The value is concave
 in n from 1 on, so taking the largest gain first is exact; the authors solve the same problem by dynamic programming.
-The formula, the bounds and what follows are those of the published code (`liziniu/KnapsackRL`, commit 05eeb92,
-`verl/trainer/ppo/exploration_utils.py`):
+Formula, bounds and what follows are those of the published code (`liziniu/KnapsackRL`, commit 05eeb92):
 
 * A prompt without a history gets C / M, so that the first epoch is uniform.
 * A prompt whose rewards were all the highest or all the lowest is worth nothing at any n and gets n_min.
@@ -21,14 +20,17 @@ extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in 
 forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..allocate.budget import Budget
 from ..allocate.greedy import greedy_counts
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import counted_jobs, group_relative
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import counted_jobs, refuse_single
+from .grpo import FromGRPO
 from .method import Remembering, Setting
 
 CONFIDENCE = 0.9
@@ -36,19 +38,9 @@ CONFIDENCE = 0.9
 
 
 def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
-    """Counts of `total` rollouts that maximise the sum of the values; see the module.
+    """Counts (M,), int64, of sum `total` within n_min and n_max that maximise the sum of the values; see the module.
 
-    Args:
-        success (np.ndarray): Success rate of each prompt, shape (M,), in [0, 1]; nan where it is unknown.
-        total (int): C, rollouts of the step.
-        lowest (int): n_min, >= 1.
-        most (int): n_max.
-
-    Returns:
-        np.ndarray: Shape (M,), int64, with the sum `total`.
-
-    Raises:
-        ValueError: If the bounds cannot hold `total`.
+    `success` (M,) is the rate of each prompt, nan where it is unknown. ValueError if the bounds cannot hold `total`.
 
     Example:
         >>> knapsack_counts(np.array([0.5, 0.1, 1.0]), 24, 2, 32).tolist()
@@ -81,24 +73,22 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> 
     return counts
 
 
-class Knapsack(Remembering):
+class Knapsack(FromGRPO, Remembering):
     """Counts by value, with GRPO's advantages; see the module."""
 
+    identity = {"method": "knapsack"}
+
     def __init__(self, setting: Setting, options: Options) -> None:
-        self.setting = setting
+        super().__init__(setting, options)
         self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
-        self.identity = {"method": "knapsack"}
+        refuse_single(self.budget.total_rollouts(setting.num_prompts) / setting.num_prompts)
         self.statistics = PromptStatistics()
         self._plan(np.full(setting.num_prompts, np.nan))  # bounds that cannot hold are an error now
         self._metrics = {}
 
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """One round, by what earlier visits showed."""
         return counted_jobs(self._plan(self._success(prompts.keys))) if done is None else []
-
-    def judge(self, done: Rollouts) -> Judgement:
-        """GRPO's advantages within each group."""
-        return Judgement.of(group_relative(done, self.setting))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Remember rewards."""
@@ -114,11 +104,6 @@ class Knapsack(Remembering):
     def _plan(self, success: np.ndarray) -> np.ndarray:
         total = self.budget.total_rollouts(success.size)
         counts = knapsack_counts(success, total, self.setting.num_rollouts_min, self.setting.num_rollouts_max)
-        if counts.max() < 2:
-            raise ValueError(
-                f"the budget of {self.budget.rollouts_per_prompt:g} rollouts per prompt leaves every prompt a single "
-                "one, and no step has a gradient. Raise budget_fraction or num_generations."
-            )
         mixed = 1.0 - success**counts - (1.0 - success) ** counts
         self._metrics = {
             "unseen_prompts": float(np.isnan(success).sum()),

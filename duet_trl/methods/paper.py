@@ -29,11 +29,11 @@ from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of, ref
 from .grouping import group_relative
 from .method import Setting
 
-_SHARE = (lambda x: 0 < x <= 1, "in (0, 1]; got {}")
 _COUNTS = Acts(lambda v: v.allocate, "allocate=True")
 _ONLINE = Acts(lambda v: v.allocate and v.surrogate == "online", "allocate=True and surrogate='online'")
-_ABORTS = Acts(lambda v: v.abort, "abort=True")
 ENTROPY_WINDOW = 256
+QUANTILES, COLD = (0.3, 0.8), (0.3, 0.7)
+"""K1 and K2: quantiles of lengths, and before the first refit shares of max_completion_length."""
 
 
 @dataclass(frozen=True)
@@ -49,42 +49,16 @@ class PaperOptions(GateOptions):
     surrogate_warmup: int = option(
         "Observations before a prompt's own sigma is used.",
         1,
-        unit="observations",
-        symbol="k_warmup",
         rule=at_least(1),
         acts=_ONLINE,
     )
     threshold_window: int = option(
         "Kept rollouts whose lengths K1 and K2 are refitted to.",
         1024,
-        unit="rollouts",
-        symbol="W",
         rule=at_least(1),
         acts=GATED,
     )
-    threshold_interval: int = option(
-        "Steps between two refits of K1 and K2.", 10, unit="steps", symbol="N", rule=at_least(1), acts=GATED
-    )
-    poll_quantile: float = option("Length quantile of K1.", 0.3, unit="(0, 1]", symbol="p30", rule=_SHARE, acts=GATED)
-    abort_quantile: float = option(
-        "Length quantile of K2.", 0.8, unit="(0, 1]", symbol="p80", rule=_SHARE, acts=_ABORTS
-    )
-    poll_cold_fraction: float = option(
-        "K1 before the first refit, share of max_completion_length.",
-        0.3,
-        unit="(0, 1]",
-        symbol="0.3 L_max",
-        rule=_SHARE,
-        acts=GATED,
-    )
-    abort_cold_fraction: float = option(
-        "K2 before the first refit, share of max_completion_length.",
-        0.7,
-        unit="(0, 1]",
-        symbol="0.7 L_max",
-        rule=_SHARE,
-        acts=_ABORTS,
-    )
+    threshold_interval: int = option("Steps between two refits of K1 and K2.", 10, rule=at_least(1), acts=GATED)
 
 
 class Paper(Gated):
@@ -135,14 +109,7 @@ def settle(config: Any, options: PaperOptions) -> PaperOptions:
 
 
 def check(config: Any, options: PaperOptions) -> None:
-    """Raise ValueError for options that contradict each other or fields of the configuration."""
-    for low, high in (("poll_quantile", "abort_quantile"), ("poll_cold_fraction", "abort_cold_fraction")):
-        shares = options.__dict__[low], options.__dict__[high]
-        if config.abort and not shares[0] < shares[1]:
-            raise ValueError(
-                f"0 < {low} < {high} <= 1 must hold, got {shares[0]} and {shares[1]}: a rollout is polled before it "
-                "can be aborted."
-            )
+    """Raise ValueError for a budget that no step learns from."""
     refuse_lone_rollouts(config)
 
 
@@ -162,8 +129,8 @@ def _thresholds(config: Any) -> LengthThresholds:
         keep_probability=config.keep_probability,
         window=options.threshold_window,
         refit_every=options.threshold_interval,
-        quantiles=(options.poll_quantile, options.abort_quantile),
-        cold=(options.poll_cold_fraction, options.abort_cold_fraction),
+        quantiles=QUANTILES,
+        cold=COLD,
         weighted=False,
         min_samples=min(32, options.threshold_window),
     )

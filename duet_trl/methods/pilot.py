@@ -47,22 +47,20 @@ from .method import Remembering, Setting
 class PilotOptions(Options):
     """Options of the two-round rule, which is ours; so is the default."""
 
-    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, unit=">= 1", symbol="k", rule=at_least(1))
+    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, rule=at_least(1))
 
 
 class Pilot(Remembering):
     """Two rounds; see the module."""
 
+    identity = {"method": "pilot"}
+
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting
         self.num_pilot = options.pilot_rollouts
         self.rollouts_per_prompt = setting.budget_fraction * setting.num_generations
-        self._check(f"pilot_rollouts={self.num_pilot}")
-        self.identity = {"method": "pilot"}
         self.statistics = PromptStatistics()
-
-    def _check(self, pilot: str) -> None:
-        setting, k, aggregation = self.setting, self.num_pilot, self.setting.multi_objective_aggregation
+        pilot, k = f"pilot_rollouts={self.num_pilot}", self.num_pilot
         if k > min(self.rollouts_per_prompt, setting.num_rollouts_max):
             raise ValueError(
                 f"{pilot} is above budget_fraction x num_generations = {self.rollouts_per_prompt:g} or "
@@ -73,11 +71,8 @@ class Pilot(Remembering):
                 f"{pilot} for each of {setting.num_prompts} prompts are above max_rollouts={setting.max_rollouts}. "
                 "Raise it, or lower pilot_rollouts or the batch."
             )
-        if aggregation != "sum_then_normalize":
-            raise ValueError(
-                f"multi_objective_aggregation={aggregation!r} has no summed reward to remember. Set "
-                "'sum_then_normalize'."
-            )
+        if setting.multi_objective_aggregation != "sum_then_normalize":
+            raise ValueError("pilot remembers summed rewards. Set multi_objective_aggregation='sum_then_normalize'.")
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
         """Round 1: k for each prompt. Round 2: the rest of the budget by the posterior."""

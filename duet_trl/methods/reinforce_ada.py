@@ -8,28 +8,28 @@ so many:
 
     A_i = R_i - mean of *all* rollouts of the prompt      divided by their std + 1e-4 if `scale_rewards` says so
 
-The authors' runs divide by nothing: `scale_rewards="none"`. All rounds are generated and charged, n rollouts of a
-prompt are trained. An easy or hopeless prompt costs four times what GRPO pays for it: the budget is not that of GRPO.
-The rest of the authors' settings is clip-higher, `epsilon_high=0.28`, and no KL.
+The authors' runs divide by nothing: `scale_rewards="none"`. All rounds are generated and charged: an easy or hopeless
+prompt costs four times what GRPO pays for it. Their other settings are `epsilon_high=0.28` and no KL.
 
-Biased twice. Stopping on outcomes biases the mean: stopped at its first success, a prompt with success rate p has
-E[share of positives] > p, and a rollout's baseline depends on rounds that exist because of it
+Biased twice. Stopping on outcomes biases the mean: a rollout's baseline depends on rounds that exist because of it
 (tests/methods/test_reinforce_ada.py enumerates it). Keeping half of each kind weighs rare rewards more.
 
 Ours: who is kept among equals is drawn under the run's seed (the authors keep the first). A rollout without a reward
 is neither positive nor negative and never kept. Positive is a reward above the middle of the run's extremes, this
-step's included; while all were the same none is, and `positive_focused` samples on. A round for which `max_rollouts`
-has too little room goes to the first prompts.
+step's included; while all were the same none is. A round for which `max_rollouts` has too little room goes to the
+first prompts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options, at_least, one_of, option
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import check_groups, group_relative, positive_rewards, uniform_jobs
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import group_relative, positive_rewards, uniform_jobs
+from .grpo import FromGRPO
 from .method import Remembering, Setting
 
 MAX_ROUNDS = 4
@@ -48,35 +48,31 @@ class ReinforceAdaOptions(Options):
     )
     num_kept: int | None = option(
         "Rollouts of a prompt that are trained. None: half of num_generations, at least 2. Paper: 4.",
-        unit=">= 2",
-        symbol="n",
         rule=at_least(2),
     )
 
 
-class ReinforceAda(Remembering):
+class ReinforceAda(FromGRPO, Remembering):
     """Reinforce-Ada; see the module."""
 
+    identity = {"method": "reinforce_ada"}
+    options: ReinforceAdaOptions
+
     def __init__(self, setting: Setting, options: ReinforceAdaOptions) -> None:
-        check_groups(setting, setting.num_prompts)
-        self.setting = setting
-        self.exit = options.exit
+        super().__init__(setting, options)
         self.num_kept = options.num_kept or max(2, setting.num_generations // 2)
         if self.num_kept > MAX_ROUNDS * setting.num_generations:
             raise ValueError(
                 f"num_kept={self.num_kept} is above {MAX_ROUNDS} rounds of num_generations={setting.num_generations}, "
                 "all that a prompt can get. Lower it, or sample more."
             )
-        self.identity = {"method": "reinforce_ada"}
         self.statistics = PromptStatistics()
 
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """A round for every prompt, then for those that are still open."""
+        if done is None or done.round.max() + 1 >= MAX_ROUNDS:
+            return super().jobs(prompts, done)
         size = self.setting.num_generations
-        if done is None:
-            return uniform_jobs(range(len(prompts)), size)
-        if done.round.max() + 1 >= MAX_ROUNDS:
-            return []
         return uniform_jobs(self._open(done)[: (self.setting.max_rollouts - len(done)) // size], size)
 
     def judge(self, done: Rollouts) -> Judgement:
@@ -105,13 +101,12 @@ class ReinforceAda(Remembering):
 
     def _open(self, done: Rollouts) -> list[int]:
         """Prompts of the last round that have not met the rule of exit."""
-        positive, size = self._positive(done), len(done.prompts)
+        positive, size, half = self._positive(done), len(done.prompts), self.num_kept // 2
         num_positive = np.bincount(done.prompt[positive], minlength=size)
         num_negative = np.bincount(done.prompt[done.scored & ~positive], minlength=size)
-        if self.exit == "positive_focused":
+        leaves = (num_positive >= half) & (num_negative >= self.num_kept - half)
+        if self.options.exit == "positive_focused":
             leaves = num_positive >= 1
-        else:
-            leaves = (num_positive >= self.num_kept // 2) & (num_negative >= self.num_kept - self.num_kept // 2)
         return [q for q in np.unique(done.prompt[done.round == done.round.max()]).tolist() if not leaves[q]]
 
 

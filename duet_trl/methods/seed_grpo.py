@@ -6,14 +6,11 @@ answer is a class of its own. Their semantic entropy scales the advantages of th
 
     p(C_k) = sum over i in C_k of w_i        w = softmax over the prompt's rollouts of their mean log-prob per token
     SE = - sum over k of p(C_k) ln p(C_k)    in nats, between 0 and ln n
-    A_i = (R_i - mean of the group) f(x)     x = SE / ln n
+    A_i = (R_i - mean of the group) f(x)     x = SE / ln n,  f(x) = 1 / (1 + alpha x)
 
 The paper's base is R_i - mean, without a standard deviation: `scale_rewards="none"`; here it follows `scale_rewards`.
-The weights are free where the engine returns log-probs and cost one question about each rollout elsewhere.
-
-f is 1 / (1 + alpha x): the authors published no code and no alpha, and form and alpha = 0.0417 are those of a port by
-others. Every rollout is generated and trained, so no token is saved. f depends on a rollout's own answer: the gradient
-is that of another objective, as any scale by the group is.
+The weights are free where the engine returns log-probs and cost one question about each rollout elsewhere. f depends
+on a rollout's own answer: the gradient is that of another objective. Whose f and alpha: docs/fidelity.md#seed_grpo.
 """
 
 from collections.abc import Sequence
@@ -23,8 +20,8 @@ import numpy as np
 
 from ..field_types import Options, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import check_groups, group_relative, uniform_jobs
-from .method import Method, Setting
+from .grouping import group_relative
+from .grpo import FromGRPO
 
 
 @dataclass(frozen=True)
@@ -34,29 +31,21 @@ class SeedGRPOOptions(Options):
     alpha: float = option(
         "How fast f falls with the entropy. 0: GRPO.",
         0.0417,
-        unit=">= 0",
-        symbol="alpha",
         rule=(lambda x: 0 <= x < float("inf"), "at least 0, got {}. 0 is GRPO"),
     )
 
 
-class SeedGRPO(Method):
+class SeedGRPO(FromGRPO):
     """GRPO scaled by semantic entropy; see the module."""
 
+    identity = {"method": "seed_grpo"}
     compares_answers = True
+    options: SeedGRPOOptions
 
-    def __init__(self, setting: Setting, options: SeedGRPOOptions) -> None:
-        check_groups(setting, setting.num_prompts)
-        self.setting = setting
-        self.alpha = options.alpha
-        self.identity = {"method": "seed_grpo"}
-
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job | Query]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """One round of n rollouts for each prompt, and a question about each where the engine has no log-probs."""
-        if done is None:
-            return uniform_jobs(range(len(prompts)), self.setting.num_generations)
-        if done.answers or done.tokens([0])[0][1] is not None:
-            return []
+        if done is None or done.answers or done.tokens([0])[0][1] is not None:
+            return super().jobs(prompts, done)
         tokens = done.tokens(range(len(done)))
         return [Query(int(prompt), tuple(ids)) for prompt, (ids, _) in zip(done.prompt, tokens, strict=True)]
 
@@ -65,19 +54,13 @@ class SeedGRPO(Method):
         size = np.bincount(done.prompt, minlength=len(done.prompts))
         logps = mean_logps(done.answers or [logprobs for _, logprobs in done.tokens(range(len(done)))])
         entropy = semantic_entropy(done.answer_class(), done.prompt, logps, len(done.prompts))
-        factor = 1.0 / (1.0 + self.alpha * np.clip(entropy / np.log(size), 0.0, 1.0))  # (M,)
+        factor = 1.0 / (1.0 + self.options.alpha * np.clip(entropy / np.log(size), 0.0, 1.0))  # (M,)
         self._metrics = {"semantic_entropy": float(entropy.mean()), "advantage_factor": float(factor.mean())}
         return Judgement.of(group_relative(done, self.setting) * factor[done.prompt])
 
-    def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Nothing is remembered."""
-
 
 def mean_logps(found: Sequence[Sequence[float | None]]) -> np.ndarray:
-    """Mean log-prob of the tokens of each rollout, nats, shape (N,).
-
-    A token whose log-prob is not known is left out. A rollout of such tokens alone has the mean of the others.
-    """
+    """Mean log-prob of the known tokens of each rollout, nats, shape (N,); without any, the mean of the others."""
     tokens = [np.array(one, dtype=np.float64) for one in found]  # None: nan
     means = np.array([np.nan if np.isnan(one).all() else np.nanmean(one) for one in tokens])
     known = ~np.isnan(means)
@@ -85,16 +68,9 @@ def mean_logps(found: Sequence[Sequence[float | None]]) -> np.ndarray:
 
 
 def semantic_entropy(answer_class: np.ndarray, prompt: np.ndarray, logps: np.ndarray, num_prompts: int) -> np.ndarray:
-    """Entropy of the classes of answers of each prompt.
+    """SE of each prompt, shape (M,), nats; 0 for a prompt of one rollout or none.
 
-    Args:
-        answer_class (np.ndarray): Class of each rollout within its prompt, shape (N,); -1: no answer, alone.
-        prompt (np.ndarray): Prompt of each, shape (N,).
-        logps (np.ndarray): Its mean log-prob, nats, shape (N,); equal values are equal weights.
-        num_prompts (int): M.
-
-    Returns:
-        np.ndarray: SE, shape (M,), nats, >= 0; 0 for a prompt of one rollout or none.
+    Class within its prompt (-1: no answer, alone), prompt, and mean log-prob of each rollout have shape (N,).
 
     Example:
         >>> semantic_entropy(np.array([0, 0, 1, -1]), np.zeros(4, dtype=int), np.zeros(4), 1).round(4).tolist()
@@ -109,5 +85,4 @@ def semantic_entropy(answer_class: np.ndarray, prompt: np.ndarray, logps: np.nda
     share = np.bincount(member.reshape(-1), weights=weight)  # (K,), of all prompts
     # A share of 0 adds nothing; the smallest float stands for it in the logarithm.
     surprise = -share * np.log(np.maximum(share, np.finfo(np.float64).tiny))
-    entropy = np.bincount(classes[:, 0], weights=surprise, minlength=num_prompts)
-    return np.maximum(entropy, 0.0)
+    return np.maximum(np.bincount(classes[:, 0], weights=surprise, minlength=num_prompts), 0.0)

@@ -15,19 +15,14 @@ lenience 0 and with alpha = sum of min(p_old, p_new), the next token has the law
 
     min(p_old, p_new) + (1 - alpha) p_new,     at most alpha (1 - alpha) in total variation away from p_new
 
-Speculative decoding draws a rejected token from (p_new - p_old)+ instead and is exact, but needs all of p_old, whose
-weights are gone. No rule K that knows p_old at the draft's token x alone is exact, except to draw afresh: for three
-tokens or more, sum_x p_old(x) K(y | x, p_old(x)) = p_new(y) for every p_old forces K = p_new(y). In the enumeration of
-tests/methods/test_spec_rl_exact.py an unchanged policy is left exactly as it is; otherwise rollouts are 0.3 to 0.6
-times as far from p_new as the drafts were, and at lenience 0.5 mostly as far as they were. A draft whose tokens keep
-passing is trained at every visit, as in the authors' code. docs/fidelity.md#spec_rl has more.
-
-Rollouts of one visit are independent of each other, but not of the last visit's. Every process and every checkpoint
-holds each prompt's last visit, 8 bytes a token.
+docs/fidelity.md#spec_rl says why no such rule is exact and how far rollouts are from p_new. A draft whose tokens keep
+passing is trained at every visit, as in the authors' code. Every process and every checkpoint holds each prompt's last
+visit, 8 bytes a token.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,8 +30,9 @@ import numpy as np
 from ..field_types import Options, option
 from ..gate.coins import occurrence
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import check_groups, group_relative, uniform_jobs
-from .method import Method, Setting
+from .grouping import uniform_jobs
+from .grpo import FromGRPO
+from .method import Setting
 
 _COIN = 0x5BEC  # keeps the draws of U apart from others under the seed
 
@@ -48,7 +44,6 @@ class SpecRLOptions(Options):
     lenience: float = option(
         "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
         0.5,
-        unit="nats, >= 0",
         rule=(lambda x: 0 <= x < float("inf"), "at least 0 and finite, got {}"),
     )
 
@@ -61,14 +56,14 @@ class Draft(NamedTuple):
     ended: bool
 
 
-class SpecRL(Method):
+class SpecRL(FromGRPO):
     """GRPO whose rollouts begin with drafts; see the module."""
 
+    identity = {"method": "spec_rl"}
+    options: SpecRLOptions
+
     def __init__(self, setting: Setting, options: SpecRLOptions) -> None:
-        check_groups(setting, setting.num_prompts)
-        self.setting = setting
-        self.lenience = options.lenience
-        self.identity = {"method": "spec_rl"}
+        super().__init__(setting, options)
         self.drafts: dict[str, list[Draft]] = {}
         self._used: list[Draft | None] = []  # that of each job of the step
         self._fetched: list[tuple[list[int], list[float] | None]] | None = None
@@ -79,12 +74,8 @@ class SpecRL(Method):
         if done is None:
             self._fetched = None
             self._used = self._drafts_of([prompts[job.prompt].key for job in jobs])
-            asked = [
-                Query(job.prompt, tuple(draft.ids.tolist()))
-                for job, draft in zip(jobs, self._used, strict=True)
-                if draft
-            ]
-            return asked or jobs
+            drafts = zip(jobs, self._used, strict=True)
+            return [Query(job.prompt, tuple(draft.ids.tolist())) for job, draft in drafts if draft] or jobs
         if not len(done):
             return self._behind_drafts(prompts.step, jobs, done.answers)
         if self._fetched is None:
@@ -96,10 +87,6 @@ class SpecRL(Method):
                 if ids and logps is None
             ]
         return []
-
-    def judge(self, done: Rollouts) -> Judgement:
-        """Group-relative advantages, everything trained."""
-        return Judgement.of(group_relative(done, self.setting))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Keep the rollouts as drafts of the next visit."""
@@ -115,14 +102,12 @@ class SpecRL(Method):
             "draft_tokens": float(offered),
             "accept_rate": sum(len(job.prefix) for job in done.jobs) / max(offered, 1),
             "whole_rollouts": float(sum(job.whole for job in done.jobs)),
-            "remembered_tokens": float(
-                sum(len(draft.ids) for of_prompt in self.drafts.values() for draft in of_prompt)
-            ),
+            "remembered_tokens": float(sum(len(draft.ids) for draft in chain(*self.drafts.values()))),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The drafts: how many each prompt has, and all of them end to end."""
-        flat = [draft for of_prompt in self.drafts.values() for draft in of_prompt]
+        flat = list(chain(*self.drafts.values()))
         return {
             "rollouts": {key: len(of_prompt) for key, of_prompt in self.drafts.items()},
             "ids": np.concatenate([np.zeros(0, np.int32), *(draft.ids for draft in flat)]),
@@ -157,7 +142,7 @@ class SpecRL(Method):
         for job, draft in zip(jobs, self._used, strict=True):
             if draft:
                 logps = next(answer)
-                kept = accepted(draft.logps, logps, 1.0 - random.random(len(logps)), self.lenience)
+                kept = accepted(draft.logps, logps, 1.0 - random.random(len(logps)), self.options.lenience)
                 whole = kept == self.setting.max_completion_length or (draft.ended and kept == len(draft.ids))
                 job = Job(job.prompt, tuple(draft.ids[:kept].tolist()), tuple(logps[:kept].tolist()), whole=whole)
             found.append(job)

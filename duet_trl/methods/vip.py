@@ -8,14 +8,14 @@ next one has ended
 
     g_q = m + K_qB (K_BB + 1e-4 I)^-1 (g_B - m),        p_q = 1 / (1 + exp(-g_q))
 
-Counts minimise sum p (1 - p) / (n - 1) over the prompts of the step, the variance of RLOO, with M round(b
-num_generations) rollouts in all. The sum is convex in each n from 2 on: taking the largest fall first is exact.
-Where all predictions are the same, as in the first step, counts are equal. Advantages are those of GRPO.
-
-From the paper (VIP) and the history of its code (`HieuNT91/VIP`). Differences: docs/fidelity.md#vip.
+Counts minimise sum p (1 - p) / (n - 1) over the prompts of the step, the variance of RLOO, with M c rollouts in all,
+c = round(b num_generations), and G // 2 (at least 2, at most c) to 2 c for each. The sum is convex in each n from 2
+on: taking the largest fall first is exact. Where all predictions are the same, as in the first step, counts are equal.
+Advantages are those of GRPO. From the paper (VIP) and the history of its code (`HieuNT91/VIP`). Differences:
+docs/fidelity.md#vip.
 """
 
-import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,12 +23,11 @@ import numpy as np
 import torch
 
 from ..allocate.greedy import greedy_counts
-from ..field_types import Options, at_least, option
-from ..rollouts import Job, Judgement, Prompts, Rollouts
-from .grouping import counted_jobs, group_relative
-from .method import Method, Setting
-
-logger = logging.getLogger(__name__)
+from ..field_types import Options, option
+from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from .grouping import counted_jobs, refuse_single
+from .grpo import FromGRPO
+from .method import Setting
 
 PRIOR_MEAN, NOISE = -1.0, 1e-4
 """m, and the variance of an observation."""
@@ -47,45 +46,34 @@ class VipOptions(Options):
         "policy",
         rule=(lambda x: x.strip() != "", "a name or a path, got {!r}"),
     )
-    lower: int | None = option(
-        "Minimum rollouts of a prompt. None: half of num_generations, or the whole budget if that is less.",
-        symbol="L",
-        rule=at_least(2),
-    )
-    upper: int | None = option("Maximum rollouts of a prompt. None: twice its budget.", symbol="U")
 
 
-class Vip(Method):
+class Vip(FromGRPO):
     """Counts from predicted success rates; see the module."""
 
     def __init__(self, setting: Setting, options: VipOptions) -> None:
-        self.setting = setting
+        super().__init__(setting, options)
         self.embeddings = options.embeddings
         self.mean = round(setting.budget_fraction * setting.num_generations)
-        self.lower, self.upper = _bounds(setting, options, self.mean)
+        refuse_single(self.mean)
+        self.lower = min(max(setting.num_generations // 2, 2), self.mean)
         self.identity = {"method": "vip", "embeddings": options.embeddings}
         _sklearn()
         self.length_scale: float | None = None  # l; before the first two different prompts any will do
         self.reward_range: list[float] = []
         self.vectors, self.logits = np.zeros((0, 0), np.float32), np.zeros(0)  # of the observed prompts, (B, D), (B,)
         self._vectors, self._success = self.vectors, self.logits  # of the step: (M, D); predicted, (M,)
-        self._said = False
 
-    def jobs(self, prompts: Prompts, done: Rollouts | None) -> list[Job]:
+    def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """One round, by the predicted success rates."""
         if done is not None:
             return []
-        self._say_if_equal()
         self._vectors = self.embed(list(prompts))
         self._success = 0.5 + 0.5 * np.tanh(0.5 * self.predict(self._vectors))
         self._metrics = {"expected_success": float(self._success.mean())}
         if self._success.std() < EDGE:
             return counted_jobs([self.mean] * len(prompts))
-        return counted_jobs(vip_counts(self._success, self.mean * len(prompts), self.lower, self.upper))
-
-    def judge(self, done: Rollouts) -> Judgement:
-        """GRPO's advantages, everything trained."""
-        return Judgement.of(group_relative(done, self.setting))
+        return counted_jobs(vip_counts(self._success, self.mean * len(prompts), self.lower, 2 * self.mean))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Learn the mean rewards of the step, as shares between the lowest and the highest reward of the run."""
@@ -98,7 +86,8 @@ class Vip(Method):
             return
         seen, number = np.unique(group, return_counts=True)
         share = (np.bincount(group, weights=rewards)[seen] / number - low) / (high - low)
-        self._metrics = self._metrics | {"prediction_error": float(np.abs(share - self._success[seen]).mean())}
+        error = float(np.abs(share - self._success[seen]).mean())
+        self._metrics = {**self._metrics, "prediction_error": error}
         share = np.clip(share, EDGE, 1.0 - EDGE)
         self.vectors, self.logits = self._vectors[seen], np.log(share / (1.0 - share))
         if self.length_scale is None:
@@ -109,20 +98,15 @@ class Vip(Method):
         """g at some vectors, shape (M, D) -> (M,)."""
         if not len(self.logits):
             return np.full(len(vectors), PRIOR_MEAN)
-        sklearn = _sklearn()
-        kernel = sklearn.kernels.RBF(self.length_scale or 1.0, "fixed")
-        process = sklearn.GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None)
+        kernel = _sklearn().kernels.RBF(self.length_scale or 1.0, "fixed")
+        process = _sklearn().GaussianProcessRegressor(kernel, alpha=NOISE, optimizer=None)
         process.fit(self.vectors.astype(np.float64), self.logits - PRIOR_MEAN)
         return process.predict(vectors.astype(np.float64)) + PRIOR_MEAN
 
     def state_dict(self) -> dict[str, Any]:
         """The range of rewards, l, and what the last step showed."""
-        return {
-            "reward_range": list(self.reward_range),
-            "length_scale": self.length_scale,
-            "vectors": self.vectors.copy(),
-            "logits": self.logits.copy(),
-        }
+        own = {"reward_range": list(self.reward_range), "length_scale": self.length_scale}
+        return own | {"vectors": self.vectors.copy(), "logits": self.logits.copy()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
@@ -130,26 +114,9 @@ class Vip(Method):
         self.reward_range, self.length_scale = list(state["reward_range"]), state["length_scale"]
         self.vectors, self.logits = state["vectors"], state["logits"]
 
-    def _say_if_equal(self) -> None:
-        if not self._said and self.lower == self.mean:
-            logger.warning(
-                f"vip has nothing to allocate: lower={self.lower} is the whole budget of budget_fraction x "
-                f"num_generations = {self.mean} rollouts per prompt, so all counts are equal. Raise the budget, or "
-                "lower `lower`."
-            )
-        self._said = True
-
 
 def vip_counts(success: np.ndarray, total: int, lower: int, upper: int) -> np.ndarray:
-    """Integer counts that minimise sum p (1 - p) / (n - 1), ``lower <= n <= upper``, ``sum(n) == total``.
-
-    Args:
-        success (np.ndarray): Predicted success rate p of each prompt, shape (M,), [0, 1].
-        total (int): Rollouts of all prompts, ``lower * M <= total <= upper * M``.
-        lower, upper (int): Bounds of a count, ``2 <= lower <= upper``.
-
-    Returns:
-        np.ndarray: Shape (M,), int64.
+    """Counts (M,), int64, of sum `total` in [`lower`, `upper`], from 2 on, that minimise sum p (1 - p) / (n - 1).
 
     Example:
         >>> vip_counts(np.array([0.5, 0.1, 0.0]), 12, 2, 8).tolist()
@@ -159,26 +126,6 @@ def vip_counts(success: np.ndarray, total: int, lower: int, upper: int) -> np.nd
     n = np.maximum(np.arange(upper + 1), 2)[:, None]  # smaller counts are never read
     ones, lowest = np.ones(p.size), np.full(p.size, lower)
     return greedy_counts(-p * (1.0 - p) / (n - 1), ones, lowest, total, total + 1)[0]
-
-
-def _bounds(setting: Setting, options: VipOptions, mean: int) -> tuple[int, int]:
-    """Smallest and largest count of a prompt, with what was left open filled in."""
-    budget = f"budget_fraction x num_generations = {mean} rollouts per prompt"
-    if mean < 2:
-        raise ValueError(f"vip needs a budget of at least 2 rollouts per prompt, got {budget}. Raise one of these.")
-    if mean * setting.num_prompts > setting.max_rollouts:
-        raise ValueError(
-            f"{mean} rollouts for each of {setting.num_prompts} prompts are above max_rollouts="
-            f"{setting.max_rollouts}. Raise it, or lower budget_fraction."
-        )
-    lower = min(max(setting.num_generations // 2, 2), mean) if options.lower is None else options.lower
-    upper = 2 * mean if options.upper is None else options.upper
-    if not lower <= mean <= upper:
-        raise ValueError(
-            f"lower={lower} and upper={upper} cannot hold: the budget is {budget}, which must lie between them. Lower "
-            "`lower`, raise `upper`, or change the budget."
-        )
-    return lower, upper
 
 
 def _sklearn() -> Any:

@@ -23,7 +23,6 @@ METHODS = {
     "grpo": "GRPO",
     "dapo": "DAPO",
     "greso": "GRESO",
-    "pods": "PODS",
     "pilot": "Pilot",
     "arrol": "ARRoL",
     "vip": "VIP",

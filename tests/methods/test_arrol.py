@@ -4,11 +4,9 @@
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from duet_trl.methods.arrol import Arrol, ArrolOptions
 from duet_trl.rollouts import Job, Query
-from duet_trl.update.advantages import EPSILON
 
 from .simulator import make_prompts, rollouts, run_step, setting
 
@@ -52,17 +50,6 @@ def test_the_warm_up_generates_whole_rollouts_and_asks_about_their_tenth_token()
     np.testing.assert_allclose(judgement.advantages, [-0.5, 0.5] * 4)
     assert len(method.head.rewards) == 6 and method.head.state_dict()["updates"] == 1
     assert method.metrics()["pruned_rollouts"] == 0 and method.metrics()["scored_rollouts"] == 6
-
-
-def test_a_rollout_that_ends_with_its_tenth_token_is_final_in_both_phases() -> None:
-    for warmup in (0, 1):
-        method = arrol(num_prompts=1, head_warmup_steps=warmup)
-        prompts = make_prompts("a")
-        jobs = method.jobs(prompts, None)
-        done = rollouts(prompts, [jobs], [1.0] * 4, [10, 10, 4, 9])
-        done.terminated[:] = True
-        assert method.jobs(prompts, done) == []
-        assert method.judge(done).in_gradient.all()
 
 
 def test_survivors_continue_where_they_are_and_the_pruned_leave_everything() -> None:
@@ -109,14 +96,6 @@ def test_truncated_beginnings_count_neither_as_rewards_nor_for_the_runs_extremes
     judgement = method.judge(done)
     method.observe(done, judgement, np.zeros(len(done)))
     assert np.abs(judgement.advantages).max() < 1 and method.head.reward_range == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("keep_rate", [0.25, 0.5, 0.8])
-def test_while_nothing_was_learned_rollouts_go_on_at_the_rate(keep_rate) -> None:
-    """64 x 8 coins of a seed: three standard deviations are below 0.07."""
-    method = arrol(num_prompts=64, num_generations=8, keep_rate=keep_rate)
-    done, _ = run_step(method, make_prompts(f"p{i}" for i in range(64)), ends, runs(short=0), hidden)
-    assert abs((done.round == 1).sum() / 512 - keep_rate) < 0.07
 
 
 def test_labels_of_one_class_prune_at_the_rate_whatever_the_score() -> None:
@@ -177,28 +156,6 @@ def test_a_lone_survivor_has_no_advantage() -> None:
         assert not judgement.advantages.any()
         method.observe(ended, judgement, np.zeros(5))
         assert method.metrics()["lone_survivors"] == 1.0
-
-
-def test_scaled_advantages_divide_by_the_survivors_spread() -> None:
-    """Survivors 1, 0, 0: mean 1/3, std sqrt(1/3)."""
-    method = arrol(num_prompts=1, scale_rewards="group")
-    prompts = make_prompts("a")
-    jobs = method.jobs(prompts, None)
-    done = rollouts(prompts, [jobs], [1, 0, 0, 1], [5, 5, 5, 10])
-    np.testing.assert_allclose(
-        method.judge(done).advantages,
-        [*(np.array([2, -1, -1]) / 3 / (np.sqrt(1 / 3) + EPSILON)), 0.0],
-        rtol=1e-6,
-    )
-
-
-def test_coins_follow_seed_and_step() -> None:
-    def survivors(seed: int, step: int) -> list[int]:
-        done, _ = run_step(arrol(seed=seed), make_prompts("abcd", step=step), ends, runs(), hidden)
-        return [job.continues for job in done.jobs if job.continues is not None]
-
-    assert survivors(1, 1) == survivors(1, 1)
-    assert len({tuple(survivors(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
 
 
 def test_detect_at_is_a_sixth_of_the_limit_as_in_the_paper() -> None:

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 
-from duet_trl.methods.arrol import HISTORY, QualityHead
+from duet_trl.methods.arrol import QualityHead
 
 from .test_every_method import stored
 
@@ -35,16 +35,6 @@ def test_the_default_rate_learns_within_the_warm_up_what_one_direction_says() ->
     features, rewards = pairs(99, 400)
     quality = head.quality(head.score(features))
     assert ((quality > 0.5) == (rewards > 1)).mean() > 0.95
-
-
-def test_the_history_holds_the_latest() -> None:
-    head = QualityHead(seed=0)
-    for step in range(1, 4):
-        features, rewards = pairs(step, 1000)
-        head.see_rewards(rewards)
-        head.learn(features, rewards, step)
-    assert len(head.features) == len(head.scores) == len(head.rewards) == HISTORY
-    assert (head.features[-1000:] == features).all() and (head.rewards[-1000:] == rewards).all()
 
 
 def test_a_pruned_rollout_counts_among_the_scores_only() -> None:

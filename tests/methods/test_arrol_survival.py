@@ -43,15 +43,6 @@ def test_two_scores_by_hand() -> None:
     assert (alpha, beta) == (pytest.approx(-np.log(3), abs=1e-8), pytest.approx(2 * np.log(3), abs=1e-8))
 
 
-def test_labels_of_one_class_leave_the_rate_alone() -> None:
-    quality = np.array([0.1, 0.4, 0.9])
-    alpha, beta = survival_curve(quality, 0.3, one_class=True)
-    assert beta == 0.0
-    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
-    alpha, beta = survival_curve(np.zeros(0), 0.3)  # nothing was scored yet
-    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
-
-
 def test_a_rate_of_one_keeps_every_rollout() -> None:
     for quality in (np.linspace(0, 1, 21), np.array([0.2]), np.zeros(0)):
         curve = survival_curve(quality, 1.0, 0.9)

@@ -15,7 +15,7 @@ from duet_trl.methods import build_method
 from duet_trl.methods.duet import Duet
 from duet_trl.methods.paper import Paper
 from duet_trl.rollouts import Job, NoMorePrompts, Prompt, Prompts, Rollouts
-from duet_trl.update.advantages import group_advantages, weighted_sum
+from duet_trl.update.advantages import weighted_sum
 from duet_trl.update.baseline import WEIGHTS, LeastNoise, Weights, history_advantages
 from tests.states import plain
 
@@ -106,13 +106,6 @@ def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, ov
     assert len(counts) > 1  # the history mattered
 
 
-def test_jobs_change_nothing_until_their_rollouts_are_observed(tmp_path):
-    unit = duet(tmp_path)
-    before = plain(unit.state_dict())
-    assert unit.jobs(prompts(KEYS[:8]), None) == unit.jobs(prompts(KEYS[:8]), None)
-    assert plain(unit.state_dict()) == before
-
-
 def test_a_state_without_parts_is_refused(tmp_path):
     state = duet(tmp_path).state_dict()
     del state["gate"]
@@ -128,10 +121,6 @@ def test_the_state_of_other_counts_or_another_method_is_refused(tmp_path):
         even.load_state_dict(uneven.state_dict())
     with pytest.raises(ValueError, match="method paper state"):
         even.load_state_dict(duet(tmp_path).state_dict())
-
-
-def test_cold_prompts_share_the_budget_evenly(tmp_path):
-    assert [job.prompt for job in duet(tmp_path).jobs(prompts(KEYS[:8]), None)] == sorted(list(range(8)) * 4)
 
 
 def test_a_reference_budget_is_measured_on_rollouts_that_no_gate_stops(tmp_path):
@@ -202,14 +191,14 @@ def gate_of(unit: Duet, step: int) -> GateSpec:
 def test_k2_follows_what_answers_earn_and_by_the_papers_rule_the_lengths(tmp_path):
     rewards = np.tile([1.0, 0.0, 1.0, 0.0], 8)
     by_price = duet(tmp_path)
-    by_length = duet(tmp_path, **PAPER, allocate=False, threshold_interval=2, abort_quantile=0.7)
+    by_length = duet(tmp_path, **PAPER, allocate=False, threshold_interval=2)
     for unit in (by_price, by_length):
         gated(unit, rewards)
     assert gate_of(by_price, 2).abort_at == 200  # 8 rollouts that earned nothing do not yet outweigh the prior
     for unit in (by_price, by_length):
         gated(unit, rewards, 2)
     assert gate_of(by_price, 3).abort_at == 80
-    assert (gate_of(by_length, 3).poll_threshold, gate_of(by_length, 3).abort_threshold) == (90, 90)
+    assert (gate_of(by_length, 3).poll_threshold, gate_of(by_length, 3).abort_threshold) == (90, 200)
     assert gate_of(by_price, 3).poll_threshold == 1
 
 
@@ -292,12 +281,6 @@ def test_rewards_on_any_scale_teach_in_every_open_prompt(tmp_path, failure_nats)
     assert trained.any(axis=1).all(), trained
 
 
-def test_a_small_part_of_the_reward_is_no_small_difference(tmp_path):
-    # All solved, and half of them paid a tenth for ending; the other prompts fail, beside which 0.1 looks small.
-    rewards = np.concatenate([np.tile([1.1, 1.0, 1.1, 1.0], 4), np.tile([1.0, 0.0, 0.0, 0.0], 4)])
-    assert after_visits(tmp_path, rewards, failure_nats=1.0).in_gradient[:16].all()
-
-
 # ---- Advantages: which baseline, from whose history ---------------------------------------------------------------
 
 GROUP = np.array([0, 1, 1, 1])
@@ -336,14 +319,6 @@ def test_measured_weights_come_from_the_steps_before(tmp_path):
     np.testing.assert_allclose(later, history_advantages(SUMMED, GROUP, now, "none", unit.weights.best), rtol=1e-6)
 
 
-def test_a_restored_method_has_the_measured_weights(tmp_path):
-    whole = remembering(tmp_path)
-    whole.observe(two_prompts(), whole.judge(two_prompts()), np.zeros(4))
-    restored = duet(tmp_path, trim=False, abort=False)
-    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
-    assert restored.weights.best == whole.weights.best != Weights()
-
-
 def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tmp_path):
     unit = duet(tmp_path, trim=False, abort=False, scale_rewards="none")
     of = prompts(KEYS[:8])
@@ -364,14 +339,6 @@ def test_a_baseline_of_least_noise_follows_the_surprisals_of_the_steps_before(tm
     restored = duet(tmp_path, trim=False, abort=False, scale_rewards="none")
     restored.load_state_dict(copy.deepcopy(unit.state_dict()))
     np.testing.assert_array_equal(restored.judge(step).advantages, later.advantages)
-
-
-@pytest.mark.parametrize("options", [{"budget_fraction": 1.0}, {**PAPER, "allocate": False}])
-def test_over_the_group_no_history_matters(tmp_path, options):
-    found = remembering(tmp_path, **options).judge(two_prompts()).advantages
-    expected = group_advantages(torch.tensor(REWARDS, dtype=torch.float64), torch.ones(2), torch.from_numpy(GROUP))
-    np.testing.assert_array_equal(found, expected.advantages.numpy())
-    assert found[0] == 0.0  # the lone rollout
 
 
 def test_the_metrics_say_what_the_gate_cost_and_who_was_cold(tmp_path):
@@ -430,29 +397,7 @@ def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
     assert (waiting.mean_length[[key not in {k for step in steps for k in step} for key in KEYS]] > 0).sum() == 0
 
 
-def test_one_candidate_for_each_visit_changes_nothing(tmp_path):
-    plain_unit, one = duet(tmp_path), duet(tmp_path, prompt_candidates=1.0)
-    drawn = make_prompts(KEYS[:8], KEYS[8:])
-    assert plain_unit.jobs(drawn, None) == one.jobs(drawn, None)
-    assert len(drawn) == 8 and "pool_success" not in one.metrics()
-
-
-def test_a_restored_method_chooses_the_same_prompts(tmp_path):
-    whole = duet(tmp_path, abort=False, prompt_candidates=2.0)
-    chosen_steps(whole, 5)
-    restored = duet(tmp_path, abort=False, prompt_candidates=2.0)
-    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
-    assert chosen_steps(restored, 5, first=6) == chosen_steps(whole, 5, first=6)
-    assert plain(restored.state_dict()) == plain(whole.state_dict())
-
-
 def test_too_few_candidates_name_the_option(tmp_path):
     unit = duet(tmp_path, prompt_candidates=2.0)
     with pytest.raises(NoMorePrompts, match="prompt_candidates=2"):
         unit.jobs(make_prompts(KEYS[:8], KEYS[8:12]), None)
-
-
-def test_choosing_prompts_alone_is_not_plain_grpo(tmp_path):
-    nothing = {"allocate": False, "trim": False, "abort": False, "budget_fraction": 1.0}
-    assert duet(tmp_path, **nothing).plain
-    assert not duet(tmp_path, **nothing, prompt_candidates=2.0).plain

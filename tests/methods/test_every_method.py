@@ -16,7 +16,6 @@ from duet_trl.methods.greso import Greso
 from duet_trl.methods.knapsack import Knapsack
 from duet_trl.methods.method import Method, Setting
 from duet_trl.methods.pilot import Pilot
-from duet_trl.methods.pods import Pods
 from duet_trl.methods.reinforce_ada import ReinforceAda
 from duet_trl.methods.seed_grpo import SeedGRPO
 from duet_trl.methods.spec_rl import SpecRL
@@ -25,7 +24,6 @@ from duet_trl.methods.vip import Vip
 from .simulator import make_prompts, run_step, setting
 
 CLASSES = {
-    "pods": Pods,
     "dapo": Dapo,
     "greso": Greso,
     "knapsack": Knapsack,
@@ -42,7 +40,6 @@ METHODS = {
     "dapo": ("dapo", {"oversample": 1.4}),
     "greso": ("greso", {"max_batches": 5}),
     "arrol": ("arrol", {"detect_at": 9, "head_warmup_steps": 1}),
-    "vip with bounds": ("vip", {"lower": 2, "upper": 5}),
     "reinforce_ada to the first success": ("reinforce_ada", {"exit": "positive_focused", "num_kept": 3}),
 }
 
@@ -110,7 +107,7 @@ def test_random_worlds(
         def length(key: str, number: int) -> int:
             return 1 + int(40 * draw(key, number)[2])
 
-        keys = world.permutation(pool)[:num_prompts].tolist()
+        keys = world.choice(pool, num_prompts, replace=seed % 2 == 1).tolist()  # rows of data may be equal
         (done, judgement), (again, judged) = (
             run_step(each, make_prompts(keys, pool, step, (step - 1) // 2), reward, length)
             for each in (method, restored)
@@ -127,27 +124,6 @@ def test_random_worlds(
     assert json.dumps(method.identity)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_prompt_that_stands_several_times_in_a_batch(name: str) -> None:
-    """Rows of data may be equal: `run_step` checks what holds for every judgement, and a resume changes nothing."""
-    run = setting(5, 4, 60, seed=3)
-    method, restored = fresh(name, run), fresh(name, run)
-    keys, pool = ["p0", "p0", "p1", "p0", "p1"], [f"p{number}" for number in range(8)]
-    for step in range(1, 5):
-
-        def reward(key: str, number: int, step: int = step) -> float:
-            return float((number * 7 + step + int(key[1:])) % 3 == 0)
-
-        (done, judgement), (again, judged) = (
-            run_step(each, make_prompts(keys, pool, step), reward) for each in (method, restored)
-        )
-        assert done.jobs == again.jobs and (judgement.advantages == judged.advantages).all()
-        assert np.bincount(done.prompt, minlength=5)[:5].sum() > 0
-        state = stored(method.state_dict())
-        restored = fresh(name, run)
-        restored.load_state_dict(state)
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_a_foreign_state_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} state has keys"):
@@ -156,34 +132,30 @@ def test_a_foreign_state_is_refused(name: str) -> None:
 
 NAN = float("nan")
 REFUSED = [
-    ("pods", {}, {"num_kept": 1}, "num_kept must be an integer of at least 2, got 1"),
-    ("pods", {}, {"num_kept": "4"}, "num_kept must be an integer, got '4'. Remove the quotes"),
-    ("pods", {}, {"num_kept": 9}, "num_kept=9 is above num_generations=8"),
-    ("pods", {"num_generations": 1}, {}, "num_generations must be at least 2, got 1"),
     ("dapo", {}, {"oversample": 0.5}, "oversample must be at least 1, got 0.5"),
     ("dapo", {}, {"oversample": NAN}, "oversample must be at least 1, got nan"),
     ("dapo", {}, {"max_batches": 0}, "max_batches must be at least 1, got 0"),
     ("dapo", {}, {"max_batches": 2.0}, "max_batches must be an integer, got 2.0"),
-    ("dapo", {}, {"filter_function": -1}, "filter_function must be at least 0, got -1"),
     ("dapo", {"max_rollouts": 47}, {"oversample": 1.5}, "6 prompts x num_generations=8 are 48 rollouts, above max_"),
     ("greso", {"num_generations": 1}, {}, "num_generations must be at least 2, got 1"),
     ("pilot", {}, {"pilot_rollouts": 0}, "pilot_rollouts must be an integer of at least 1, got 0"),
     ("pilot", {}, {"pilot_rollouts": 5}, "pilot_rollouts=5 is above budget_fraction x num_generations = 4"),
     ("pilot", {"num_rollouts_max": 1}, {}, "pilot_rollouts=2 is above .* or num_rollouts_max=1"),
     ("pilot", {"max_rollouts": 7}, {}, "pilot_rollouts=2 for each of 4 prompts are above max_rollouts=7"),
-    ("pilot", {"multi_objective_aggregation": "normalize_then_sum"}, {}, "has no summed reward to remember"),
+    (
+        "pilot",
+        {"multi_objective_aggregation": "normalize_then_sum"},
+        {},
+        "pilot remembers summed rewards. Set multi_objective",
+    ),
     ("knapsack", {"num_rollouts_min": 5}, {}, "16 rollouts cannot be shared by 4 prompts.*num_rollouts_min and"),
     ("knapsack", {"num_rollouts_max": 3}, {}, "16 rollouts cannot be shared by 4 prompts"),
     ("knapsack", {"num_generations": 2}, {}, "a single one, and no step has a gradient"),
     ("dynamo", {"budget_fraction": 0.125}, {}, "budget of 1 rollouts per prompt .* no step has a gradient"),
     ("reinforce_ada", {}, {"num_kept": 33}, "num_kept=33 is above 4 rounds of num_generations=8"),
     ("reinforce_ada", {"max_rollouts": 31}, {}, "4 prompts x num_generations=8 are 32 rollouts, above max_rollouts"),
-    ("vip", {}, {"lower": 5}, "lower=5 and upper=8 cannot hold: .* = 4 rollouts per prompt, which must lie between"),
-    ("vip", {}, {"upper": 3}, "lower=4 and upper=3 cannot hold: the budget is .* = 4 rollouts .*raise `upper`"),
-    ("vip", {}, {"lower": 1}, "lower must be an integer of at least 2, got 1"),
-    ("vip", {"budget_fraction": 0.125}, {}, "vip needs a budget of at least 2 rollouts per prompt, got .* = 1 roll"),
+    ("vip", {"budget_fraction": 0.125}, {}, "budget of 1 rollouts per prompt .* no step has a gradient"),
     ("vip", {}, {"embeddings": " "}, "embeddings must be a name or a path, got ' '"),
-    ("vip", {"max_rollouts": 15}, {}, "4 rollouts for each of 4 prompts are above max_rollouts=15"),
     ("arrol", {}, {"detect_at": 100}, "detect_at=100 is not below max_completion_length=100"),
     ("arrol", {"max_rollouts": 63}, {}, "are 64 rollouts, above max_rollouts=63"),
     ("arrol", {}, {"keep_rate": 0.05}, r"keep_rate must be in \(0.05, 1\], got 0.05"),

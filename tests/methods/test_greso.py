@@ -3,7 +3,7 @@
 
 import pytest
 
-from duet_trl.methods.dapo import ResamplingOptions
+from duet_trl.methods.dapo import DapoOptions
 from duet_trl.methods.greso import EASY, HARD, Greso
 
 from .simulator import counts, make_prompts, plan, run_step, setting, table
@@ -14,7 +14,7 @@ MANY = [f"p{number}" for number in range(4000)]
 
 def trained(streaks: dict[str, int], easy: float = 0.5, hard: float = 0.5, **options) -> Greso:
     """A method that remembers streaks: positive for visits in a row that were easy, negative for hard ones."""
-    method = Greso(setting(num_prompts=len(MANY), num_generations=2), ResamplingOptions(**options))
+    method = Greso(setting(num_prompts=len(MANY), num_generations=2), DapoOptions(**options))
     method.load_state_dict({"visits_in_a_row": streaks, "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]})
     return method
 
@@ -29,13 +29,6 @@ def test_prompts_are_taken_with_the_probability_of_their_streak(streak: int, tak
     jobs = method.jobs(make_prompts(MANY), None)
     spread = (taken * (1 - taken) / len(MANY)) ** 0.5
     assert len(jobs) / 2 / len(MANY) == pytest.approx(taken, abs=4 * spread)
-
-
-def test_coins_follow_seed_and_step() -> None:
-    method = trained(dict.fromkeys(MANY, 1))
-    first = plan(method.jobs(make_prompts(MANY, step=1), None))
-    assert first == plan(method.jobs(make_prompts(MANY, step=1), None))
-    assert first != plan(method.jobs(make_prompts(MANY, step=2), None))
 
 
 def test_skipped_prompts_are_replaced_by_others_that_pass_the_same_test() -> None:
@@ -77,7 +70,7 @@ def streaks(method: Greso, keys: str) -> list[int]:
 
 
 def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
-    method = Greso(setting(), ResamplingOptions(max_batches=1))
+    method = Greso(setting(), DapoOptions(max_batches=1))
     method.probability = {EASY: 1.0, HARD: 1.0}  # none is skipped
     visit(method, easy=(1,), hard=(0,), inside=(0.5,), mixed=(0, 1), silent=(NAN,))
     kinds = "easy hard inside mixed silent"
@@ -89,7 +82,7 @@ def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
 
 
 def test_one_reward_so_far_is_neither_top_nor_bottom() -> None:
-    method = Greso(setting(), ResamplingOptions(max_batches=1))
+    method = Greso(setting(), DapoOptions(max_batches=1))
     visit(method, a=(0,), b=(0,))
     assert streaks(method, "a b") == [0, 0]
     visit(method, a=(0,), c=(1, 0))
@@ -98,7 +91,7 @@ def test_one_reward_so_far_is_neither_top_nor_bottom() -> None:
 
 def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> None:
     """Targets 0.25 / 3 and 0.25 * 2 / 3: one easy of five is above the first, none hard below the second."""
-    method = Greso(setting(num_prompts=5), ResamplingOptions(max_batches=1))
+    method = Greso(setting(num_prompts=5), DapoOptions(max_batches=1))
     rewards = {"a": (1,), "b": (0, 1), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
     visit(method, **rewards)
     assert (method.probability[EASY], method.probability[HARD]) == (0.5, 0.5)
@@ -114,7 +107,7 @@ def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> N
 def test_degenerate_groups_leave_gradient_and_divisor_and_a_smaller_batch_replaces_them() -> None:
     """8 prompts, 2 degenerate: 1.25 * 2 / (6 / 8) = 3.3, so 3 more are drawn, and none after them."""
     rewards = table(a=(1,), b=(0,), n0=(1,), n1=(1,))
-    method = Greso(setting(num_prompts=8), ResamplingOptions())
+    method = Greso(setting(num_prompts=8), DapoOptions())
     done, judgement = run_step(method, make_prompts("abcdefgh", [f"n{i}" for i in range(20)]), rewards)
     assert len(done.prompts) == 11 and done.round.max() == 1
     assert sorted(set(done.prompt[judgement.in_gradient])) == [2, 3, 4, 5, 6, 7, 10]
@@ -126,7 +119,7 @@ def test_degenerate_groups_leave_gradient_and_divisor_and_a_smaller_batch_replac
 
 def test_a_batch_is_at_least_a_sixth() -> None:
     """1.25 * 1 / (11 / 12) = 1.4 prompts would do; a sixth of 12 is 2."""
-    method = Greso(setting(num_prompts=12), ResamplingOptions())
+    method = Greso(setting(num_prompts=12), DapoOptions())
     done, _ = run_step(method, make_prompts("abcdefghijkl", [f"n{i}" for i in range(20)]), table(a=(1,)))
     assert len(done.prompts) == 14
 
@@ -134,7 +127,7 @@ def test_a_batch_is_at_least_a_sixth() -> None:
 def test_full_batches_follow_while_the_remainder_needs_more_than_one() -> None:
     """1 of 4, then 2 of 8 differ: 1.25 * 3 * 4 = 15 and 1.25 * 2 * 4 = 10 prompts are needed; 3 of 12: 5; 4 end it."""
     same = dict.fromkeys(["b", "c", "d", "n1", "n2", "n3", "n5", "n6", "n7"], (1,))
-    method = Greso(setting(), ResamplingOptions())
+    method = Greso(setting(), DapoOptions())
     done, judgement = run_step(method, make_prompts("abcd", [f"n{i}" for i in range(40)]), table(**same))
     assert counts(done) == [4] * 16 and done.round.max() == 3
     assert sorted(set(done.prompt[judgement.in_gradient])) == [0, 4, 8, 12]
@@ -148,7 +141,7 @@ def test_ceilings_end_a_step_in_which_nothing_differs() -> None:
         ({"max_rollouts": 31}, {}, 28),
         ({}, {"max_batches": 40}, 4 * 42),  # all there are
     ):
-        method = Greso(setting(num_prompts=2, **others), ResamplingOptions(**options))
+        method = Greso(setting(num_prompts=2, **others), DapoOptions(**options))
         done, judgement = run_step(method, make_prompts("ab", pool), table(**same))
         assert len(done) == num_rollouts
         assert not judgement.in_gradient.any() and method.metrics()["unfilled_prompts"] == 2.0

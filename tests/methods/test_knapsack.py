@@ -2,7 +2,6 @@
 """Knapsack RL: the counts against every plan there is and against dynamic programming, its rules by hand."""
 
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 from duet_trl.field_types import Options
 from duet_trl.methods.knapsack import Knapsack, knapsack_counts
-from tests.runs import duet_trainer, logged, prompts
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
@@ -36,26 +34,6 @@ def test_counts_are_the_best_of_all_plans(success: list[float], lowest: int, wid
     plans = (np.array(plan) for plan in itertools.product(range(lowest, most + 1), repeat=p.size))
     best = max(worth(p, plan) for plan in plans if plan.sum() == total)
     assert worth(p, found) == pytest.approx(best, rel=1e-12, abs=1e-15)
-
-
-def test_a_whole_batch_matches_dynamic_programming() -> None:
-    """best[c]: the largest value of the prompts so far with c rollouts, prompt by prompt."""
-    p, lowest, most = np.random.default_rng(0).uniform(0.02, 0.98, 20), 2, 24
-    total = 8 * p.size
-    best = np.full(total + 1, -np.inf)
-    best[0] = 0.0
-    for rate in p:
-        before, best = best, np.full(total + 1, -np.inf)
-        for n in range(lowest, most + 1):
-            best[n:] = np.maximum(best[n:], before[: total + 1 - n] + worth(np.array([rate]), np.array([n])))
-    assert worth(p, knapsack_counts(p, total, lowest, most)) == pytest.approx(best[total], rel=1e-12)
-
-
-@given(order=st.permutations(range(6)))
-def test_counts_move_with_their_prompts(order: list[int]) -> None:
-    success = np.array([0.05, 0.2, 0.45, 0.8, 0.0, NAN])  # one of each kind without a twin
-    found = knapsack_counts(success, 48, 2, 16)
-    assert knapsack_counts(success[order], 48, 2, 16).tolist() == found[order].tolist()
 
 
 def test_without_a_history_the_step_is_uniform() -> None:
@@ -116,25 +94,3 @@ def test_while_all_rewards_are_the_same_nobody_is_solved() -> None:
     for _ in range(2):
         done, _ = run_step(method, make_prompts("abcd"), table(a=(1,), b=(1,), c=(1,), d=(1,)))
         assert counts(done) == [4, 4, 4, 4]
-
-
-def by_level(completions: list[str], level: list[int], **columns: object) -> list[float]:
-    """A success in one of 2 to 8 rollouts, by the level of the prompt."""
-    return [float(len(text) % (2 + 2 * (one % 4)) == 0) for text, one in zip(completions, level, strict=True)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["knapsack", "dynamo"])
-def test_training_resumes_with_the_counts_of_its_checkpoint(tiny_path: Path, tmp_path: Path, method: str) -> None:
-    """Every step visits all prompts; from the second on counts differ and keep the budget of 4 on average."""
-    options = {"method": method, "budget_fraction": 1.0, "max_steps": 4, "data": prompts(8), "rewards": by_level}
-    first = duet_trainer(tiny_path, tmp_path, **options, save_strategy="steps", save_steps=3)
-    first.train()
-    spread = logged(first, "duet/num_rollouts/std")
-    assert spread[0] == 0.0 and spread[3] > 0
-    assert logged(first, "duet/num_rollouts/mean") == [4.0] * 4
-    assert logged(first, "duet/unseen_prompts") == [8.0, 0.0, 0.0, 0.0]
-    resumed = duet_trainer(tiny_path, tmp_path, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
-    for name in ("num_rollouts/std", "unseen_prompts", "num_rollouts/max"):
-        assert logged(resumed, f"duet/{name}")[3] == logged(first, f"duet/{name}")[3]

@@ -57,15 +57,6 @@ def test_a_pilot_that_ran_long_leaves_less() -> None:
     assert rounds(done) == ([2, 2], [0, 0]) and done.round.max() == 0
 
 
-def test_counts_stay_below_num_max_and_max_rollouts() -> None:
-    method = Pilot(setting(num_prompts=2, num_generations=8, num_rollouts_max=5), PilotOptions())
-    done, _ = run_step(method, make_prompts("ab"), table(b=(1,)))
-    assert counts(done) == [5, 3]
-    method = Pilot(setting(num_prompts=2, num_generations=8, max_rollouts=6), PilotOptions())
-    done, _ = run_step(method, make_prompts("ab"), table(b=(1,)))
-    assert counts(done) == [4, 2]
-
-
 def test_history_opens_and_closes_prompts() -> None:
     """b was solved in earlier visits, a was not: two right answers now close b and leave a open."""
     method = Pilot(setting(num_prompts=2, num_generations=8), PilotOptions())
@@ -130,9 +121,3 @@ def test_group_scale_of_the_pilot_ignores_the_second_round() -> None:
         found.append(judgement.advantages)
     assert found[0][:2].tolist() == found[1][:2].tolist()
     assert found[0][2:].tolist() != found[1][2:].tolist()
-
-
-def test_rollouts_without_a_reward_teach_nothing_and_are_in_no_baseline() -> None:
-    method = Pilot(setting(num_prompts=1, num_generations=8, scale_rewards="none"), PilotOptions(pilot_rollouts=3))
-    _, judgement = run_step(method, make_prompts("a"), table(a=(1, NAN, 0, NAN)))
-    assert judgement.advantages.tolist() == [1.0, 0.0, -1.0, 0.0]

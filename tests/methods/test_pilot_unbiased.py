@@ -82,17 +82,6 @@ def pilot(remembers: bool = True, num_generations: int = 6, **others) -> Pilot:
     return method
 
 
-def test_policy_is_a_policy() -> None:
-    """Its probabilities sum to 1 and its score has mean 0; the gradient is that of finite differences."""
-    for key in KEYS:
-        probability, score = POLICY[key]
-        assert probability.sum() == pytest.approx(1.0, abs=1e-15)
-        assert probability @ score == pytest.approx(np.zeros(2), abs=1e-15)
-        for axis, step in enumerate(1e-6 * np.eye(2)):
-            up, down = (policy(tuple(LOGITS[key] + sign * step))[0] @ REWARDS for sign in (1, -1))
-            assert (up - down) / 2e-6 == pytest.approx(GRADIENT[key][axis], abs=1e-9)
-
-
 @pytest.mark.parametrize("remembers", [True, False])
 def test_a_prompt_counts_by_its_expected_rollouts(remembers: bool) -> None:
     """(k + E[n2]) grad J_q, to the last bit that float64 sums leave, for a second round that follows the outcomes."""

@@ -47,19 +47,6 @@ def test_a_positive_focused_prompt_leaves_with_its_first_success() -> None:
     assert kept_rewards(done, judgement) == [[0, 0, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 0]]
 
 
-def test_an_odd_number_is_kept_with_the_odd_one_negative() -> None:
-    method = reinforce_ada(num_kept=3, num_prompts=2)
-    done, judgement = run_step(method, make_prompts("ab"), table(a=(0, 0, 0, 1), b=(1, 1, 1, 0)))
-    assert counts(done) == [4, 8]  # a: 1 positive of 3 // 2, 3 negative of 2. b: 1 negative, then 2
-    assert kept_rewards(done, judgement) == [[0, 0, 1], [0, 0, 1]]
-
-
-def test_the_default_trains_half_of_num_generations_and_samples_num_generations_a_round() -> None:
-    method = ReinforceAda(setting(num_generations=8), ReinforceAdaOptions())
-    assert len(method.jobs(make_prompts("abcd"), None)) == 4 * 8 and method.num_kept == 4  # the paper's
-    assert ReinforceAda(setting(num_generations=2), ReinforceAdaOptions()).num_kept == 2
-
-
 @pytest.mark.parametrize("scale", ["none", "group"])
 def test_the_baseline_is_the_mean_of_all_rollouts_not_of_those_that_are_kept(scale) -> None:
     """late: 2 of 8 are positive, so A = 3/4 and -1/4; hard: 0. The std of 2 of 8 is sqrt(8/7 x 3/16)."""
@@ -98,16 +85,6 @@ def test_positive_is_above_the_middle_of_the_runs_extremes() -> None:
 def test_a_round_without_room_goes_to_the_first_prompts() -> None:
     done, _ = run_step(reinforce_ada(max_rollouts=26), make_prompts("abcd"), table(**dict.fromkeys("abcd", (0, 0, 1))))
     assert counts(done) == [8, 8, 4, 4]
-
-
-def test_who_is_kept_is_drawn_under_the_seed_and_the_step() -> None:
-    def kept(seed: int, step: int) -> tuple[int, ...]:
-        prompts = make_prompts("abcd", step=step)
-        _, judgement = run_step(reinforce_ada(seed=seed, num_kept=2), prompts, table())
-        return tuple(np.flatnonzero(judgement.in_gradient))
-
-    assert kept(1, 1) == kept(1, 1)
-    assert len({kept(seed, step) for seed in (1, 2) for step in (1, 2, 3)}) > 3
 
 
 def test_balanced_subset_against_every_group_up_to_six() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from duet_trl.methods.grouping import group_relative
 from duet_trl.methods.seed_grpo import SeedGRPO, SeedGRPOOptions, mean_logps, semantic_entropy
 from duet_trl.rollouts import Query
 
@@ -31,12 +30,6 @@ def test_entropy_by_hand() -> None:
     assert entropy([0, 1], [0.0, -5000.0]) == 0.0
 
 
-def test_entropy_of_each_prompt_apart_in_any_order() -> None:
-    prompt = np.array([2, 0, 2, 0, 2, 2])
-    found = semantic_entropy(np.array([0, 0, 1, 0, 0, 1]), prompt, np.array([-1.0, -9, -1, -9, -1, -1]), 4)
-    np.testing.assert_allclose(found, [0.0, 0.0, LN2, 0.0])
-
-
 def test_advantages_at_half_of_the_largest_entropy() -> None:
     """Two classes of two among four rollouts: x = ln 2 / ln 4 = 1/2, alpha = 0.4: 1 / 1.2."""
     method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(alpha=0.4))
@@ -44,14 +37,6 @@ def test_advantages_at_half_of_the_largest_entropy() -> None:
     np.testing.assert_allclose(judgement.advantages, np.array([-0.5, 0.5, -0.5, 0.5]) / 1.2)
     assert judgement.in_gradient.all()
     assert method.metrics() == pytest.approx({"semantic_entropy": LN2, "advantage_factor": 1 / 1.2})
-
-
-def test_the_default_is_the_ports_form_and_alpha() -> None:
-    """1 / (1 + 0.0417 SE / ln n)."""
-    method = SeedGRPO(setting(num_prompts=1, scale_rewards="group"), SeedGRPOOptions())
-    done, judgement = run_step(method, make_prompts("a"), table(a=(0, 0, 1, 2)))
-    x = (0.5 * LN2 + 0.5 * LN4) / LN4
-    np.testing.assert_allclose(judgement.advantages, group_relative(done, method.setting) / (1 + 0.0417 * x))
 
 
 def test_rao_asks_about_rollouts_only_where_the_engine_has_no_log_probs() -> None:

@@ -28,19 +28,6 @@ def spec_rl(max_completion_length: int = 100, seed: int = 0) -> SpecRL:
     return SpecRL(run, SpecRLOptions(lenience=0.0))
 
 
-def test_coins_follow_seed_and_step():
-    """Drafts half as likely as they were: each token is kept with probability 1/2."""
-
-    def kept(seed: int, step: int) -> list[int]:
-        method, visit = spec_rl(seed=seed), make_prompts("ab", step=step)
-        run_step(method, visit, table())
-        answers = [np.full(10, -1.0 - np.log(2.0)) for _ in method.jobs(visit, None)]
-        return [len(job.prefix) for job in method.jobs(visit, rollouts(visit, [], [], answers=answers))]
-
-    assert kept(1, 1) == kept(1, 1) and 0 < sum(kept(1, 1)) < 80
-    assert len({tuple(kept(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
-
-
 def test_a_visit_asks_about_the_drafts_of_the_last_one_and_no_more():
     method = spec_rl()
     first, _ = run_step(method, make_prompts("ab"), table())
@@ -99,20 +86,6 @@ def test_a_draft_that_neither_ended_nor_has_the_limit_is_continued():
 
 SHORT = {"max_completion_length": 48, "data": prompts(8)}
 """8 prompts: every step is an epoch."""
-
-
-def test_an_unchanged_policy_generates_nothing_twice(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, method="spec_rl", learning_rate=0.0, max_steps=2, **SHORT)
-    trainer.train()
-    first, second = logged(trainer, "duet/generated_tokens")
-    assert first > 0 and second == 0
-    assert logged(trainer, "duet/reused_tokens") == [0.0, first]
-    assert logged(trainer, "duet/whole_rollouts") == [0.0, 32.0]
-    assert logged(trainer, "duet/accept_rate") == [0.0, 1.0]
-    assert logged(trainer, "duet/trained_tokens") == [first, first]
-    for name in ("reward", "completions/mean_length", "completions/clipped_ratio"):
-        before, after = logged(trainer, name)
-        assert after == pytest.approx(before, rel=1e-6), name
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 
 from tests.recipes.stored_runs import RunRecord, write_run
 
-METHODS = ("grpo", "dapo", "vip", "arrol", "greso", "pods", "reinforce_ada", "spec_rl", "duet")
+METHODS = ("grpo", "dapo", "vip", "arrol", "greso", "reinforce_ada", "spec_rl", "duet")
 BUDGETS = (1.0, 0.5, 0.25)
 SUITES = {"math500": 0.55, "gsm8k": 0.76, "aime2024": 0.06, "humaneval": 0.46, "gpqa_diamond": 0.28}
 GAIN = {"grpo": 0.02, "dapo": 0.03, "vip": 0.025, "arrol": 0.01, "duet": 0.06}

@@ -111,7 +111,7 @@ def test_numbers_of_the_papers_column_are_those_of_the_keys() -> None:
 
 def test_every_cell_of_a_table_resolves_to_the_papers_values(resolved) -> None:
     fixed, of_method = rows("paper.yaml"), rows("method paper")
-    assert len(fixed) > 20 and len(of_method) > 10
+    assert len(fixed) > 20 and len(of_method) > 5
     values = yaml.safe_load((CONFIGS / "paper.yaml").read_text())
     assert {key: values[key] for key, _ in fixed} == dict(fixed)
     for cell in TABLES:
