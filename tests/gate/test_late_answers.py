@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from duet_trl.allocate.openness import price_of_more
-from duet_trl.gate.thresholds import MarkerGate, PricedThresholds
 from duet_trl.gate.replay import NEVER, Outcome, Replay
-from duet_trl.gate.thresholds import LengthThresholds
+from duet_trl.gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
 
 CAP, PROMPTS, EACH, GRACE, STEPS = 3072, 64, 8, 150, 300
 SIZE = PROMPTS * EACH
