@@ -50,8 +50,7 @@ class Entry:
 
 def setting_of(config: Any) -> Setting:
     """What every method may read of a configuration."""
-    values = {one.name: vars(config).get(one.name) for one in fields(Setting)}
-    values["num_prompts"] = config.num_prompts
+    values = {one.name: getattr(config, one.name) for one in fields(Setting)}
     values["num_rollouts_min"] = config.num_rollouts_min or 1
     values["num_rollouts_max"] = config.num_rollouts_max or config.max_rollouts
     return Setting(**values)
