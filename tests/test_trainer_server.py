@@ -100,6 +100,7 @@ def test_every_kind_of_run_trains_on_the_server(server_weights, on_server, lora)
         overrides = {"learning_rate": 1e-2, "peft_config": adapters, **ALL_FATES}
     else:
         overrides = {"marker": "4...2", "steps_per_generation": 2, "num_iterations": 2, "beta": 0.04}
+        overrides |= {"aborts_early": {"cold": (0.1, 0.4)}}  # the five steps have few rollouts
     trainer = on_server(max_steps=5, **overrides)
     trainer.train()
     assert max(logged(trainer, "sampling/sampling_logp_difference/max")) < 1e-3
