@@ -252,9 +252,7 @@ class GateServer:
         try:
             pending = {*tasks}
             while len(pending) > 1:
-                done, pending = await asyncio.wait(
-                    pending, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED
-                )
+                done, pending = await asyncio.wait(pending, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     logger.warning(
                         "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
