@@ -29,15 +29,12 @@ def choice_reward(
 
     Args:
         completions (list[str] | list[list[dict]]): Plain or conversational completions.
-        answer (list[str | list[str]]): Gold letter or short answer of each, or several acceptable ones (the data-set
-            column `answer`).
-        options (list[list[str] | None] | None): Options of each multiple-choice question in the order of their letters
-            (the column `options`).
+        answer (list[str | list[str]]): Gold letter or short answer of each, or several (the data-set column `answer`).
+        options (list[list[str] | None] | None): Options of each row in the order of their letters (column `options`).
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None, which TRL leaves ungraded, where there is no gold answer or it is none of
-            the options.
+        list[float | None]: 1.0 or 0.0; None, ungraded, where there is no gold or it is none of the options.
     """
     return _default_verifier()(completions, answer, options, **kwargs)
 

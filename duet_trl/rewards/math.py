@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Math reward: the boxed answer of a completion against a gold answer, checked by Math-Verify in killable processes.
 
-Answers are written by a policy under training: some of them keep a computer algebra system busy for ever, and neither
-a thread nor Math-Verify's own alarm can stop arithmetic that runs in C. Grading therefore happens in worker processes
-(`math_worker.py`) in which the kernel ends an answer that uses up its time.
+Some answers of a policy keep a computer algebra system busy for ever, and neither a thread nor Math-Verify's own alarm
+stops arithmetic in C. Worker processes (`math_worker.py`) grade, in which the kernel ends what uses up its time.
 """
 
 import importlib.util
@@ -42,8 +41,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed or is a sentence: TRL leaves it
-            ungraded.
+        list[float | None]: 1.0 or 0.0; None, ungraded, where the gold cannot be parsed or is a sentence.
 
     Raises:
         ImportError: If Math-Verify is not installed.
@@ -147,8 +145,8 @@ _default_verifier = cache(MathVerifier)
 class _Worker(Worker):
     """One worker process: pairs in, a verdict character for each out ("1", "0", "n"o gold, "k"illed).
 
-    A fresh interpreter runs the script by its path: unlike `multiprocessing`, this neither copies the threads and
-    locks of the training process nor imports its main module again. Its own session keeps Ctrl-C away from it.
+    A fresh interpreter runs the script by its path: `multiprocessing` would copy the threads and locks of the training
+    process or import its main module again. Its own session keeps Ctrl-C away from it.
     """
 
     def __init__(self, timeout: float) -> None:

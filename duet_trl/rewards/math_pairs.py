@@ -77,10 +77,7 @@ class _Words:
 
 
 def comparable(answer: str, gold: str) -> tuple[str | None, str]:
-    r"""The pair that Math-Verify is to compare, of an answer and a gold answer after `readable`.
-
-    The same text twice where they are equal as they are written; None in place of an answer that contradicts the gold
-    in what Math-Verify does not look at.
+    r"""The pair that Math-Verify is to compare, of an answer and a gold after `readable`; None for a wrong answer.
 
     Example:
         >>> comparable(r"\text{(C) Plane}", "C"), comparable("5 cm", "5"), comparable(r"\pi R^2", r"\pi r^2")
@@ -104,7 +101,9 @@ def contradicts(answer: str, gold: str) -> bool:
     words = [_CAPITALS.fullmatch(text) for text in (answer, gold)]
     if all(words) and words[0][1] != words[1][1]:
         return True
-    letters, gold_letters = _letters(answer), _letters(gold)
+    # letters that stand for something: not those of words and commands
+    found = [_LETTER.findall(_LONG_TEXT.sub("", text)) for text in (answer, gold)]
+    letters, gold_letters = ({one for one in ones if one[0] != "\\" or one.lower() in _GREEK} for ones in found)
     if letters != gold_letters and {one.lower() for one in letters} == {one.lower() for one in gold_letters}:
         return True
     numbers, gold_numbers = (sorted(_BASE.findall(text)) for text in (answer, gold))
@@ -133,16 +132,8 @@ def _choice(text: str) -> tuple[bool, str | None, str]:
     return is_choice, choice_letter(f"{match[1].upper()} {words}".strip()), re.sub(r"\W", "", words).lower()
 
 
-def _letters(text: str) -> set[str]:
-    """Letters that stand for something, those of words and commands left out."""
-    found = _LETTER.findall(_LONG_TEXT.sub("", text))
-    return {one for one in found if one[0] != "\\" or one.lower() in _GREEK}
-
-
 def without_units(answer: str, gold: str) -> tuple[str | None, str]:
     r"""Answer and gold without the words behind them; None in place of an answer whose words contradict the gold's.
-
-    A bare unit (`5 m`, `12th`) goes where the other side writes the same as text.
 
     Example:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
@@ -281,10 +272,7 @@ def _bare(text: str) -> str:
 
 
 def _with_bare(text: str, other: str, value: str, phrase: str) -> tuple[str, str, str, str]:
-    """Values and phrases of a text without a unit in text font, and of the other, which has one.
-
-    The text may write the same unit as letters, at its end (`5 m`) or as a factor (`\\frac{37m}{4}`).
-    """
+    """Values and phrases of a text that may write the unit of the other as letters: `5 m`, `\\frac{37m}{4}`."""
     unit = re.sub(r"[\s{}]", "", phrase)
     letters = r"\s*".join(rf"\{{?{re.escape(letter)}\}}?" for letter in unit[:_LONGEST_UNIT])
     tail = re.search(rf"(?<![a-zA-Z\\]){letters}\Z", text) or _BARE_UNIT.search(text)

@@ -122,10 +122,10 @@ def equal_expressions(gold: Basic | MatrixBase, answer: Basic | MatrixBase, *_: 
 
 
 def _equal_numbers(gold: Expr, answer: Expr) -> bool:
-    """Equality of numbers: with intervals where they differ, exactly where they are rational.
+    """Equality of numbers, of rational ones exactly.
 
-    Irrational ones are equal if they agree to as many digits as their integers have, and FIRST_DIGITS more. A decimal
-    is the number that it is rounded from, if it has six decimals (six digits below SMALL).
+    Irrational ones agree to as many digits as their integers have, and FIRST_DIGITS more. A decimal is the number that
+    it is rounded from, if it has six decimals (six digits below SMALL).
     """
     if all(isinstance(_without_percent(one), Integer) for one in (gold, answer)):
         return _without_percent(gold) == _without_percent(answer)  # 9% is 9
@@ -185,10 +185,9 @@ def _rounding(number: Expr, exact: Expr) -> Rational:
 
 
 def _equal_functions(gold: Expr, answer: Expr) -> bool:
-    r"""Equality of expressions with letters, which stand for real numbers.
+    r"""Equality of functions of real letters: no difference at some points, and a proof.
 
-    What differs at some point is different. The rest must be proved, if need be for positive letters only
-    (`\sqrt{1/n}`); then the two must have the same domain and values on the other side of zero as well.
+    If it holds for positive letters only (`\sqrt{1/n}`), domain and values must agree on the other side of zero too.
     """
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not (gold - answer).has(ExprWithLimits):  # sums and integrals have no cheap values
@@ -352,11 +351,7 @@ def _parse(answer: str) -> list:
 
 
 def _with_imaginary_unit(expression: Basic | MatrixBase) -> Basic | MatrixBase:
-    r"""The expression with the number i for the letter.
-
-    The parser takes letters for real variables unless it sees an i, which it overlooks in `\frac{2i}{5}`: there i is a
-    real variable, and unequal to that of `\frac{2}{5}i`.
-    """
+    r"""The expression with the number i for the letter: the parser overlooks it in `\frac{2i}{5}`."""
     letters = {one: I if one.name == "i" else Symbol(one.name) for one in expression.free_symbols}
     try:
         return expression.xreplace(letters) if I in letters.values() else expression

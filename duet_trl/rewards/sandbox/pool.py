@@ -77,10 +77,8 @@ class Check:
         names (tuple[str, ...]): What the tests call; only these reach the program.
         tests (tuple[str, ...]): Python code that raises if the program is wrong; run in order, in one namespace.
         setup (tuple[str, ...]): Code that the tests need: imports, helpers.
-        preamble (str): Code that comes before the program in its own process, such as the beginning of a function
-            whose body the program is.
-        reads_input (bool): The program is a script rather than a module of functions: each name is a function from
-            its input to what it prints.
+        preamble (str): Code before the program, such as the beginning of a function whose body it is.
+        reads_input (bool): The program is a script: each name is a function from its input to what it prints.
     """
 
     source: str
@@ -96,8 +94,7 @@ class Verdict:
     """Outcome of a check.
 
     Attributes:
-        passed (bool | None): Whether all tests passed; None if it could not be found out: the tests do not run, or
-            the sandbox broke.
+        passed (bool | None): Whether all tests passed; None if the tests do not run, or the sandbox broke.
         reason (str): One line.
         isolation (str): The isolation that the check ran in.
         seconds (float): Wall-clock time of the check.
@@ -113,12 +110,10 @@ class Sandbox:
     """Checks programs, several at a time.
 
     Args:
-        isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold on this
-            machine. "limits" has the same resource limits and system-call filter, but lets programs read the files of
-            the user. docs/operations.md describes them.
+        isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold here.
+            "limits" lets programs read the files of the user. docs/operations.md describes them.
         limits (Limits): Of each check.
-        workers (int | None): Checks that run at a time. None: one per core of this process, the cores of a machine
-            shared between its ranks.
+        workers (int | None): Checks that run at a time. None: one per core, shared between a machine's ranks.
 
     Raises:
         ValueError: If an argument is out of its range.
