@@ -135,38 +135,6 @@ def reward(verifier: CodeVerifier, source: str, **row) -> float | None:
     return verifier([fenced(source)], **{name: [value] for name, value in row.items()})[0]
 
 
-def test_lists_of_assertions_with_setup_and_imports(verifier):
-    source = "def area(r):\n    return 3.14159265 * r * r"
-    tests = ["assert math.isclose(area(1), math.pi, rel_tol=1e-6)", "assert area(0) == ZERO"]
-    assert reward(verifier, source, test_list=tests, test_setup_code="import math\nZERO = 0") == 1.0
-    assert reward(verifier, source, test_list=tests, test_imports=["import math"], test_setup_code="ZERO = 0") == 1.0
-    assert reward(verifier, source, test_list=tests, test_setup_code="ZERO = 0") == 1.0  # math is imported by itself
-    assert reward(verifier, source, test_list=[*tests, "assert area(2) == 0"], test_setup_code="ZERO = 0") == 0.0
-
-
-def test_a_function_with_the_name_of_a_built_in_one(verifier):
-    tests = ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"]
-    right = "def sum(a, b):\n    return __builtins__['sum'](d for d in range(1, a + 1) if a % d == b % d == 0)"
-    right = right.replace("__builtins__['sum']", "__import__('builtins').sum")
-    assert reward(verifier, right, test_list=tests) == 1.0
-    assert reward(verifier, "def sum(a, b):\n    return 6", test_list=tests) == 0.0
-
-
-def test_a_program_cannot_replace_what_its_tests_compare_with(verifier):
-    tests = ["assert set(f(1)) == set([2])", "assert sorted(f(2)) == [3]", "assert helper(f(3)) == 4"]
-    source = "def f(x): return []\ndef set(x): return 0\ndef sorted(x): return [3]\ndef helper(x): return 4"
-    for test in tests:
-        assert reward(verifier, source, test_list=[test], test_setup_code="def helper(x):\n    return x") == 0.0
-
-
-def test_helpers_of_the_prompt_are_the_judges_own(verifier):
-    prompt = "def poly(xs, x):\n    return xs[0] + xs[1] * x\n\ndef find_zero(xs):\n    '''A zero of poly.'''\n"
-    test = "def check(candidate):\n    assert abs(poly([2, 1], candidate([2, 1]))) < 1e-6\n"
-    row = {"test": test, "entry_point": "find_zero", "code_prompt": prompt}
-    assert reward(verifier, "def find_zero(xs):\n    return -xs[0] / xs[1]", **row) == 1.0
-    assert reward(verifier, "def poly(xs, x):\n    return 0\ndef find_zero(xs):\n    return 9", **row) == 0.0
-
-
 def test_scripts_that_read_and_print(verifier):
     row = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
     assert reward(verifier, "a, b = map(int, input().split())\nprint(a + b)\nprint()", **row) == 1.0
