@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import UniformAllocator
-from ..allocate.mixed import MixedAllocator
+from ..allocate.allocators import MixedAllocator, UniformAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..field_types import Acts, option

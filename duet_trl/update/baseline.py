@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..allocate.statistics import RewardHistory
+from ..allocate.statistics import RewardHistory, check_state
 from .advantages import EPSILON
 
 
