@@ -104,48 +104,22 @@ def history_advantages(
         >>> history_advantages(np.array([0.0]), np.array([0]), seen, "none").tolist()
         [-0.875]
     """
-    distances = history_distances(rewards, group, history, weights, least_noise)
-    return scaled_distances(distances, rewards, group, history, scale_rewards, weights)
-
-
-def history_distances(
-    rewards: np.ndarray,
-    group: np.ndarray,
-    history: RewardHistory,
-    weights: Weights = Weights(),  # noqa: B008  (immutable)
-    least_noise: LeastNoise | None = None,
-) -> np.ndarray:
-    """R_i - b_i of `history_advantages`, shape (N,), float64; arguments as there."""
     rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
     scored = ~np.isnan(rewards)
     known, first, second = _remembered(history, weights)
     values = np.where(scored, rewards, 0.0)
-    others = (known + np.bincount(group[scored], minlength=len(known)) - 1.0)[group]
+    size, total, squares = (
+        np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(known)) for power in range(3)
+    )
+    others = (known + size - 1.0)[group]
     baseline = _mean_of_others(values, group, first, others)
     if least_noise is not None:
         lower = least_noise.baseline(baseline, _mean_of_others(values**2, group, second, others))
         baseline = np.where(others > 0.0, lower, baseline)
-    return np.where(scored, rewards - baseline, 0.0)
-
-
-def scaled_distances(
-    distances: np.ndarray,
-    rewards: np.ndarray,
-    group: np.ndarray,
-    history: RewardHistory,
-    scale_rewards: str,
-    weights: Weights = Weights(),  # noqa: B008  (immutable)
-) -> np.ndarray:
-    """(R_i - b_i) / s of `history_advantages`, of `history_distances`, shape (N,); the other arguments as there."""
-    rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
-    scored = ~np.isnan(rewards)
+    distances = np.where(scored, rewards - baseline, 0.0)
     if scale_rewards == "batch" and scored.sum() > 1:
         return distances / (rewards[scored].std(ddof=1) + EPSILON)
     if scale_rewards == "group":
-        known, first, second = _remembered(history, weights)
-        size, total, squares = (
-            np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(known)) for power in range(3)
-        )
         count = np.maximum(known + size, 1.0)
         mean = (first + total) / count
         variance = np.maximum((second + squares) / count - mean**2, 0.0)
@@ -175,7 +149,8 @@ class MeasuredWeights:
         if np.isnan(history.pool_mean) or not scored.any():
             return
         rewards, group = rewards[scored], group[scored]
-        errors = [float((history_distances(rewards, group, history, one) ** 2).sum()) for one in WEIGHTS]
+        missed = [history_advantages(rewards, group, history, "none", one) for one in WEIGHTS]
+        errors = [float((distances**2).sum()) for distances in missed]
         self._errors = MEMORY * self._errors + errors
 
     def state_dict(self) -> dict[str, Any]:
