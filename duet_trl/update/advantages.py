@@ -110,13 +110,8 @@ def _normalize_each(
 def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over the functions that did not abstain, NaN where all did, shape (N,)."""
     rewards = (rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)).nansum(dim=1)
-    rewards[unscored(rewards_per_func)] = torch.nan
+    rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan
     return rewards
-
-
-def unscored(rewards_per_func: torch.Tensor) -> torch.Tensor:
-    """Rollouts on which every reward function abstained or returned NaN."""
-    return torch.isnan(rewards_per_func).all(dim=1)
 
 
 def _table_slots(group: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:
