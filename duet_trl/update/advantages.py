@@ -55,9 +55,7 @@ def group_advantages(
     if not len(group):
         return GroupAdvantages(summed, summed, torch.zeros_like(summed, dtype=torch.bool))
 
-    scored = rewards_per_func
-    if include is not None:
-        scored = scored.masked_fill(~include.unsqueeze(1), torch.nan)
+    scored = rewards_per_func if include is None else rewards_per_func.masked_fill(~include.unsqueeze(1), torch.nan)
     slot, table_shape = _table_slots(group)
     alone = torch.bincount(group)[group] == 1
 

@@ -17,15 +17,10 @@ from .advantages import EPSILON
 
 
 class Weights(NamedTuple):
-    """What a baseline consists of, beside the others of the group, each of which counts 1.
+    """What a baseline consists of, beside the others of the group, each of which counts 1."""
 
-    Attributes:
-        pool (float): Pseudo-rollouts at the pool's mean reward, >= 0.
-        history (float): Factor on the discounted rollouts of earlier visits, >= 0.
-    """
-
-    pool: float = 1.0
-    history: float = 1.0
+    pool: float = 1.0  # pseudo-rollouts at the pool's mean reward, >= 0
+    history: float = 1.0  # factor on the discounted rollouts of earlier visits, >= 0
 
 
 _POOL, _HISTORY = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0.0, 0.25, 0.5, 1.0)
@@ -46,16 +41,11 @@ class LeastNoise(NamedTuple):
     arXiv 1301.2315; Hao et al., arXiv 2505.23585, take lengths for w). Here w lies between its value for a success, 1,
     and that for a failure, `ratio`, as the reward lies between `low` and `high`. Of rewards 0 and 1 with mean p it is
     p / (p + ratio (1 - p)).
-
-    Attributes:
-        ratio (float): Squared length of a failure's gradient over that of a success's, > 0. 1: the mean.
-        low (float): Reward of a failure.
-        high (float): Reward of a success, above low.
     """
 
-    ratio: float
-    low: float
-    high: float
+    ratio: float  # squared length of a failure's gradient over that of a success's, > 0; 1: the mean
+    low: float  # reward of a failure
+    high: float  # reward of a success, above low
 
     def baseline(self, mean: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
         """b, in [low, high]; shapes alike. Means outside are taken to be at the nearer end.
