@@ -215,7 +215,7 @@ def test_intervals_of_the_share_of_tokens_hold_the_true_share():
         samples = np.where(own == 0, 3200, np.where(own == 80, 800, 400))
         true = 0.42 + 0.25 * (1 - np.exp(-own / scale))
         accuracy = true + rng.normal(size=len(own)) * np.sqrt(0.15 / samples)
-        return Curve(accuracy, samples, dict.fromkeys(COSTS, own), None)
+        return Curve(accuracy, samples, dict.fromkeys(COSTS, own))
 
     held, found = 0, []
     true = math.log(25 / 35)  # the same shape, faster
