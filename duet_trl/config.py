@@ -100,14 +100,13 @@ class DUETGRPOConfig(GRPOConfig):
     budget_fraction: Annotated[
         float | None,
         (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
-        Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts' or 'reference'"),
+        Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts'"),
         Unread(1.0),
     ] = _chosen("budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.")
-    budget_reading: Annotated[str | None, one_of("rollouts", "reference", "tokens"), Unread("rollouts")] = _chosen(
+    budget_reading: Annotated[str | None, one_of("rollouts", "tokens"), Unread("rollouts")] = _chosen(
         "budget_reading",
         "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
-        "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
-        "'tokens': budget_tokens.",
+        "the paper). 'tokens': budget_tokens.",
     )
     budget_tokens: Annotated[float | None, Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'")] = (
         knob("B in tokens per step, with budget_reading='tokens'.")
@@ -116,8 +115,8 @@ class DUETGRPOConfig(GRPOConfig):
         int | None,
         at_least(1),
         Acts(
-            lambda v: v.method == "knapsack" or v.allocate or v.budget_reading != "rollouts",
-            "allocate=True or a budget_reading in tokens",
+            lambda v: v.method == "knapsack" or v.allocate or v.budget_reading == "tokens",
+            "allocate=True or budget_reading='tokens'",
         ),
     ] = knob(
         "n_min: minimum rollouts per prompt. None: 2 under knapsack, 2 under duet where the budget averages more than "

@@ -11,8 +11,7 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.allocate.allocators import NeymanAllocator
-from duet_trl.allocate.mixed import MixedAllocator
+from duet_trl.allocate.allocators import MixedAllocator, NeymanAllocator
 from duet_trl.config import DECLARED
 from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
 from duet_trl.methods import METHODS, budget_fields, build_method, setting_of
@@ -186,7 +185,6 @@ def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_pa
         {"method": "duet"},
         {"budget_fraction": 0.5},
         {"num_generations": 8},
-        {"budget_reading": "reference"},  # frozen in tokens: shorter rollouts are more of them
         {"budget_reading": "tokens", "budget_tokens": 1e6, "budget_fraction": None},
     ],
 )
@@ -203,7 +201,7 @@ BY_NAME = [
     ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
     ({"old_logps": "vllm", "use_vllm": True}, "old_logps must be one of"),
     ({"old_logps": "engine", "use_vllm": True, "top_p": 0.9, **TOKEN_LEVEL}, "top_p=0.9, .*old_logps='engine'.*Set"),
-    ({"budget_reading": "seconds"}, "budget_reading must be one of"),
+    ({"budget_reading": "reference"}, r"budget_reading must be one of \['rollouts', 'tokens'\], got 'reference'"),
     ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
     ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),
     ({"budget_reading": "tokens", "budget_tokens": float("inf")}, "needs finite budget_tokens"),

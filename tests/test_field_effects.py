@@ -55,7 +55,6 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
-    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
     ("num_rollouts_min", 2, COUNTS, {}),
     ("num_rollouts_min", 2, TOKENS, {}),
     ("marker", "math", {"abort": False}, NO_GATE),

@@ -10,7 +10,6 @@ into a success counts 1. See `answer_times.py` for K2 and docs/algorithm.md for 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,10 +51,9 @@ class MarkerGate:
         self.keep_probability = self.thresholds.keep_probability
         return keep_coins(self.seed, step, keys, occurrence(keys), self.keep_probability)
 
-    def spec(self, active: bool = True) -> GateSpec:
-        """The gate with its present thresholds; switched off where `active` is false."""
-        spec = GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
-        return spec if active else replace(spec, trim=False, abort=False)
+    def spec(self) -> GateSpec:
+        """The gate with its present thresholds."""
+        return GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
 
     def propensity(self, outcome: np.ndarray) -> np.ndarray:
         """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""

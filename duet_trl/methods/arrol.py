@@ -30,7 +30,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..allocate.state import check_state
+from ..allocate.statistics import check_state
 from ..field_types import Options, at_least, option
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import group_relative, positive_rewards, uniform_jobs

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import UniformAllocator
-from ..allocate.mixed import MixedAllocator
+from ..allocate.allocators import MixedAllocator, UniformAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..field_types import Acts, option
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_distances, scaled_distances
+from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_advantages
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
 from .method import Setting
@@ -150,9 +149,9 @@ class Duet(Gated):
         differ, history, weights = statistics.rewards_differ, self._history(done), self.weights.best
         lower = LeastNoise(self.noise_ratio.value, *statistics.reward_range) if differ else None
         of = (done.rewards, done.prompt, history)
-        distances = history_distances(*of, weights, lower)
+        distances = history_advantages(*of, "none", weights, lower)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        scaled = scaled_distances(distances, *of, self.setting.scale_rewards, weights)
+        scaled = history_advantages(*of, self.setting.scale_rewards, weights, lower)
         advantages = scaled.astype(np.float32).astype(np.float64)
         if lower is None:  # nothing is known yet that could be small
             return advantages, np.where(advantages != 0, np.inf, 0.0)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import UniformAllocator
-from ..allocate.budget import Budget
-from ..allocate.state import check_state
+from ..allocate.allocators import Budget, UniformAllocator
+from ..allocate.statistics import check_state
 from ..field_types import Acts, Options, at_least, option
 from ..gate.replay import Outcome
 from ..gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
@@ -51,10 +50,8 @@ class Gated(Method):
         visited, keys = np.asarray(visited), prompts.keys
         allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
         group = np.repeat(visited, allocation.num_rollouts)
-        # A reference budget is measured on rollouts that no gate stops.
-        spec = self.gate.spec(active=not self.allocator.measuring)
         keep = self.gate.coins(prompts.step, [keys[q] for q in group])
-        gate = spec if self.gated else None
+        gate = self.gate.spec() if self.gated else None
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
 
     def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
@@ -67,9 +64,9 @@ class Gated(Method):
         self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
         keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
-        self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
+        self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
-        self.allocator.observe_rewards(keys, group, done.rewards, scored)
+        self.allocator.statistics.observe_rewards(keys, group, done.rewards, scored)
         return keys, group
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,12 +101,7 @@ class Gated(Method):
 
 def budget_of(config: Any) -> Budget:
     """What B is."""
-    return Budget(
-        config.budget_reading,
-        fraction=config.budget_fraction,
-        num_generations=config.num_generations,
-        budget_tokens=config.budget_tokens,
-    )
+    return Budget(config.budget_fraction, config.num_generations, config.budget_tokens)
 
 
 def bounds_of(config: Any) -> dict[str, Any]:
@@ -137,10 +129,10 @@ def gate_of(config: Any, thresholds: LengthThresholds | PricedThresholds, window
 
 
 def refuse_lone_rollouts(config: Any) -> None:
-    """Raise ValueError if no step can have two rollouts of a prompt; a reference budget may buy more later."""
+    """Raise ValueError if no step can have two rollouts of a prompt."""
     bought = float("inf") if config.budget_reading == "tokens" else config.budget_fraction * config.num_generations
     mean = min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
-    if config.budget_reading != "reference" and mean <= 1:
+    if mean <= 1:
         raise ValueError(
             f"method={config.method!r} compares the rollouts of a prompt here, and there is {mean:g} of each (the "
             "least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
-from ..allocate.surrogate import ConstantSurrogate, Surrogate
 from ..field_types import Acts, at_least, one_of, option
 from ..gate.thresholds import LengthThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
@@ -117,9 +116,8 @@ def _allocator(config: Any) -> UniformAllocator:
     budget, options = budget_of(config), config.options
     if not config.allocate:
         return UniformAllocator(budget, price_aborted=False, **bounds_of(config))
-    constant = options.surrogate == "constant"
-    surrogate = ConstantSurrogate() if constant else Surrogate(warmup=options.surrogate_warmup)
-    return NeymanAllocator(surrogate, budget, price_aborted=False, **bounds_of(config))
+    warmup = None if options.surrogate == "constant" else options.surrogate_warmup
+    return NeymanAllocator(budget, warmup=warmup, price_aborted=False, **bounds_of(config))
 
 
 def _thresholds(config: Any) -> LengthThresholds:

@@ -25,7 +25,7 @@ from ..gate.thoughts import Delimiters, prompt_opens_thought
 from ..rewards.answers import AnswerVerifier, answer_classes
 from ..rewards.completions import WRITTEN, Completion, written_completions
 from ..rollouts import StepRecord
-from ..update.advantages import unscored, weighted_sum
+from ..update.advantages import weighted_sum
 from .data_checks import short
 
 
@@ -172,7 +172,7 @@ def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) ->
     """
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
-    rewards_per_func[:, -1] *= torch.where(unscored(others), torch.nan, earned.nan_to_num(0.0))
+    rewards_per_func[:, -1] *= torch.where(torch.isnan(others).all(dim=1), torch.nan, earned.nan_to_num(0.0))
 
 
 def answer_verifier(reward_funcs: Any) -> AnswerVerifier:

@@ -55,9 +55,7 @@ def group_advantages(
     if not len(group):
         return GroupAdvantages(summed, summed, torch.zeros_like(summed, dtype=torch.bool))
 
-    scored = rewards_per_func
-    if include is not None:
-        scored = scored.masked_fill(~include.unsqueeze(1), torch.nan)
+    scored = rewards_per_func if include is None else rewards_per_func.masked_fill(~include.unsqueeze(1), torch.nan)
     slot, table_shape = _table_slots(group)
     alone = torch.bincount(group)[group] == 1
 
@@ -110,13 +108,8 @@ def _normalize_each(
 def weighted_sum(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> torch.Tensor:
     """Weighted sum over the functions that did not abstain, NaN where all did, shape (N,)."""
     rewards = (rewards_per_func * reward_weights.to(rewards_per_func.device).unsqueeze(0)).nansum(dim=1)
-    rewards[unscored(rewards_per_func)] = torch.nan
+    rewards[torch.isnan(rewards_per_func).all(dim=1)] = torch.nan
     return rewards
-
-
-def unscored(rewards_per_func: torch.Tensor) -> torch.Tensor:
-    """Rollouts on which every reward function abstained or returned NaN."""
-    return torch.isnan(rewards_per_func).all(dim=1)
 
 
 def _table_slots(group: torch.Tensor) -> tuple[torch.Tensor, tuple[int, int]]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.arena.contest import MARGIN, Contest, at_horizon, contests, outcome, pass_at
+from benchmarks.arena.curves import COSTS, Curve
 from benchmarks.arena.estimates import Estimate, leave_one_out, mean_of, over_seeds
 from benchmarks.arena.ranking import best_rivals, ranking
 from duet_trl.report.intervals import t_interval
@@ -202,3 +203,28 @@ def test_best_rivals_are_those_ahead_at_half_of_the_tokens():
         run("grpo_8", line(0.6)), *(run(name, line(end), tokens_per_step=600) for name, end in rivals.items())
     )
     assert best_rivals(found, ("grpo_8", "duet"), 2) == ["pods", "vip"]
+
+
+def test_intervals_of_the_share_of_tokens_hold_the_true_share():
+    """Noise as in the arena: 200 problems x 2 samples on the way, x 4 at the end, five seeds."""
+    rng = np.random.default_rng(0)
+    steps = np.arange(0.0, 101.0, 10.0)
+
+    def noisy(last: int, scale: float) -> Curve:
+        own = steps[steps <= last]
+        samples = np.where(own == 0, 3200, np.where(own == 80, 800, 400))
+        true = 0.42 + 0.25 * (1 - np.exp(-own / scale))
+        accuracy = true + rng.normal(size=len(own)) * np.sqrt(0.15 / samples)
+        return Curve(accuracy, samples, dict.fromkeys(COSTS, own))
+
+    held, found = 0, []
+    true = math.log(25 / 35)  # the same shape, faster
+    for _ in range(150):
+        curves = {"grpo_8": {s: noisy(80, 35) for s in range(5)}, "duet": {s: noisy(100, 25) for s in range(5)}}
+        ratio = Contest("sums", start("sums", 0.42), {}, 200, curves).reached("duet", "step").ratio
+        low, high = ratio.interval
+        held += low <= true <= high
+        found.append(ratio.value)
+    # 95% of 150 with a standard error of 1.8%
+    assert 0.89 <= held / 150 <= 0.995
+    assert np.median(found) == pytest.approx(true, abs=0.05)

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The targets of `duet`: met by records that meet all, and each of them missed by what breaks it."""
 
+import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
-from benchmarks.arena.records import Run
+from benchmarks.arena.__main__ import main
+from benchmarks.arena.records import Run, pack
 from benchmarks.arena.report_tables import findings_of, tables
 from benchmarks.arena.targets import TARGETS, missed, verdicts
 from tests.benchmarks.arena_records import run, start
@@ -88,3 +91,16 @@ def test_one_entrant_has_to_meet_them_all():
     assert misses(good + half) == []
     bad = [one for one in good if (one.entrant, one.task) != ("duet_quarter", "two_ways")]
     assert misses(bad + half) == [FINAL, QUICK]  # of duet, which is nearer to all of them
+
+
+def test_check_names_what_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)  # figures and result file are written there
+    monkeypatch.setattr(sys, "argv", ["arena", "report", "--check", "--records", "records.jsonl.xz"])
+    lines = []
+    for runs in (records(), records(products={"end": 0.5})):
+        pack(runs, Path("records.jsonl.xz"))
+        with pytest.raises(SystemExit) as ended:  # the documents quote other records
+            main()
+        lines.append([line for line in str(ended.value).splitlines() if line.startswith("duet_quarter misses")])
+    assert [len(found) for found in lines] == [0, 2]
+    assert all(line.endswith("(-0.100 on products)") for line in lines[1])

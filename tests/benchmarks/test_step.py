@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """The step benchmark: its replay is faithful, its clock adds up, its verdict."""
 
+import argparse
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from trl import GRPOTrainer
 
+from benchmarks.common import finish
 from benchmarks.step import (
     OFF,
     ON,
     PROCESSOR,
     STOCK,
     build,
+    checks,
+    controller_seconds,
     logged,
     measure,
     ratios,
@@ -109,6 +115,50 @@ def test_work_is_booked_where_it_is_done_and_the_replay_nowhere(tiny_path, tmp_p
     assert step.phases["score"][PROCESSOR] >= 0.2
     assert step.seconds[PROCESSOR] - step.phases["score"][PROCESSOR] > step.phases["forward"][PROCESSOR] > 0
     assert whole - step.seconds[PROCESSOR] >= 0.3
+
+
+def test_the_seconds_of_the_controller_follow_from_its_share():
+    # 4 s of 100 and 8 s of 20, of which the metrics name the others.
+    parts = [(0.04, 50.0, 1.0, 45.0), (0.4, 1.0, 1.0, 10.0)]
+    names = ("overhead_share", "seconds_generate", "seconds_score", "seconds_update")
+    history = [{f"duet/{name}": value for name, value in zip(names, step, strict=True)} for step in parts]
+    trainer = SimpleNamespace(state=SimpleNamespace(log_history=history))
+    assert controller_seconds(trainer) == pytest.approx([4.0, 8.0])
+
+
+def test_trl_is_itself_again_and_no_training_is_left_when_a_reward_fails(tiny_path, tmp_path, recording):
+    def fails(completions, **kwargs):
+        raise OverflowError("no reward today")
+
+    before = GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss
+    trainer = build(STOCK, tiny_path, fails, prompts(16), settings(tmp_path))
+    clock = Clock()
+    with pytest.raises(RuntimeError, match="within a step") as caught, replayed(recording, clock):
+        with Pausing(trainer) as pausing:
+            clock.measure(pausing.advance)
+    assert isinstance(caught.value.__cause__, OverflowError)
+    assert pausing._training.done()
+    assert (GRPOTrainer._generate_single_turn, GRPOTrainer._compute_loss) == before
+
+
+@pytest.mark.parametrize(
+    ("off", "kept", "difference", "share", "missed"),
+    [
+        (1.005, 0.7, 1e-7, 0.004, 0),
+        (1.011, 0.7, 1e-7, 0.004, 1),
+        (1.005, 1.0, 1e-7, 0.004, 1),
+        (1.005, 0.7, float("nan"), 0.004, 1),
+        (1.005, 0.7, 1e-7, None, 1),  # without an engine the share of the bare step, 0.02, is judged
+    ],
+)
+def test_check_ends_with_1_where_a_target_is_missed(tmp_path, monkeypatch, off, kept, difference, share, missed):
+    monkeypatch.chdir(tmp_path)  # the figures are written there
+    controller = {"without_engine": {"median": 0.02}} | ({"with_engine": {"median": share}} if share else {})
+    ratios_found = {"off": {"median": off}, "on_per_kept_token": {"median": kept}}
+    met = checks({"ratios": ratios_found, "difference": difference, "controller": controller})
+    assert list(met.values()).count(False) == missed
+    for check in (True, False):
+        assert finish("step", {}, met, argparse.Namespace(check=check, seed=0)) == (missed and check)
 
 
 def test_a_replay_cuts_rollouts_where_algorithm_1_does(tiny_path):
