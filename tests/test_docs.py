@@ -159,10 +159,12 @@ def value_of(cell: str) -> object:
 
 
 def test_fidelity_md_names_every_default_in_which_duet_and_paper_differ() -> None:
+    from duet_trl.config import defaults_of, reads
     from duet_trl.methods import METHODS
 
     def defaults(name: str) -> dict[str, object]:
-        return dict(METHODS[name].defaults) | {one.name: one.default for one in fields(METHODS[name].options)}
+        fields_read = {field: value for field, value in defaults_of(name).items() if field in reads(name)}
+        return fields_read | {one.name: one.default for one in fields(METHODS[name].options)}
 
     rows, paper, duet = method_table(), defaults("paper"), defaults("duet")
     computed = {"num_rollouts_min"} | {name for name, default in duet.items() if default is None and name not in paper}

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..allocate.allocators import Budget, UniformAllocator
 from ..allocate.statistics import check_state
-from ..field_types import Acts, Options, at_least, option
+from ..field_types import Acts, Options, at_least, config_field
 from ..gate.replay import Outcome
 from ..gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
@@ -23,8 +23,8 @@ TRIMS = Acts(lambda v: v.trim, "trim=True")
 class GateOptions(Options):
     """Options of the gate (paper, section 3.2)."""
 
-    poll_interval: int = option("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
-    entropy_threshold: float = option(
+    poll_interval: int = config_field("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
+    entropy_threshold: float = config_field(
         "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
         "entropy. The paper gives no value.",
         0.1,

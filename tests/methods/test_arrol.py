@@ -160,3 +160,12 @@ def test_a_lone_survivor_has_no_advantage() -> None:
 
 def test_detect_at_is_a_sixth_of_the_limit_as_in_the_paper() -> None:
     assert Arrol(setting(), ArrolOptions()).detect_at == 17  # of 100
+
+
+def test_coins_follow_seed_and_step() -> None:
+    def survivors(seed: int, step: int) -> list[int]:
+        done, _ = run_step(arrol(seed=seed), make_prompts("abcd", step=step), ends, runs(), hidden)
+        return [job.continues for job in done.jobs if job.continues is not None]
+
+    assert survivors(1, 1) == survivors(1, 1)
+    assert len({tuple(survivors(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4

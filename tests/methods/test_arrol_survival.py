@@ -68,3 +68,12 @@ def test_raw_scores_count_below_sixteen_observations() -> None:
     score, past = np.array([0.3, 0.7]), np.full(LEAST_OBSERVATIONS, 0.3)
     assert calibrated(score, past[1:], past[1:] > 0).tolist() == score.tolist()
     assert calibrated(score, past, past > 0).tolist() == [17 / 18, 0.5]
+
+
+def test_labels_of_one_class_leave_the_rate_alone() -> None:
+    quality = np.array([0.1, 0.4, 0.9])
+    alpha, beta = survival_curve(quality, 0.3, one_class=True)
+    assert beta == 0.0
+    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
+    alpha, beta = survival_curve(np.zeros(0), 0.3)  # nothing was scored yet
+    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)

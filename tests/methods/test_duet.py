@@ -393,3 +393,20 @@ def test_too_few_candidates_name_the_option(tmp_path):
     unit = duet(tmp_path, prompt_candidates=2.0)
     with pytest.raises(NoMorePrompts, match="prompt_candidates=2"):
         unit.jobs(make_prompts(KEYS[:8], KEYS[8:12]), None)
+
+
+def test_a_restored_method_has_the_measured_weights(tmp_path):
+    whole = remembering(tmp_path)
+    whole.observe(two_prompts(), whole.judge(two_prompts()), np.zeros(4))
+    restored = duet(tmp_path, trim=False, abort=False)
+    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert restored.weights.best == whole.weights.best != Weights()
+
+
+def test_a_restored_method_chooses_the_same_prompts(tmp_path):
+    whole = duet(tmp_path, abort=False, prompt_candidates=2.0)
+    chosen_steps(whole, 5)
+    restored = duet(tmp_path, abort=False, prompt_candidates=2.0)
+    restored.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert chosen_steps(restored, 5, first=6) == chosen_steps(whole, 5, first=6)
+    assert plain(restored.state_dict()) == plain(whole.state_dict())

@@ -204,6 +204,39 @@ def test_equal_entropies_boost_nobody_and_wrong_rollouts_are_never_boosted() -> 
     assert (factor_of(flat, (0.7, 0.7, 1e6)) == 1).all()
 
 
+def test_bounds_scale_with_the_budget() -> None:
+    for fraction, expected in ((1.0, [12, 12, 4, 4]), (0.5, [6, 6, 2, 2]), (0.25, [3, 3, 1, 1])):
+        method = dynamo(budget_fraction=fraction)
+        rewards = table(a=(0, 1), b=(1, 0), c=(0,), d=(1,))
+        for epoch in range(2):
+            done, _ = run_step(method, make_prompts("abcd", epoch=epoch), rewards)
+        assert counts(done) == expected
+
+
+@pytest.mark.parametrize(
+    ("priority", "total", "expected"),
+    [
+        # 4 beyond the minimum of 2, shares 2.4 and 1.6: floors 2 and 1, the remainder .6 beats .4.
+        ([0.6, 0.4, 0.0], 10, [4, 4, 2]),
+        # 9 beyond: shares 7.2, 1.8 -> 7 and 2; the first holds 4 more at most; of the 3 left the second takes 2.
+        ([0.8, 0.2, 0.0], 15, [6, 6, 3]),
+        # Nobody has a priority: alike.
+        ([0.0, 0.0, 0.0], 10, [4, 3, 3]),
+        # Equal remainders of 1/3: the earlier prompt.
+        ([1.0, 1.0, 1.0], 7, [3, 2, 2]),
+    ],
+)
+def test_water_filling_by_hand(priority: list[float], total: int, expected: list[int]) -> None:
+    assert water_filling(np.array(priority), total, 2, 6).tolist() == expected
+
+
+def test_extremes_of_a_step_are_forgotten_in_the_next() -> None:
+    method = dynamo()
+    run_step(method, make_prompts("abcd"), table())
+    run_step(method, make_prompts("abcd", step=2), table(a=(1,), b=(1,), c=(1,), d=(1,)))
+    assert set(method.metrics()) == {"unseen_prompts"}
+
+
 # ---- In training ------------------------------------------------------------------------------------------------
 
 

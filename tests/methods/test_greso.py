@@ -145,3 +145,10 @@ def test_ceilings_end_a_step_in_which_nothing_differs() -> None:
         done, judgement = run_step(method, make_prompts("ab", pool), table(**same))
         assert len(done) == num_rollouts
         assert not judgement.in_gradient.any() and method.metrics()["unfilled_prompts"] == 2.0
+
+
+def test_coins_follow_seed_and_step() -> None:
+    method = trained(dict.fromkeys(MANY, 1))
+    first = plan(method.jobs(make_prompts(MANY, step=1), None))
+    assert first == plan(method.jobs(make_prompts(MANY, step=1), None))
+    assert first != plan(method.jobs(make_prompts(MANY, step=2), None))

@@ -121,3 +121,9 @@ def test_group_scale_of_the_pilot_ignores_the_second_round() -> None:
         found.append(judgement.advantages)
     assert found[0][:2].tolist() == found[1][:2].tolist()
     assert found[0][2:].tolist() != found[1][2:].tolist()
+
+
+def test_rollouts_without_a_reward_teach_nothing_and_are_in_no_baseline() -> None:
+    method = Pilot(setting(num_prompts=1, num_generations=8, scale_rewards="none"), PilotOptions(pilot_rollouts=3))
+    _, judgement = run_step(method, make_prompts("a"), table(a=(1, NAN, 0, NAN)))
+    assert judgement.advantages.tolist() == [1.0, 0.0, -1.0, 0.0]

@@ -106,3 +106,16 @@ def test_two_epochs_reuse_rollouts_and_resume_alike(tiny_path, tmp_path):
     for name in ("reused_tokens", "generated_tokens", "accept_rate", "whole_rollouts", "remembered_tokens"):
         assert logged(resumed, f"duet/{name}")[-1] == logged(whole, f"duet/{name}")[-1], name
     assert plain(resumed.loop.state_dict()) == plain(whole.loop.state_dict())
+
+
+def test_coins_follow_seed_and_step():
+    """Drafts half as likely as they were: each token is kept with probability 1/2."""
+
+    def kept(seed: int, step: int) -> list[int]:
+        method, visit = spec_rl(seed=seed), make_prompts("ab", step=step)
+        run_step(method, visit, table())
+        answers = [np.full(10, -1.0 - np.log(2.0)) for _ in method.jobs(visit, None)]
+        return [len(job.prefix) for job in method.jobs(visit, rollouts(visit, [], [], answers=answers))]
+
+    assert kept(1, 1) == kept(1, 1) and 0 < sum(kept(1, 1)) < 80
+    assert len({tuple(kept(seed, step)) for seed in (1, 2) for step in (1, 2)}) == 4
