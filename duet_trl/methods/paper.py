@@ -24,7 +24,7 @@ from ..allocate.surrogate import ConstantSurrogate, Surrogate
 from ..field_types import Acts, at_least, one_of, option
 from ..gate.thresholds import LengthThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from ..update.importance import rollout_weights, surcharge
+from ..update.advantages import rollout_weights, surcharge
 from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
 from .grouping import group_relative
 from .method import Setting

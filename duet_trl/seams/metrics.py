@@ -6,9 +6,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import nanstd
@@ -17,8 +20,7 @@ from ..exchange import Exchange
 from ..gate.replay import GateSpec, Outcome
 from ..gate.thresholds import scaled_grace_window
 from ..rollouts import StepRecord
-from ..update.advantages import group_advantages
-from ..update.importance import effective_sample_size
+from ..update.advantages import effective_sample_size, group_advantages
 
 
 def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
@@ -204,6 +206,50 @@ logger = logging.getLogger(__name__)
 
 ENOUGH = 8
 """Rewarded rollouts without a marker that are more than chance."""
+
+
+def write_audit(step: StepRecord, output_dir: str, columns: list[str]) -> None:
+    """Write what was decided about every rollout of a step, as `duet_audit/step_<number>.parquet` of a folder.
+
+    Args:
+        step (StepRecord): Once it was observed.
+        output_dir (str): Of the run.
+        columns (list[str]): Of the data set that are added, as text.
+
+    Raises:
+        ValueError: If the prompts have no such column.
+    """
+    group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
+    for column in columns:
+        if column not in step.prompts[0].example:
+            known = sorted(step.prompts[0].example)
+            raise ValueError(f"audit_columns names {column!r}, but the data set has {known}.")
+
+    def outcome(row: int) -> str:
+        if superseded[row]:
+            return "superseded"
+        return "lost" if step.nonfinite[row] else Outcome(step.replay.outcome[row]).name.lower()
+
+    table = {
+        "step": [step.prompts.step] * len(group),
+        "prompt": [keys[q] for q in group],
+        "round": step.done.round.tolist(),
+        "num_rollouts": step.num_rollouts[group].tolist(),
+        "outcome": [outcome(row) for row in range(len(group))],
+        "trimmed": step.replay.trimmed.tolist(),
+        "marker_at": step.replay.marker_at.tolist(),
+        "length": step.replay.length.tolist(),
+        "new_tokens": step.done.new_tokens.tolist(),
+        "propensity": step.judgement.propensity.tolist(),
+        "weight": step.judgement.weight.tolist(),
+        "reward": step.done.rewards.tolist(),
+        "advantage": step.judgement.advantages.tolist(),
+        "sum_logp": step.sum_logps.tolist(),
+        **{column: [str(step.prompts[q].example[column]) for q in group] for column in columns},
+    }
+    path = Path(output_dir, "duet_audit", f"step_{step.prompts.step:06d}.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path)
 
 
 class RunWatch:

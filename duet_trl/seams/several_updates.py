@@ -21,10 +21,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
 
 from ..rollouts import LocalRollout, StepRecord
-from ..update.cut import CUTS
 from ..update.divergence import divergence_sums, in_float32, nudged
-from ..update.relative_epsilon import RelativeEpsilon
-from ..update.trust_region import TrustRegion
+from ..update.trust_region import CUTS, RelativeEpsilon, TrustRegion
 from .backend import reshard
 from .train_rows import side_by_side
 

@@ -7,8 +7,8 @@ scaled by TRL's divisor over its share of the right one: all rollouts that count
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,10 @@ import torch
 from trl.trainer.utils import pad
 
 from ..config import DUETGRPOConfig
-from ..exchange import Exchange
+from ..exchange import PADDING_ROW, Exchange, pack
 from ..methods.grouping import spread_within
 from ..methods.method import Method, TokenBatch
 from ..rollouts import LocalRollout, StepRecord
-from ..update.packing import PADDING_ROW, pack
-from . import standing_in
 
 
 def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
@@ -368,3 +366,18 @@ def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) ->
     hidden = trainer.aux_loss_enabled and only_padding(batch)
     router = 0.0 if hidden else trainer.router_aux_loss_coef
     return standing_in(trainer, beta=trainer.beta * factor, router_aux_loss_coef=router)
+
+
+@contextmanager
+def standing_in(owner: Any, **stand_ins: Any) -> Iterator[None]:
+    """While active, attributes of an object are others, functions of TRL among them."""
+    before = {name: owner.__dict__[name] for name in stand_ins if name in owner.__dict__}
+    for name, one in stand_ins.items():
+        setattr(owner, name, one)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            delattr(owner, name)
+        for name, one in before.items():
+            setattr(owner, name, one)

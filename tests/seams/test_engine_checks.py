@@ -14,7 +14,7 @@ import torch
 from duet_trl import DUETGRPOConfig
 from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.gate.replay import GateSpec
-from duet_trl.seams.engine_checks import EngineChecks
+from duet_trl.seams.generating import EngineChecks
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, logged, settings, weights
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
