@@ -240,10 +240,6 @@ def prompt_keys(examples: list[dict], column: str | None) -> list[str]:
     return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
 
 
-SHUFFLED = 2**18
-"""Rows up to which a step shuffles all of them; of more it draws one by one, and a row that came before again."""
-
-
 class PromptSource:
     """Draws further prompts from the training data, at random under the run's seed and the step.
 
@@ -269,16 +265,7 @@ class PromptSource:
         return partial(self._draw, self._rows(step)) if isinstance(self.dataset, Dataset) else None
 
     def _rows(self, step: int) -> Iterator[int]:
-        random, size = np.random.default_rng([self.seed, step]), len(self.dataset)
-        if size <= SHUFFLED:
-            yield from random.permutation(size).tolist()
-            return
-        drawn: set[int] = set()
-        while len(drawn) < size:
-            row = int(random.integers(size))
-            if row not in drawn:
-                drawn.add(row)
-                yield row
+        yield from map(int, np.random.default_rng([self.seed, step]).permutation(len(self.dataset)))
 
     def _draw(self, rows: Iterator[int], count: int, taken: set[str]) -> list[Prompt]:
         found: dict[str, Prompt] = {}

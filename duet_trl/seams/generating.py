@@ -32,13 +32,7 @@ from .train_rows import side_by_side, standing_in
 class Generation:
     """Generates and scores for a trainer; the loop's host.
 
-    Args:
-        trainer (GRPOTrainer): Whose model generates; its `checkpoints` are asked for one when a server is lost.
-        backend (Backend): What generates.
-        setup (GateSetup | None): Gate of the run; None: it has none.
-        exchange (Exchange): Collectives.
-        thoughts (Thoughts): Of the model.
-        checkpoints (Checkpoints): Of the run.
+    Of its collaborators `checkpoints` is asked for one when a server is lost; without a `setup` the run has no gate.
     """
 
     def __init__(
@@ -116,12 +110,8 @@ class Generation:
     ) -> torch.Tensor:
         """Rewards of the rows of all processes, shape (W * R, F).
 
-        Args:
-            inputs (Sequence[dict]): Rows of the data set, length R.
-            prompts (list): Of each.
-            completions (list): Text or messages.
-            completion_ids (list[list[int]]): Their tokens.
-            opened (np.ndarray | None): Prompts that open a thought, shape (R,), bool; None: read from them.
+        `inputs` are R rows of the data set, `completions` text or messages. `opened` says which prompts open a
+        thought, shape (R,), bool; None: read from them.
         """
         trainer = self.trainer
         if opened is None:
@@ -269,14 +259,7 @@ _STALE_GROWTH = 4.0
 
 
 class EngineChecks:
-    """Checks of one engine over a run.
-
-    Args:
-        name (str): Of the engine, for errors.
-        args (DUETGRPOConfig): Of the run.
-        end_ids (set[int]): Tokens that end a rollout by themselves.
-        vocab_size (int): Of the model.
-    """
+    """Checks of one engine, which errors name, over a run; `end_ids` are tokens that end a rollout by themselves."""
 
     def __init__(self, name: str, args: DUETGRPOConfig, end_ids: set[int], vocab_size: int) -> None:
         self.name, self.end_ids, self.vocab_size = name, end_ids, vocab_size
@@ -288,11 +271,7 @@ class EngineChecks:
         self._warned = False
 
     def completions(self, done: Any, requests: Sequence[Request]) -> list[Completion]:
-        """The completions, if they are those that were asked for.
-
-        Raises:
-            ValueError: Naming the engine, the rollout and the remedy.
-        """
+        """The completions, if they are those that were asked for; else a ValueError names engine, rollout, remedy."""
         if not isinstance(done, list) or not all(isinstance(one, Completion) for one in done):
             raise ValueError(
                 f"{self.name}.generate returned {type(done).__name__}. It must return a list of Completion."
@@ -305,52 +284,51 @@ class EngineChecks:
                 "in their order."
             )
         for rollout, request in zip(done, requests, strict=True):
-            self._check(rollout, request)
+            mistake = self._mistake(rollout, request)
+            if mistake is not None:
+                raise ValueError(f"{self.name} returned {mistake}")
         return done
 
-    def _check(self, rollout: Completion, request: Request) -> None:
+    def _mistake(self, rollout: Completion, request: Request) -> str | None:
         ids, number = rollout.token_ids, rollout.number
         if len(ids) > request.new_tokens:
-            raise ValueError(
-                f"{self.name} returned {len(ids)} tokens for rollout {number}, which may have {request.new_tokens}. "
-                "It must keep to the max_tokens of a Request."
+            return (
+                f"{len(ids)} tokens for rollout {number}, which may have {request.new_tokens}. It must keep to the "
+                "max_tokens of a Request."
             )
         if rollout.logprobs is not None and len(rollout.logprobs) != len(ids):
-            raise ValueError(
-                f"{self.name} returned {len(rollout.logprobs)} log-probs for the {len(ids)} tokens of rollout "
-                f"{number}. It must return one for each token, or None."
+            return (
+                f"{len(rollout.logprobs)} log-probs for the {len(ids)} tokens of rollout {number}. It must return one "
+                "for each token, or None."
             )
         if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
             wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
-            raise ValueError(
-                f"{self.name} returned token {wrong} in rollout {number}; the model has tokens 0 to "
-                f"{self.vocab_size - 1}. Serve the model that is trained, with its tokenizer."
+            return (
+                f"token {wrong} in rollout {number}; the model has tokens 0 to {self.vocab_size - 1}. Serve the model "
+                "that is trained, with its tokenizer."
             )
         if not self._runs_on and not self.end_ids.isdisjoint(ids[:-1]):
             at = next(place for place, token in enumerate(ids) if token in self.end_ids)
-            raise ValueError(
-                f"{self.name} returned {len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. "
-                "It must end a rollout at each of the policy's end tokens (Policy.eos_ids)."
+            return (
+                f"{len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. It must end a "
+                "rollout at each of the policy's end tokens (Policy.eos_ids)."
             )
         ended, full = not self.end_ids.isdisjoint(ids[-1:]), len(ids) == request.new_tokens
         fits = {"eos": ended, "length": full, "gate": request.gate is not None, "other": True}
         if not fits.get(rollout.finish) or (ended and rollout.finish != "eos" and not self._runs_on):
-            raise ValueError(
-                f"{self.name} says that {rollout.finish!r} ended rollout {number}, which has {len(ids)} tokens of at "
-                f'most {request.new_tokens}, the last {ids[-1:]}. "eos" is an end token ({sorted(self.end_ids)}), '
-                "which servers in OpenAI's style drop: add it to token_ids, or the policy never learns to end. "
+            return (
+                f"rollout {number} as ended by {rollout.finish!r}, with {len(ids)} tokens of at most "
+                f'{request.new_tokens}, the last {ids[-1:]}. "eos" is an end token ({sorted(self.end_ids)}), which '
+                "servers in OpenAI's style drop: add it to token_ids, or the policy never learns to end. "
                 '"length" is max_tokens, "gate" the gate of the Request, "other" anything else.'
             )
+        return None
 
     def gap(self, logps: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor | None:
-        """How far the engine's log-probs are from the policy's: sum of their distances, nats, and tokens; (2,).
+        """How far the engine's log-probs are from the policy's: sum of their distances, nats, and tokens; shape (2,).
 
-        Args:
-            logps (torch.Tensor): Log-prob of each token under the policy, before it has moved, (B, T).
-            inputs (dict[str, torch.Tensor]): The micro-batch.
-
-        Returns:
-            torch.Tensor | None: None where the engine gives no log-probs.
+        `logps` are those of the tokens of a micro-batch under the policy before it has moved, shape (B, T). None where
+        the engine gives no log-probs.
         """
         if "sampling_per_token_logps" not in inputs:
             return None
@@ -360,11 +338,7 @@ class EngineChecks:
         return torch.stack([distance[mask].double().sum(), mask.sum().double()])
 
     def follow_gap(self, total: float, tokens: float) -> dict[str, float]:
-        """Judge the gap of a generation step; the metric of it.
-
-        Raises:
-            ValueError: If the engine cannot be sampling from the policy.
-        """
+        """Metric of the gap of a generation step; ValueError if the engine cannot be sampling from the policy."""
         if not tokens:
             return {}
         gap = total / tokens

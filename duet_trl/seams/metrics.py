@@ -209,21 +209,11 @@ ENOUGH = 8
 
 
 def write_audit(step: StepRecord, output_dir: str, columns: list[str]) -> None:
-    """Write what was decided about every rollout of a step, as `duet_audit/step_<number>.parquet` of a folder.
+    """Write what was decided about every rollout of an observed step, and some `columns` of the data set as text.
 
-    Args:
-        step (StepRecord): Once it was observed.
-        output_dir (str): Of the run.
-        columns (list[str]): Of the data set that are added, as text.
-
-    Raises:
-        ValueError: If the prompts have no such column.
+    The file is `duet_audit/step_<number>.parquet` of a folder.
     """
     group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
-    for column in columns:
-        if column not in step.prompts[0].example:
-            known = sorted(step.prompts[0].example)
-            raise ValueError(f"audit_columns names {column!r}, but the data set has {known}.")
 
     def outcome(row: int) -> str:
         if superseded[row]:
@@ -253,13 +243,7 @@ def write_audit(step: StepRecord, output_dir: str, columns: list[str]) -> None:
 
 
 class RunWatch:
-    """Looks at each step as the trainer hands it over.
-
-    Args:
-        marker (str | None): Marker of the run's gates.
-        max_tokens (int): Length limit of a rollout.
-        patience (int): Generation steps in a row that are more than chance.
-    """
+    """Looks at each step as the trainer hands it over; `patience` generation steps in a row are more than chance."""
 
     def __init__(self, marker: str | None, max_tokens: int, patience: int = 3) -> None:
         self.marker = marker
@@ -283,10 +267,7 @@ class RunWatch:
     def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
         """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.
 
-        Args:
-            shown (np.ndarray): Rollouts with a marker, shape (N,), bool.
-            better (np.ndarray): With a positive advantage, shape (N,), bool.
-            limited (np.ndarray): That ran into the length limit, shape (N,), bool.
+        Which rollouts show a marker, have a positive advantage, ran into the length limit; shape (N,) each, bool.
         """
         if self._marker_settled:
             return
@@ -342,9 +323,7 @@ class RunWatch:
 def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
     """What of a gate stops no rollout of at most `limit` tokens, or so late that not a poll interval is saved.
 
-    Args:
-        spec (GateSpec): A gate of the first step. K2 moves, so it is taken at the first token.
-        limit (int): Maximum number of tokens of a rollout.
+    The gate is one of the first step. K2 moves, so it is taken at the first token.
     """
     scaled, found = scaled_grace_window(limit), []
     remedy = f"Set grace_window={scaled}" if spec.grace_window > scaled else "Raise max_completion_length"

@@ -80,12 +80,9 @@ class Deferred:
 
 
 def checked(function: Any, name: str, deferred: Deferred | None) -> Any:
-    """A reward function whose result is checked.
+    """A reward function as TRL calls it, whose result is checked; a model stays as it is.
 
-    Args:
-        function (Any): As TRL calls it; a model stays as it is.
-        name (str): Of the function, for errors.
-        deferred (Deferred | None): Takes its error, and nothing is scored; None: it is raised at once.
+    `deferred` takes its error, and nothing is scored; None: it is raised at once.
     """
     if isinstance(function, torch.nn.Module):
         return function
@@ -107,12 +104,7 @@ def checked(function: Any, name: str, deferred: Deferred | None) -> Any:
 
 
 def numbers_of(output: Any, name: str, count: int) -> list:
-    """The rewards of `count` completions.
-
-    Raises:
-        TypeError: If it is no sequence of numbers and None.
-        ValueError: If there are not as many.
-    """
+    """The rewards of `count` completions; TypeError unless they are numbers and None, ValueError if not as many."""
     shape = output.shape if isinstance(output, np.ndarray | torch.Tensor) else (count,)
     foreign = isinstance(output, str | Mapping | AbstractSet) or not isinstance(output, Iterable)
     if foreign or len(shape) != 1:
@@ -165,10 +157,7 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
 def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
     """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
 
-    Args:
-        rewards_per_func (torch.Tensor): That of the ending last, shape (N, F + 1). What no other one scored stays
-            unscored.
-        reward_weights (torch.Tensor): Shape (F + 1,).
+    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other one scored stays so.
     """
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
@@ -176,14 +165,7 @@ def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) ->
 
 
 def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
-    """The first reward function that can compare answers.
-
-    Args:
-        reward_funcs (Any): As a trainer is given them: one, a list, or None.
-
-    Raises:
-        ValueError: If none of them can.
-    """
+    """The first reward function (one, a list, or None) that can compare answers; ValueError if none can."""
     given = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for one in given:
         # A class has the functions of its objects.
