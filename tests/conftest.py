@@ -31,7 +31,7 @@ settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 
 if TYPE_CHECKING:
-    from duet_trl.seams.server_generation import WeightFolder
+    from duet_trl.seams.weight_folder import WeightFolder
     from tests.server_process import ServerProcess
 
 
@@ -89,7 +89,7 @@ def server_weights(server: "ServerProcess", tiny_path: Path) -> Iterator["Weight
     """A folder the server may read weights from; afterwards the server has those of `tiny_path` again."""
     from safetensors.torch import load_file
 
-    from duet_trl.seams.server_generation import WeightFolder
+    from duet_trl.seams.weight_folder import WeightFolder
 
     folder = WeightFolder(server.weights)
     yield folder

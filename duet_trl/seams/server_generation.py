@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's server mode with the gate: its client behind a token, weights that are proven, and the folder through which
-they go where trainer and server share one instead of a NCCL fabric."""
+"""TRL's server mode with the gate: its client behind a token, weights that are proven."""
 
 import os
-import secrets
-import shutil
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,7 +12,6 @@ from typing import Any
 import requests
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
 from trl import GRPOTrainer
 from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
@@ -28,47 +24,7 @@ from ..engines.server_engine import ServerEngine
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
 from .backend import Backend, replaced, turn_arguments, vllm_sampling
-
-_SHARD_BYTES = 2**30
-
-
-class WeightFolder:
-    """One sub-folder of safetensors per version, each under a name of its own.
-
-    A server that has loaded a version proves it by that name, so a name never comes twice, not even after a restart of
-    the trainer.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._run = secrets.token_hex(4)
-        self._count = 0
-
-    def write(self, named_weights: Iterable[tuple[str, torch.Tensor]]) -> Path:
-        """Write all weights, at most a shard of them in memory at a time."""
-        self._count += 1
-        version = self.folder / f"{self._run}-{self._count:06d}"
-        partial = self.folder / f".{version.name}"
-        partial.mkdir()
-        shard: dict[str, torch.Tensor] = {}
-        size = num_shards = 0
-        for name, weight in named_weights:
-            shard[name] = weight.detach().to("cpu", copy=True).contiguous()
-            size += shard[name].nbytes
-            if size >= _SHARD_BYTES:
-                save_file(shard, str(partial / f"model-{num_shards:05d}.safetensors"))
-                shard, size, num_shards = {}, 0, num_shards + 1
-        if shard:
-            save_file(shard, str(partial / f"model-{num_shards:05d}.safetensors"))
-        partial.rename(version)  # a reader never sees half a version
-        return version
-
-    def keep_only(self, version: Path | None) -> None:
-        """Delete the other versions of this run; None deletes them all."""
-        for folder in self.folder.glob(f"*{self._run}-*"):
-            if folder != version:
-                shutil.rmtree(folder)
+from .weight_folder import WeightFolder
 
 
 class DUETClient(VLLMClient):

@@ -26,7 +26,7 @@ from duet_trl.gate.markers import get_marker
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.thoughts import Delimiters
-from duet_trl.seams.server_generation import WeightFolder
+from duet_trl.seams.weight_folder import WeightFolder
 from tests.engines.tiny_gate import SPECS, TinyGate, assert_algorithm_1, assert_continues, random_prompts, replay_all
 from tests.server_process import ServerProcess, free_port
 

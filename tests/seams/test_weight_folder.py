@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from duet_trl.seams import weight_folder as weights
-from duet_trl.seams.server_generation import WeightFolder
+from duet_trl.seams.weight_folder import WeightFolder
 
 
 def some_weights(num: int = 7) -> dict[str, torch.Tensor]:
