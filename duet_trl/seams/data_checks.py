@@ -82,10 +82,7 @@ def check_reward_columns(reward_funcs: Any, train: Any, evaluation: Any) -> None
 def check_row(example: Mapping[str, Any], where: str, column: str | None) -> None:
     """Refuse a row that cannot be trained on as it comes: of a stream, or of a transform.
 
-    Args:
-        example (Mapping[str, Any]): The row.
-        where (str): What names it in an error.
-        column (str | None): Column that identifies the prompt.
+    `where` names it in an error; `column` is the one that identifies the prompt.
     """
     text = complaint(example["prompt"])
     if text is None and column is not None and example[column] is None:

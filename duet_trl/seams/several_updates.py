@@ -36,11 +36,7 @@ SFPO_SHARE = 0.8
 
 
 class SeveralUpdates(TrainerCallback):
-    """The updates of a batch of a trainer, measured and bounded.
-
-    Args:
-        trainer (DUETGRPOTrainer): Whose `args.updates` is a key of `CUTS`.
-    """
+    """The updates of a batch of a trainer whose `args.updates` is a key of `CUTS`, measured and bounded."""
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
