@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from ..rollouts import Job, LocalRollout, Query, StepRecord, policy_mask
 from . import metrics
 from .backend import Backend
 from .resuming import Checkpoints
-from .scoring import Deferred, Thoughts, answer_verifier, checked, classes_of_step, pay_endings
+from .scoring import Thoughts, answer_verifier, checked, classes_of_step, pay_endings, raise_first
 from .train_rows import side_by_side, standing_in
 
 
@@ -129,12 +130,12 @@ class Generation:
     @contextmanager
     def _checked_rewards(self) -> Iterator[None]:
         """While active, what reward functions return is checked; an error of one process is raised on all of them."""
-        deferred = Deferred() if self.exchange.num_processes > 1 else None
+        errors = list[Exception]() if self.exchange.num_processes > 1 else None
         pairs = zip(self.trainer.reward_funcs, self.trainer.reward_func_names, strict=True)
-        with standing_in(self.trainer, reward_funcs=[checked(one, name, deferred) for one, name in pairs]):
+        with standing_in(self.trainer, reward_funcs=[checked(one, name, errors) for one, name in pairs]):
             yield
-        if deferred is not None:
-            self.exchange.fail_together(deferred.release)
+        if errors is not None:
+            self.exchange.fail_together(partial(raise_first, errors))
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
