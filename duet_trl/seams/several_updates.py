@@ -22,7 +22,8 @@ from transformers import TrainerCallback
 
 from ..rollouts import LocalRollout, StepRecord
 from ..update.divergence import divergence_sums, in_float32, nudged
-from ..update.trust_region import CUTS, RelativeEpsilon, TrustRegion
+from ..update.relative_epsilon import RelativeEpsilon
+from ..update.trust_region import CUTS, TrustRegion
 from .backend import reshard
 from .train_rows import side_by_side
 

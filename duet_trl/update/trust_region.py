@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 
@@ -187,40 +186,3 @@ class TrustRegion:
         """Restore `state_dict()`."""
         self.factor, self._searching, self._rose = state["rate_factor"], state["searching"], state["rose"]
         self.skipped, self.pulled_back = state["skipped"], state["pulled_back"]
-
-
-SHARE = 1.0
-"""Of the root mean square of Adam's divisors."""
-
-
-class RelativeEpsilon:
-    """Sets `eps` of an optimizer of Adam's kind before each of its steps; leaves other optimizers alone.
-
-    Adam divides each element of a gradient by the root of the mean of its squares, so that elements which are mostly
-    noise move as far as the others. An epsilon of that size keeps them back; what size that is depends on model,
-    length and divisor, so it is measured: the root mean square, over all elements, of what Adam divides by.
-    """
-
-    def __init__(self, share: float = SHARE) -> None:
-        self.share = share
-        self._mean_square, self._weight = 0.0, 0.0
-
-    def set(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
-        """Take in the norm of the gradient that the optimizer is about to use, and set its epsilon."""
-        groups = [group for group in optimizer.param_groups if "betas" in group and "eps" in group]
-        elements = sum(one.numel() for group in groups for one in group["params"])
-        if not groups or not 0.0 < norm < float("inf"):
-            return
-        memory = groups[0]["betas"][1]
-        self._mean_square = memory * self._mean_square + (1.0 - memory) * norm**2 / elements
-        self._weight = memory * self._weight + 1.0 - memory
-        for group in groups:
-            group["eps"] = max(self.share * (self._mean_square / self._weight) ** 0.5, 1e-30)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The running mean of squares."""
-        return {"epsilon_mean_square": self._mean_square, "epsilon_weight": self._weight}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore `state_dict()`."""
-        self._mean_square, self._weight = state["epsilon_mean_square"], state["epsilon_weight"]

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from duet_trl.update.trust_region import RelativeEpsilon
+from duet_trl.update.relative_epsilon import RelativeEpsilon
 
 
 def adam(*shapes: int) -> torch.optim.AdamW:
