@@ -302,10 +302,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Several updates of a batch ---------------------------------------------------------------------------------
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """transformers' schedule, times the factor of several updates."""
+        """transformers' schedule, times the factor by which the learning rate follows the divergence of updates."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if self.several is not None:
-            self.several.steer(scheduler)
+        if self.several is not None and self.several.region is not None:
+            self.several.region.steer(scheduler)
         return scheduler
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:

@@ -61,15 +61,14 @@ def check_evaluation(dataset: Any, *, needs_prompt: bool) -> None:
         _check_prompts(one, f"The evaluation set{name}", needs_prompt=needs_prompt)
 
 
-def check_reward_columns(reward_funcs: Any, train: Any, evaluation: Any) -> None:
-    """Refuse a data set that lacks a column without which a reward function cannot be called."""
-    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+def check_reward_columns(reward_funcs: list, train: Any, evaluation: Any) -> None:
+    """Refuse a data set that lacks a column without which one of the reward functions cannot be called."""
     sets = [("train_dataset", train), *((f"eval_dataset{name}", one) for name, one in _named(evaluation))]
     for which, dataset in sets:
         if not isinstance(dataset, Dataset | IterableDataset):
             continue
         columns = set(_columns(dataset))
-        for function in functions:
+        for function in reward_funcs:
             missing = sorted(_wanted(function) - _GIVEN - (columns - _WITHHELD))
             if missing:
                 raise ValueError(

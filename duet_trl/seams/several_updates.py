@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
 
 from ..rollouts import LocalRollout, StepRecord
@@ -70,11 +69,6 @@ class SeveralUpdates(TrainerCallback):
     def closed(self) -> bool:
         """Whether the remaining updates of the batch are skipped."""
         return self.region is not None and self.region.closed
-
-    def steer(self, scheduler: LRScheduler) -> None:
-        """Let the learning rate follow the divergence."""
-        if self.region is not None:
-            self.region.steer(scheduler)
 
     def begin(self, step: StepRecord) -> None:
         """Note where the updates of a batch begin."""
