@@ -36,11 +36,11 @@ if not CUDA:
 
 from duet_trl.engines.device_gate import NEVER, Column, DeviceGates, step_rows  # noqa: E402
 from duet_trl.engines.gate_kernel import launch_step  # noqa: E402
-from duet_trl.engines.slots import next_token_entropy  # noqa: E402
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
 from duet_trl.gate.markers import get_marker  # noqa: E402
 from duet_trl.gate.parameters import GateRequest  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
+from duet_trl.gate.streaming import next_token_entropy  # noqa: E402
 from duet_trl.gate.thoughts import Delimiters  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 

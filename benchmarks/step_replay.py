@@ -23,13 +23,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from trl import GRPOTrainer
 
 from duet_trl import DUETGRPOTrainer
-from duet_trl.engines.engine import Request
-from duet_trl.engines.slots import nearly_certain
-from duet_trl.engines.turn import TurnEngine
+from duet_trl.engines.engine import Request, TurnEngine
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
-from duet_trl.gate.streaming import StreamingGate
+from duet_trl.gate.streaming import StreamingGate, nearly_certain
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,7 @@ from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHODS
-from .update.cut import CUT_FIELDS, CUTS, cut_batch
-from .update.trust_region import DESIRED_KL
+from .update.trust_region import CUT_FIELDS, CUTS, DESIRED_KL, cut_batch
 
 _PARENTS = {
     "max_completion_length": at_least(1),

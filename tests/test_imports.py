@@ -115,7 +115,7 @@ def test_file_imports_only_what_its_room_may(path: Path) -> None:
 
 def test_table_catches_a_core_file_that_imports_an_engine() -> None:
     assert violations("import transformers", "duet_trl.allocate.neyman")
-    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.importance")
+    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.advantages")
     assert violations("from duet_trl.gate import replay", "duet_trl.allocate.neyman")
     assert violations("from ...engines import vllm", "duet_trl.gate.sub.gate")
     assert violations("from ..engines import vllm", "duet_trl.gate.replay")

@@ -16,7 +16,7 @@ import yaml
 
 from benchmarks.common import grouped
 from duet_trl.config import reads
-from duet_trl.update.cut import CUTS
+from duet_trl.update.trust_region import CUTS
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_RATE
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"

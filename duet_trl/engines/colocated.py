@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..gate.parameters import GateRequest, gate_parameters
-from .turn import TurnEngine
+from .engine import TurnEngine
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate with its state on the device of the logits, for runners whose tokens never come to the host.
 
-The semantics are those of `streaming.py` and `slots.py`. The state of a slot is one row of integers, a function of the
+The semantics are those of `gate/streaming.py`. The state of a slot is one row of integers, a function of the
 request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one logit.
 So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path. The
 Triton kernel of `gate_kernel.py` takes it on a GPU, `step_rows` here, its oracle in plain torch, on a CPU.
@@ -18,7 +18,7 @@ from ..gate.automaton import STATE_BITS, TokenAutomaton
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS, GateRequest
 from ..gate.replay import round_up
-from .slots import FORCED, Compile, CompiledMarkers, next_token_entropy
+from ..gate.streaming import FORCED, Compile, CompiledMarkers, next_token_entropy
 
 NEVER = 2**30
 """A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""

@@ -13,7 +13,7 @@ import torch
 
 from ..gate.parameters import GateRequest
 from ..gate.replay import NEVER
-from .slots import Compile, Decisions, SlotGates
+from ..gate.streaming import Compile, Decisions, SlotGates
 
 
 class HostGates(SlotGates):

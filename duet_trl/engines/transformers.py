@@ -23,8 +23,8 @@ from transformers import (
 
 from ..gate.automaton import TokenAutomaton
 from ..gate.parameters import GateRequest
-from .slots import SlotGates
-from .turn import TurnEngine
+from ..gate.streaming import SlotGates
+from .engine import TurnEngine
 
 
 class TransformersEngine(TurnEngine):

@@ -23,7 +23,7 @@ from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..field_types import Acts, at_least, config_field, one_of
 from ..gate.thresholds import LengthThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from ..update.importance import rollout_weights, surcharge
+from ..update.advantages import rollout_weights, surcharge
 from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of
 from .grouping import group_relative
 from .method import Setting

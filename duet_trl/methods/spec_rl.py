@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..field_types import Options, config_field
-from ..gate.coins import occurrence
+from ..gate.replay import occurrence
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import uniform_jobs
 from .grpo import FromGRPO

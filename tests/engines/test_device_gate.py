@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.engines.device_gate import Column, DeviceGates
-from duet_trl.engines.slots import FORCED, SlotGates
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import FORCED, SlotGates
 from duet_trl.gate.thoughts import Delimiters
 from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends, toy_marker
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.engines.host_gate import HostGates
-from duet_trl.engines.slots import FORCED, SlotGates
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import FORCED, SlotGates
 from duet_trl.gate.thoughts import Delimiters
 from tests.gate.oracle import EOS, THOUGHT, A, B, C, toy_automaton
 

@@ -3,9 +3,9 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.slots import SlotGates, next_token_entropy
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import SlotGates, next_token_entropy
 from tests.gate.oracle import EOS, A, B, C, toy_automaton
 
 SENTINEL, NUM_TOKENS = 5, 6
