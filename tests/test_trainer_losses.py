@@ -9,8 +9,8 @@ import torch
 from transformers import TrainerCallback
 
 from benchmarks.arena.cell import leave_out_idle
-from duet_trl.seams.data_checks import prompt_keys
 from duet_trl.exchange import PADDING_ROW
+from duet_trl.seams.data_checks import prompt_keys
 from tests.runs import PARTS_OFF, check_grpo_loss_for_loss, count_fours, duet_trainer, logged, prompts, weights
 
 LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"]
