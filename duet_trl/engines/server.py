@@ -8,6 +8,7 @@ fingerprint and its weights: an engine that differs answers with a forced stop b
 
 import asyncio
 import json
+import logging
 import resource
 import threading
 import time
@@ -33,6 +34,9 @@ _MOST_REQUESTS = 256
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
 
+_SLOW_SECONDS = 600.0
+"""Longer than any of the requests of a batch takes, as a rule."""
+
 _FINISHED = ("stop", "length", "repetition")
 """What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
@@ -44,6 +48,7 @@ _START = (
 _REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
 
 class _NoSuchPath(ServerError):
@@ -247,7 +252,15 @@ class GateServer:
         try:
             pending = {*tasks}
             while len(pending) > 1:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                done, pending = await asyncio.wait(
+                    pending, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    logger.warning(
+                        "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
+                        "healthy. If its own log shows no progress, restart it: the batch is generated again.",
+                        *(self.base_url, len(pending) - 1, _SLOW_SECONDS),  # the heartbeat is none of them
+                    )
                 for task in done:
                     task.result()
         finally:
