@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 
 from duet_trl import DUETGRPOTrainer
 from duet_trl.engines.engine import Request
-from duet_trl.engines.slots import nearly_certain
+from duet_trl.engines.host_gate import nearly_certain
 from duet_trl.engines.turn import TurnEngine
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
