@@ -106,7 +106,7 @@ class _CertaintyRecorder(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         scores = scores.clone()
         scores[:, self.sentinel] = -torch.inf
-        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids))
+        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids.expand(len(scores), -1)))
         return scores
 
 
