@@ -24,6 +24,7 @@ from trl import GRPOTrainer
 
 from duet_trl import DUETGRPOTrainer
 from duet_trl.engines.engine import Request, TurnEngine
+from duet_trl.engines.host_gate import nearly_certain
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
@@ -104,7 +105,7 @@ class _CertaintyRecorder(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         scores = scores.clone()
         scores[:, self.sentinel] = -torch.inf
-        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids))
+        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids.expand(len(scores), -1)))
         return scores
 
 

@@ -22,26 +22,17 @@ class ServerLost(ServerError):
 
 @dataclass(frozen=True)
 class Request:
-    """One rollout to generate.
-
-    Attributes:
-        prompt_ids (list[int]): Tokens of the prompt.
-        prefix (tuple[int, ...]): Tokens of the rollout that exist already; the engine continues them.
-        max_tokens (int): Length at which the rollout is cut, prefix included.
-        gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none. A
-            rollout whose prefix the gate would have stopped is stopped before its first new token.
-        keep (bool): Its coin.
-        in_thought (bool): Whether the rollout begins, with its prefix, inside a thought.
-        number (int): Its number among the requests of one call.
-    """
+    """One rollout to generate."""
 
     prompt_ids: list[int]
-    prefix: tuple[int, ...] = ()
-    max_tokens: int = 0
+    prefix: tuple[int, ...] = ()  # tokens of the rollout that exist already; the engine continues them
+    max_tokens: int = 0  # length at which the rollout is cut, prefix included
     gate: GateSpec | None = None
-    keep: bool = False
-    in_thought: bool = False
-    number: int = 0
+    """Gate it runs through, counted from its first token, prefix included; None: none. A rollout whose prefix the gate
+    would have stopped is stopped before its first new token."""
+    keep: bool = False  # its coin
+    in_thought: bool = False  # whether the rollout begins, with its prefix, inside a thought
+    number: int = 0  # among the requests of one call
 
     @property
     def input_ids(self) -> list[int]:
@@ -59,35 +50,21 @@ Finish = Literal["eos", "length", "gate", "other"]
 
 @dataclass(frozen=True)
 class Completion:
-    """One rollout as the engine generated it.
+    """One rollout as the engine generated it."""
 
-    Attributes:
-        token_ids (list[int]): Tokens after the prefix; a sampled EOS included, the forced stop removed.
-        finish (Finish): What ended it: its last token, which is an end token; its length limit; the gate; or something
-            else, such as a stop string.
-        logprobs (list[float] | None): Log-prob of each under the sampling distribution, nats; None: not known.
-        number (int): That of its request.
-    """
-
-    token_ids: list[int]
-    finish: Finish
-    logprobs: list[float] | None = None
-    number: int = 0
+    token_ids: list[int]  # after the prefix; a sampled EOS included, the forced stop removed
+    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, as a stop string
+    logprobs: list[float] | None = None  # of each under the sampling distribution, nats; None: not known
+    number: int = 0  # that of its request
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled.
+    """How completions are sampled."""
 
-    Attributes:
-        temperature (float): 0 is greedy.
-        top_p (float): In (0, 1].
-        max_tokens (int): Maximum length, tokens.
-    """
-
-    temperature: float
-    top_p: float
-    max_tokens: int
+    temperature: float  # 0 is greedy
+    top_p: float  # in (0, 1]
+    max_tokens: int  # maximum length
 
 
 class Engine(Protocol):
@@ -121,20 +98,14 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine of one's own is built from: the policy that a trainer trains.
+    """What an engine of one's own is built from: the policy that a trainer trains."""
 
-    Attributes:
-        gate (GateSetup | None): Marker, sentinel and token automaton of the run's gates; None: no request has a gate.
-        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
-        sampling (Sampling): How its rollouts are sampled. A request has a length limit of its own.
-        weights (Callable): Name and full tensor of each parameter. Every process must iterate to the end: gathering a
-            parameter is a collective.
-    """
-
-    gate: GateSetup | None
-    eos_ids: tuple[int, ...]
-    sampling: Sampling
+    gate: GateSetup | None  # marker, sentinel and token automaton of the run's gates; None: no request has a gate
+    eos_ids: tuple[int, ...]  # that end a rollout by themselves
+    sampling: Sampling  # how its rollouts are sampled; a request has a length limit of its own
     weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Name and full tensor of each parameter. Every process must iterate to the end: gathering a parameter is a
+    collective."""
 
 
 Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]

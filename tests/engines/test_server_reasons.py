@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Why a request ended, in vLLM's words, and what its client makes of an answer."""
 
+import logging
+import threading
+
 import pytest
 
+from duet_trl.engines import server as server_client
 from duet_trl.engines.engine import ServerError, ServerLost
 from duet_trl.engines.server import Choice, GateServer
 from tests.engines.guarded_app import fastapi, serving
@@ -52,6 +56,20 @@ def test_a_reason_is_an_ending_a_lost_server_or_an_error_that_names_it(choices, 
     with pytest.raises(ServerError, match=message) as found:
         answered(choices)
     assert type(found.value) is error  # only a lost server is worth waiting for
+
+
+def test_a_server_that_is_healthy_and_answers_nothing_is_named(monkeypatch, caplog):
+    """The run waits, and says for whom; here the answer comes once that was said."""
+    monkeypatch.setattr(server_client, "_SLOW_SECONDS", 0.05)
+    app, said, handler = fastapi.FastAPI(), threading.Event(), logging.Handler(logging.WARNING)
+    app.get("/v1/models")(lambda: {"data": [{"id": "tiny"}]})
+    app.post("/v1/completions")(lambda: said.wait(timeout=60) and {"choices": [FIRST]})
+    monkeypatch.setattr(handler, "emit", lambda record: said.set())
+    monkeypatch.setattr(server_client.logger, "handlers", [handler])
+    with serving(app) as port:
+        (rollout,) = GateServer(f"http://127.0.0.1:{port}").complete([[65]], {}, [None], [])
+    assert rollout.token_ids == [65]
+    assert "has answered none of 1 requests for 0.05 s, though it says that it is healthy" in caplog.text
 
 
 def test_every_reason_that_vllm_documents_is_known():

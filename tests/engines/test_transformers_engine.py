@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from duet_trl.engines.host_gate import FORCED
 from duet_trl.engines.transformers import GateLogitsProcessor, TransformersEngine, gated_generate
 from duet_trl.gate.replay import GateSpec, split_sentinel
-from duet_trl.gate.streaming import FORCED
 from tests.engines.tiny_gate import (
     CAP,
     MARKER,
