@@ -28,7 +28,7 @@ from duet_trl.engines.host_gate import nearly_certain
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
-from duet_trl.gate.streaming import StreamingGate, nearly_certain
+from duet_trl.gate.streaming import StreamingGate
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 
