@@ -25,7 +25,7 @@ import torch
 from ..allocate.greedy import greedy_counts
 from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import counted_jobs, refuse_single
+from .grouping import counted_jobs, refuse_single, uniform_jobs
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -72,7 +72,7 @@ class Vip(FromGRPO):
         self._success = 0.5 + 0.5 * np.tanh(0.5 * self.predict(self._vectors))
         self._metrics = {"expected_success": float(self._success.mean())}
         if self._success.std() < EDGE:
-            return counted_jobs([self.mean] * len(prompts))
+            return uniform_jobs(range(len(prompts)), self.mean)
         return counted_jobs(vip_counts(self._success, self.mean * len(prompts), self.lower, 2 * self.mean))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:

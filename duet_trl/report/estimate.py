@@ -9,6 +9,8 @@ the tokens of the run are held fixed. Nothing is trained or sampled, so nothing 
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +32,9 @@ Interval = tuple[float, float]
 
 NOISE = 1e-6
 """Relative spread up to which credits of a group count as equal: they are float32 sums."""
+
+_CHUNK = 1024
+"""Texts that are tokenized together: what a tokenizer says of one holds far more than its ids."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,17 @@ class Texts:
     delimiters: Delimiters | None  # of thoughts; None: there are none
     opened: np.ndarray  # whether each begins inside a thought, shape (N,), bool
 
-    @property
+    @cached_property
     def lengths(self) -> np.ndarray:
         """Tokens of each, shape (N,)."""
         return np.fromiter(map(len, self.ids), np.int64, len(self.ids))
+
+    @cached_property
+    def vocabulary(self) -> list[bytes | None]:
+        """Bytes of each token id, the same for every marker."""
+        shown = () if self.delimiters is None else self.delimiters.parts
+        fast = SimpleNamespace(backend_tokenizer=self.tokenizer)  # what is read of transformers' fast tokenizers
+        return vocabulary_bytes(fast, shown=shown)
 
 
 def tokenize(run: LoggedRun, tokenizer: Any) -> Texts:
@@ -75,7 +87,9 @@ def tokenize(run: LoggedRun, tokenizer: Any) -> Texts:
     A completion begins inside a thought if its prompt opened one, or if it closes one first. Special tokens are in no
     log: of a thought between two of them nothing can be known.
     """
-    ids = [np.array(one.ids, np.int32) for one in tokenizer.encode_batch(run.texts, add_special_tokens=False)]
+    chunks = (run.texts[start : start + _CHUNK] for start in range(0, len(run.texts), _CHUNK))
+    encoded = chain.from_iterable(tokenizer.encode_batch(chunk, add_special_tokens=False) for chunk in chunks)
+    ids = [np.array(one.ids, np.int32) for one in encoded]
     seen = Counter(filter(None, (recognise(text).delimiters for text in run.texts)))
     delimiters = seen.most_common(1)[0][0] if seen else None
     opened = np.zeros(len(ids), dtype=bool)
@@ -109,9 +123,7 @@ def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> 
     and that trimmed nothing.
     """
     run, length, marker = texts.run, texts.lengths, get_marker(name, texts.delimiters)
-    shown_parts = () if texts.delimiters is None else texts.delimiters.parts
-    fast = SimpleNamespace(backend_tokenizer=texts.tokenizer)  # what is read of transformers' fast tokenizers
-    automaton = compile_automaton(marker, vocabulary_bytes(fast, shown=shown_parts))
+    automaton = compile_automaton(marker, texts.vocabulary)
     answer_at, total = np.full(len(length), NEVER), int(length.sum())
     np.minimum.at(answer_at, *automaton.completions(texts.ids, texts.opened))
     spec, keep = _gate(answer_at, length, run.reward, grace_window, price)
