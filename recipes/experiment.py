@@ -129,16 +129,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done", flush=True)
     failed, stopped = [], []
     # The terminal sends Ctrl-C to the run too, which then saves; the runner only starts no other.
-    signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
-    for run in waiting:
-        if stopped:
-            break
-        print(f"{run.name}: output in {run.folder / 'output.log'}", flush=True)
-        with (run.folder / "output.log").open("a") as log:
-            status = subprocess.run(command(run, torch.cuda.device_count()), stdout=log, stderr=log).returncode
-        if not run.is_done:
-            failed.append(run.name)
-            print(f"{run.name}: failed with exit status {status}", flush=True)
+    before = signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
+    try:
+        for run in waiting:
+            if stopped:
+                break
+            print(f"{run.name}: output in {run.folder / 'output.log'}", flush=True)
+            with (run.folder / "output.log").open("a") as log:
+                status = subprocess.run(command(run, torch.cuda.device_count()), stdout=log, stderr=log).returncode
+            if not run.is_done:
+                failed.append(run.name)
+                print(f"{run.name}: failed with exit status {status}", flush=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     return int(bool(failed or stopped))
 
 

@@ -116,7 +116,9 @@ def test_a_first_ctrl_c_lets_the_run_end_and_the_next_call_resumes_it(tmp_path):
     (checkpoint.parent / "checkpoint-2").mkdir()
     config = checkpoint.parent / "config.yaml"
     config.write_text(config.read_text().replace("temperature: 0.25", "temperature: 0.75"))
+    before = signal.getsignal(signal.SIGINT)
     assert main(grid(tmp_path, seeds=[3], runs={"slow": {"temperature": 0.75}, "next": {}})) == 0
+    assert signal.getsignal(signal.SIGINT) == before
     assert starts(tmp_path)[1:] == ["own/slow 3 true", "own/next 3 None"]
 
 
