@@ -36,12 +36,11 @@ if not CUDA:
 
 from duet_trl.engines.device_gate import NEVER, Column, DeviceGates, step_rows  # noqa: E402
 from duet_trl.engines.gate_kernel import launch_step  # noqa: E402
-from duet_trl.engines.slots import next_token_entropy  # noqa: E402
-from duet_trl.gate.automaton import TokenAutomaton, compile_automaton  # noqa: E402
+from duet_trl.engines.host_gate import next_token_entropy  # noqa: E402
+from duet_trl.gate.automaton import compile_automaton  # noqa: E402
 from duet_trl.gate.markers import get_marker  # noqa: E402
 from duet_trl.gate.parameters import GateRequest  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
-from duet_trl.gate.thoughts import Delimiters  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -67,15 +66,6 @@ def vocabulary(size: int, rng: np.random.Generator) -> list[bytes | None]:
     return SPECIAL + [bytes(rng.integers(32, 127, length).tolist()) for length in lengths[len(SPECIAL) :]]
 
 
-def gates_for(num_slots: int, vocab: list[bytes | None]) -> DeviceGates:
-    """Empty slots on the device."""
-
-    def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        return compile_automaton(get_marker(name, delimiters), vocab)
-
-    return DeviceGates(num_slots, DEVICE, automaton)
-
-
 @dataclass
 class Batch:
     """What a step takes beside the state: `DeviceGates.apply` names and explains it."""
@@ -95,14 +85,14 @@ class SteadyLoad:
 
     def __init__(self, vocab: list[bytes | None], share: float, thresholds: dict[str, float], seed: int) -> None:
         rng = np.random.default_rng(seed)
-        self.gates = gates_for(NUM_ROWS, vocab)
+        self.gates, automaton = DeviceGates(NUM_ROWS, DEVICE), compile_automaton(get_marker("math"), vocab)
         tokens = rng.integers(len(SPECIAL), VOCAB_SIZE, (NUM_ROWS, 2_048), dtype=np.int32)
         armed = rng.permutation(NUM_ROWS)[: round(share * NUM_ROWS)]
         tokens[armed, PROMPT_LEN + 4] = ANSWER
         spec = GateSpec(8, 10**6, 10**6, poll_interval=8, window=None, **thresholds)
         request = GateRequest(spec, False, "math", SENTINEL, frozenset({EOS}))
         for slot in range(NUM_ROWS):
-            self.gates.admit(slot, request, PROMPT_LEN)
+            self.gates.admit(slot, request, automaton, PROMPT_LEN)
         self.gates.flush()
         self.rng, self.length = rng, PROMPT_LEN + 64
         self.tokens = torch.from_numpy(tokens).to(DEVICE)
@@ -185,7 +175,8 @@ class LiveLoad:
 
     def __init__(self, vocab: list[bytes | None], seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.gates = gates_for(AGREEMENT_BATCH, vocab)
+        self.gates = DeviceGates(AGREEMENT_BATCH, DEVICE)
+        self.automata = {name: compile_automaton(get_marker(name), vocab) for name in ("math", "code")}
         self.tokens = np.zeros((AGREEMENT_BATCH, 512), dtype=np.int32)
         self.tokens_on_device = torch.zeros(self.tokens.shape, dtype=torch.int32, device=DEVICE)
         self.length = np.zeros(AGREEMENT_BATCH, dtype=np.int64)  # tokens known, the prompt among them
@@ -209,7 +200,7 @@ class LiveLoad:
             entropy_threshold=float(rng.choice([0.0, rng.uniform(0, 3)])),
             window=None if rng.random() < 0.5 else int(rng.integers(1, 64)),
         )
-        marker = str(rng.choice(["math", "code"]))
+        marker = str(rng.choice([*self.automata]))
         return GateRequest(spec, bool(rng.random() < 0.3), marker, SENTINEL, frozenset({EOS}))
 
     def replace(self, slot: int, resume: bool = False) -> None:
@@ -220,7 +211,7 @@ class LiveLoad:
         if request is None:
             self.gates.drop(slot)
         else:
-            self.gates.admit(slot, request, PROMPT_LEN)
+            self.gates.admit(slot, request, self.automata[request.marker], PROMPT_LEN)
 
     def next_batch(self) -> Batch:
         rng, everyone = self.rng, np.arange(AGREEMENT_BATCH)

@@ -23,9 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from trl import GRPOTrainer
 
 from duet_trl import DUETGRPOTrainer
-from duet_trl.engines.engine import Request
-from duet_trl.engines.slots import nearly_certain
-from duet_trl.engines.turn import TurnEngine
+from duet_trl.engines.engine import Request, TurnEngine
+from duet_trl.engines.host_gate import nearly_certain
 from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
@@ -106,7 +105,7 @@ class _CertaintyRecorder(LogitsProcessor):
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         scores = scores.clone()
         scores[:, self.sentinel] = -torch.inf
-        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids))
+        self.certain.append(nearly_certain(scores, self.thresholds, self.eos_ids.expand(len(scores), -1)))
         return scores
 
 

@@ -34,7 +34,7 @@ from duet_trl.report.environment import hardware, versions  # noqa: E402
 from duet_trl.report.intervals import t_interval  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 from duet_trl.update import trust_region  # noqa: E402
-from duet_trl.update.cut import CUTS  # noqa: E402
+from duet_trl.update.trust_region import CUTS  # noqa: E402
 
 BATCHES, EVERY = 28, 7
 CLIPPED_OVER, KEPT = 32, 0.8

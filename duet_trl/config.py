@@ -1,32 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every field that a user sets, checked; what one method alone reads stands in `method_kwargs`."""
 
-import json
 import math
 from dataclasses import dataclass, fields
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Any
 
 from trl import GRPOConfig
 
 from .field_types import (
     Acts,
-    Unread,
+    Follows,
     as_given,
     at_least,
-    check_rules,
+    check_rule,
     check_types,
-    declared,
-    knob,
+    config_field,
+    declarations,
     one_of,
+    read_json,
     read_options,
+    refuse_unknown,
+    settled,
 )
 from .gate.markers import get_marker
 from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
-from .methods import METHOD_FIELDS, METHODS
-from .update.cut import CUT_FIELDS, CUTS, cut_batch
-from .update.trust_region import DESIRED_KL
+from .methods import METHODS
+from .update.trust_region import CUT_FIELDS, CUTS, DESIRED_KL, cut_batch
 
 _PARENTS = {
     "max_completion_length": at_least(1),
@@ -37,19 +38,20 @@ _PARENTS = {
 """What values of TRL's own fields must be."""
 _GATED = Acts(lambda v: v.method == "own" or v.trim or v.abort, "trim=True or abort=True")
 _ON_SERVER = Acts(lambda v: v.use_vllm and v.vllm_mode == "server", "use_vllm=True and vllm_mode='server'")
+_DUETS = ("duet", "paper")
+_ON = dict.fromkeys(_DUETS, True)
 
-_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
-"""Fields that may hold something else than what was given."""
+
+def _batches(count: int) -> Follows:
+    words = "the generation batch" if count == 1 else f"{count} generation batches"
+    return Follows(lambda c: count * c.generation_batch_size, words)
 
 
-def _chosen(name: str, help_text: str) -> Any:
-    """A field that only some methods read, with the default of each."""
-    methods: dict[str, list[str]] = {}
-    for method, entry in METHODS.items():
-        if entry.defaults.get(name) is not None:
-            methods.setdefault(str(entry.defaults[name]), []).append(method)
-    defaults = "; ".join(f"{default} ({', '.join(readers)})" for default, readers in methods.items())
-    return knob(f"{help_text} Default: {defaults}.")
+_ONE_BATCH = _batches(1)
+_TWO_OF_MORE = Follows(  # at an average of two, a minimum of two would be uniform
+    lambda c: 2 if c.budget_fraction * c.num_generations > 2 else 1, "2 where the budget averages more than 2, else 1"
+)
+_GRACE = Follows(lambda c: scaled_grace_window(c.max_completion_length), "that share of the length limit, at least 8")
 
 
 def _options_help() -> str:
@@ -57,16 +59,7 @@ def _options_help() -> str:
     for method, entry in METHODS.items():
         takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
-    meaning = f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
-    return f"{meaning} See docs/configuration.md."
-
-
-def _several_updates(values: Any) -> bool:
-    return values.gradient_accumulation_steps % (values.steps_per_generation * values.num_iterations) != 0
-
-
-def _larger_steps() -> str:
-    return "".join(f", {one.max_batches} of them under {name}" for name, one in METHODS.items() if one.max_batches > 1)
+    return f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
 
 
 @dataclass
@@ -84,174 +77,197 @@ class DUETGRPOConfig(GRPOConfig):
 
     _VALID_DICT_FIELDS = [*GRPOConfig._VALID_DICT_FIELDS, "method_kwargs", "filled_in"]
 
-    method: str = knob(f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet")
-    method_kwargs: dict[str, Any] | str | None = knob(_options_help())
-    allocate: Annotated[bool | None, Unread(False)] = _chosen(
-        "allocate", "Uneven rollout counts (paper, section 3.1). False: as many for every prompt."
+    method: str = config_field(
+        f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet"
     )
-    trim: Annotated[bool | None, Unread(False)] = _chosen(
-        "trim", "Stop a rollout shortly after its answer marker (section 3.2)."
+    method_kwargs: dict[str, Any] | str | None = config_field(_options_help())
+    allocate: bool | None = config_field(
+        "Uneven rollout counts (paper, section 3.1). False: as many for every prompt.",
+        methods={"duet": False, "paper": True},
+        unread=False,
     )
-    abort: Annotated[bool | None, Unread(False)] = _chosen(
-        "abort", "Abort rollouts without a marker at K2 + G (section 3.2)."
+    trim: bool | None = config_field(
+        "Stop a rollout shortly after its answer marker (section 3.2).", methods=_ON, unread=False
+    )
+    abort: bool | None = config_field(
+        "Abort rollouts without a marker at K2 + G (section 3.2).", methods=_ON, unread=False
     )
 
     # Parameters that control the budget (paper, sections 2 and 3.1)
-    budget_fraction: Annotated[
-        float | None,
-        (lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
-        Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts' or 'reference'"),
-        Unread(1.0),
-    ] = _chosen("budget_fraction", "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.")
-    budget_reading: Annotated[str | None, one_of("rollouts", "reference", "tokens"), Unread("rollouts")] = _chosen(
-        "budget_reading",
+    budget_fraction: float | None = config_field(
+        "b: share of the full budget, in (0, 1]. Paper: 0.25, 0.5, 1.",
+        rule=(lambda x: 0 < x <= 1, "in (0, 1]. Raise num_generations for more; got {}"),
+        acts=Acts(lambda v: v.budget_reading != "tokens", "budget_reading='rollouts'"),
+        methods=dict.fromkeys((*_DUETS, "pilot"), 0.5) | dict.fromkeys(("knapsack", "vip", "dynamo"), 1.0),
+        unread=1.0,
+    )
+    budget_reading: str | None = config_field(
         "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
-        "the paper). 'reference': b x the token cost of uniform GRPO measured in the first epoch, then frozen. "
-        "'tokens': budget_tokens.",
+        "the paper). 'tokens': budget_tokens.",
+        rule=one_of("rollouts", "tokens"),
+        methods=dict.fromkeys(_DUETS, "rollouts"),
+        unread="rollouts",
     )
-    budget_tokens: Annotated[float | None, Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'")] = (
-        knob("B in tokens per step, with budget_reading='tokens'.")
+    budget_tokens: float | None = config_field(
+        "B in tokens per step, with budget_reading='tokens'.",
+        acts=Acts(lambda v: v.budget_reading == "tokens", "budget_reading='tokens'"),
+        methods=dict.fromkeys(_DUETS),
     )
-    num_rollouts_min: Annotated[
-        int | None,
-        at_least(1),
-        Acts(
-            lambda v: v.method == "knapsack" or v.allocate or v.budget_reading != "rollouts",
-            "allocate=True or a budget_reading in tokens",
+    num_rollouts_min: int | None = config_field(
+        "n_min: minimum rollouts per prompt.",
+        rule=at_least(1),
+        acts=Acts(
+            lambda v: v.method == "knapsack" or v.allocate or v.budget_reading == "tokens",
+            "allocate=True or budget_reading='tokens'",
         ),
-    ] = knob(
-        "n_min: minimum rollouts per prompt. None: 2 under knapsack, 2 under duet where the budget averages more than "
-        "2, else 1."
+        methods={"duet": _TWO_OF_MORE, "paper": 1, "knapsack": 2},
     )
-    num_rollouts_max: Annotated[int | None, at_least(1)] = _chosen(
-        "num_rollouts_max", "n_max: maximum rollouts per prompt. Paper: range up to 32."
+    num_rollouts_max: int | None = config_field(
+        "n_max: maximum rollouts per prompt. Paper: range up to 32.",
+        rule=at_least(1),
+        methods=dict.fromkeys((*_DUETS, "pilot"), 32) | {"knapsack": 128},
     )
-    max_rollouts: Annotated[int | None, at_least(1)] = knob(
-        "Maximum rollouts of one generation step over all processes: the memory guarantee. None: the generation "
-        f"batch{_larger_steps()}."
+    max_rollouts: int | None = config_field(
+        "Maximum rollouts of one generation step over all processes: the memory guarantee.",
+        rule=at_least(1),
+        methods=dict.fromkeys((*_DUETS, "pilot", "own"), _ONE_BATCH)
+        | {"dapo": _batches(10), "greso": _batches(4), "reinforce_ada": _batches(4), "arrol": _batches(2)},
+        unread=_ONE_BATCH,
     )
 
     # Parameters that control the gate (paper, section 3.2)
-    marker: Annotated[str | None, _GATED] = _chosen(
-        "marker",
+    marker: str | None = config_field(
         "m: what an answer looks like: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
         "'opening...closing' ('ANSWER: ...': to the end of the line).",
+        acts=_GATED,
+        methods={"duet": "math", "paper": "math_paragraph", "own": "math"},
     )
-    thought_delimiters: list[str] | None = knob(
+    thought_delimiters: list[str] | None = config_field(
         "What opens and closes a thought, in which no answer counts: two texts. None: as in the tokenizer. []: none."
     )
-    grace_window: Annotated[int | None, at_least(0), _GATED] = knob(
-        "G: tokens a rollout may run on after its marker, and past K2. Paper: 150 of 3,072. None: that share of "
-        "max_completion_length, at least 8."
+    grace_window: int | None = config_field(
+        "G: tokens a rollout may run on after its marker, and past K2. Paper: 150 of 3,072.",
+        rule=at_least(0),
+        acts=_GATED,
+        methods=dict.fromkeys(_DUETS, _GRACE),
     )
-    keep_probability: Annotated[
-        float | None,
-        (lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
-        Acts(lambda v: v.abort, "abort=True"),
-    ] = _chosen(
-        "keep_probability",
+    keep_probability: float | None = config_field(
         "eps_abort: probability that a rollout without a marker is kept, in (0, 1]. Paper: 0.05. duet sets it itself.",
+        rule=(lambda x: 0 < x <= 1, "in (0, 1]. Use abort=False to keep everything; got {}"),
+        acts=Acts(lambda v: v.abort, "abort=True"),
+        methods={"paper": 0.05},
     )
-    sentinel_token_id: Annotated[int | None, _GATED] = knob(
-        "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary."
+    sentinel_token_id: int | None = config_field(
+        "Token id that no text uses, sampled when the gate stops a rollout. None: found in the vocabulary.",
+        acts=_GATED,
+        methods=dict.fromkeys((*_DUETS, "own")),
     )
 
     # Parameters of every method
-    extra_eos_tokens: list[str] | None = knob(
+    extra_eos_tokens: list[str] | None = config_field(
         "Tokens that end a rollout beside those that tokenizer and model declare: for a base model the end of turn of "
         "its chat template."
     )
-    ending_reward_weight: Annotated[float, (lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}")] = (
-        knob(
-            "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
-            "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
-            default=0.0,
-        )
+    ending_reward_weight: float = config_field(
+        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
+        "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
+        default=0.0,
+        rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
     )
-    exclude_zero_variance_groups: Annotated[
-        bool,
-        Acts(
+    exclude_zero_variance_groups: bool = config_field(
+        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
+        default=False,
+        acts=Acts(
             lambda v: v.beta == 0 or not v.exclude_zero_variance_groups,
             "beta=0, as the KL term of these rollouts counts",
         ),
-    ] = knob(
-        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
-        default=False,
     )
-    updates: Annotated[str, one_of("once", *CUTS)] = knob(
+    updates: str = config_field(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
         "'several': two passes in two mini-batches each, inside a trust region: the learning rate, which starts at "
         "learning_rate, follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the "
         "memory of one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "
         "SFPO has it. An optimizer step (max_steps) is one update.",
         default="once",
+        rule=one_of("once", *CUTS),
     )
-    desired_kl: Annotated[
-        float | None,
-        (lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
-        Acts(lambda v: v.updates == "several", "updates='several'"),
-    ] = knob(
+    desired_kl: float | None = config_field(
         "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
-        f"one after. None: {DESIRED_KL:g}."
+        f"one after. None: {DESIRED_KL:g}.",
+        rule=(lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
+        acts=Acts(lambda v: v.updates == "several", "updates='several'"),
     )
-    old_logps: Annotated[
-        str | None,
-        one_of("trainer", "engine"),
-        Acts(
-            lambda v: v.use_vllm and (v.vllm_importance_sampling_correction or _several_updates(v)),
+    old_logps: str | None = config_field(
+        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
+        "batch (TRL's way), or 'engine', those that vLLM drew the tokens with, without one. None: 'trainer'.",
+        rule=one_of("trainer", "engine"),
+        acts=Acts(
+            lambda v: (
+                v.use_vllm
+                and (
+                    v.vllm_importance_sampling_correction
+                    or v.gradient_accumulation_steps % (v.steps_per_generation * v.num_iterations) != 0
+                )
+            ),
             "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_"
             "correction, num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
         ),
-    ] = knob(
-        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
-        "batch (TRL's way), or 'engine', those that vLLM drew the tokens with, without one. None: 'trainer'."
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
-    server_weight_sync: Annotated[str | None, one_of("nccl", "disk"), _ON_SERVER] = knob(
+    server_weight_sync: str | None = config_field(
         "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
-        "None: 'nccl' where the trainer runs on CUDA, else 'disk'."
+        "None: 'nccl' where the trainer runs on CUDA, else 'disk'.",
+        rule=one_of("nccl", "disk"),
+        acts=_ON_SERVER,
     )
-    server_weights_dir: Annotated[
-        str | None,
-        Acts(
+    server_weights_dir: str | None = config_field(
+        "Folder that trainer and server both see under this path, for server_weight_sync='disk'. None: the "
+        "environment's DUET_WEIGHTS_DIR.",
+        acts=Acts(
             lambda v: _ON_SERVER.when(v) and v.server_weight_sync != "nccl",
             f"{_ON_SERVER.condition}, and server_weight_sync other than 'nccl'",
         ),
-    ] = knob(
-        "Folder that trainer and server both see under this path, for server_weight_sync='disk'. None: the "
-        "environment's DUET_WEIGHTS_DIR."
     )
 
     # Parameters that control identity and records
-    prompt_id_column: str | None = knob(
+    prompt_id_column: str | None = config_field(
         "Data-set column that identifies a prompt across epochs. None: a hash of the prompt."
     )
-    audit_log: bool = knob("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
-    audit_columns: Annotated[list[str] | None, Acts(lambda v: v.audit_log, "audit_log=True")] = knob(
-        "Data-set columns copied to the audit log, such as level or subject."
+    audit_log: bool = config_field("Write one parquet row per rollout to output_dir/duet_audit.", default=False)
+    audit_columns: list[str] | None = config_field(
+        "Data-set columns copied to the audit log, such as level or subject.",
+        acts=Acts(lambda v: v.audit_log, "audit_log=True"),
     )
-    filled_in: dict[str, Any] | str | None = knob("Not to be set: what was given for a field, and what it holds.")
+    filled_in: dict[str, Any] | str | None = config_field(
+        "Not to be set: what was given for a field, and what it holds."
+    )
+
+    def __new__(cls, *args: Any, **given: Any) -> "DUETGRPOConfig":
+        """Refuse what dataclasses would call an unexpected keyword, where what to write instead is known."""
+        refuse_unknown(given, cls, {name: entry.options for name, entry in METHODS.items()})
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self._read_json()
+        self.method_kwargs = read_json(self.method_kwargs)
         self.__dict__ |= as_given(self.__dict__, self.filled_in)
         given = dict(self.__dict__)
-        check_types(self.__dict__, {name: one.kind for name, one in DECLARED.items()})
+        check_types(self.__dict__, DUETGRPOConfig.__annotations__)
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {sorted(METHODS)}, got {self.method!r}.")
-        check_rules(self.__dict__, {"updates": DECLARED["updates"].rule})
+        check_rule("updates", self.updates, DECLARED["updates"].rule)
         cut_batch(self)
         # The relation checks below need the batch sizes that the parent resolves; none of it loads a model.
         super().__post_init__()
         if self.max_completion_length is None:
             raise ValueError("max_completion_length must be an integer of at least 1, got None.")
-        check_rules(self.__dict__, _PARENTS | {name: one.rule for name, one in DECLARED.items()})
+        for name, rule in (_PARENTS | {name: said.rule for name, said in DECLARED.items()}).items():
+            check_rule(name, self.__dict__[name], rule)
         self._resolve()
         if self.updates == "several" and self.desired_kl is None:
             self.desired_kl = DESIRED_KL
         self._check_relations()
-        METHODS[self.method].check(self, self.options)
+        METHODS[self.method].check(self)
         self._check_upstream()
         self.filled_in = {name: [given[name], now] for name in _OPEN if given[name] != (now := self.__dict__[name])}
 
@@ -259,37 +275,22 @@ class DUETGRPOConfig(GRPOConfig):
         """Without the token: the Trainer pushes a pickle of the configuration with the model, `training_args.bin`."""
         return self.__dict__ | {"hub_token": None}
 
-    def _read_json(self) -> None:
-        if not isinstance(self.method_kwargs, str):
-            return
-        try:
-            self.method_kwargs = json.loads(self.method_kwargs)
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"method_kwargs is no JSON: {error}, got {self.method_kwargs!r}. Write '{{\"name\": value}}'."
-            ) from error
-
     def _resolve(self) -> None:
         """Fill in what the user left open, and refuse what was set and cannot have an effect."""
-        entry = METHODS[self.method]
         given = {name: value for name in DECLARED if (value := self.__dict__[name]) is not None}
-        for name in sorted(given.keys() & METHOD_FIELDS - entry.reads):
-            readers = [other for other, one in METHODS.items() if name in one.reads]
+        for name in sorted(given.keys() & METHOD_FIELDS - reads(self.method)):
             raise ValueError(
                 f"{name}={given[name]!r} cannot have an effect under method={self.method!r}, which does not read it. "
-                f"Remove it, or choose a method that does: {readers}."
+                f"Remove it, or choose a method that does: {[one for one in METHODS if name in reads(one)]}."
             )
-        read = dict(entry.defaults) | {"max_rollouts": entry.max_batches * self.generation_batch_size}
-        if "grace_window" in read:
-            read["grace_window"] = scaled_grace_window(self.max_completion_length)
-        for name in METHOD_FIELDS - given.keys():
-            setattr(self, name, read[name] if name in read else DECLARED[name].unread.value)
-        self.options = read_options(entry.options, self.method_kwargs, self.method)
-        self.options = entry.settle(self, self.options)
+        left = {name: value for name, value in defaults_of(self.method).items() if name not in given}
+        self.__dict__ |= left
+        self.__dict__ |= {name: value.of(self) for name, value in left.items() if isinstance(value, Follows)}
+        self.options = read_options(METHODS[self.method].options, self.method_kwargs, self.method)
+        self.options = settled(self.options, self)
         chosen = given | {name: value for name, value in (self.method_kwargs or {}).items() if value is not None}
         resolved = SimpleNamespace(**self.__dict__, **self.options.__dict__)
-        acts = {name: one.acts for name, one in DECLARED.items()}
-        acts |= {one.name: one.metadata["acts"] for one in fields(self.options)}
+        acts = {name: said.acts for name, said in (DECLARED | declarations(self.options)).items()}
         for name in sorted(chosen):
             if acts[name] is not None and not acts[name].when(resolved):
                 raise ValueError(
@@ -379,5 +380,19 @@ class DUETGRPOConfig(GRPOConfig):
             )
 
 
-DECLARED = declared(DUETGRPOConfig)
-"""What the annotation of each field above says."""
+DECLARED = declarations(DUETGRPOConfig)
+"""What is declared of each field above, by name."""
+METHOD_FIELDS = frozenset(name for name, said in DECLARED.items() if said.methods)
+"""Fields that some methods read and others do not. The other fields are of every method."""
+_OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
+"""Fields that may hold something else than what was given."""
+
+
+def reads(method: str) -> frozenset[str]:
+    """Fields of `METHOD_FIELDS` that a method reads; setting another one is an error."""
+    return frozenset(name for name in METHOD_FIELDS if method in DECLARED[name].methods)
+
+
+def defaults_of(method: str) -> dict[str, Any]:
+    """What each of `METHOD_FIELDS` holds under a method while nobody set it: a value, or what it `Follows` from."""
+    return {name: DECLARED[name].methods.get(method, DECLARED[name].unread) for name in sorted(METHOD_FIELDS)}

@@ -6,11 +6,12 @@ and docs/configuration.md is written from the same declarations (docs/site/refer
 """
 
 import difflib
+import json
 import numbers
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from typing import Any, get_args, get_origin
 
 _NAMES = {
     bool: "True or False",
@@ -22,6 +23,10 @@ _NAMES = {
 }
 
 
+Rule = tuple[Callable[[Any], bool], str]
+"""What a value must be: the test (a NaN fails each), and the words behind "must be", {} for the value."""
+
+
 @dataclass(frozen=True)
 class Acts:
     """When a field can have an effect."""
@@ -31,15 +36,69 @@ class Acts:
 
 
 @dataclass(frozen=True)
-class Unread:
-    """What a field holds under a method that does not read it."""
+class Follows:
+    """A default that follows from other fields: from the configuration, and how its help says it."""
 
-    value: Any
+    of: Callable[[Any], Any]
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
 
 
-def knob(help_text: str, default: Any = None) -> Any:
-    """A field of the configuration; its help stands in `--help` and in docs/configuration.md."""
-    return field(default=default, metadata={"help": help_text})
+class Declaration(str):
+    """The help of a field, which carries what else is declared of it.
+
+    transformers' parser hands everything in the `metadata` of a field to argparse, so that only a help can be there.
+
+    Attributes:
+        rule (Rule | None): What its value must be.
+        acts (Acts | None): When it can have an effect.
+        methods (Mapping[str, Any]): Methods that read it, each with its default: a value, `Follows`, or None. Empty:
+            it is of every method.
+        unread (Any): What it holds under the other methods.
+        follows (Follows | None): Of an option, its default where that is not a value.
+    """
+
+    rule: Rule | None = None
+    acts: Acts | None = None
+    methods: Mapping[str, Any] = {}
+    unread: Any = None
+    follows: Follows | None = None
+
+
+def config_field(
+    help_text: str,
+    default: Any = None,
+    *,
+    rule: Rule | None = None,
+    acts: Acts | None = None,
+    methods: Mapping[str, Any] | None = None,
+    unread: Any = None,
+    follows: Follows | None = None,
+) -> Any:
+    """A field of the configuration or an option of a method: its help, default, and what `Declaration` has.
+
+    Here alone is what `--help`, docs/configuration.md, the checks and their errors say of it.
+    """
+    words: dict[str, list[str]] = {}
+    for method, value in (methods or {}).items():
+        if value is not None:
+            words.setdefault(str(value), []).append(method)
+    if words:
+        defaults = "; ".join(f"{value} ({', '.join(names)})" for value, names in words.items())
+        help_text += f" Default: {defaults}."
+    if follows is not None:
+        help_text += f" None: {follows.words}."
+    said = Declaration(help_text)
+    said.rule, said.acts, said.methods, said.unread, said.follows = rule, acts, methods or {}, unread, follows
+    return field(default=default, metadata={"help": said})
+
+
+def declarations(owner: Any) -> dict[str, Declaration]:
+    """What is declared of each field of a configuration or of `Options`, without fields of TRL."""
+    found = {one.name: one.metadata.get("help") for one in fields(owner)}
+    return {name: said for name, said in found.items() if isinstance(said, Declaration)}
 
 
 def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
@@ -49,10 +108,6 @@ def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
     """
     before = filled_in if isinstance(filled_in, dict) else {}
     return {name: given for name, (given, found) in before.items() if values[name] == found}
-
-
-Rule = tuple[Callable[[Any], bool], str]
-"""What a value must be: the test (a NaN fails each), and the words behind "must be", {} for the value."""
 
 
 def one_of(*choices: str) -> Rule:
@@ -65,16 +120,10 @@ def at_least(least: int) -> Rule:
     return lambda value: _fits(value, int) and value >= least, f"an integer of at least {least}, got {{!r}}"
 
 
-def check_rules(values: Mapping[str, Any], rules: Mapping[str, Rule | None]) -> None:
+def check_rule(name: str, value: Any, rule: Rule | None) -> None:
     """Raise ValueError if a value breaks its rule; None, where nothing is chosen, passes."""
-    for name, rule in rules.items():
-        if rule is not None and values[name] is not None and not rule[0](values[name]):
-            raise ValueError(f"{name} must be {rule[1].format(values[name])}.")
-
-
-def option(help_text: str, default: Any = None, *, rule: Rule | None = None, acts: Acts | None = None) -> Any:
-    """A field of an `Options`: help, default (None: it follows), rule, when it acts."""
-    return field(default=default, metadata={"help": help_text, "rule": rule, "acts": acts})
+    if rule is not None and value is not None and not rule[0](value):
+        raise ValueError(f"{name} must be {rule[1].format(value)}.")
 
 
 @dataclass(frozen=True)
@@ -83,7 +132,16 @@ class Options:
 
     def __post_init__(self) -> None:
         check_types(self.__dict__, {one.name: one.type for one in fields(self)})
-        check_rules(self.__dict__, {one.name: one.metadata["rule"] for one in fields(self)})
+        for name, said in declarations(self).items():
+            check_rule(name, self.__dict__[name], said.rule)
+
+
+def read_json(text: dict[str, Any] | str | None) -> Any:
+    """The `method_kwargs` of a command line, JSON, as a mapping; anything else as it is."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except json.JSONDecodeError as error:
+        raise ValueError(f"method_kwargs is no JSON: {error}, got {text!r}. Write '{{\"name\": value}}'.") from error
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
@@ -95,7 +153,15 @@ def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: s
     return kind(**{name: value for name, value in (given or {}).items() if value is not None})
 
 
+def settled(options: Options, config: Any) -> Options:
+    """Options with what follows from the configuration in place of what was left open."""
+    follows = {name: said.follows for name, said in declarations(options).items() if vars(options)[name] is None}
+    return replace(options, **{name: one.of(config) for name, one in follows.items() if one is not None})
+
+
 def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
+    if name in EARLIER:
+        return f"method_kwargs has no {name!r} any more. {EARLIER[name]} (CHANGELOG.md)."
     if not known:
         return f"method={method!r} takes no method_kwargs, got {name}={value!r}. Remove it."
     near = difflib.get_close_matches(str(name), known, 1)
@@ -103,27 +169,32 @@ def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
     return f"method_kwargs has no {name!r} (value {value!r}) under method={method!r}.{hint} It takes {sorted(known)}."
 
 
-class Declared(NamedTuple):
-    """What stands in the annotation of a field: its type, what its value must be, when it acts, and `Unread`."""
+_CONSTANTS = (
+    ("allocation_solver", "answer_memory", "marker_window", "price_aborted", "reward_decay", "stratification_floor")
+    + ("surrogate_floor", "surrogate_floor_quantile", "surrogate_reprobe", "surrogate_shrinkage", "surrogate_unseen")
+    + ("threshold_weighting",)
+)
+EARLIER = {
+    "preset": "It is `method`",
+    "abort_rule": "By price is method='duet', by length method='paper'",
+    "abort_answer_quantile": "method='duet' aborts by price, which needs none",
+    "abort_answer_slack": "method='duet' aborts by price, which needs none",
+    "advantage_baseline": "Least noise is method='duet', the group is method='paper'",
+    "allocation_objective": "Counts for mixed groups are method='duet', those of Theorem 1 method='paper'",
+    "small_advantages": "Rollouts below advantage_cutoff are dropped",
+    "grad_norm_quantile": "Use updates='several', which bounds a step by desired_kl",
+    "ema_decay": "Use updates='several', which bounds a step by desired_kl",
+} | dict.fromkeys(_CONSTANTS, "It is a constant of the method")
+"""Fields and options of earlier versions, and what stands in their place."""
 
-    kind: Any
-    rule: Rule | None = None
-    acts: Acts | None = None
-    unread: Unread = Unread(None)
 
-
-_PLACES = {Acts: "acts", Unread: "unread"}
-
-
-def declared(owner: type) -> dict[str, Declared]:
-    """The fields that a dataclass adds to its parents, `Annotated` with what `Declared` has."""
-    # Not the types of its `fields`, which transformers' parser rewrites.
-    found = {}
-    for name, annotation in owner.__annotations__.items():
-        kind, *rest = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        said = {_PLACES.get(type(one), "rule"): one for one in rest}
-        found[name] = Declared(kind, **said)
-    return found
+def refuse_unknown(given: Iterable[str], owner: Any, options: Mapping[str, type[Options]]) -> None:
+    """Raise ValueError for a field that an earlier version had, or that is an option of some methods."""
+    for name in set(given) - {one.name for one in fields(owner)}:
+        if name in EARLIER:
+            raise ValueError(f"{name} is no field any more. {EARLIER[name]} (CHANGELOG.md).")
+        if takers := [method for method, kind in options.items() if name in declarations(kind)]:
+            raise ValueError(f"{name} is an option of {takers}. Write method_kwargs={{{name!r}: ...}}.")
 
 
 def check_types(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:

@@ -20,15 +20,10 @@ from .gate.replay import GateSpec, Outcome, Replay
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of the data set.
+    """A prompt of the data set."""
 
-    Attributes:
-        key (str): Its identity across epochs.
-        example (Mapping[str, Any]): Data-set row: "prompt" (text or messages) and the other columns.
-    """
-
-    key: str
-    example: Mapping[str, Any]
+    key: str  # its identity across epochs
+    example: Mapping[str, Any]  # data-set row: "prompt" (text or messages) and the other columns
 
 
 class NoMorePrompts(ValueError):
@@ -100,32 +95,25 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Job:
-    """One rollout that a method asks for.
+    """One rollout that a method asks for."""
 
-    Attributes:
-        prompt (int): Index into the prompts of the step.
-        prefix (tuple[int, ...]): Token ids that the rollout begins with; empty: it begins after the prompt. They are
-            not generated again, and cost no generated token.
-        prefix_logprobs (tuple[float, ...] | None): Log-probs of the prefix under the policy that sampled it, nats, one
-            for each token. Needed where the engine returns log-probs.
-        max_tokens (int | None): Length at which the rollout is cut, prefix included; None: `max_completion_length`.
-        gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none.
-        keep (bool): Coin of the rollout: True survives the gate without a marker.
-        continues (int | None): Number of the rollout of this step that it goes on with; the prefix is then all of that
-            rollout's tokens. The earlier one is superseded: it has no reward, and nothing counts it but the tokens
-            that were generated for it. None: the prefix, if there is one, is from elsewhere.
-        whole (bool): The prefix is a rollout that has ended: its last token ends it, or it has the length limit. No
-            token is generated.
-    """
-
-    prompt: int
+    prompt: int  # index into the prompts of the step
     prefix: tuple[int, ...] = ()
+    """Token ids that the rollout begins with; empty: it begins after the prompt. They are not generated again, and
+    cost no generated token."""
     prefix_logprobs: tuple[float, ...] | None = None
-    max_tokens: int | None = None
-    gate: GateSpec | None = None
-    keep: bool = False
+    """Log-probs of the prefix under the policy that sampled it, nats, one for each token. Needed where the engine
+    returns log-probs."""
+    max_tokens: int | None = None  # length at which it is cut, prefix included; None: `max_completion_length`
+    gate: GateSpec | None = None  # that it runs through, counted from its first token, prefix included; None: none
+    keep: bool = False  # its coin: True survives the gate without a marker
     continues: int | None = None
+    """Number of the rollout of this step that it goes on with; the prefix is then all of that rollout's tokens. The
+    earlier one is superseded: it has no reward, and nothing counts it but the tokens that were generated for it.
+    None: the prefix, if there is one, is from elsewhere."""
     whole: bool = False
+    """The prefix is a rollout that has ended: its last token ends it, or it has the length limit. No token is
+    generated."""
 
 
 NO_GATE = GateSpec(poll_threshold=1, abort_threshold=1, grace_window=0, trim=False, abort=False)
@@ -149,57 +137,37 @@ def by_gate(jobs: Sequence[Job], decide: Callable[[GateSpec | None, list[int]], 
 
 @dataclass(frozen=True)
 class Query:
-    """A question to the model in training. It costs a forward pass and no generated token.
+    """A question to the model in training. It costs a forward pass and no generated token."""
 
-    Attributes:
-        prompt (int): Index into the prompts of the step.
-        ids (tuple[int, ...]): Token ids that follow the prompt, length T >= 1.
-        hidden_at (int | None): Ask for the last hidden state at this token, 0..T-1, shape (D,); None: ask for the
-            log-prob of each token at the sampling temperature, shape (T,), nats.
-        entropies (bool): Ask for the entropy before each token as well: log-probs and entropies, shape (2, T), nats.
-    """
-
-    prompt: int
-    ids: tuple[int, ...]
+    prompt: int  # index into the prompts of the step
+    ids: tuple[int, ...]  # token ids that follow the prompt, length T >= 1
     hidden_at: int | None = None
-    entropies: bool = False
+    """Ask for the last hidden state at this token, 0..T-1, shape (D,); None: ask for the log-prob of each token at the
+    sampling temperature, shape (T,), nats."""
+    entropies: bool = False  # ask for the entropy before each token as well, both in one array, shape (2, T), nats
 
 
 @dataclass(frozen=True)
 class Rollouts:
-    """The rollouts of a step so far, all rounds and all processes, in the order in which they were asked for.
+    """The N rollouts of a step so far, all rounds and all processes, in the order in which they were asked for."""
 
-    Attributes:
-        prompts (Prompts): Prompts of the step.
-        jobs (tuple[Job, ...]): What was asked for, length N.
-        prompt (np.ndarray): Prompt of each rollout, shape (N,), int64.
-        round (np.ndarray): Round of each, from 0, shape (N,), int64.
-        replay (Replay): Outcome, marker time, answer time, trimmed flag and length of each, shape (N,) each. Lengths
-            include the prefix.
-        terminated (np.ndarray): Ended by an EOS, shape (N,), bool.
-        rewards_per_func (torch.Tensor): Reward functions, shape (N, F); nan where one abstained.
-        rewards (np.ndarray): Their weighted sum, shape (N,), float64; nan where all abstained, and where the rollout
-            is superseded.
-        reward_weights (torch.Tensor | None): Weight of each reward function, shape (F,); None: 1 each.
-        answers (tuple[np.ndarray, ...]): Answers to the queries of all rounds, in the order in which they were asked.
-        fetch (Callable): (rows) -> token ids and sampling log-probs (or None) of these rollouts; see `tokens`.
-        classify (Callable): () -> see `answer_class`.
-    """
-
-    prompts: Prompts
-    jobs: tuple[Job, ...]
-    prompt: np.ndarray
-    round: np.ndarray
-    replay: Replay
-    terminated: np.ndarray
-    rewards_per_func: torch.Tensor
+    prompts: Prompts  # of the step
+    jobs: tuple[Job, ...]  # what was asked for, length N
+    prompt: np.ndarray  # of each rollout, shape (N,), int64
+    round: np.ndarray  # of each, from 0, shape (N,), int64
+    replay: Replay  # outcome, marker time, answer time, trimmed flag and length, prefix included, shape (N,) each
+    terminated: np.ndarray  # ended by an EOS, shape (N,), bool
+    rewards_per_func: torch.Tensor  # reward functions, shape (N, F); nan where one abstained
     rewards: np.ndarray
-    reward_weights: torch.Tensor | None = None
-    answers: tuple[np.ndarray, ...] = ()
+    """Their weighted sum, shape (N,), float64; nan where all abstained, and where the rollout is superseded."""
+    reward_weights: torch.Tensor | None = None  # of each reward function, shape (F,); None: 1 each
+    answers: tuple[np.ndarray, ...] = ()  # to the queries of all rounds, in the order in which they were asked
     fetch: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
         default=lambda rows: [], repr=False
-    )
-    classify: Callable[[], np.ndarray] = field(default=lambda: np.zeros(0, dtype=np.int64), repr=False)
+    )  # see `tokens`
+    classify: Callable[[], np.ndarray] = field(
+        default=lambda: np.zeros(0, dtype=np.int64), repr=False
+    )  # see `answer_class`
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -244,22 +212,15 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a method makes of the rollouts of a step, shape (N,) each.
+    """What a method makes of the rollouts of a step, shape (N,) each."""
 
-    Attributes:
-        advantages (np.ndarray): Unweighted advantages, finite.
-        weight (np.ndarray): Weight of each rollout in the loss, >= 0.
-        in_gradient (np.ndarray): Gets a forward pass, bool.
-        in_divisor (np.ndarray): Its tokens count in N_t, by which the loss divides (Eq. 6), bool; true wherever
-            `in_gradient` is.
-        propensity (np.ndarray): Probability with which a rollout of this outcome enters the gradient, in (0, 1].
-    """
-
-    advantages: np.ndarray
-    weight: np.ndarray
-    in_gradient: np.ndarray
-    in_divisor: np.ndarray
-    propensity: np.ndarray
+    advantages: np.ndarray  # unweighted, finite
+    weight: np.ndarray  # of each rollout in the loss, >= 0
+    in_gradient: np.ndarray  # gets a forward pass, bool
+    in_divisor: (
+        np.ndarray
+    )  # its tokens count in N_t, by which the loss divides (Eq. 6), bool; true where `in_gradient`
+    propensity: np.ndarray  # probability with which a rollout of this outcome enters the gradient, in (0, 1]
 
     @classmethod
     def of(
@@ -278,25 +239,15 @@ PHASES = ("plan", "generate", "score", "update", "overhead")
 
 @dataclass(frozen=True)
 class LocalRollout:
-    """A rollout on the process that generated it; it travels as it is to the one that trains it.
-
-    Attributes:
-        prompt_ids (list[int]): Tokens of the prompt.
-        completion_ids (list[int]): Policy tokens, the prefix included, the forced stop removed.
-        completion (str | list[dict]): Text or messages, as TRL decoded them.
-        logprobs (list[float | None] | None): Of the policy tokens under the sampling policy, nats.
-        gate_stopped (bool): Whether the gate stopped it.
-        in_thought (bool): Whether its prompt opens a thought.
-        terminated (bool): Whether it ended with an EOS.
-    """
+    """A rollout on the process that generated it; it travels as it is to the one that trains it."""
 
     prompt_ids: list[int]
-    completion_ids: list[int]
-    completion: str | list[dict]
-    logprobs: list[float | None] | None
+    completion_ids: list[int]  # policy tokens, the prefix included, the forced stop removed
+    completion: str | list[dict]  # text or messages, as TRL decoded them
+    logprobs: list[float | None] | None  # of the policy tokens under the sampling policy, nats
     gate_stopped: bool = False
-    in_thought: bool = False
-    terminated: bool = False
+    in_thought: bool = False  # its prompt opens a thought
+    terminated: bool = False  # it ended with an EOS
 
 
 def policy_mask(batch: dict[str, torch.Tensor]) -> torch.Tensor:

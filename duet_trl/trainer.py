@@ -29,9 +29,8 @@ from .methods import build_method
 from .methods.duet import settle_router_loss
 from .methods.method import Method
 from .rollouts import Prompts, StepRecord
-from .seams import metrics, standing_in, train_rows
+from .seams import metrics, train_rows
 from .seams.arguments import check_arguments, own_config
-from .seams.audit import AuditLog, audit_columns
 from .seams.backend import choose_backend
 from .seams.checkpoint import resume_point
 from .seams.data_checks import PromptSource, check_sampler
@@ -43,6 +42,7 @@ from .seams.metrics import RunWatch
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
+from .seams.train_rows import standing_in
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -120,7 +120,6 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.method, self.generation, self.exchange, automaton, *limits, vocab_size, end_ids, interleaved=dealt
         )
         self._source = PromptSource(train_dataset, args.prompt_id_column, args.seed)
-        self.audit = AuditLog(args.output_dir, args.audit_columns or []) if args.audit_log else None
         self._interrupt = StopAfterStep(self.accelerator)
         self.add_callback(self._interrupt)
         if args.updates != "once":
@@ -292,8 +291,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.checkpoints.check_first(self.method)
         self.report({"nonfinite_rollouts": float(step.nonfinite.sum())})
         self.report(self.method.metrics(), f"{type(self.method).__name__}.metrics()")
-        if self.audit is not None and self.accelerator.is_main_process:
-            self.audit.write(step.prompts.step, audit_columns(step), list(step.prompts), step.done.prompt)
+        if self.args.audit_log and self.accelerator.is_main_process:
+            metrics.write_audit(step, self.args.output_dir, self.args.audit_columns or [])
         step.seconds["overhead"] += time.perf_counter() - started
 
     def report(self, values: Mapping[str, float], by: str = "the trainer") -> None:
@@ -303,10 +302,10 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Several updates of a batch ---------------------------------------------------------------------------------
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """transformers' schedule, times the factor of several updates."""
+        """transformers' schedule, times the factor by which the learning rate follows the divergence of updates."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if self.several is not None:
-            self.several.steer(scheduler)
+        if self.several is not None and self.several.region is not None:
+            self.several.region.steer(scheduler)
         return scheduler
 
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
@@ -351,6 +350,10 @@ class DUETGRPOTrainer(GRPOTrainer):
             super()._run_epoch(*args, **kwargs)
 
     # ---- Sampling outside of training, and what is published --------------------------------------------------------
+
+    def unwrapped_model(self) -> torch.nn.Module:
+        """The policy as `model.generate` of the step takes it, without what distributed training wraps around it."""
+        return self.accelerator.unwrap_model(self.model_wrapped)
 
     def sample(
         self,

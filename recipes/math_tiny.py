@@ -21,7 +21,7 @@ import yaml
 from tiny_math.cpu import ENVIRONMENT
 from tiny_math.scaled import GRACE_WINDOW, UPDATES
 
-from duet_trl.update.cut import CUTS
+from duet_trl.update.trust_region import CUTS
 
 DUET = {
     "method": "duet",

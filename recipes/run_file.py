@@ -13,7 +13,7 @@ from script_arguments import ScriptArguments
 from trl import ModelConfig
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.methods import METHOD_FIELDS, METHODS
+from duet_trl.config import METHOD_FIELDS, reads
 from duet_trl.report.environment import hardware, versions
 from duet_trl.seams.hub import changed_fields
 
@@ -81,16 +81,16 @@ class RunRecord:
 def new_record(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> RunRecord:
     """The record of a run that begins; the runner names grid and cell in `run_name`."""
     grid, _, cell = (config.run_name or "").rpartition("/")
-    reads = METHODS[config.method].reads
+    read = reads(config.method)
     full = arguments.full_generations or config.num_generations
-    settings = changed_fields(arguments, model, config, leave_out=METHOD_FIELDS - reads)
+    settings = changed_fields(arguments, model, config, leave_out=METHOD_FIELDS - read)
     return RunRecord(
         grid=grid or None,
         cell=cell or Path(config.output_dir).name,
         seed=config.seed,
         model=Path(model.model_name_or_path or "none").name,
         method=config.method,
-        budget=config.budget_fraction if "budget_fraction" in reads else config.num_generations / full,
+        budget=config.budget_fraction if "budget_fraction" in read else config.num_generations / full,
         num_generations=config.num_generations,
         settings=settings | {"method_kwargs": asdict(config.options)},
         engine=f"vLLM, {config.vllm_mode}" if config.use_vllm else "transformers",

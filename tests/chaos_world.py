@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from transformers import TrainerCallback
 
+from duet_trl.config import reads
 from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.methods import METHODS
 from duet_trl.rollouts import StepRecord
@@ -139,7 +140,7 @@ def build(
     model: Path, folder: Path, method: str, killer: Killer, data: Any = None, **overrides: Any
 ) -> DUETGRPOTrainer:
     """A trainer of this world, and a killer at all of its phases."""
-    gated = "grace_window" in METHODS[method].reads
+    gated = "grace_window" in reads(method)
     options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "max_completion_length": 24}
     options |= {"method": method, "max_steps": NUM_STEPS, **(_GATE if gated else _OWN.get(method, {})), **overrides}
     trainer = duet_trainer(

@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from duet_trl.methods import METHODS
+from duet_trl.config import reads
 from tests.processes import report
 from tests.runs import count_fours, duet_trainer, logged, prompts
 from tests.states import plain
@@ -29,13 +29,12 @@ class CountFours:
 
 def train(model: str, output_dir: Path, method: str) -> dict:
     """Two steps of a method; what both processes must have alike, and whether it did anything."""
-    reads = METHODS[method].reads
     gate = {"grace_window": 8}
     if method == "paper":
         gate |= {"method_kwargs": {"threshold_interval": 1, "threshold_window": 64}}
     own = {"arrol": {"method_kwargs": {"head_warmup_steps": 1, "detect_at": 12}}}.get(method, {})  # prunes in step 2
     options = {"method": method, "max_steps": 2, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 2}
-    options |= {"max_completion_length": 48} | (gate if "grace_window" in reads else own)
+    options |= {"max_completion_length": 48} | (gate if "grace_window" in reads(method) else own)
     # Eight of twelve prompts a step: some come again, and methods that draw others find them.
     rewards = {"rewards": CountFours()} if method == "seed_grpo" else {}
     trainer = duet_trainer(model, output_dir / method, data=prompts(12), **rewards, **options)

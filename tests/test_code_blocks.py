@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -141,6 +142,46 @@ def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
         from duet_trl.__main__ import main
 
         assert main(["estimate", "out"]) == 0
+
+
+EXTENDING = {"class RestSolved": 60, "class TableEngine": 60, "class KeptClose": 30}
+"""What a page promises to be short: lines of code of a block, blank ones left out."""
+
+
+def test_the_examples_of_extending_md_are_short() -> None:
+    for begin, most in EXTENDING.items():
+        (block,) = (one for one in blocks(ROOT / "docs/extending.md", "python") if begin in one.text)
+        assert len(block.text.split("\n")) - block.text.split("\n").count("") <= most, begin
+
+
+def test_the_method_and_the_engine_of_extending_md_save_and_resume(clone: Path) -> None:
+    from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+
+    every = blocks(ROOT / "docs/extending.md", "python")
+    names = run_python(every[: next(i for i, one in enumerate(every) if "class KeptClose" in one.text) - 1])
+    engine = names["partial"](names["TableEngine"], table=names["table"])
+    own = {"method": names["RestSolved"], "engine": lambda: engine}
+
+    def trained(kind: str, folder: str, steps: int, resume: bool = False) -> Any:
+        changed = {"output_dir": folder, "max_steps": steps, "save_steps": 2, "lr_scheduler_type": "constant"}
+        config = DUETGRPOConfig(**names["settings"] | changed, **({"method": "own"} if kind == "method" else {}))
+        policy, data = names["policy"], names["data"]
+        given = {kind: own[kind]()}
+        trainer = DUETGRPOTrainer(policy, names["even_length"], args=config, train_dataset=data, **given)
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.state.global_step == steps
+        return trainer, given[kind]
+
+    whole, method = trained("method", "whole", 4)
+    trained("method", "parts", 2)
+    resumed, restored = trained("method", "parts", 4, resume=True)
+    assert restored.state_dict() == method.state_dict()
+    last, expected = (one.state.log_history[3] for one in (resumed, whole))
+    for name in ("step", "loss", "reward", "duet/num_rollouts/mean", "duet/resting_prompts"):
+        assert last[name] == expected[name], name
+    trained("engine", "engine", 2)
+    trainer, _ = trained("engine", "engine", 4, resume=True)
+    assert trainer.engine.syncs == 2  # its weights are the run's, before each of its steps
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -11,11 +11,11 @@ from trl import TrlParser
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
-from duet_trl.allocate.allocators import NeymanAllocator
-from duet_trl.allocate.mixed import MixedAllocator
-from duet_trl.config import DECLARED
+from duet_trl.allocate.allocators import MixedAllocator, NeymanAllocator
+from duet_trl.config import defaults_of
+from duet_trl.field_types import EARLIER, Follows
 from duet_trl.gate.thresholds import LengthThresholds, PricedThresholds
-from duet_trl.methods import METHODS, budget_fields, build_method, setting_of
+from duet_trl.methods import METHODS, build_method, setting_of
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions
 from duet_trl.update.baseline import MeasuredWeights
@@ -41,9 +41,9 @@ def config(tmp_path, **overrides) -> DUETGRPOConfig:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_a_method_gives_every_field_and_option_its_default(tmp_path, method):
     resolved = config(tmp_path, method=method)
-    declared = dict(METHODS[method].defaults) | {one.name: one.default for one in fields(METHODS[method].options)}
+    declared = defaults_of(method) | {one.name: one.default for one in fields(METHODS[method].options)}
     for name, default in declared.items():
-        if default is not None:
+        if default is not None and not isinstance(default, Follows):
             assert (vars(resolved) | vars(resolved.options))[name] == default, name
 
 
@@ -186,7 +186,6 @@ def test_one_rollout_per_prompt_and_nothing_to_compare_it_with_is_refused(tmp_pa
         {"method": "duet"},
         {"budget_fraction": 0.5},
         {"num_generations": 8},
-        {"budget_reading": "reference"},  # frozen in tokens: shorter rollouts are more of them
         {"budget_reading": "tokens", "budget_tokens": 1e6, "budget_fraction": None},
     ],
 )
@@ -203,7 +202,7 @@ BY_NAME = [
     ({"ending_reward_weight": -0.1}, "ending_reward_weight must be at least 0; 0 adds no reward; got -0.1"),
     ({"old_logps": "vllm", "use_vllm": True}, "old_logps must be one of"),
     ({"old_logps": "engine", "use_vllm": True, "top_p": 0.9, **TOKEN_LEVEL}, "top_p=0.9, .*old_logps='engine'.*Set"),
-    ({"budget_reading": "seconds"}, "budget_reading must be one of"),
+    ({"budget_reading": "reference"}, r"budget_reading must be one of \['rollouts', 'tokens'\], got 'reference'"),
     ({"budget_reading": "tokens"}, "needs finite budget_tokens"),
     ({"budget_reading": "tokens", "budget_tokens": 3.0}, "needs finite budget_tokens of at least one token"),
     ({"budget_reading": "tokens", "budget_tokens": float("inf")}, "needs finite budget_tokens"),
@@ -281,6 +280,34 @@ def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method,
         DUETGRPOConfig(str(tmp_path), method=method, method_kwargs=kwargs, **FIXED)
 
 
+EARLIER_NAMES = [
+    ("preset", "preset is no field any more. It is `method`"),
+    ("abort_rule", "By price is method='duet', by length method='paper'"),
+    ("ema_decay", "Use updates='several'"),
+    ("reward_decay", "It is a constant of the method"),
+]
+
+
+@pytest.mark.parametrize(("name", "message"), EARLIER_NAMES)
+def test_a_name_of_an_earlier_version_is_refused_with_what_stands_in_its_place(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        DUETGRPOConfig(str(tmp_path), **FIXED, **{name: 1})
+    with pytest.raises(ValueError, match=f"has no '{name}' any more"):
+        DUETGRPOConfig(str(tmp_path), method_kwargs={name: 1}, **FIXED)
+
+
+def test_no_name_of_an_earlier_version_is_in_use():
+    options = {one.name for entry in METHODS.values() for one in fields(entry.options)}
+    assert not EARLIER.keys() & (options | {one.name for one in fields(DUETGRPOConfig)})
+
+
+def test_an_option_that_is_given_as_a_field_is_refused_with_its_place(tmp_path):
+    with pytest.raises(ValueError, match=r"poll_interval is an option of \['duet', 'paper'\]. Write method_kwargs="):
+        DUETGRPOConfig(str(tmp_path), poll_interval=4, **FIXED)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
+        DUETGRPOConfig(str(tmp_path), colour=4, **FIXED)
+
+
 def test_the_papers_nucleus_works_without_the_sequence_level_correction(tmp_path):
     assert config(tmp_path, use_vllm=True, top_p=0.95, vllm_importance_sampling_correction=False).top_p == 0.95
     assert config(tmp_path, use_vllm=True, top_p=0.95, vllm_importance_sampling_mode="token_truncate").top_p == 0.95
@@ -313,7 +340,7 @@ def test_every_field_has_a_help_and_every_option_too():
 def test_every_numeric_field_refuses_text(tmp_path):
     HfArgumentParser(DUETGRPOConfig)  # rewrites the types of the fields
     options = {one.name: one.type for kind in (DuetOptions, PaperOptions) for one in fields(kind)}
-    annotations = {name: one.kind for name, one in DECLARED.items()} | options
+    annotations = DUETGRPOConfig.__annotations__ | options
     numeric = [name for name, kind in annotations.items() if {int, float} & {kind, *get_args(kind)}]
     assert {"budget_fraction", "num_rollouts_min", "budget_tokens", "poll_interval", "advantage_cutoff"} < set(numeric)
     config(tmp_path)
@@ -321,14 +348,6 @@ def test_every_numeric_field_refuses_text(tmp_path):
     for name in numeric:
         with pytest.raises(ValueError, match=f"{name} must be (a number|an integer), got '1'"):
             config(tmp_path, method="duet" if name in fields_of_duet else "paper", **{name: "1"})
-
-
-def test_the_share_of_the_budget_goes_where_a_method_has_it():
-    assert budget_fields("duet", 0.25, 8) == {"num_generations": 8, "budget_fraction": 0.25}
-    assert budget_fields("grpo", 0.25, 8) == {"num_generations": 2}
-    for fraction, count in ((0.125, 1), (0.3, 2.4)):
-        with pytest.raises(ValueError, match=f"is {count:g} rollouts per prompt, and the budget of method='grpo'"):
-            budget_fields("grpo", fraction, 8)
 
 
 # ---- Copies: what was left open is decided anew, what was chosen stays chosen -------------------------------------

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """A field or option that cannot have an effect is refused: every pair of a field and what switches it off."""
 
-from dataclasses import fields
-
 import pytest
 
-from duet_trl.config import DECLARED
-from duet_trl.methods import METHOD_FIELDS
+from duet_trl.config import DECLARED, METHOD_FIELDS
+from duet_trl.field_types import declarations
 from duet_trl.methods.duet import DuetOptions
 from duet_trl.methods.paper import PaperOptions
 from tests.test_config import config
 
-_ACTS = {name: one.acts for name, one in DECLARED.items()}
-_ACTS |= {one.name: one.metadata["acts"] for kind in (DuetOptions, PaperOptions) for one in fields(kind)}
-CONDITIONS = {name: acts for name, acts in _ACTS.items() if acts is not None}
+_SAID = DECLARED | declarations(DuetOptions) | declarations(PaperOptions)
+CONDITIONS = {name: said.acts for name, said in _SAID.items() if said.acts is not None}
 
 VALUES = {
     "allocate": False,
@@ -55,7 +52,6 @@ SERVER = {"use_vllm": True, "vllm_mode": "server"}
 PAIRS = [  # the value, fields under which it acts, fields under which it does not
     ("budget_fraction", 0.5, {}, TOKENS),
     ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {}),
-    ("budget_tokens", 1e5, {"budget_reading": "tokens"}, {"budget_reading": "reference"}),
     ("num_rollouts_min", 2, COUNTS, {}),
     ("num_rollouts_min", 2, TOKENS, {}),
     ("marker", "math", {"abort": False}, NO_GATE),

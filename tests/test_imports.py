@@ -115,7 +115,7 @@ def test_file_imports_only_what_its_room_may(path: Path) -> None:
 
 def test_table_catches_a_core_file_that_imports_an_engine() -> None:
     assert violations("import transformers", "duet_trl.allocate.neyman")
-    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.importance")
+    assert violations("def f():\n    from trl import GRPOConfig", "duet_trl.update.advantages")
     assert violations("from duet_trl.gate import replay", "duet_trl.allocate.neyman")
     assert violations("from ...engines import vllm", "duet_trl.gate.sub.gate")
     assert violations("from ..engines import vllm", "duet_trl.gate.replay")
@@ -157,7 +157,6 @@ def test_the_drawing_shows_every_import_and_no_arrow_runs_back_up() -> None:
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "math-verify": "math_verify"}
 BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy": "math_verify"}
 NEEDS_EXTRA = {
-    "duet_trl.engines.cpu_reload": "vllm",
     "duet_trl.engines.server": "vllm",
     "duet_trl.engines.server_engine": "vllm",
     "duet_trl.engines.vllm": "vllm",

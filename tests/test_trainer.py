@@ -83,7 +83,6 @@ def test_a_run_learns_and_reports_every_metric(tiny_path, tmp_path, method, own)
         {"method": "paper", "surrogate": "constant", "steps_per_generation": 2},
         {"method": "paper", "num_iterations": 2},
         {"budget_reading": "tokens", "budget_tokens": 1500.0, "num_rollouts_min": 1},
-        {"budget_reading": "reference", "max_steps": 6, "allocate": True},
         {"method": "paper", "allocate": False, "abort": False},
         {"prompt_candidates": 2.0, "steps_per_generation": 8},
         {"drop_zero_advantage": False, "entropy_coef": 0.01, "max_rollouts": 64, "budget_fraction": 1.0},
@@ -107,16 +106,6 @@ def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
         trainer.train()
         # Uniform counts may differ by the one rollout that the budget does not divide into.
         assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
-
-
-def test_the_reference_budget_measures_ungated_rollouts_and_then_freezes(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, budget_reading="reference", max_steps=7)
-    trainer.train()
-    trims, budgets = logged(trainer, "duet/trim_rate"), logged(trainer, "duet/budget_tokens")
-    steps_per_epoch = len(prompts()) // 8
-    assert max(trims[:steps_per_epoch]) == 0
-    assert max(trims[steps_per_epoch:]) > 0
-    assert len(set(budgets[steps_per_epoch:])) == 1
 
 
 async def async_length(completions, **kwargs):

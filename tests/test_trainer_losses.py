@@ -9,8 +9,8 @@ import torch
 from transformers import TrainerCallback
 
 from benchmarks.arena.cell import leave_out_idle
+from duet_trl.exchange import PADDING_ROW
 from duet_trl.seams.data_checks import prompt_keys
-from duet_trl.update.packing import PADDING_ROW
 from tests.runs import PARTS_OFF, check_grpo_loss_for_loss, count_fours, duet_trainer, logged, prompts, weights
 
 LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"]
@@ -65,7 +65,7 @@ def run(tiny_path, tmp_path, **options):
         leave_out_idle(trainer.method)  # rows are missing
         keys = prompt_keys(list(prompts()), None)
         lengths = np.resize([8.0, 8.0, 60.0, 60.0], len(keys))  # counts differ
-        trainer.method.allocator.observe_lengths(keys, np.arange(len(keys)), lengths, lengths, lengths > 0)
+        trainer.method.allocator.statistics.observe_lengths(keys, np.arange(len(keys)), lengths, lengths, lengths > 0)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():  # away from the reference model, where the KL term has no gradient
         for parameter in trainer.model.parameters():

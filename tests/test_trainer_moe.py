@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from duet_trl.update.packing import PADDING_ROW
+from duet_trl.exchange import PADDING_ROW
 from tests.runs import PARTS_OFF, check_grpo_loss_for_loss, count_fours, duet_trainer, logged, weights
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from benchmarks.common import grouped
-from duet_trl.methods import METHODS, budget_fields
-from duet_trl.update.cut import CUTS
+from duet_trl.config import reads
+from duet_trl.update.trust_region import CUTS
 from recipes.tiny_math.scaled import GRACE_WINDOW, REFITS, UPDATES, UPDATES_RATE
 
 SETTINGS = Path(__file__).parents[2] / "recipes" / "configs" / "math_tiny.yaml"
@@ -149,15 +149,18 @@ def configuration(entrant: Entrant, learning_rate: float, seed: int, task_fields
         dict[str, Any]: Keyword arguments. Micro-batches hold at most 32 rollouts, and no more than a mini-batch has.
     """
     shared = yaml.safe_load(SETTINGS.read_text()) | dict(task_fields)
-    reads = METHODS[entrant.method].reads
+    read = reads(entrant.method)
     gated = entrant.settings.get("trim", True) or entrant.settings.get("abort", True)
-    if gated and "grace_window" in reads:
+    if gated and "grace_window" in read:
         shared |= {"grace_window": GRACE_WINDOW}
     if entrant.method == "paper":
         shared |= REFITS
-    if not gated or "marker" not in reads:
+    if not gated or "marker" not in read:
         shared.pop("marker")
-    own = budget_fields(entrant.method, entrant.budget, FULL)
+    if "budget_fraction" in read:
+        own = {"num_generations": FULL, "budget_fraction": entrant.budget}
+    else:  # its budget is the number of its rollouts
+        own = {"num_generations": int(FULL * entrant.budget)}
     rollouts = PROMPTS_PER_STEP * own["num_generations"]
     mini_batch = rollouts // entrant.mini_batches
     micro_batch = min(shared["per_device_train_batch_size"], mini_batch)

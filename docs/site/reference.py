@@ -12,9 +12,9 @@ from types import UnionType
 from typing import Any, get_args
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import DECLARED
-from duet_trl.field_types import Acts, Rule
-from duet_trl.methods import METHOD_FIELDS, METHODS
+from duet_trl.config import DECLARED, METHOD_FIELDS
+from duet_trl.field_types import Acts, Rule, declarations
+from duet_trl.methods import METHODS
 from duet_trl.report.tables import markdown_table
 
 PAGE = Path(__file__).resolve().parent.parent / "configuration.md"
@@ -63,17 +63,17 @@ def _every_method(declared: list[Field]) -> str:
 def _some_methods(declared: list[Field]) -> str:
     rows = []
     for one in declared:
-        readers = [name for name, entry in METHODS.items() if one.name in entry.reads]
-        condition = _condition(DECLARED[one.name].acts)
-        rows.append([f"`{one.name}`", _help(one), _field_values(one), ", ".join(readers), condition])
+        said = DECLARED[one.name]
+        rows.append([f"`{one.name}`", _help(one), _field_values(one), ", ".join(said.methods), _condition(said.acts)])
     return markdown_table(["field", "meaning", "values", "methods", "only with"], rows)
 
 
 def _options(kind: type) -> str:
     rows = []
     for one in fields(kind):
-        values, condition = _values(one.type, one.metadata["rule"]), _condition(one.metadata["acts"])
-        rows.append([f"`{one.name}`", _help(one), values, _code(one.default), condition])
+        said = declarations(kind)[one.name]
+        values = _values(one.type, said.rule)
+        rows.append([f"`{one.name}`", _help(one), values, _code(one.default), _condition(said.acts)])
     return markdown_table(["option", "meaning", "values", "default", "only with"], rows)
 
 
@@ -82,7 +82,7 @@ def _help(one: Field) -> str:
 
 
 def _field_values(one: Field) -> str:
-    return _values(DECLARED[one.name].kind, DECLARED[one.name].rule)
+    return _values(DUETGRPOConfig.__annotations__[one.name], DECLARED[one.name].rule)
 
 
 def _values(annotation: Any, rule: Rule | None) -> str:

@@ -1,22 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exchangeable allocators of phase 1: prompt keys and history in, rollouts per prompt out.
 
-Every allocator has the interface of `UniformAllocator`: `plan(keys, epoch)`, then `observe_lengths` and
-`observe_rewards` after generation and `observe_sigma` after the forward pass. It never sees rewards of the step it
-plans.
+Every allocator has the interface of `UniformAllocator`: `plan(keys, epoch)`, then its `statistics` learn lengths and
+rewards after generation, and `observe_sigma` is called after the forward pass.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .budget import Budget
-from .neyman import Allocation, bisection_allocation, uniform_allocation
-from .openness import openness, posterior, price_of_more
-from .state import check_state
-from .statistics import PromptStatistics
-from .surrogate import Surrogate, calibration_chi2, sigma_observed
+from .neyman import Allocation, bisection_allocation, calibration_chi2, sigma_observed, uniform_allocation
+from .openness import mixed_allocation, mixed_probability, openness, posterior, price_of_more
+from .statistics import PromptStatistics, RewardHistory, check_state
+
+FLOOR, FLOOR_QUANTILE = 0.01, 0.05
+"""Of sigma: before the first epoch is over, and the quantile of the pool's positive sigmas that takes its place."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """B, tokens per step (section 3.3): what full GRPO's rollouts cost, or an absolute number.
+
+    That is ``fraction * num_generations`` rollouts per prompt at the batch's current expected lengths, with b in
+    (0, 1] and the rollouts of full GRPO; or `budget_tokens`. docs/fidelity.md#budget.
+    """
+
+    fraction: float = 1.0
+    num_generations: int = 8
+    budget_tokens: float | None = None
+
+    @property
+    def rollouts_per_prompt(self) -> float:
+        """Rollouts of a prompt that the fraction pays for on average."""
+        return self.fraction * self.num_generations
+
+    def total_rollouts(self, num_prompts: int) -> int:
+        """Rollouts of a uniform step under a budget without `budget_tokens`: ``fraction * num_generations * M``."""
+        # The margin keeps 0.1 * 10 * 3 = 3.0000000000000004 and its like from losing or gaining a rollout.
+        return math.floor(self.rollouts_per_prompt * num_prompts * (1.0 + 1e-12))
+
+    def tokens(self, mean_length: np.ndarray) -> float:
+        """B of a step with these expected lengths, shape (M,)."""
+        if self.budget_tokens is not None:
+            return float(self.budget_tokens)
+        return self.rollouts_per_prompt * float(mean_length.sum())
 
 
 class UniformAllocator:
@@ -34,6 +64,7 @@ class UniformAllocator:
         max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
 
     Attributes:
+        statistics (PromptStatistics): What is remembered about each prompt.
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
         price (float): What one more rollout of each prompt of the last plan would earn per token
             (`openness.price_of_more`); nan before the first.
@@ -58,37 +89,20 @@ class UniformAllocator:
         self.price = float("nan")
         self._metrics: dict[str, float] = {}
 
-    @property
-    def measuring(self) -> bool:
-        """Whether the reference budget is being measured, during which no rollout may be stopped early."""
-        return self.budget.measuring
-
     def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
         """Rollouts of each of M prompts in the next step, after `epoch` completed passes over the data."""
-        self.budget.advance(epoch)
-        self.cold = np.zeros(len(keys), dtype=bool)
-        cost = self._cost(keys)
-        allocation = self._uniform(cost)
-        self._set_price(self._posterior(keys), allocation, cost)
-        self._metrics = plan_metrics(allocation)
+        cost = self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
+        history, self._metrics = self.statistics.reward_history(keys), {}
+        allocation = self._counts(keys, epoch, cost, history)
+        worth = openness(*posterior(history, self.statistics.reward_range))
+        self.price = price_of_more(worth, allocation.num_rollouts, cost)
+        self._metrics |= {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
         return allocation
-
-    def observe_lengths(
-        self, keys: Sequence[str], group: np.ndarray, lengths: np.ndarray, tokens: np.ndarray, kept: np.ndarray
-    ) -> None:
-        """Learn what the rollouts of a step cost; see `PromptStatistics.observe_lengths` for shapes."""
-        self.statistics.observe_lengths(keys, group, lengths, tokens, kept)
-        if self.budget.measuring:
-            self.budget.observe_reference(tokens)
 
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
     ) -> None:
-        """Only Theorem 1 needs sigma; part of the interface. Unweighted advantages and sums of log pi, shape (N,)."""
-
-    def observe_rewards(self, keys: Sequence[str], group: np.ndarray, rewards: np.ndarray, use: np.ndarray) -> None:
-        """Learn the rewards of a step; see `PromptStatistics.observe_rewards` for shapes."""
-        self.statistics.observe_rewards(keys, group, rewards, use)
+        """Only Theorem 1 needs sigma. Unweighted advantages and sums of log pi, shape (N,)."""
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last step, plain floats."""
@@ -96,26 +110,19 @@ class UniformAllocator:
 
     def state_dict(self) -> dict:
         """Everything that future plans depend on."""
-        return {"budget": self.budget.state_dict(), "statistics": self.statistics.state_dict()}
+        return {"statistics": self.statistics.state_dict()}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        state = {name: part for name, part in state.items() if name != "budget"}  # of earlier versions
         check_state("allocator", state, self.state_dict())
-        self.budget.load_state_dict(state["budget"])
         self.statistics.load_state_dict(state["statistics"])
 
-    def _cost(self, keys: Sequence[str]) -> np.ndarray:
-        return self.statistics.expected_tokens(keys, price_aborted=self.price_aborted, default=self.max_length)
-
-    def _posterior(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        return posterior(self.statistics.reward_history(keys), self.statistics.reward_range)
-
-    def _set_price(self, of: tuple[np.ndarray, np.ndarray], allocation: Allocation, cost: np.ndarray) -> None:
-        self.price = price_of_more(openness(*of), allocation.num_rollouts, cost)
-
-    def _uniform(self, cost: np.ndarray) -> Allocation:
+    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
+        """The plan at the expected tokens of a rollout of each prompt, shape (M,); sets `cold`, adds metrics."""
+        self.cold = np.zeros(len(keys), dtype=bool)
         tokens = self.budget.tokens(cost)
-        if self.budget.counts_rollouts:
+        if self.budget.budget_tokens is None:
             total = self.budget.total_rollouts(cost.size)
         else:
             rounds = int(tokens // cost.sum())
@@ -129,31 +136,29 @@ class UniformAllocator:
 class NeymanAllocator(UniformAllocator):
     """The paper's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
 
-    While the reference budget is measured counts are uniform. Options as for `UniformAllocator`.
+    ``s_q = max(floor, running mean of sigma)``, and the floor below `warmup` observations. After the first epoch it is
+    raised to the `FLOOR_QUANTILE` of the pool's positive sigmas, once. docs/fidelity.md#surrogate.
+
+    Args:
+        budget (Budget): What B is.
+        warmup (int | None): k_warmup, >= 1; None: one s_q for all prompts, so that counts follow lengths alone.
+        **options (Any): As for `UniformAllocator`.
     """
 
-    def __init__(self, surrogate: Surrogate, budget: Budget, **options: Any) -> None:
+    def __init__(self, budget: Budget, *, warmup: int | None = 1, **options: Any) -> None:
         super().__init__(budget, **options)
-        self.surrogate = surrogate
+        # The scale of a constant does not matter to the counts.
+        self.warmup, self.floor, self._frozen = warmup, FLOOR if warmup else 1.0, False
         self._dual: float | None = None
         self._planned: tuple[tuple[str, ...], np.ndarray] | None = None
 
-    def plan(self, keys: Sequence[str], epoch: int) -> Allocation:
-        """Rollouts per prompt of the next step by Theorem 1; see `UniformAllocator.plan`."""
-        self.budget.advance(epoch)
-        self.surrogate.advance(self.statistics, epoch)
-        view, cost = self.statistics.lookup(keys), self._cost(keys)
-        sigma = self.surrogate.sigma(view)
-        if self.budget.measuring:
-            allocation = self._uniform(cost)
-        else:
-            allocation = bisection_allocation(sigma, cost, self.budget.tokens(cost), **self.bounds, dual=self._dual)
-            self._dual = allocation.dual
-        self._set_price(self._posterior(keys), allocation, cost)
-        self._planned = (tuple(keys), sigma)
-        self.cold = ~self.surrogate.is_warm(view)
-        self._metrics = plan_metrics(allocation) | {"dual": allocation.dual, "sigma_floor": self.surrogate.floor}
-        return allocation
+    def sigma(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """s_q of the prompts, >= the floor (Algorithm 1, line 2), and whether it is their own; shape (M,) each."""
+        if self.warmup is None:
+            return np.full(len(keys), self.floor), np.ones(len(keys), dtype=bool)
+        mean, observations = self.statistics.sigma(keys)
+        warm = observations >= self.warmup
+        return np.where(warm, np.fmax(mean, self.floor), self.floor), warm
 
     def observe_sigma(
         self, keys: Sequence[str], group: np.ndarray, advantages: np.ndarray, sum_logps: np.ndarray, use: np.ndarray
@@ -167,15 +172,48 @@ class NeymanAllocator(UniformAllocator):
 
     def state_dict(self) -> dict:
         """Everything that future plans depend on."""
-        return {**super().state_dict(), "surrogate": self.surrogate.state_dict(), "dual": self._dual}
+        surrogate = {"floor": self.floor, "frozen": self._frozen}
+        return {**super().state_dict(), "surrogate": surrogate, "dual": self._dual}
 
     def load_state_dict(self, state: dict) -> None:
         """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
         super().load_state_dict(state)
-        self.surrogate.load_state_dict(state["surrogate"])
+        check_state("surrogate", state["surrogate"], {"floor": None, "frozen": None})
+        self.floor, self._frozen = float(state["surrogate"]["floor"]), bool(state["surrogate"]["frozen"])
         self._dual = None if state["dual"] is None else float(state["dual"])
 
+    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
+        self._raise_floor(epoch)
+        sigma, warm = self.sigma(keys)
+        allocation = bisection_allocation(sigma, cost, self.budget.tokens(cost), **self.bounds, dual=self._dual)
+        self._dual, self._planned, self.cold = allocation.dual, (tuple(keys), sigma), ~warm
+        self._metrics |= {"dual": allocation.dual, "sigma_floor": self.floor}
+        return allocation
 
-def plan_metrics(allocation: Allocation) -> dict[str, float]:
-    """Budget and cost of a plan, tokens."""
-    return {"budget_tokens": allocation.budget_tokens, "planned_tokens": allocation.planned_tokens}
+    def _raise_floor(self, epoch: int) -> None:
+        """Replace and freeze the floor once the first epoch is over and a sigma was positive."""
+        if self._frozen or self.warmup is None or epoch < 1:
+            return
+        observed = self.statistics.pool_sigma()
+        positive = observed[observed > 0.0]
+        if positive.size:
+            self.floor = max(self.floor, float(np.quantile(positive, FLOOR_QUANTILE)))
+            self._frozen = True
+
+
+class MixedAllocator(UniformAllocator):
+    """Rollouts where they are most likely to make a prompt's rewards differ, from the prompts' reward history.
+
+    A reward counts as the share of a success that it is between the lowest and the highest reward of the run.
+    Arguments as `UniformAllocator`. docs/fidelity.md#allocation_objective.
+    """
+
+    def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
+        successes, failures = posterior(history, self.statistics.reward_range)
+        allocation = mixed_allocation(successes, failures, cost, self.budget.tokens(cost), **self.bounds)
+        self.cold = history.count == 0.0
+        counts = allocation.num_rollouts
+        table = mixed_probability(successes, failures, int(counts.max()))
+        expected = float(table[counts, np.arange(counts.size)].sum())
+        self._metrics |= {"dual": allocation.dual, "mixed_prompts_expected": expected}
+        return allocation

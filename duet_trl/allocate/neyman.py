@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1, Theorem 1: how many rollouts each prompt of a batch gets under a token budget (Eqs. 1, 2 and 4)."""
+"""Phase 1, Theorem 1: rollouts of each prompt under a token budget (Eqs. 1, 2, 4), and its sigma (Eqs. 3, 7)."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,11 +26,6 @@ class Allocation:
     planned_tokens: float  # sum of n_q * L_q
     budget_tokens: float  # B
 
-    @property
-    def over_budget(self) -> bool:
-        """Whether the plan costs more than the budget, beyond the rounding of a float64 sum."""
-        return self.planned_tokens > self.budget_tokens * (1.0 + 2.0 * BUDGET_ROUNDING)
-
 
 def variance(sigma: ArrayLike, num_rollouts: ArrayLike) -> float:
     """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1)."""
@@ -51,22 +45,8 @@ def neyman_allocation(
 
     Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. In integers rollouts are
     taken in the order of their marginal gain per token, ``sigma^2 / (n (n + 1) L)``. The budget is exceeded only where
-    ``num_min`` alone does. Among identical prompts the earlier gets the odd rollout.
-
-    Args:
-        sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
-        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
-        budget_tokens (float): B, tokens for the whole batch, > 0.
-        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (int): Most rollouts of a prompt, >= num_min; memory grows with num_max x M.
-        max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
-
-    Returns:
-        Allocation: Counts. ``dual`` is the gain per token of the first rollout that did not fit.
-
-    Raises:
-        ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
-            below the sum of ``num_min``.
+    ``num_min`` alone does. Among identical prompts the earlier gets the odd rollout. Arguments and errors as
+    `bisection_allocation`; ``dual`` is the gain per token of the first rollout that did not fit.
 
     Example:
         >>> neyman_allocation([4.0, 1.0, 1.0], [100.0, 100.0, 400.0], 1200.0).num_rollouts
@@ -98,7 +78,20 @@ def bisection_allocation(
     Bisects log(lambda) so that the rounded counts cost B. The bracket is a factor e^2 to either side of the previous
     ``dual`` (None: the closed form ``(sum(sigma * sqrt(L)) / B)^2``), and doubles until it brackets the budget. Of the
     last bracket the end that keeps the budget is taken: its middle would send all equal prompts of a cold start up
-    together. Other arguments as `neyman_allocation`; docs/fidelity.md#allocation_solver.
+    together. docs/fidelity.md#allocation_solver.
+
+    Args:
+        sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
+        mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
+        budget_tokens (float): B, tokens for the whole batch, > 0.
+        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
+        num_max (int): Most rollouts of a prompt, >= num_min.
+        max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
+        dual (float | None): lambda of the step before.
+
+    Raises:
+        ValueError: If shapes differ, a value is not positive and finite, bounds cross, or ``max_rollouts`` is
+            below the sum of ``num_min``.
     """
     spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
     budget = positive_number("budget_tokens", budget_tokens)
@@ -121,7 +114,13 @@ def bisection_allocation(
     log_unit = np.log(squares / cost)
     least = float((log_unit - 2.0 * np.log(num_max + 1.0)).min())
     most = float((log_unit - 2.0 * np.log(lowest / 4.0)).max())
-    low, high = _bracket(start, least, most, exceeds)
+    low, high = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH
+    width = 2.0 * _BRACKET_HALF_WIDTH
+    while low > least and not exceeds(low):
+        low, width = low - width, 2.0 * width
+    width = 2.0 * _BRACKET_HALF_WIDTH
+    while high < most and exceeds(high):
+        high, width = high + width, 2.0 * width
     for _ in range(num_iterations):
         middle = (low + high) / 2.0
         low, high = (middle, high) if exceeds(middle) else (low, middle)
@@ -149,6 +148,31 @@ def uniform_allocation(
     return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens))
 
 
+def sigma_observed(
+    advantages: np.ndarray, sum_logps: np.ndarray, group: np.ndarray, use: np.ndarray, num_prompts: int
+) -> np.ndarray:
+    """Within-prompt spread of a step, ``std_i(A_i * sum_l log pi(y_il))`` over the used rollouts (Eq. 3), over n - 1.
+
+    The advantages are the unweighted ones (docs/fidelity.md#surrogate). Columns have shape (N,); `use` is true for
+    kept rollouts with finite values. Returns shape (num_prompts,); nan where fewer than two rollouts are used.
+    """
+    contribution, prompt = advantages[use] * sum_logps[use], group[use]
+    count = np.bincount(prompt, minlength=num_prompts)
+    mean = np.bincount(prompt, weights=contribution, minlength=num_prompts) / np.maximum(count, 1)
+    squares = np.bincount(prompt, weights=np.square(contribution - mean[prompt]), minlength=num_prompts)
+    spread = np.sqrt(squares / np.maximum(count - 1, 1))
+    return np.where(count >= 2, spread, np.nan)
+
+
+def calibration_chi2(surrogate: np.ndarray, sigma: np.ndarray) -> float:
+    """Calibration divergence ``mean((s_q / sigma_q - 1)^2)`` of Theorem 4, which bounds the plug-in loss (Eq. 7).
+
+    ``V(n^s) - V* <= K * chi2 / B`` with K from the bounds on sigma and length, the floor and M.
+    """
+    positive = sigma > 0.0
+    return float(np.mean(np.square(surrogate[positive] / sigma[positive] - 1.0)))
+
+
 def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
     """Arguments as float64 vectors of one length; ValueError unless all values are positive and finite."""
     vectors = [np.asarray(values, dtype=np.float64) for values in named.values()]
@@ -157,10 +181,9 @@ def positive_vectors(**named: ArrayLike) -> list[np.ndarray]:
             raise ValueError(f"{name} must be a non-empty vector of shape (M,), got shape {vector.shape}.")
         if vector.size != vectors[0].size:
             raise ValueError(f"{name} has {vector.size} entries for {vectors[0].size} prompts. Give one each.")
-        # Two reductions instead of a mask: nan fails the first comparison, inf the second.
-        if not (vector.min() > 0.0 and vector.max() < math.inf):
-            index = int(np.flatnonzero(~((vector > 0.0) & np.isfinite(vector)))[0])
-            raise ValueError(f"{name} must be positive and finite, got {vector[index]} at index {index}.")
+        bad = np.flatnonzero(~((vector > 0.0) & np.isfinite(vector)))
+        if bad.size:
+            raise ValueError(f"{name} must be positive and finite, got {vector[bad[0]]} at index {bad[0]}.")
     return vectors
 
 
@@ -183,15 +206,3 @@ def bounds(num_prompts: int, num_min: ArrayLike, num_max: int, max_rollouts: int
             "lower num_min."
         )
     return lowest, int(cap)
-
-
-def _bracket(start: float, least: float, most: float, exceeds: Callable[[float], bool]) -> tuple[float, float]:
-    """Bracket of log(lambda) around ``start``; an end stops where all counts sit at their bounds."""
-    low, high = start - _BRACKET_HALF_WIDTH, start + _BRACKET_HALF_WIDTH
-    width = 2.0 * _BRACKET_HALF_WIDTH
-    while low > least and not exceeds(low):
-        low, width = low - width, 2.0 * width
-    width = 2.0 * _BRACKET_HALF_WIDTH
-    while high < most and exceeds(high):
-        high, width = high + width, 2.0 * width
-    return low, high

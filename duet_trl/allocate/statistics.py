@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 4 of Algorithm 1, lines 41-47: what past steps say about each prompt, as running means under its key."""
+"""Phase 4 of Algorithm 1, lines 41-47: what past steps say about each prompt, as running means under its key.
 
-from collections.abc import Sequence
+For pools of ten million prompts: a prompt takes 12 bytes beside its numbers. A key is kept as 64 hashed bits. Two of P
+prompts share them with probability P^2 / 2^65, 3e-6 for ten million; the two would then share one history, which is
+that of their mixture.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
-from .prompt_table import PromptTable
-from .state import check_state
-
-_COLUMNS = (
-    "sigma_sum",
-    "sigma_count",
-    "length_sum",
-    "length_count",
-    "cost_sum",
-    "cost_count",
-    "reward_count",
-    "reward_sum",
-    "reward_squares",
-    "reward_levels",
-)
+DROPPED = ("visits_waiting",)
+"""Columns of earlier versions, ignored in their checkpoints."""
+SAMPLE = 2**16
+"""Prompts from which figures of the whole pool are computed at most."""
 _REWARDS = ("reward_count", "reward_sum", "reward_squares")
 LEVEL_MEMORY = 0.7
 """Weight of all earlier steps in the level of the pool, against that of the latest one: it is three steps old."""
@@ -29,16 +26,6 @@ RANGE_MEMORY = 0.9
 MAX_DISTINCT = 64
 """Distinct rewards beyond which they count as continuous."""
 _TIE = 1e-6  # of two rewards that are one, relative
-
-
-@dataclass(frozen=True)
-class PromptView:
-    """What is known about the prompts of one batch, shape (M,) each; nan where nothing was observed."""
-
-    sigma: np.ndarray  # running mean of sigma_obs, advantage x nats
-    num_observations: np.ndarray  # k_q, observations in it, int64
-    mean_length: np.ndarray  # L_q, mean policy tokens of kept rollouts
-    mean_cost: np.ndarray  # mean generated tokens of all rollouts, aborted ones included
 
 
 @dataclass(frozen=True)
@@ -87,20 +74,16 @@ class PromptStatistics:
         self.reward_range: list[float] | None = None
         self.distinct: np.ndarray = np.empty(0)  # rewards of the run, ascending; the first `MAX_DISTINCT` + 1 of them
         self._level: list[float] | None = None  # mean reward and mean squared reward of the latest steps
-        self._table = PromptTable("prompt statistics", _COLUMNS)
+        means = [f"{of}_{part}" for of in ("sigma", "length", "cost") for part in ("sum", "count")]
+        self._table = PromptTable("prompt statistics", (*means, *_REWARDS, "reward_levels"))
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def lookup(self, keys: Sequence[str]) -> PromptView:
-        """What is known about ``keys`` (M,)."""
+    def sigma(self, keys: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Mean sigma of each prompt, advantage x nats, nan without one, and observations in it, shape (M,) each."""
         column = self._table.read(keys)
-        return PromptView(
-            sigma=_mean(column["sigma_sum"], column["sigma_count"]),
-            num_observations=column["sigma_count"].astype(np.int64),
-            mean_length=_mean(column["length_sum"], column["length_count"]),
-            mean_cost=_mean(column["cost_sum"], column["cost_count"]),
-        )
+        return _mean(column["sigma_sum"], column["sigma_count"]), column["sigma_count"]
 
     def pool_sigma(self) -> np.ndarray:
         """Running means of sigma over all prompts that have one, shape (P,)."""
@@ -113,8 +96,8 @@ class PromptStatistics:
         All generated tokens, aborted rollouts included, or kept lengths. A prompt without a length takes the mean over
         the prompts that have one, each counting once, and `default` while there is none. Shape (M,), >= 1.
         """
-        view = self.lookup(keys)
-        known, name = (view.mean_cost, "cost") if price_aborted else (view.mean_length, "length")
+        name, column = "cost" if price_aborted else "length", self._table.read(keys)
+        known = _mean(column[f"{name}_sum"], column[f"{name}_count"])
         cold = np.isnan(known)
         if cold.any():
             total, count = self._table.pool(f"{name}_sum", f"{name}_count")
@@ -156,8 +139,15 @@ class PromptStatistics:
         group, values = group[use], rewards[use]
         if not values.size:
             return
-        self.reward_range = self._range_with(float(values.min()), float(values.max()))
-        self._note_distinct(values)
+        least, most = float(values.min()), float(values.max())
+        low, high = self.reward_range or (least, most)
+        if least < most:  # the range draws nearer to what a step has
+            low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
+        self.reward_range = [min(low, least), max(high, most)]
+        if len(self.distinct) <= MAX_DISTINCT:
+            known = np.unique(np.concatenate([self.distinct, values]))
+            new = np.diff(known, prepend=-np.inf) > _TIE * np.maximum(np.abs(known), 1.0)
+            self.distinct = known[new][: MAX_DISTINCT + 1]
         sums = [np.bincount(group, weights=values**power, minlength=len(keys)) for power in range(3)]
         rewarded = sums[0] > 0
         latest = [float((column[rewarded] / sums[0][rewarded]).mean()) for column in sums[1:]]
@@ -168,20 +158,6 @@ class PromptStatistics:
             for name, added in zip((*_REWARDS, "reward_levels"), (*sums, sums[0] * self._level[0]), strict=True):
                 column[name][visited] *= self.reward_decay
                 np.add.at(column[name], place, added)
-
-    def _range_with(self, least: float, most: float) -> list[float]:
-        """The range that takes in the extremes of a step, and has drawn nearer to them where the step has two."""
-        low, high = self.reward_range or (least, most)
-        if least < most:
-            low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
-        return [min(low, least), max(high, most)]
-
-    def _note_distinct(self, values: np.ndarray) -> None:
-        if len(self.distinct) > MAX_DISTINCT:
-            return
-        known = np.unique(np.concatenate([self.distinct, values]))
-        new = np.diff(known, prepend=-np.inf) > _TIE * np.maximum(np.abs(known), 1.0)
-        self.distinct = known[new][: MAX_DISTINCT + 1]
 
     def reward_gaps(self, rewards: np.ndarray) -> np.ndarray:
         """How far the nearest other reward of the run lies from each of these, shape (N,).
@@ -244,3 +220,98 @@ class PromptStatistics:
 def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
     """``total / count``, nan where nothing was counted."""
     return np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0.0)
+
+
+def hash_keys(keys: Sequence[str]) -> np.ndarray:
+    """64 bits of each key, shape (N,), uint64; the same in every process."""
+    return np.frombuffer(b"".join(blake2b(key.encode(), digest_size=8).digest() for key in keys), dtype="<u8")
+
+
+class PromptTable:
+    """Float64 columns of prompts that were seen, by key; a prompt's row is its place in the order of first visits.
+
+    `name` is that of its owner, for messages.
+    """
+
+    def __init__(self, name: str, columns: Sequence[str]) -> None:
+        self.name = name
+        self._hashes, self._rows = np.zeros(0, np.uint64), np.zeros(0, np.int32)  # ascending, and the row of each
+        self._columns = {column: np.zeros(0) for column in columns}  # longer than the table: they grow by a quarter
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def read(self, keys: Sequence[str]) -> dict[str, np.ndarray]:
+        """Columns of `keys`, shape (M,) each; 0 for a prompt that was never written."""
+        place, known = self._find(hash_keys(keys))
+        found = {column: np.zeros(len(keys)) for column in self._columns}
+        for column, values in self._columns.items():
+            found[column][known] = values[self._rows[place[known]]]
+        return found
+
+    @contextmanager
+    def editing(self, keys: Sequence[str]) -> Iterator[tuple[dict[str, np.ndarray], np.ndarray]]:
+        """Columns (U,) of the U different prompts of `keys`, to change in place, and the place of each key among them.
+
+        Prompts that are new start with zeros.
+        """
+        hashes = hash_keys(keys)
+        self._add(hashes)
+        rows, place = np.unique(self._rows[self._find(hashes)[0]], return_inverse=True)
+        found = {column: values[rows] for column, values in self._columns.items()}
+        yield found, place.reshape(-1)
+        for column, values in found.items():
+            self._columns[column][rows] = values
+
+    def pool(self, *names: str) -> list[np.ndarray]:
+        """Some columns over the pool, shape (P',) each; of more than `SAMPLE` prompts every k-th stands for others."""
+        step = -(-len(self) // SAMPLE) or 1
+        return [self._columns[name][: len(self) : step] for name in names]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Hashes of the keys and the columns, in the order of first visits, shape (P,) each."""
+        keys = np.empty_like(self._hashes)
+        keys[self._rows] = self._hashes
+        return {"keys": keys, "columns": {name: values[: len(self)].copy() for name, values in self._columns.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
+        check_state(self.name, state, dict.fromkeys(("keys", "columns")))
+        check_state(self.name, {x: y for x, y in state["columns"].items() if x not in DROPPED}, self._columns)
+        keys = np.asarray(state["keys"], dtype=np.uint64)
+        columns = {name: np.array(state["columns"][name], dtype=np.float64) for name in self._columns}
+        if any(values.shape != keys.shape for values in columns.values()):
+            raise ValueError(f"The {self.name} state is damaged: its columns have other lengths than its keys.")
+        rows = np.argsort(keys)
+        if (np.diff(keys[rows]) == 0).any():
+            raise ValueError(f"The {self.name} state is damaged: a prompt stands in it twice.")
+        self._hashes, self._rows, self._columns = keys[rows], rows.astype(np.int32), columns
+
+    def _find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Place of each hash among the ascending ones, shape (N,), and whether it is there."""
+        place = np.searchsorted(self._hashes, hashes)
+        known = place < len(self)
+        known[known] = self._hashes[place[known]] == hashes[known]
+        return place, known
+
+    def _add(self, hashes: np.ndarray) -> None:
+        """Give unknown prompts a row, in their order."""
+        new, first = np.unique(hashes[~self._find(hashes)[1]], return_index=True)
+        if not len(new):
+            return
+        rows = np.empty(len(new), dtype=np.int32)
+        rows[np.argsort(first)] = len(self) + np.arange(len(new), dtype=np.int32)
+        place = np.searchsorted(self._hashes, new)
+        self._hashes, self._rows = np.insert(self._hashes, place, new), np.insert(self._rows, place, rows)
+        for column, values in self._columns.items():  # one after the other, so that only one is there twice
+            if len(values) < len(self):
+                self._columns[column] = np.concatenate([values, np.zeros(len(self) * 5 // 4 - len(values) + 1)])
+
+
+def check_state(owner: str, state: dict, expected: dict) -> None:
+    """Check that a state was written by the part that is about to load it."""
+    if state.keys() != expected.keys():
+        raise ValueError(
+            f"The {owner} state has keys {sorted(state)}, expected {sorted(expected)}: it is missing, foreign or "
+            "from another version. Resume from a checkpoint that this version wrote."
+        )

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .openness import openness
-from .prompt_table import PromptTable
-from .state import check_state
+from .statistics import PromptTable, check_state
 
 AGEING = 0.97
 """Factor on what is known of a prompt from one step to the next: half of it is gone after 23 steps."""

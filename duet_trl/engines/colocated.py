@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..gate.parameters import GateRequest, gate_parameters
-from .turn import TurnEngine
+from .engine import TurnEngine
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -97,7 +97,7 @@ def gated_requests(
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
     """Replace all weights, by their checkpoint names, of an engine on vLLM's CPU backend, and forget what it cached.
 
-    With the gate of `llm_factory` comes what tied embeddings need here (`cpu_reload`).
+    With the gate of `llm_factory` comes what tied embeddings need here.
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The gate with its state on the device of the logits, for runners whose tokens never come to the host.
 
-The semantics are those of `streaming.py` and `slots.py`. The state of a slot is one row of integers, a function of the
-request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one logit.
-So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one path. The
-Triton kernel of `gate_kernel.py` takes it on a GPU, `step_rows` here, its oracle in plain torch, on a CPU.
+The semantics are those of `streaming.py` and `host_gate.py`. The state of a slot is one row of integers, a function of
+the request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one
+logit. So decoding, a chunked prefill and a resumed request, which is admitted again with nothing consumed, are one
+path. The Triton kernel of `gate_kernel.py` takes it on a GPU, `step_rows` here, its oracle in plain torch, on a CPU.
 """
 
 import os
@@ -18,7 +18,7 @@ from ..gate.automaton import STATE_BITS, TokenAutomaton
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS, GateRequest
 from ..gate.replay import round_up
-from .slots import FORCED, Compile, CompiledMarkers, next_token_entropy
+from .host_gate import FORCED, nearly_certain, padded
 
 NEVER = 2**30
 """A token count no rollout reaches. Counts on the device are clamped to it, so that sums of two fit in int32."""
@@ -61,19 +61,21 @@ class DeviceGates:
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
     """
 
-    def __init__(self, num_slots: int, device: torch.device, automaton: Compile) -> None:
+    def __init__(self, num_slots: int, device: torch.device) -> None:
         self.rows = torch.zeros(num_slots, WIDTH, dtype=torch.int32, device=device)
         self.tables = torch.zeros(0, 0, dtype=torch.uint8, device=device)
-        self.markers = CompiledMarkers(automaton, self._add)
+        self._table_rows: dict[TokenAutomaton, int] = {}
         self._gated = np.zeros(num_slots, dtype=bool)
         self._staged: dict[int, np.ndarray] = {}
         self._step = _choose_step(self.rows.device)
 
-    def _add(self, automaton: TokenAutomaton) -> int:
-        first = self.tables.shape[0]
-        table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
-        self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
-        return first
+    def add_automaton(self, automaton: TokenAutomaton) -> int:
+        """Make a marker available over the same vocabulary as the others, once; the first row of its table."""
+        if automaton not in self._table_rows:
+            self._table_rows[automaton] = self.tables.shape[0]
+            table = torch.from_numpy(automaton.table.copy()).to(self.tables.device)
+            self.tables = torch.cat([self.tables.reshape(-1, automaton.num_tokens), table])
+        return self._table_rows[automaton]
 
     def warm_up(self, vocab_size: int, all_token_ids: torch.Tensor) -> None:
         """Compile the kernel, so that the first request does not wait for it: one step of an empty slot."""
@@ -81,15 +83,14 @@ class DeviceGates:
         logits = torch.zeros(1, vocab_size, device=self.rows.device)
         self._step(self.rows, self.tables, logits, zero, zero.long(), zero, all_token_ids)
 
-    def admit(self, slot: int, request: GateRequest, prompt_len: int) -> None:
+    def admit(self, slot: int, request: GateRequest, automaton: TokenAutomaton, prompt_len: int) -> None:
         """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
 
         `prompt_len` counts the tokens that the rollout continues as well.
         """
-        first, automaton = self.markers.at(request.marker, request.delimiters)
         row = _request_row(request)
         row[Column.PROMPT_LEN] = prompt_len - request.prefix_length
-        row[Column.TABLE_ROW] = first
+        row[Column.TABLE_ROW] = self.add_automaton(automaton)
         row[Column.STATE] = automaton.first_state(request.in_thought)
         self._stage(slot, row)
 
@@ -152,7 +153,7 @@ def step_rows(
     input_ids: torch.Tensor,
     all_token_ids: torch.Tensor,
 ) -> None:
-    """One step of the gate for a batch, in plain torch: `StreamingGate.step` and `SlotGates.edit`, vectorised.
+    """One step of the gate for a batch, in plain torch: `StreamingGate.step` and `HostGates.apply`, vectorised.
 
     `rows` and `tables` are those of `DeviceGates`, the rest is as in `DeviceGates.apply`. Writes to rows and logits.
     """
@@ -171,7 +172,8 @@ def step_rows(
     stops = length >= torch.where(tau < NEVER, tau + row[:, Column.GRACE_WINDOW], row[:, Column.MISSED_STOP_AT])
     armed = ((row[:, Column.ENTROPY_THRESHOLD] != 0) & (tau <= length) & ~stops).nonzero().squeeze(1)
     if len(armed):
-        stops[armed] = _nearly_certain(logits[index[armed]], row[armed])
+        thresholds = row[armed, Column.ENTROPY_THRESHOLD].int().view(torch.float32)
+        stops[armed] = nearly_certain(logits[index[armed]], thresholds, row[armed, Column.EOS_IDS :])
     logits[index, row[:, Column.SENTINEL]] = torch.where(stops, FORCED, -torch.inf).to(logits.dtype)
 
 
@@ -193,15 +195,6 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
     return row
 
 
-def _nearly_certain(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
-    """Whether the next token of each of R rows is nearly certain, and no EOS is the likeliest, shape (R,), bool."""
-    certain = next_token_entropy(logits) < row[:, Column.ENTROPY_THRESHOLD].int().view(torch.float32)
-    eos_ids = row[:, Column.EOS_IDS :]
-    known = (eos_ids >= 0) & (eos_ids < logits.shape[1])
-    likeliest = logits.gather(1, torch.where(known, eos_ids, 0)) >= logits.amax(dim=1, keepdim=True)
-    return certain & ~(known & likeliest).any(dim=1)
-
-
 def _request_row(request: GateRequest) -> np.ndarray:
     """What a request asks for, and the state of a rollout without tokens, shape (WIDTH,), int32."""
     spec, row = request.spec, np.zeros(WIDTH, dtype=np.int32)
@@ -217,8 +210,7 @@ def _request_row(request: GateRequest) -> np.ndarray:
         threshold = np.clip(spec.entropy_threshold, _FLOAT32.tiny, _FLOAT32.max)
         row[Column.ENTROPY_THRESHOLD] = np.float32(threshold).view(np.int32)
     row[Column.TAU] = NEVER
-    row[Column.EOS_IDS :] = -1
-    row[Column.EOS_IDS : Column.EOS_IDS + len(request.eos_ids)] = sorted(request.eos_ids)
+    row[Column.EOS_IDS :] = padded(request.eos_ids)
     return row
 
 

@@ -2,13 +2,14 @@
 """What the loop asks of an inference engine. One class for each engine; one file adds another (docs/engines.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
 
-from ..gate.parameters import GateSetup
-from ..gate.replay import GateSpec
+from ..gate.parameters import GateRequest, GateSetup
+from ..gate.replay import GateSpec, split_sentinel
 
 
 class ServerError(RuntimeError):
@@ -21,26 +22,17 @@ class ServerLost(ServerError):
 
 @dataclass(frozen=True)
 class Request:
-    """One rollout to generate.
-
-    Attributes:
-        prompt_ids (list[int]): Tokens of the prompt.
-        prefix (tuple[int, ...]): Tokens of the rollout that exist already; the engine continues them.
-        max_tokens (int): Length at which the rollout is cut, prefix included.
-        gate (GateSpec | None): Gate it runs through, counted from its first token, prefix included; None: none. A
-            rollout whose prefix the gate would have stopped is stopped before its first new token.
-        keep (bool): Its coin.
-        in_thought (bool): Whether the rollout begins, with its prefix, inside a thought.
-        number (int): Its number among the requests of one call.
-    """
+    """One rollout to generate."""
 
     prompt_ids: list[int]
-    prefix: tuple[int, ...] = ()
-    max_tokens: int = 0
+    prefix: tuple[int, ...] = ()  # tokens of the rollout that exist already; the engine continues them
+    max_tokens: int = 0  # length at which the rollout is cut, prefix included
     gate: GateSpec | None = None
-    keep: bool = False
-    in_thought: bool = False
-    number: int = 0
+    """Gate it runs through, counted from its first token, prefix included; None: none. A rollout whose prefix the gate
+    would have stopped is stopped before its first new token."""
+    keep: bool = False  # its coin
+    in_thought: bool = False  # whether the rollout begins, with its prefix, inside a thought
+    number: int = 0  # among the requests of one call
 
     @property
     def input_ids(self) -> list[int]:
@@ -58,35 +50,21 @@ Finish = Literal["eos", "length", "gate", "other"]
 
 @dataclass(frozen=True)
 class Completion:
-    """One rollout as the engine generated it.
+    """One rollout as the engine generated it."""
 
-    Attributes:
-        token_ids (list[int]): Tokens after the prefix; a sampled EOS included, the forced stop removed.
-        finish (Finish): What ended it: its last token, which is an end token; its length limit; the gate; or something
-            else, such as a stop string.
-        logprobs (list[float] | None): Log-prob of each under the sampling distribution, nats; None: not known.
-        number (int): That of its request.
-    """
-
-    token_ids: list[int]
-    finish: Finish
-    logprobs: list[float] | None = None
-    number: int = 0
+    token_ids: list[int]  # after the prefix; a sampled EOS included, the forced stop removed
+    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, as a stop string
+    logprobs: list[float] | None = None  # of each under the sampling distribution, nats; None: not known
+    number: int = 0  # that of its request
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How completions are sampled.
+    """How completions are sampled."""
 
-    Attributes:
-        temperature (float): 0 is greedy.
-        top_p (float): In (0, 1].
-        max_tokens (int): Maximum length, tokens.
-    """
-
-    temperature: float
-    top_p: float
-    max_tokens: int
+    temperature: float  # 0 is greedy
+    top_p: float  # in (0, 1]
+    max_tokens: int  # maximum length
 
 
 class Engine(Protocol):
@@ -120,17 +98,102 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine of one's own is built from: the policy that a trainer trains.
+    """What an engine of one's own is built from: the policy that a trainer trains."""
 
-    Attributes:
-        gate (GateSetup | None): Marker, sentinel and token automaton of the run's gates; None: no request has a gate.
-        eos_ids (tuple[int, ...]): Ids that end a rollout by themselves.
-        sampling (Sampling): How its rollouts are sampled. A request has a length limit of its own.
-        weights (Callable): Name and full tensor of each parameter. Every process must iterate to the end: gathering a
-            parameter is a collective.
+    gate: GateSetup | None  # marker, sentinel and token automaton of the run's gates; None: no request has a gate
+    eos_ids: tuple[int, ...]  # that end a rollout by themselves
+    sampling: Sampling  # how its rollouts are sampled; a request has a length limit of its own
+    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    """Name and full tensor of each parameter. Every process must iterate to the end: gathering a parameter is a
+    collective."""
+
+
+Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
+"""Token ids of prompts -> sampled ids of each, and their log-probs in nats (None: not known)."""
+
+
+class TurnEngine:
+    """An engine around one turn of TRL's generation, in which each row has its gate and a length of its own.
+
+    TRL synchronises weights, unwraps, pads and gathers.
+
+    Args:
+        turn (Turn): Generates `max_tokens` for each prompt, or up to an EOS.
+        setup (GateSetup | None): None: no request has a gate.
+        eos_ids (Sequence[int]): Ids that end a rollout by themselves.
+        max_tokens (int): Tokens.
+        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples so.
     """
 
-    gate: GateSetup | None
-    eos_ids: tuple[int, ...]
-    sampling: Sampling
-    weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
+    _pads = False
+    """Whether padding follows in a row that ended at a limit of its own."""
+
+    def __init__(
+        self,
+        turn: Turn,
+        setup: GateSetup | None,
+        eos_ids: Sequence[int],
+        max_tokens: int,
+        sampled: Callable[[Sampling], AbstractContextManager],
+    ) -> None:
+        self._turn = turn
+        self.setup = setup
+        self._eos_ids = list(eos_ids)
+        self._max_tokens = max_tokens
+        self._sampled = sampled
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """See [`Engine.generate`]. ValueError for a length out of range, or a gate in a run without a marker."""
+        gates = [self._gate(request) for request in requests]
+        limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
+        with self._each(gates, limits):
+            ids, logprobs = self._turn([request.input_ids for request in requests])
+        found = []
+        for row, request in enumerate(requests):
+            policy, stopped = ids[row][: request.new_tokens] if self._pads else ids[row], False
+            if request.gate is not None:
+                (policy,), (stopped,) = split_sentinel([policy], self.setup.sentinel)
+            finish: Finish = "length" if len(policy) == request.new_tokens else "other"
+            if stopped or not {*policy[-1:]}.isdisjoint(self._eos_ids):
+                finish = "gate" if stopped else "eos"
+            known = None if logprobs is None else logprobs[row][: len(policy)]
+            found.append(Completion(policy, finish, known, request.number))
+        return found
+
+    def sync_weights(self) -> None:
+        """Nothing to do where the engine samples from the model in training."""
+
+    def sample(self, prompts: Sequence[list[int]], sampling: Sampling) -> list[list[int]]:
+        """See [`Engine.sample`]."""
+        with self._sampled(sampling):
+            return self._turn(list(prompts))[0]
+
+    def close(self) -> None:
+        """Nothing to do: the engine ends with the trainer."""
+
+    def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
+        """While active, a turn gives each prompt its gate and its length limit; None: no gate, that of the turn."""
+        raise NotImplementedError
+
+    def _gate(self, request: Request) -> GateRequest | None:
+        if not 1 <= request.new_tokens <= self._max_tokens:
+            raise ValueError(
+                f"a request with a prefix of {len(request.prefix)} tokens and max_tokens={request.max_tokens} has "
+                f"{request.new_tokens} tokens to generate; this engine generates 1 to {self._max_tokens}. Correct "
+                "max_tokens of the job, or raise max_completion_length."
+            )
+        if request.gate is None:
+            return None
+        if self.setup is None:
+            raise ValueError("a request has a gate, but the run has no marker. Use a method that is gated.")
+        return GateRequest(
+            request.gate,
+            request.keep,
+            self.setup.marker,
+            self.setup.sentinel,
+            frozenset(self._eos_ids),
+            fingerprint=self.setup.automaton.fingerprint,
+            delimiters=self.setup.delimiters,
+            in_thought=request.in_thought,
+            prefix_length=len(request.prefix),
+        )

@@ -14,7 +14,7 @@ from ..gate.automaton import STATE_BITS
 from ..gate.dfa import COMPLETED
 from ..gate.parameters import MAX_EOS_IDS
 from .device_gate import NEVER, WIDTH, Column
-from .slots import FORCED
+from .host_gate import FORCED
 
 NUM_WARPS = 8
 LANES = 1_024

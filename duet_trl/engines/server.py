@@ -80,23 +80,19 @@ class GateServer:
 
     def wait(self, timeout: float) -> None:
         """Return once the server is healthy; ServerLost if it is not within `timeout` seconds."""
-
-        async def healthy(session: aiohttp.ClientSession) -> None:
-            deadline = time.monotonic() + timeout
-            while True:
-                try:
-                    await _call(session, "GET", f"{self.base_url}/health", seconds=10.0)
-                    return
-                except ServerLost as error:
-                    if time.monotonic() >= deadline:
-                        raise ServerLost(
-                            f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
-                            f"{_START}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
-                            "vllm_server_timeout says how long to wait."
-                        ) from error
-                await asyncio.sleep(0.5)
-
-        self._run(healthy)
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                self._ask("GET", "/health", seconds=10.0)
+                break
+            except ServerLost as error:
+                if time.monotonic() >= deadline:
+                    raise ServerLost(
+                        f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
+                        f"{_START}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
+                        "vllm_server_timeout says how long to wait."
+                    ) from error
+            time.sleep(0.5)
         self._model = None
 
     def complete(
@@ -125,9 +121,9 @@ class GateServer:
             ServerError: If the server refuses a request; its own text is part of the message.
         """
         limits = limits or [None] * len(prompts)
+        self._model = model = self._model or self._ask("GET", "/v1/models", seconds=30.0)["data"][0]["id"]
 
         async def complete(session: aiohttp.ClientSession) -> list[Choice]:
-            model = self._model or await self._served_model(session)
             done: list[Choice | None] = [None] * len(prompts)
             # Every request holds a connection, which is a file; heartbeat and trainer need some, too.
             room = asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
@@ -199,52 +195,37 @@ class GateServer:
 
         ServerError: it may not read the folder, or failed while reading; its weights are undefined then.
         """
-
-        async def reload(session: aiohttp.ClientSession) -> None:
-            body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
-            await _call(session, "POST", f"{self.base_url}/collective_rpc", body, failure=ServerError)
-            await self._reset_prefix_cache(session)
-
-        self._run(reload)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        self._ask("POST", "/collective_rpc", body, failure=ServerError)
+        self.reset_prefix_cache()
 
     def reset_prefix_cache(self) -> None:
         """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
-        self._run(self._reset_prefix_cache)
+        # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
+        # start that request anew.
+        path = "/reset_prefix_cache?reset_running_requests=true"
+        answer = self._ask("POST", path, failure=ServerError)
+        if answer is not None and not answer["success"]:
+            raise ServerError(
+                f"{self.base_url}{path} failed: the server would go on with what it computed under the old weights."
+            )
 
     def name_weights(self, name: str) -> bool:
         """Name the weights that were just sent; a server that is restarted forgets it. False: it keeps no names."""
-
-        async def send(session: aiohttp.ClientSession) -> bool:
-            try:
-                await _call(session, "POST", f"{self.base_url}/update_weight_version", {"new_version": name})
-            except _NoSuchPath:  # a vLLM older than these names
-                return False
-            return True
-
-        return self._run(send)
+        try:
+            self._ask("POST", "/update_weight_version", {"new_version": name})
+        except _NoSuchPath:  # a vLLM older than these names
+            return False
+        return True
 
     def check_weights(self, name: str) -> None:
         """Make sure that the server has the weights that were sent under a name; ServerLost if it was restarted."""
+        if self._ask("GET", "/weight_info")["weight_version"] != name:
+            raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
 
-        async def ask(session: aiohttp.ClientSession) -> None:
-            found = await _call(session, "GET", f"{self.base_url}/weight_info")
-            if found["weight_version"] != name:
-                raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
-
-        self._run(ask)
-
-    async def _reset_prefix_cache(self, session: aiohttp.ClientSession) -> None:
-        # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
-        # start that request anew.
-        url = f"{self.base_url}/reset_prefix_cache?reset_running_requests=true"
-        answer = await _call(session, "POST", url, failure=ServerError)
-        if answer is not None and not answer["success"]:
-            raise ServerError(f"{url} failed: the server would go on with what it computed under the old weights.")
-
-    async def _served_model(self, session: aiohttp.ClientSession) -> str:
-        answer = await _call(session, "GET", f"{self.base_url}/v1/models", seconds=30.0)
-        self._model = answer["data"][0]["id"]
-        return self._model
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        """The answer to one request by itself; options as of `_call`."""
+        return self._run(lambda session: _call(session, method, self.base_url + path, body, **options))
 
     async def _guarded(self, session: aiohttp.ClientSession, requests: list[Coroutine]) -> None:
         """Run requests together; the first failure, or a server that falls silent, ends all of them."""

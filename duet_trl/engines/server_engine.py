@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from ..gate.parameters import GateRequest
-from .engine import ServerError, ServerLost
+from .engine import ServerError, ServerLost, TurnEngine
 from .server import Choice
-from .turn import TurnEngine
 
 logger = logging.getLogger(__name__)
 

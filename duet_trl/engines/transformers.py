@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import (
     GenerationConfig,
@@ -23,8 +22,8 @@ from transformers import (
 
 from ..gate.automaton import TokenAutomaton
 from ..gate.parameters import GateRequest
-from .slots import SlotGates
-from .turn import TurnEngine
+from .engine import TurnEngine
+from .host_gate import HostGates
 
 
 class TransformersEngine(TurnEngine):
@@ -52,43 +51,38 @@ class GateLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(self, requests: Sequence[GateRequest | None], automata: Mapping[str, TokenAutomaton]) -> None:
-        self._num_rows = len(requests)
-        gated = next((request for request in requests if request is not None), None)
-        self._sentinel = None if gated is None else gated.sentinel
-        self._ends = np.array([] if gated is None else [*gated.eos_ids, gated.sentinel], dtype=np.int64)
-        self._gates = SlotGates(len(requests), lambda marker, _: automata[marker])
-        self._requests = requests
-        self._running: np.ndarray | None = None  # before the first call
+        gated = [request for request in requests if request is not None]
+        self._sentinel = gated[0].sentinel if gated else None
+        self._ends = {*gated[0].eos_ids, self._sentinel} if gated else set()
+        self._requests, self._automata = requests, automata
+        self._gates = HostGates(len(requests))
+        self._outputs: list[list[int]] | None = None  # before the first call
 
     def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
         """Consume the newest token of each running row and force or forbid the sentinel, in a copy of the logits."""
-        if len(input_ids) != self._num_rows:
+        if len(input_ids) != len(self._requests):
             raise ValueError(
-                f"the gate was prepared for {self._num_rows} rows but generate runs {len(input_ids)}. Beam search and "
-                "num_return_sequences > 1 are not supported: repeat the prompts instead."
+                f"the gate was prepared for {len(self._requests)} rows but generate runs {len(input_ids)}. Beam "
+                "search and num_return_sequences > 1 are not supported: repeat the prompts instead."
             )
-        if self._running is None:
-            self._admit(input_ids)
-        else:
-            tokens = input_ids[:, -1].cpu().numpy()
-            self._running &= ~np.isin(tokens, self._ends)
-            running = np.flatnonzero(self._running)
-            self._gates.advance(running, tokens[None, running])
         if self._sentinel is None:
             return scores
+        if self._outputs is None:
+            self._outputs = [[] for _ in self._requests]
+            for row, request in enumerate(self._requests):
+                if request is not None:
+                    automaton, prompt = self._automata[request.marker], input_ids[row].tolist()
+                    self._gates.admit(row, request, automaton, self._outputs[row], prompt)
+        else:
+            for row, token in enumerate(input_ids[:, -1].tolist()):
+                self._outputs[row].append(token)
+                if token in self._ends:
+                    self._gates.drop(row)
         scores = scores.clone()
         # The sentinel ends any row of this batch, so an ungated one must not sample it either.
         scores[:, self._sentinel] = -torch.inf
-        running = np.flatnonzero(self._running)
-        self._gates.edit(scores, running)
+        self._gates.apply(scores)
         return scores
-
-    def _admit(self, prompts: torch.LongTensor) -> None:
-        width = prompts.shape[1]
-        for row, request in enumerate(self._requests):
-            if request is not None:
-                self._gates.admit(row, request, prompts[row, width - request.prefix_length :].tolist())
-        self._running = self._gates.is_gated(np.arange(len(self._requests)))
 
 
 class RowLimits(StoppingCriteria):

@@ -8,6 +8,7 @@ every vLLM process, and with asynchronous scheduling show the V1 runner's proces
 """
 
 import logging
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -61,16 +62,14 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         self._markers = _Markers(vllm_config)
         self._gates: HostGates | DeviceGates
         if self._req_states is None:
-            self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs, self._markers.compile)
+            self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs)
         else:
-            self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device, self._markers.compile)
+            self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device)
         if current_platform.is_cpu():
-            from .cpu_reload import mend_reload
-
-            mend_reload()
+            _mend_reload()
         delimiters = self._markers.delimiters()
         for name in MARKERS:
-            self._gates.markers.at(name, delimiters)
+            self._gates.add_automaton(self._markers.compile(name, delimiters))
         if self._req_states is not None:
             self._gates.warm_up(self._req_states.vocab_size, self._req_states.all_token_ids.gpu)
         self._refusals: set[str] = set()
@@ -132,23 +131,22 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         request = parse_gate_parameters(params.extra_args)
         if request is None:
             self._gates.drop(slot)
-        elif self._accepts(request, prompt_len):
-            self._gates.admit(slot, request, *progress)
+            return False
+        automaton = self._markers.compile(request.marker, request.delimiters)
+        if self._accepts(request, automaton, prompt_len):
+            self._gates.admit(slot, request, automaton, *progress)
         else:
             self._gates.refuse(slot, request.sentinel)
-        return request is not None
+        return True
 
-    def _accepts(self, request: GateRequest, prompt_len: int) -> bool:
+    def _accepts(self, request: GateRequest, automaton: TokenAutomaton, prompt_len: int) -> bool:
         """Whether this engine is the one the request was made for. An exception here would end the engine."""
         reason = ""
         if request.prefix_length > prompt_len:
             reason = f"it continues {request.prefix_length} tokens of a prompt that has {prompt_len}"
         elif request.weights and request.weights != self._model_config.model:
             reason = f"it asks for the weights in {request.weights}, loaded are those in {self._model_config.model}"
-        elif request.fingerprint not in (
-            "",
-            self._gates.markers.at(request.marker, request.delimiters)[1].fingerprint,
-        ):
+        elif request.fingerprint not in ("", automaton.fingerprint):
             reason = f"marker {request.marker!r} is another automaton here: its model has another tokenizer"
         if reason and reason not in self._refusals:
             self._refusals.add(reason)
@@ -157,11 +155,12 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
 
 
 class _Markers:
-    """Markers of one engine, compiled for its vocabulary."""
+    """Markers of one engine, each compiled once for its vocabulary."""
 
     def __init__(self, vllm_config: "VllmConfig") -> None:
         self._model_config = vllm_config.model_config
         self._vocabulary: dict[Delimiters | None, list[bytes | None]] = {}
+        self._compiled: dict[tuple[str, Delimiters | None], TokenAutomaton] = {}
 
     def delimiters(self) -> Delimiters | None:
         """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
@@ -171,10 +170,12 @@ class _Markers:
         """Token automaton of a marker over every row of the logits, for a model with such thoughts."""
         if delimiters not in self._vocabulary:
             shown = () if delimiters is None else delimiters.parts
-            self._vocabulary[delimiters] = vocabulary_bytes(
-                self._tokenizer(), self._model_config.get_vocab_size(), shown
-            )
-        return compile_automaton(get_marker(name, delimiters), self._vocabulary[delimiters])
+            size = self._model_config.get_vocab_size()
+            self._vocabulary[delimiters] = vocabulary_bytes(self._tokenizer(), size, shown)
+        key = name, delimiters
+        if key not in self._compiled:
+            self._compiled[key] = compile_automaton(get_marker(*key), self._vocabulary[delimiters])
+        return self._compiled[key]
 
     def _tokenizer(self) -> Any:
         tokenizer = cached_tokenizer_from_config(self._model_config)
@@ -183,3 +184,25 @@ class _Markers:
                 "DUETLogitsProcessor needs the engine's tokenizer. Start the engine with skip_tokenizer_init=False."
             )
         return tokenizer
+
+
+def _mend_reload() -> None:
+    """Let every model runner of this process pack its output layer after `reload_weights`, however that is called.
+
+    vLLM's CPU backend multiplies with packed copies of the weights. Its `reload_weights` packs every layer that it
+    loads, but tied weights arrive once, as the embedding: the packed copy of the output layer would stay the old one,
+    and the engine go on sampling from a partly stale policy without a word.
+    """
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = GPUModelRunner.reload_weights
+    if original.__module__ == __name__:
+        return
+
+    @wraps(original, assigned=("__name__", "__doc__"))
+    def reload_weights(runner: Any, *args: Any, **kwargs: Any) -> None:
+        original(runner, *args, **kwargs)
+        head = runner.get_model().lm_head
+        head.quant_method.process_weights_after_loading(head)
+
+    GPUModelRunner.reload_weights = reload_weights

@@ -200,21 +200,22 @@ class SuiteEvaluation(ScheduledMeasurement):
         return metrics
 
     def _keep_best(self, measured: dict[str, float]) -> None:
+        """Save the policy if it beats the best checkpoint; step 0 begins a new run, which has none."""
         record = self.best_folder / BEST_EVALUATION
-        if not on_first(lambda: self._improves(measured, record)):
+
+        def improves() -> bool:
+            if measured["step"] == 0:
+                record.unlink(missing_ok=True)
+                return False
+            best = json.loads(record.read_text()) if record.exists() else measured | {"held_out/average": -1.0}
+            if best.keys() != measured.keys():
+                logger.warning("%s has other figures than step %d, which takes its place.", record, measured["step"])
+                return True
+            return measured["held_out/average"] > best["held_out/average"]
+
+        if not on_first(improves):
             return
         on_first(lambda: record.unlink(missing_ok=True))  # a run that is killed while it saves has no best checkpoint
         # Not a save that the user asked for: that would be pushed to the Hub.
         self.trainer.save_model(str(self.best_folder), _internal_call=True)
         on_first(lambda: record.write_text(json.dumps(measured, indent=2) + "\n"))
-
-    def _improves(self, measured: dict[str, float], record: Path) -> bool:
-        """Whether a measurement beats that of the best checkpoint; step 0 begins a new run, which has none."""
-        if measured["step"] == 0:
-            record.unlink(missing_ok=True)
-            return False
-        best = json.loads(record.read_text()) if record.exists() else measured | {"held_out/average": -1.0}
-        if best.keys() != measured.keys():
-            logger.warning("%s has other figures than step %d, which takes its place.", record, measured["step"])
-            return True
-        return measured["held_out/average"] > best["held_out/average"]

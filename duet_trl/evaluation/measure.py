@@ -65,12 +65,6 @@ class Settings:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         parse_delimiters(self.thought_delimiters or ())
 
-    def decoding(self) -> dict[str, dict[str, Any]]:
-        """Arguments of `Sampler.sample` for each way of decoding, by the name that it has in results."""
-        sampled = {"num_samples": self.num_samples, "temperature": self.temperature, "top_p": self.top_p}
-        ways = {"sampled": sampled, "greedy": {"num_samples": 1, "temperature": 0.0}}
-        return {name: way | {"max_tokens": self.max_tokens} for name, way in ways.items()}
-
 
 @dataclass(frozen=True)
 class Graded:
@@ -136,13 +130,19 @@ def measure(
     """
     names = settings.thought_delimiters
     delimiters = find_delimiters(tokenizer) if names is None else parse_delimiters(names)
+    sampled = {"num_samples": settings.num_samples, "temperature": settings.temperature, "top_p": settings.top_p}
+    ways: dict[str, dict[str, Any]] = {"sampled": sampled, "greedy": {"num_samples": 1, "temperature": 0.0}}
     found = {}
     for name, problems in suites.items():
-        begin, graded = time.perf_counter(), {}
-        opened = _open_thoughts(problems["prompt"], tokenizer, delimiters)
-        for way, arguments in settings.decoding().items():
-            sampled = sampler.sample(list(problems["prompt"]), **arguments)
-            completions = [[until_eos(ids, eos_ids) for ids in row] for row in sampled]
+        begin, graded, prompts = time.perf_counter(), {}, list(problems["prompt"])
+        opened = [False] * len(prompts)
+        if delimiters is not None:  # the chat template may open a thought behind a prompt
+            texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
+            encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+            opened = [prompt_opens_thought(ids, tokenizer, delimiters) for ids in encoded]
+        for way, arguments in ways.items():
+            drawn = sampler.sample(prompts, **arguments, max_tokens=settings.max_tokens)
+            completions = [[until_eos(ids, eos_ids) for ids in row] for row in drawn]
             graded[way] = _grade(completions, problems, graders[name], tokenizer, eos_ids, delimiters, opened)
         sandbox = getattr(graders[name], "isolation", None)
         found[name] = Measurement(graded, sandbox, time.perf_counter() - begin)
@@ -165,17 +165,6 @@ def on_first(work: Callable[[], T]) -> T:
     if box[0] is None:
         raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
     return box[0][0]
-
-
-def _open_thoughts(
-    prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, delimiters: Delimiters | None
-) -> list[bool]:
-    """Whether the chat template opens a thought behind each prompt."""
-    if delimiters is None:
-        return [False] * len(prompts)
-    texts = [tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts]
-    encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    return [prompt_opens_thought(ids, tokenizer, delimiters) for ids in encoded]
 
 
 def _grade(

@@ -54,7 +54,9 @@ class StreamingGate:
             self.add_automaton(automaton)
 
     def add_automaton(self, automaton: TokenAutomaton) -> int:
-        """Make a marker available over the same vocabulary as the others; its index for `admit`."""
+        """Make a marker available over the same vocabulary as the others, once; its index for `admit`."""
+        if automaton in self._automata:
+            return self._automata.index(automaton)
         if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
             raise ValueError(
                 f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "

@@ -30,8 +30,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..allocate.state import check_state
-from ..field_types import Options, at_least, option
+from ..allocate.statistics import check_state
+from ..field_types import Options, at_least, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import group_relative, positive_rewards, uniform_jobs
 from .grpo import FromGRPO
@@ -54,16 +54,16 @@ _COIN = 0xA1  # keeps the coins apart from other draws under the seed
 class ArrolOptions(Options):
     """Options of ARRoL."""
 
-    detect_at: int | None = option(
+    detect_at: int | None = config_field(
         "Tokens after which a rollout is scored. None: a sixth of max_completion_length. Paper: 512 of 3,072.",
         rule=at_least(1),
     )
-    keep_rate: float = option(
+    keep_rate: float = config_field(
         "Share of the scored rollouts that go on, on average.",
         0.5,
         rule=(lambda x: EXPLORATION < x <= 1, "in (0.05, 1], got {}. 0.05 of the worst go on; 1 prunes nothing"),
     )
-    head_warmup_steps: int = option(
+    head_warmup_steps: int = config_field(
         "Generation steps in which the head trains and nobody is pruned.", 20, rule=at_least(0)
     )
 

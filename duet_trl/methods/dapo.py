@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from ..field_types import Options, option
+from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Query, Rollouts
 from .grouping import group_relative, mixed_prompts, uniform_jobs
 from .grpo import FromGRPO
@@ -35,12 +35,12 @@ logger = logging.getLogger(__name__)
 class DapoOptions(Options):
     """How much a step may generate until M of its prompts have rewards that differ."""
 
-    oversample: float = option(
+    oversample: float = config_field(
         "Prompts of a full batch over M.",
         1.0,
         rule=(lambda x: 1 <= x < float("inf"), "at least 1, got {}: a batch holds M prompts"),
     )
-    max_batches: int = option(
+    max_batches: int = config_field(
         "Maximum batches of a step. 1 filters and never resamples.",
         10,
         rule=(lambda x: x >= 1, "at least 1, got {}. 1 never resamples"),

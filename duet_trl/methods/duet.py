@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import UniformAllocator
-from ..allocate.mixed import MixedAllocator
+from ..allocate.allocators import MixedAllocator, UniformAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
-from ..field_types import Acts, option
+from ..field_types import Acts, Follows, config_field
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
-from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_distances, scaled_distances
+from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_advantages
 from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
 from .method import Setting
@@ -34,29 +33,32 @@ from .method import Setting
 
 @dataclass(frozen=True)
 class DuetOptions(GateOptions):
-    """`method_kwargs` of `duet`. None, in the last two, is what follows from other fields (`settle`)."""
+    """`method_kwargs` of `duet`."""
 
-    prompt_candidates: float = option(
+    prompt_candidates: float = config_field(
         "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
         "most open get rollouts. 1: those that the sampler drew.",
         1.0,
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
-    teach_ending: bool = option(
+    teach_ending: bool = config_field(
         "Train a trimmed rollout as far as its answer goes, and where that was good an EOS behind it. False: with the "
         "tokens that the grace window let through, whatever the policy would have written next.",
         True,
         acts=TRIMS,
     )
-    advantage_cutoff: float | None = option(
+    advantage_cutoff: float | None = config_field(
         "Rollouts whose reward is nearer to its baseline get no forward pass, as a share of the way to the nearest "
-        "other reward of the run; in standard deviations where nothing is remembered. None: 0.25, there 0.",
+        "other reward of the run; in standard deviations where nothing is remembered.",
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
         acts=Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
+        # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
+        follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, there 0"),
     )
-    drop_zero_advantage: bool | None = option(
+    drop_zero_advantage: bool | None = config_field(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus, no router loss. None: True there.",
+        "move the loss: beta=0, no entropy bonus, no router loss.",
+        follows=Follows(lambda c: zero_advantage_is_inert(c), "True there"),
     )
 
 
@@ -150,9 +152,9 @@ class Duet(Gated):
         differ, history, weights = statistics.rewards_differ, self._history(done), self.weights.best
         lower = LeastNoise(self.noise_ratio.value, *statistics.reward_range) if differ else None
         of = (done.rewards, done.prompt, history)
-        distances = history_distances(*of, weights, lower)
+        distances = history_advantages(*of, "none", weights, lower)
         # In the precision of the loss, so that what is filtered and remembered is what is trained.
-        scaled = scaled_distances(distances, *of, self.setting.scale_rewards, weights)
+        scaled = history_advantages(*of, self.setting.scale_rewards, weights, lower)
         advantages = scaled.astype(np.float32).astype(np.float64)
         if lower is None:  # nothing is known yet that could be small
             return advantages, np.where(advantages != 0, np.inf, 0.0)
@@ -170,21 +172,9 @@ def remembers_rewards(config: Any) -> bool:
     return config.parts_on and config.multi_objective_aggregation == "sum_then_normalize"
 
 
-def settle(config: Any, options: DuetOptions) -> DuetOptions:
-    """Decide what follows from other fields: two options, and `num_rollouts_min` of the configuration, in place."""
-    if config.num_rollouts_min is None:
-        # At an average of two, a minimum of two would be uniform.
-        config.num_rollouts_min = 2 if config.budget_fraction * config.num_generations > 2 else 1
-    if options.advantage_cutoff is None:
-        # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
-        options = replace(options, advantage_cutoff=0.25 if remembers_rewards(config) else 0.0)
-    if options.drop_zero_advantage is None:
-        options = replace(options, drop_zero_advantage=zero_advantage_is_inert(config))
-    return options
-
-
-def check(config: Any, options: DuetOptions) -> None:
-    """Raise ValueError for settled options that contradict each other or fields of the configuration."""
+def check(config: Any) -> None:
+    """Raise ValueError for options that contradict each other or fields of the configuration."""
+    options = config.options
     if options.drop_zero_advantage and not zero_advantage_is_inert(config):
         raise ValueError(
             "drop_zero_advantage=True needs beta=0, no entropy bonus, top_entropy_quantile=1 and no "

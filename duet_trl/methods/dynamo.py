@@ -28,7 +28,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from ..allocate.budget import Budget
+from ..allocate.allocators import Budget
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.allocators import UniformAllocator
-from ..allocate.budget import Budget
-from ..allocate.state import check_state
-from ..field_types import Acts, Options, at_least, option
+from ..allocate.allocators import Budget, UniformAllocator
+from ..allocate.statistics import check_state
+from ..field_types import Acts, Options, at_least, config_field
 from ..gate.replay import Outcome
 from ..gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
@@ -24,8 +23,8 @@ TRIMS = Acts(lambda v: v.trim, "trim=True")
 class GateOptions(Options):
     """Options of the gate (paper, section 3.2)."""
 
-    poll_interval: int = option("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
-    entropy_threshold: float = option(
+    poll_interval: int = config_field("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
+    entropy_threshold: float = config_field(
         "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
         "entropy. The paper gives no value.",
         0.1,
@@ -51,10 +50,8 @@ class Gated(Method):
         visited, keys = np.asarray(visited), prompts.keys
         allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
         group = np.repeat(visited, allocation.num_rollouts)
-        # A reference budget is measured on rollouts that no gate stops.
-        spec = self.gate.spec(active=not self.allocator.measuring)
         keep = self.gate.coins(prompts.step, [keys[q] for q in group])
-        gate = spec if self.gated else None
+        gate = self.gate.spec() if self.gated else None
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
 
     def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
@@ -67,9 +64,9 @@ class Gated(Method):
         self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
         keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
-        self.allocator.observe_lengths(keys, group, length, length, scored & ~done.aborted)
+        self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
         self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
-        self.allocator.observe_rewards(keys, group, done.rewards, scored)
+        self.allocator.statistics.observe_rewards(keys, group, done.rewards, scored)
         return keys, group
 
     def state_dict(self) -> dict[str, Any]:
@@ -104,12 +101,7 @@ class Gated(Method):
 
 def budget_of(config: Any) -> Budget:
     """What B is."""
-    return Budget(
-        config.budget_reading,
-        fraction=config.budget_fraction,
-        num_generations=config.num_generations,
-        budget_tokens=config.budget_tokens,
-    )
+    return Budget(config.budget_fraction, config.num_generations, config.budget_tokens)
 
 
 def bounds_of(config: Any) -> dict[str, Any]:
@@ -137,10 +129,10 @@ def gate_of(config: Any, thresholds: LengthThresholds | PricedThresholds, window
 
 
 def refuse_lone_rollouts(config: Any) -> None:
-    """Raise ValueError if no step can have two rollouts of a prompt; a reference budget may buy more later."""
+    """Raise ValueError if no step can have two rollouts of a prompt."""
     bought = float("inf") if config.budget_reading == "tokens" else config.budget_fraction * config.num_generations
     mean = min(bought, config.num_rollouts_max, config.max_rollouts / config.num_prompts)
-    if config.budget_reading != "reference" and mean <= 1:
+    if mean <= 1:
         raise ValueError(
             f"method={config.method!r} compares the rollouts of a prompt here, and there is {mean:g} of each (the "
             "least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "

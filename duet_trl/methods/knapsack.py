@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..allocate.budget import Budget
+from ..allocate.allocators import Budget
 from ..allocate.greedy import greedy_counts
 from ..allocate.statistics import PromptStatistics
 from ..field_types import Options

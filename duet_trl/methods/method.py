@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..allocate.state import check_state
-from ..allocate.statistics import PromptStatistics
+from ..allocate.statistics import PromptStatistics, check_state
 from ..rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
 
 

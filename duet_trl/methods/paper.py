@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
-from ..allocate.surrogate import ConstantSurrogate, Surrogate
-from ..field_types import Acts, at_least, one_of, option
+from ..field_types import Acts, at_least, config_field, one_of
 from ..gate.thresholds import LengthThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
-from ..update.importance import rollout_weights, surcharge
-from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
+from ..update.advantages import rollout_weights, surcharge
+from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of
 from .grouping import group_relative
 from .method import Setting
 
@@ -40,25 +39,25 @@ QUANTILES, COLD = (0.3, 0.8), (0.3, 0.7)
 class PaperOptions(GateOptions):
     """`method_kwargs` of `paper`."""
 
-    surrogate: str = option(
+    surrogate: str = config_field(
         "Where sigma comes from: 'online' (each prompt's visits) or 'constant' (counts follow lengths alone).",
         "online",
         rule=one_of("online", "constant"),
         acts=_COUNTS,
     )
-    surrogate_warmup: int = option(
+    surrogate_warmup: int = config_field(
         "Observations before a prompt's own sigma is used.",
         1,
         rule=at_least(1),
         acts=_ONLINE,
     )
-    threshold_window: int = option(
+    threshold_window: int = config_field(
         "Kept rollouts whose lengths K1 and K2 are refitted to.",
         1024,
         rule=at_least(1),
         acts=GATED,
     )
-    threshold_interval: int = option("Steps between two refits of K1 and K2.", 10, rule=at_least(1), acts=GATED)
+    threshold_interval: int = config_field("Steps between two refits of K1 and K2.", 10, rule=at_least(1), acts=GATED)
 
 
 class Paper(Gated):
@@ -102,24 +101,12 @@ class Paper(Gated):
         )
 
 
-def settle(config: Any, options: PaperOptions) -> PaperOptions:
-    """Fill in `num_rollouts_min` of the configuration."""
-    config.num_rollouts_min = config.num_rollouts_min or 1
-    return options
-
-
-def check(config: Any, options: PaperOptions) -> None:
-    """Raise ValueError for a budget that no step learns from."""
-    refuse_lone_rollouts(config)
-
-
 def _allocator(config: Any) -> UniformAllocator:
     budget, options = budget_of(config), config.options
     if not config.allocate:
         return UniformAllocator(budget, price_aborted=False, **bounds_of(config))
-    constant = options.surrogate == "constant"
-    surrogate = ConstantSurrogate() if constant else Surrogate(warmup=options.surrogate_warmup)
-    return NeymanAllocator(surrogate, budget, price_aborted=False, **bounds_of(config))
+    warmup = None if options.surrogate == "constant" else options.surrogate_warmup
+    return NeymanAllocator(budget, warmup=warmup, price_aborted=False, **bounds_of(config))
 
 
 def _thresholds(config: Any) -> LengthThresholds:

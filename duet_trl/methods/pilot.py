@@ -35,7 +35,7 @@ import numpy as np
 from ..allocate.greedy import greedy_counts
 from ..allocate.openness import openness, posterior
 from ..allocate.statistics import PromptStatistics, RewardHistory
-from ..field_types import Options, at_least, option
+from ..field_types import Options, at_least, config_field
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
 from ..update.baseline import history_advantages
@@ -47,7 +47,7 @@ from .method import Remembering, Setting
 class PilotOptions(Options):
     """Options of the two-round rule, which is ours; so is the default."""
 
-    pilot_rollouts: int = option("Rollouts of every prompt in round 1.", 2, rule=at_least(1))
+    pilot_rollouts: int = config_field("Rollouts of every prompt in round 1.", 2, rule=at_least(1))
 
 
 class Pilot(Remembering):

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocate.statistics import PromptStatistics
-from ..field_types import Options, at_least, one_of, option
+from ..field_types import Options, at_least, config_field, one_of
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import group_relative, positive_rewards, uniform_jobs
 from .grpo import FromGRPO
@@ -40,13 +40,13 @@ _DRAW = 0xADA  # keeps the draw of who is kept apart from other draws under the 
 class ReinforceAdaOptions(Options):
     """Options of Reinforce-Ada."""
 
-    exit: str = option(
+    exit: str = config_field(
         "When a prompt leaves: 'balanced', half of num_kept positive and half negative; 'positive_focused', one "
         "positive.",
         "balanced",
         rule=one_of("balanced", "positive_focused"),
     )
-    num_kept: int | None = option(
+    num_kept: int | None = config_field(
         "Rollouts of a prompt that are trained. None: half of num_generations, at least 2. Paper: 4.",
         rule=at_least(2),
     )

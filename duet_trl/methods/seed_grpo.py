@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..field_types import Options, option
+from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import group_relative
 from .grpo import FromGRPO
@@ -28,7 +28,7 @@ from .grpo import FromGRPO
 class SeedGRPOOptions(Options):
     """Options of SEED-GRPO."""
 
-    alpha: float = option(
+    alpha: float = config_field(
         "How fast f falls with the entropy. 0: GRPO.",
         0.0417,
         rule=(lambda x: 0 <= x < float("inf"), "at least 0, got {}. 0 is GRPO"),

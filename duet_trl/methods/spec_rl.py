@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..field_types import Options, option
-from ..gate.coins import occurrence
+from ..field_types import Options, config_field
+from ..gate.replay import occurrence
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import uniform_jobs
 from .grpo import FromGRPO
@@ -41,7 +41,7 @@ _COIN = 0x5BEC  # keeps the draws of U apart from others under the seed
 class SpecRLOptions(Options):
     """Options of SPEC-RL; the default is that of the authors' training script."""
 
-    lenience: float = option(
+    lenience: float = config_field(
         "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
         0.5,
         rule=(lambda x: 0 <= x < float("inf"), "at least 0 and finite, got {}"),

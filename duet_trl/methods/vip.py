@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from ..allocate.greedy import greedy_counts
-from ..field_types import Options, option
+from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import counted_jobs, refuse_single, uniform_jobs
 from .grpo import FromGRPO
@@ -39,7 +39,7 @@ EDGE = 1e-6
 class VipOptions(Options):
     """Options of VIP."""
 
-    embeddings: str = option(
+    embeddings: str = config_field(
         "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the words of the "
         "prompt, or the name or folder of a sentence-transformers model (extra `embeddings`). Paper: "
         "all-MiniLM-L6-v2.",

@@ -12,10 +12,12 @@ import torch
 
 def hardware() -> dict[str, Any]:
     """Processor, cores this process may use, OpenMP threads, memory in GiB and graphics card."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory, info = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": os.environ.get("OMP_NUM_THREADS", "default"),
         "memory_gib": round(memory / 2**30, 1),
@@ -32,10 +34,3 @@ def versions(*names: str) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

@@ -92,11 +92,13 @@ def tokenize(run: LoggedRun, tokenizer: Any) -> Texts:
     ids = [np.array(one.ids, np.int32) for one in encoded]
     seen = Counter(filter(None, (recognise(text).delimiters for text in run.texts)))
     delimiters = seen.most_common(1)[0][0] if seen else None
-    opened = [
-        delimiters is not None and (ends_in_thought(prompt, delimiters) or _closes_first(text, delimiters))
-        for prompt, text in zip(run.prompts, run.texts, strict=True)
-    ]
-    return Texts(run, tokenizer, ids, delimiters, np.array(opened, dtype=bool))
+    opened = np.zeros(len(ids), dtype=bool)
+    if delimiters is not None:
+        for row, (prompt, text) in enumerate(zip(run.prompts, run.texts, strict=True)):
+            before, closing, _ = text.partition(delimiters.closing)
+            closes_first = bool(closing) and delimiters.opening not in before
+            opened[row] = closes_first or ends_in_thought(prompt, delimiters)
+    return Texts(run, tokenizer, ids, delimiters, opened)
 
 
 def zero_variance(run: LoggedRun) -> tuple[int, float | None, Interval | None]:
@@ -197,8 +199,3 @@ def _share_interval(top: Any, bottom: np.ndarray, prompts: np.ndarray) -> Interv
     """Interval of the share sum(top) / sum(bottom) over prompts, within [0, 1]; None for a single prompt."""
     ends = ratio_interval(np.asarray(top, dtype=np.float64), bottom, prompts)
     return None if ends is None else (max(ends[0], 0.0), min(ends[1], 1.0))
-
-
-def _closes_first(text: str, delimiters: Delimiters) -> bool:
-    before, closing, _ = text.partition(delimiters.closing)
-    return bool(closing) and delimiters.opening not in before

@@ -23,10 +23,7 @@ class AnswerVerifier(Protocol):
 def answer_classes(
     answers: Sequence[str | None], group: np.ndarray, equivalent: Callable[[list[tuple[str, str]]], list[bool]]
 ) -> np.ndarray:
-    """Classes of equal answers within each group.
-
-    Equal texts are one answer. An answer belongs to the first class whose first answer it equals, so that a group of n
-    answers in k classes takes fewer than n k comparisons. Those of all groups are asked for at once.
+    """Classes of equal answers within each group: an answer joins the first class whose first answer it equals.
 
     Args:
         answers (Sequence[str | None]): Answer of each rollout, length N; None: none.

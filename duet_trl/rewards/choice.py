@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Choice reward: a multiple-choice letter or a short answer against its gold.
 
-The answer is read from the completion by the extractor of the marker that the gate watches, a box by default for
-multiple choice, answer tags for short answers. Letters are accepted as models write them ("(B)", "B.", "\text{B}",
-"B) because ..."), the text of an option instead of its letter where the row has its options. Short answers are
+The extractor of the marker that the gate watches finds the answer. Letters are accepted as models write them ("(B)",
+"\text{B}", "B) because ..."), an option's text instead of its letter where the row has its options. Short answers are
 compared as in SQuAD's exact match, except that a number keeps its sign and its decimal point.
 """
 
@@ -30,15 +29,12 @@ def choice_reward(
 
     Args:
         completions (list[str] | list[list[dict]]): Plain or conversational completions.
-        answer (list[str | list[str]]): Gold letter or short answer of each, or several acceptable ones (the data-set
-            column `answer`).
-        options (list[list[str] | None] | None): Options of each multiple-choice question in the order of their letters
-            (the column `options`).
+        answer (list[str | list[str]]): Gold letter or short answer of each, or several (the data-set column `answer`).
+        options (list[list[str] | None] | None): Options of each row in the order of their letters (column `options`).
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None, which TRL leaves ungraded, where there is no gold answer or it is none of
-            the options.
+        list[float | None]: 1.0 or 0.0; None, ungraded, where there is no gold or it is none of the options.
     """
     return _default_verifier()(completions, answer, options, **kwargs)
 
@@ -89,14 +85,11 @@ class ChoiceVerifier:
     ) -> list[str | None]:
         """The answer of each completion, as its letter where the row has options and it names one; None: none."""
         options = [None] * len(completions) if options is None else options
-        found = []
+        found: list[str | None] = []
         for text, row_options in zip(read_completions(completions, columns), options, strict=True):
-            answer = extract_answer(self._marker, text, self._which)
-            if answer is None or len(answer) > MAX_ANSWER_LENGTH:
-                found.append(None)
-                continue
-            texts = _texts(row_options)
-            found.append(choice_letter(answer, len(texts), texts) or answer if texts else answer)
+            answer, texts = extract_answer(self._marker, text, self._which), _texts(row_options)
+            is_read = answer is not None and len(answer) <= MAX_ANSWER_LENGTH
+            found.append((texts and choice_letter(answer, len(texts), texts) or answer) if is_read else None)
         return found
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
@@ -110,9 +103,8 @@ _default_verifier = cache(ChoiceVerifier)
 def normalize_answer(text: str) -> str:
     """A short answer without what does not matter: case, articles, punctuation, blanks, LaTeX around words.
 
-    SQuAD's exact match drops all punctuation, which makes 3.5 equal to 35 and -2 equal to 2; here a decimal point
-    between digits and the sign of a number stay, commas inside a number and zeros at its end go. Of an answer that is
-    nothing but articles and punctuation, the text stays as it is.
+    Unlike in SQuAD's exact match a number keeps decimal point and sign; its commas and last zeros go. An answer of
+    nothing but articles and punctuation stays as it is.
     """
     plain = unicodedata.normalize("NFKC", _without_latex(text)).translate(_MINUS_SIGNS).casefold()
     plain = _LAST_ZEROS.sub(r"\1", _BARE_POINT.sub("0.", _DROPPED.sub("", plain)))
@@ -165,9 +157,8 @@ def _verdict(answer: str | None, gold: Any, options: Sequence[str] | None) -> fl
         golds = [letter for one in golds if (letter := choice_letter(one, len(texts), texts))]
     if not golds:
         return None
-    if answer is None or len(answer) > MAX_ANSWER_LENGTH:
-        return 0.0
-    return float(any(_agrees(answer, one, texts) for one in golds))
+    is_read = answer is not None and len(answer) <= MAX_ANSWER_LENGTH
+    return float(is_read and any(_agrees(answer, one, texts) for one in golds))
 
 
 def _agrees(answer: str, gold: str, options: list[str]) -> bool:

@@ -13,20 +13,29 @@ A row with tests of another form stays ungraded: `code_tests.py` says which cann
 """
 
 import logging
+import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import cache
 from typing import Any
 
-from ..gate.extract import answer_region
+from ..gate.extract import answer_region, every_answer
 from ..gate.markers import Which
 from ..gate.thoughts import Written
-from .code_blocks import program_of
 from .code_tests import Row, tests_of
 from .completions import CACHE_SIZE, Completion, checked_which, read_completions
 from .sandbox import Check, Limits, Sandbox, Verdict
 
 logger = logging.getLogger(__name__)
+
+_FENCE = re.compile(r"([ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?)(`{3,}|~{3,})(.*)")
+_PYTHON = ("py", "ipython", "sage", "{", ".")
+"""How the info string of a program begins. A block without one may be a program too."""
+_SCRIPT = re.compile(
+    r"(?<![\w.])(?:(?:print|input|open)\s*\(|(?:sys|os)\.)"
+    r"|^[ \t]*(?:import[ \t]+[\w., \t\r]+$|from[ \t]+[\w.]+[ \t]+import)",
+    re.MULTILINE,
+)
 
 
 def code_reward(completions: list[Completion], **columns: Any) -> list[float | None]:
@@ -34,15 +43,13 @@ def code_reward(completions: list[Completion], **columns: Any) -> list[float | N
 
     Args:
         completions (list[str] | list[list[dict]]): Plain or conversational completions.
-        **columns: Columns of the data set, one value per completion: `test` and `entry_point` (and `code_prompt`), or
-            `test_list` (and `test_setup_code` or `test_imports`), or `inputs` and `outputs`. Others are not used.
+        **columns: Columns of the data set as above, one value per completion. Others are not used.
 
     Returns:
         list[float | None]: 1.0 or 0.0; None where the row has no usable test, which TRL leaves ungraded.
 
     Raises:
-        SandboxError: If no strong isolation holds on this machine; `CodeVerifier(isolation="limits")` asks for the
-            weak one.
+        SandboxError: If no strong isolation holds here; `CodeVerifier(isolation="limits")` asks for the weak one.
     """
     return _default_verifier()(completions, **columns)
 
@@ -54,15 +61,13 @@ class CodeVerifier:
     of the function that this begins. Programs have Python's standard library and no other package.
 
     Args:
-        timeout (int): Processor seconds that one program, with all its tests, may use. Twice as much wall-clock time
-            is allowed, so that a busy machine does not change rewards. What a batch takes at most, programs that hang
-            included, is this time and a second, times programs by workers (`Sandbox.longest_seconds`).
+        timeout (int): Processor seconds that one program, with all its tests, may use, in at most twice as much
+            wall-clock time. `Sandbox.longest_seconds` bounds a batch, programs that hang included.
         workers (int | None): Programs that run at a time. None: one per core, the cores of a machine shared between
             its ranks.
-        which (str): "first" closed block of a completion that defines what the tests call, or the "last" block. The
-            `code` marker completes at the first block, at which the gate stops a rollout.
-        fenced (bool): False also takes a completion without a closed block, as it stands: for base models that
-            continue a `code_prompt`.
+        which (str): "first" closed block of a completion that defines what the tests call, or the "last" block.
+        fenced (bool): False also takes a completion without a closed block: for base models that continue a
+            `code_prompt`.
         isolation (str): As for `Sandbox`: "auto" or the name of one.
 
     Raises:
@@ -96,7 +101,9 @@ class CodeVerifier:
 
     def __call__(self, completions: list[Completion], **columns: Any) -> list[float | None]:
         """Rewards of completions; arguments and result as in :func:`code_reward`."""
-        verdicts = self.verify(read_completions(completions, columns), _rows(columns, len(completions)))
+        lists = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == len(completions)}
+        rows = [{name: values[place] for name, values in lists.items()} for place in range(len(completions))]
+        verdicts = self.verify(read_completions(completions, columns), rows)
         return [None if verdict.passed is None else float(verdict.passed) for verdict in verdicts]
 
     def verify(self, texts: Sequence[str | Written], rows: Sequence[Row]) -> list[Verdict]:
@@ -109,11 +116,12 @@ class CodeVerifier:
             found = dict(zip(new, self._sandbox.check_all(new), strict=True))
             # What ran out of wall-clock time may have met a busy machine: not remembered.
             in_time = {c: v for c, v in found.items() if v.seconds < self._sandbox.limits.wall_seconds}
-            self._cache.update({check: verdict for check, verdict in in_time.items() if verdict.passed is not None})
+            self._cache.update({c: v for c, v in in_time.items() if v.passed is not None})
             verdicts = [found.get(c) or self._cache[c] if isinstance(c, Check) else c for c in checks]
-        for verdict in verdicts:
-            if verdict.passed is None:
-                self._warn_once(verdict.reason)
+        for reason in (verdict.reason for verdict in verdicts if verdict.passed is None):
+            if (kind := reason.partition(":")[0]) not in self._warned:
+                self._warned.add(kind)
+                logger.warning("Completions stay ungraded. First reason: %s", reason)
         return verdicts
 
     def close(self) -> None:
@@ -132,16 +140,57 @@ class CodeVerifier:
             return Verdict(False, "no closed fenced block", self.isolation, 0.0)
         return Check(source=source, **tests)
 
-    def _warn_once(self, reason: str) -> None:
-        kind = reason.partition(":")[0]
-        if kind not in self._warned:
-            self._warned.add(kind)
-            logger.warning("Completions stay ungraded. First reason: %s", reason)
-
 
 _default_verifier = cache(CodeVerifier)
 
 
-def _rows(columns: dict[str, Any], count: int) -> list[Row]:
-    lists = {name: values for name, values in columns.items() if isinstance(values, list) and len(values) == count}
-    return [{name: values[index] for name, values in lists.items()} for index in range(count)]
+def program_of(text: str | Written, which: Which, names: Sequence[str]) -> str | None:
+    """The last closed block, or the first that defines these names; None without a closed block.
+
+    Blocks in another language are passed over. Where none of the others defines the names, the first may be the body
+    of a function. The text of a policy is never parsed here: Python's own parser can be brought down.
+    """
+    blocks = every_answer(_blocks, text)
+    if which == "last" or not blocks:
+        return blocks[-1] if blocks else None
+    patterns = [_defines(name) for name in names]
+    return next((body for body in blocks if all(pattern.search(body) for pattern in patterns)), blocks[0])
+
+
+def _defines(name: str) -> re.Pattern[str]:
+    if name == "run_script":
+        return _SCRIPT
+    return re.compile(
+        rf"^[ \t]*(?:(?:(?:async[ \t]+)?def|class)[ \t]+{name}\b"
+        rf"|(?:\w+[ \t]*[,=][ \t]*)*{name}[ \t]*(?:[,=]|:[^\n=]*=)(?!=))",
+        re.MULTILINE,
+    )
+
+
+def _blocks(text: str, opening: str | None) -> Generator[str, None, int | None]:
+    """A finder of the bodies of closed blocks that have content and no other language than Python."""
+    body: list[str] | None = None
+    indent, marks, end = 0, "", 0
+    is_program = False
+    for line in text.split("\n"):
+        begin, end = end, end + len(line) + 1
+        fence = _FENCE.match(line)
+        if body is None:
+            if opening is not None and (thought := text.find(opening, begin, end)) >= 0:
+                return thought + len(opening)
+            if fence and "`" not in fence[3]:
+                indent, marks, body = len(fence[1].expandtabs()), fence[2], []
+                language = fence[3].strip().lower()
+                is_program = not language or language.startswith(_PYTHON) or not language[0].isalpha()
+        elif fence and fence[2].startswith(marks) and not fence[1].strip() and (indent > 1 or len(fence[1]) <= indent):
+            if is_program and any(part.strip() for part in body):
+                yield "\n".join(body)
+            body = None
+        else:
+            body.append(_dedented(line, indent) if indent > 1 else line)
+    return None
+
+
+def _dedented(line: str, indent: int) -> str:
+    blanks = len(line) - len(line.lstrip(" \t"))
+    return line.expandtabs()[min(indent, len(line[:blanks].expandtabs())) :]

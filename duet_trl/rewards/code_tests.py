@@ -6,6 +6,7 @@ A test that we cannot run must leave its rollouts ungraded: as a failure it woul
 
 import ast
 import builtins
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -102,7 +103,7 @@ def _check_function(row: Row) -> dict[str, Any]:
     return {
         "names": names,
         "tests": (test, f"check({entry_point})"),
-        "setup": tuple(_whole_statements(prompt)),
+        "setup": _whole_statements(prompt),
         "preamble": prompt,
     }
 
@@ -152,12 +153,20 @@ def _require_runnable(trees: Sequence[ast.AST], names: Sequence[str]) -> None:
     """ValueError for tests that need what the sandbox does not have."""
     used = {name for tree in trees for name in _loaded_names(tree)}
     for tree in trees:
-        if absent := sorted(_imported(tree) - sys.stdlib_module_names):
+        nodes = list(ast.walk(tree))
+        modules = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+        sources = {name.partition(".")[0] for name in modules} - {""}
+        imported = {
+            alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        }
+        named = {node.id for node in nodes if isinstance(node, ast.Name)} - set(_bound_names(tree))
+        aliases = {package for alias, package in ABSENT_ALIASES.items() if alias in named}
+        if absent := sorted((imported | sources | aliases) - sys.stdlib_module_names):
             raise ValueError(f"they need {', '.join(absent)}, which programs in the sandbox do not have")
-        if beyond := sorted(OUT_OF_REACH & (_sources(tree) | set(_loaded_names(tree)))):
+        if beyond := sorted(OUT_OF_REACH & (sources | set(_loaded_names(tree)))):
             raise ValueError(f"what they do with {', '.join(beyond)} does not reach the program")
-        passed = {name for node in ast.walk(tree) for name in _variables_passed(node, names)}
-        for node in ast.walk(tree):
+        passed = {name for node in nodes for name in _variables_passed(node, names)}
+        for node in nodes:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test") and node.name not in used:
                 raise ValueError(f"nothing that runs calls {node.name}")
             if _needs_class(node, names):
@@ -166,28 +175,14 @@ def _require_runnable(trees: Sequence[ast.AST], names: Sequence[str]) -> None:
                 raise ValueError(f"{ast.unparse(node)[:100]!r} is about what stays in the program")
             if isinstance(node, ast.ClassDef) and any("TestCase" in ast.unparse(base) for base in node.bases):
                 raise ValueError(f"{node.name} is a unittest class, which nothing runs")
-            if isinstance(node, ast.Expr) and _changes_arguments(node.value, names):
+            if isinstance(node, ast.Expr) and _variables_passed(node.value, names):
                 raise ValueError(f"{ast.unparse(node)[:100]!r} changes its argument, which stays in the program")
 
 
-def _imported(tree: ast.AST) -> set[str]:
-    """Packages that tests import, or name as everybody does."""
-    whole = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - set(_bound_names(tree))
-    aliases = {ABSENT_ALIASES[name] for name in used & ABSENT_ALIASES.keys()}
-    return {name.partition(".")[0] for name in whole} | _sources(tree) | aliases
-
-
-def _sources(tree: ast.AST) -> set[str]:
-    """Packages that tests import names from."""
-    sources = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return {name.partition(".")[0] for name in sources if name}
-
-
-def _variables_passed(node: ast.AST, names: Sequence[str]) -> Iterator[str]:
+def _variables_passed(node: ast.AST, names: Sequence[str]) -> list[str]:
     """Variables that a call of a function under test is given, and may change."""
-    if isinstance(node, ast.Call) and _loads(node.func, names):
-        yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
+    arguments = node.args if isinstance(node, ast.Call) and _loads(node.func, names) else []
+    return [argument.id for argument in arguments if isinstance(argument, ast.Name)]
 
 
 def _compares_what_stays(node: ast.Compare, passed: set[str], names: Sequence[str]) -> bool:
@@ -211,15 +206,6 @@ def _needs_class(node: ast.AST, names: Sequence[str]) -> bool:
     return part is not None and bool(set(_loaded_names(part)) & set(names))
 
 
-def _changes_arguments(node: ast.AST, names: Sequence[str]) -> bool:
-    """Whether it is a call for its effect alone, of a function under test on a variable."""
-    return (
-        isinstance(node, ast.Call)
-        and _loads(node.func, names)
-        and any(isinstance(argument, ast.Name) for argument in node.args)
-    )
-
-
 def _loads(function: ast.AST, names: Sequence[str]) -> bool:
     if isinstance(function, ast.Attribute):  # Solution().sort(xs), but not stack.push(x)
         return isinstance(function.value, ast.Call) and _loads(function.value.func, names)
@@ -240,15 +226,13 @@ def _asserts(tree: ast.AST) -> bool:
     return False
 
 
-def _whole_statements(prompt: str) -> Iterator[str]:
+def _whole_statements(prompt: str) -> tuple[str, ...]:
     """The prompt, completed if it ends in the middle of a function; the judge needs its helpers and imports."""
     for ending in ("", "\n    pass\n"):
-        try:
+        with contextlib.suppress(SyntaxError):
             ast.parse(prompt + ending)
-        except SyntaxError:
-            continue
-        yield prompt + ending
-        return
+            return (prompt + ending,)
+    return ()
 
 
 def _loaded_names(tree: ast.AST) -> Iterator[str]:
@@ -271,12 +255,8 @@ def _bound_names(tree: ast.AST) -> Iterator[str]:
 
 def _modules_used(trees: Sequence[ast.AST]) -> set[str]:
     """Modules of the standard library that tests name without importing them, as in `math.isclose(...)`."""
-    bases = {
-        node.value.id
-        for tree in trees
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    }
+    attributes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    bases = {value.id for value in attributes if isinstance(value, ast.Name)}
     return (bases & sys.stdlib_module_names) - {name for tree in trees for name in _bound_names(tree)}
 
 

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Math reward: the boxed answer of a completion against a gold answer, checked by Math-Verify in killable processes.
 
-Answers are written by a policy under training: some of them keep a computer algebra system busy for ever, and neither
-a thread nor Math-Verify's own alarm can stop arithmetic that runs in C. Grading therefore happens in worker processes
-(`math_worker.py`) in which the kernel ends an answer that uses up its time.
+Some answers of a policy keep a computer algebra system busy for ever, and neither a thread nor Math-Verify's own alarm
+stops arithmetic in C. Worker processes (`math_worker.py`) grade, in which the kernel ends what uses up its time.
 """
 
-import contextlib
 import importlib.util
 import json
 import logging
@@ -22,9 +20,8 @@ from typing import Any
 from ..gate.markers import extract_boxed
 from .completions import CACHE_SIZE, MAX_ANSWER_LENGTH, Completion, checked_which, gold_text, read_completions
 from .math_pairs import comparable
-from .math_plain import gold_answer, stated_answer
-from .math_text import readable
-from .workers import Workers, end_session
+from .math_text import gold_answer, readable, stated_answer
+from .workers import Worker, Workers
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +29,7 @@ WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
 """Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
 UNREADABLE_GOLD = "gold answer is empty, a sentence or cannot be parsed; its rows stay ungraded"
+WARNINGS = {"n": UNREADABLE_GOLD, "k": "answer used up its time and scores 0; raise timeout if it is right"}
 
 
 def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any) -> list[float | None]:
@@ -43,8 +41,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None where the gold answer cannot be parsed or is a sentence: TRL leaves it
-            ungraded.
+        list[float | None]: 1.0 or 0.0; None, ungraded, where the gold cannot be parsed or is a sentence.
 
     Raises:
         ImportError: If Math-Verify is not installed.
@@ -55,14 +52,12 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
 class MathVerifier:
     r"""Grades boxed answers against gold answers with Math-Verify; callable as a TRL reward function.
 
-    The gold answer is wrapped in `\boxed{}` before parsing and malformed operators such as `\frac12` are accepted, on
-    both sides: without that one gold answer of MATH in five is misread. A gold that is a solution counts as the answer
-    that it states, in a box, behind #### or as "The answer is ...". Completions without a closed, non-empty box score
-    0.
+    A gold that is a solution counts as the answer that it states, in a box, behind #### or as "The answer is ...".
+    Completions without a closed, non-empty box score 0.
 
     Args:
-        timeout (float): CPU seconds that one answer may use; beyond them it scores 0. Ten times as much wall-clock
-            time is allowed, so that a busy machine does not change rewards.
+        timeout (float): CPU seconds that one answer may use; beyond them, or ten times as much wall-clock time, it
+            scores 0.
         workers (int | None): Worker processes. None: one per core, at most 8. They start with the first call.
         which (str): "last" box of a completion, or the "first".
 
@@ -115,20 +110,16 @@ class MathVerifier:
             return [self._cache.get(pair) for pair in pairs]
 
     def _fill_cache(self, pairs: list[tuple[str | None, str]], warn: bool) -> None:
-        size = max(1, min(CHUNK_SIZE, -(-len(pairs) // len(self._workers))))
+        size = max(1, min(CHUNK_SIZE, -(-len(pairs) // len(self._workers.all))))
         chunks = [pairs[start : start + size] for start in range(0, len(pairs), size)]
         for chunk, verdicts in zip(chunks, self._workers.ask_all(chunks), strict=True):
-            if verdicts is None:
+            if isinstance(verdicts, Exception):
                 self._warn_once("a math worker died twice on the same answers; they stay ungraded", chunk[0])
                 continue
             for pair, verdict in zip(chunk, verdicts, strict=True):
                 self._cache[pair] = {"1": 1.0, "n": None}.get(verdict, 0.0)
-                if not warn:
-                    continue
-                if verdict == "n":
-                    self._warn_once(UNREADABLE_GOLD, pair)
-                elif verdict == "k":
-                    self._warn_once("answer used up its time and scores 0; raise timeout if it is right", pair)
+                if warn and verdict in WARNINGS:
+                    self._warn_once(WARNINGS[verdict], pair)
 
     def _pair(self, answer: str | None, gold: Any, warn: bool = True) -> tuple[str | None, str]:
         """Answer and gold as the workers read them; None in place of an answer that is wrong unread."""
@@ -151,48 +142,27 @@ class MathVerifier:
 _default_verifier = cache(MathVerifier)
 
 
-class _Worker:
-    """One worker process and its pipes.
+class _Worker(Worker):
+    """One worker process: pairs in, a verdict character for each out ("1", "0", "n"o gold, "k"illed).
 
-    A fresh interpreter runs the script by its path: unlike `multiprocessing`, this neither copies the threads and
-    locks of the training process nor imports its main module again. Its own session keeps Ctrl-C away from it.
+    A fresh interpreter runs the script by its path: `multiprocessing` would copy the threads and locks of the training
+    process or import its main module again. Its own session keeps Ctrl-C away from it.
     """
 
     def __init__(self, timeout: float) -> None:
+        super().__init__()
         self._timeout = timeout
-        self._process: subprocess.Popen[str] | None = None
 
-    def ask(self, pairs: list[tuple[str | None, str]]) -> str | None:
-        """One verdict character per pair ("1", "0", "n"o gold, "k"illed); None if the worker died twice."""
-        for _ in range(2):
-            with contextlib.suppress(BrokenPipeError):
-                verdicts = self._exchange(pairs)
-                if len(verdicts) == len(pairs):
-                    return verdicts
-            self.close()
-        return None
+    def start(self) -> None:
+        # -P: the script's folder holds a `math.py`, which must not hide the standard library's.
+        command = [sys.executable, "-P", str(WORKER_SCRIPT), str(self._timeout)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        self._process = subprocess.Popen(command, start_new_session=True, **pipes)
 
-    def _exchange(self, pairs: list[tuple[str | None, str]]) -> str:
-        if self._process is None:
-            # -P: the script's folder holds a `math.py`, which must not hide the standard library's.
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", str(WORKER_SCRIPT), str(self._timeout)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                start_new_session=True,
-            )
-        self._process.stdin.write(json.dumps(pairs) + "\n")
+    def exchange(self, request: list[tuple[str | None, str]]) -> str:
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return self._process.stdout.readline().strip()
-
-    def close(self) -> None:
-        """Ends the process and whatever it forked."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        end_session(process)
-        process.stdout.close()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        verdicts = self._process.stdout.readline().strip()
+        if len(verdicts) != len(request):
+            raise BrokenPipeError("the worker ended")
+        return verdicts

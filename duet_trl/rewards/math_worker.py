@@ -2,11 +2,12 @@
 r"""Worker of the math reward: a script run by its path that imports only the standard library and Math-Verify.
 
 Reads one JSON list of [answer | null, gold] pairs per line and writes one line with a character for each: "1" equal,
-"0" not equal, "n" gold not parsable, "k" killed. The grading is done by a fork, whose timers have the kernel's default
-action: an answer that uses up its time is killed wherever it is, also inside C code, and a new fork goes on behind it.
-A fork lives until then, because the parser is several times faster on what it has seen.
+"0" not equal, "n" gold not parsable, "k" killed. A fork grades, whose timers have the kernel's default action: an
+answer that uses up its time is killed wherever it is, also inside C code, and a new fork goes on behind it. It lives
+until then, because the parser is several times faster on what it has seen.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -121,10 +122,10 @@ def equal_expressions(gold: Basic | MatrixBase, answer: Basic | MatrixBase, *_: 
 
 
 def _equal_numbers(gold: Expr, answer: Expr) -> bool:
-    """Equality of numbers: with intervals where they differ, exactly where they are rational.
+    """Equality of numbers, of rational ones exactly.
 
-    Irrational ones are equal if they agree to as many digits as their integers have, and FIRST_DIGITS more. A decimal
-    is the number that it is rounded from, if it has six decimals (six digits below SMALL).
+    Irrational ones agree to as many digits as their integers have, and FIRST_DIGITS more. A decimal is the number that
+    it is rounded from, if it has six decimals (six digits below SMALL).
     """
     if all(isinstance(_without_percent(one), Integer) for one in (gold, answer)):
         return _without_percent(gold) == _without_percent(answer)  # 9% is 9
@@ -184,10 +185,9 @@ def _rounding(number: Expr, exact: Expr) -> Rational:
 
 
 def _equal_functions(gold: Expr, answer: Expr) -> bool:
-    r"""Equality of expressions with letters, which stand for real numbers.
+    r"""Equality of functions of real letters: no difference at some points, and a proof.
 
-    What differs at some point is different. The rest must be proved, if need be for positive letters only
-    (`\sqrt{1/n}`); then the two must have the same domain and values on the other side of zero as well.
+    If it holds for positive letters only (`\sqrt{1/n}`), domain and values must agree on the other side of zero too.
     """
     letters = sorted(gold.free_symbols | answer.free_symbols, key=str)
     if not (gold - answer).has(ExprWithLimits):  # sums and integrals have no cheap values
@@ -244,8 +244,8 @@ OWN_PRODUCT, _Latex2Sympy.convert_postfix_list = _Latex2Sympy.convert_postfix_li
 def _same_repeats(golds: list[str], answers: list[str]) -> bool:
     """Whether a list that equals the gold as a set, which it is to the parser, may repeat what it repeats.
 
-    One number is not the same number twice, and a gold list with an entry twice means it. Where the gold names several
-    different things, an answer that names one of them again is taken as a set.
+    One number is not itself twice, and a gold list with an entry twice means it. Of several different things an answer
+    may name one again.
     """
     if len(golds) == 1:
         return not _repeats(answers)
@@ -315,7 +315,10 @@ class Grader:
         self._pid = os.fork()
         if self._pid == 0:
             try:
-                _close_all_but(request_end, verdict_end)
+                # inherited copies would hide from the other side that the worker has ended
+                for descriptor in {*range(3, 256)} - {request_end, verdict_end}:
+                    with contextlib.suppress(OSError):
+                        os.close(descriptor)
                 _serve(os.fdopen(request_end, "rb"), verdict_end, self._cpu_seconds)
             finally:
                 os._exit(1)
@@ -324,18 +327,11 @@ class Grader:
         self._requests, self._verdicts = os.fdopen(requests, "wb"), os.fdopen(verdicts, "rb")
 
 
-def _close_all_but(first: int, second: int) -> None:
-    """Close what the fork inherited: its copies would hide from the other side that the worker has ended."""
-    low, high = sorted((first, second))
-    for begin, end in ((3, low), (low + 1, high), (high + 1, 256)):
-        os.closerange(begin, end)
-
-
 def _serve(requests: BinaryIO, verdict_end: int, cpu_seconds: float) -> None:
-    is_new = True
+    is_new, unit = True, 1 if sys.platform == "darwin" else 1024
     for line in requests:
         for answer, gold in json.loads(line):
-            if not is_new and _resident_bytes() > RETIREMENT_BYTES:
+            if not is_new and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit > RETIREMENT_BYTES:
                 os._exit(RETIRED)
             is_new = False
             signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
@@ -343,12 +339,6 @@ def _serve(requests: BinaryIO, verdict_end: int, cpu_seconds: float) -> None:
             os.write(verdict_end, grade(answer, gold))
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def _resident_bytes() -> int:
-    """Most resident memory this process ever had."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 @lru_cache(PARSE_CACHE_SIZE)
@@ -361,11 +351,7 @@ def _parse(answer: str) -> list:
 
 
 def _with_imaginary_unit(expression: Basic | MatrixBase) -> Basic | MatrixBase:
-    r"""The expression with the number i for the letter.
-
-    The parser takes letters for real variables unless it sees an i, which it overlooks in `\frac{2i}{5}`: there i is a
-    real variable, and unequal to that of `\frac{2}{5}i`.
-    """
+    r"""The expression with the number i for the letter: the parser overlooks it in `\frac{2i}{5}`."""
     letters = {one: I if one.name == "i" else Symbol(one.name) for one in expression.free_symbols}
     try:
         return expression.xreplace(letters) if I in letters.values() else expression

@@ -12,20 +12,56 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
-class Workers:
-    """As many workers as asked for, None: the default; each has `ask(request)` and `close()`."""
+class Worker:
+    """A process that leads a session. A subclass starts it (`_process`) and exchanges a request for an answer."""
 
-    def __init__(self, make: Callable[[], Any], count: int | None, default: int) -> None:
+    lost_by: tuple[type[Exception], ...] = (BrokenPipeError,)
+    """What `start` and `exchange` raise where the process was lost."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[Any] | None = None
+
+    def ask(self, request: Any) -> Any:
+        """The answer; the error in its place if the process was lost twice, or gave no answer in time."""
+        for tries_left in (1, 0):
+            try:
+                if self._process is None:
+                    self.start()
+                return self.exchange(request)
+            except self.lost_by as error:
+                self.close()
+                if tries_left == 0 or isinstance(error, TimeoutError):
+                    return error
+
+    def end(self) -> None:
+        """Kill the process with all that it forked."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process; it starts again with the next request."""
+        if self._process is None:
+            return
+        self.end()
+        for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self._process = None
+
+
+class Workers:
+    """As many workers as asked for, None: the default."""
+
+    def __init__(self, make: Callable[[], Worker], count: int | None, default: int) -> None:
         if count is not None and count < 1:
             raise ValueError(f"workers must be at least 1, got {count}. Use None for one per core.")
         self.all = [make() for _ in range(count or default)]
-        self._idle: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self.all:
             self._idle.put(worker)
         weakref.finalize(self, _close_all, self.all, os.getpid())
-
-    def __len__(self) -> int:
-        return len(self.all)
 
     def ask(self, request: Any) -> Any:
         """The answer of the first worker that is free. May be called from any thread."""
@@ -45,14 +81,7 @@ class Workers:
         _close_all(self.all, os.getpid())
 
 
-def end_session(process: subprocess.Popen[Any]) -> None:
-    """Kill a process that leads a session, with all that it forked."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _close_all(workers: list[Any], owner: int) -> None:
+def _close_all(workers: list[Worker], owner: int) -> None:
     # A forked copy of the training process has no right to its workers.
     if os.getpid() == owner:
         for worker in workers:

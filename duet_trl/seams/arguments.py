@@ -43,16 +43,8 @@ def check_arguments(
 ) -> tuple[Method, bool]:
     """All arguments of the trainer but the model, before one is loaded.
 
-    Args:
-        args (DUETGRPOConfig): Configuration.
-        method (Method | None): As given.
-        engine (Any): As given.
-        reward_funcs (Any): As given.
-        data (tuple[Any, Any]): Training and evaluation set.
-        others (dict[str, Any]): Arguments that go to GRPOTrainer.
-
-    Returns:
-        tuple[Method, bool]: The method as far as it is known, and whether rollouts end by rules of their own.
+    `data` are training and evaluation set, `others` arguments that go to GRPOTrainer. Returns the method as far as it
+    is known, and whether rollouts end by rules of their own.
     """
     needs = check_method(method, args, reward_funcs)
     check_engine(engine)
@@ -67,10 +59,8 @@ def check_arguments(
 def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any) -> Method:
     """The method as far as it is known before the model: its attributes say what the run needs.
 
-    Raises:
-        TypeError: If what is given is no method.
-        ValueError: Unless a method is given exactly where the configuration says so, if its state would not survive a
-            checkpoint, or if it compares answers and no reward function can.
+    TypeError if it is none. ValueError unless one is given exactly where the configuration says so, if its state would
+    not survive a checkpoint, or if it compares answers and no reward function can.
     """
     if method is not None:
         _check_form(method)
@@ -126,11 +116,8 @@ def _check_state(method: Method) -> None:
 
 
 def check_engine(engine: Any) -> None:
-    """Refuse what builds no engine, as far as that shows before it is called.
-
-    Raises:
-        TypeError: If it is an engine, a name, or a class that lacks a function.
-    """
+    """TypeError for what builds no engine, as far as that shows before it is called: an engine, a name, a class that
+    lacks a function."""
     if engine is None:
         return
     if not callable(engine):
@@ -158,12 +145,7 @@ def check_built(engine: Any, name: str) -> None:
 
 
 def check_rewards(reward_funcs: Any, train: Any, evaluation: Any) -> None:
-    """Refuse what cannot be called for rewards.
-
-    Raises:
-        TypeError: If one of them is no function, name of a model or model.
-        ValueError: If a data set lacks a column that one of them needs.
-    """
+    """TypeError for what is no function, model or name of one; ValueError if a data set lacks a column it needs."""
     given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
     for one in given:
         name = one.__name__ if isinstance(one, type) else ""

@@ -17,14 +17,13 @@ from torch.distributed.fsdp import FSDPModule
 from trl import GRPOTrainer
 
 from ..config import DUETGRPOConfig
-from ..engines.engine import Engine, Policy, Sampling
+from ..engines.engine import Engine, Policy, Sampling, Turn
 from ..engines.transformers import TransformersEngine
-from ..engines.turn import Turn
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
-from . import standing_in
 from .arguments import check_built
 from .gate_setup import extra_eos_ids, warn_of_turns
+from .train_rows import standing_in
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +52,7 @@ class Backend:
             trainer.generation_config.eos_token_id = trainer.generation_kwargs["eos_token_id"] = trainer.eos_token_ids
         return TransformersEngine(
             *turn_arguments(trainer, turn, setup, partial(_model_sampling, trainer)),
-            model=lambda: trainer.accelerator.unwrap_model(trainer.model_wrapped),
+            model=trainer.unwrapped_model,
         )
 
 

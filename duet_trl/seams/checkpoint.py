@@ -35,11 +35,7 @@ _JSON = (str, int, float, type(None))
 
 
 def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -> None:
-    """Write the state of a run into a checkpoint folder: values as JSON, arrays as safetensors.
-
-    Raises:
-        TypeError: If a value of the state would not come back as it is.
-    """
+    """Write the state of a run into a checkpoint folder: values as JSON, arrays as safetensors; see `check_json`."""
     check_json("the state", state)
     arrays: dict[str, np.ndarray] = {}
     written = {"version": VERSION, "identity": identity, **_without_arrays(state, "", arrays)}
@@ -50,11 +46,7 @@ def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -
 
 
 def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """What `write_state` wrote.
-
-    Raises:
-        ValueError: If there is none, or it is of another version or configuration.
-    """
+    """What `write_state` wrote; ValueError if there is none, or it is of another version or configuration."""
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
@@ -82,15 +74,9 @@ def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_json(owner: str, value: Any, *, arrays: bool = True) -> None:
-    """Refuse what JSON does not bring back as it was, and arrays that safetensors does not hold.
+    """TypeError for what JSON does not bring back as it was, and for arrays that safetensors does not hold.
 
-    Args:
-        owner (str): What holds the value, for the error.
-        value (Any): Nested dicts of JSON values.
-        arrays (bool): Whether numpy arrays may stand in the dicts.
-
-    Raises:
-        TypeError: Naming the place, the value and the remedy.
+    It names the place in what `owner` holds, the value and the remedy; `arrays` may stand in nested dicts alone.
     """
     if isinstance(value, dict):
         for key, one in value.items():
@@ -144,17 +130,10 @@ _TORCH_FILES = ("*.pt", "*.pth", "*model*.bin", "optimizer.bin", "training_args.
 
 
 def resume_point(asked: str | bool | None, output_dir: str) -> str | bool | None:
-    """The checkpoint that `resume_from_checkpoint` means, proven to be whole.
+    """The folder that `resume_from_checkpoint` means, True the newest of `output_dir` that is whole.
 
-    Args:
-        asked (str | bool | None): A folder, or True for the newest whole checkpoint of `output_dir`.
-        output_dir (str): Folder of the run.
-
-    Returns:
-        str | bool | None: A folder; what was asked for where that is nothing, or where there is no checkpoint.
-
-    Raises:
-        ValueError: If the folder that was named is torn, or all checkpoints of the run are.
+    What was asked for where that is nothing, or where there is no checkpoint. ValueError if the folder that was named
+    is torn, or all checkpoints of the run are.
     """
     if not asked or (asked is not True and not Path(asked).is_dir()):
         return asked

@@ -61,15 +61,14 @@ def check_evaluation(dataset: Any, *, needs_prompt: bool) -> None:
         _check_prompts(one, f"The evaluation set{name}", needs_prompt=needs_prompt)
 
 
-def check_reward_columns(reward_funcs: Any, train: Any, evaluation: Any) -> None:
-    """Refuse a data set that lacks a column without which a reward function cannot be called."""
-    functions = reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
+def check_reward_columns(reward_funcs: list, train: Any, evaluation: Any) -> None:
+    """Refuse a data set that lacks a column without which one of the reward functions cannot be called."""
     sets = [("train_dataset", train), *((f"eval_dataset{name}", one) for name, one in _named(evaluation))]
     for which, dataset in sets:
         if not isinstance(dataset, Dataset | IterableDataset):
             continue
         columns = set(_columns(dataset))
-        for function in functions:
+        for function in reward_funcs:
             missing = sorted(_wanted(function) - _GIVEN - (columns - _WITHHELD))
             if missing:
                 raise ValueError(
@@ -82,10 +81,7 @@ def check_reward_columns(reward_funcs: Any, train: Any, evaluation: Any) -> None
 def check_row(example: Mapping[str, Any], where: str, column: str | None) -> None:
     """Refuse a row that cannot be trained on as it comes: of a stream, or of a transform.
 
-    Args:
-        example (Mapping[str, Any]): The row.
-        where (str): What names it in an error.
-        column (str | None): Column that identifies the prompt.
+    `where` names it in an error; `column` is the one that identifies the prompt.
     """
     text = complaint(example["prompt"])
     if text is None and column is not None and example[column] is None:
@@ -240,10 +236,6 @@ def prompt_keys(examples: list[dict], column: str | None) -> list[str]:
     return [hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts]
 
 
-SHUFFLED = 2**18
-"""Rows up to which a step shuffles all of them; of more it draws one by one, and a row that came before again."""
-
-
 class PromptSource:
     """Draws further prompts from the training data, at random under the run's seed and the step.
 
@@ -269,16 +261,7 @@ class PromptSource:
         return partial(self._draw, self._rows(step)) if isinstance(self.dataset, Dataset) else None
 
     def _rows(self, step: int) -> Iterator[int]:
-        random, size = np.random.default_rng([self.seed, step]), len(self.dataset)
-        if size <= SHUFFLED:
-            yield from random.permutation(size).tolist()
-            return
-        drawn: set[int] = set()
-        while len(drawn) < size:
-            row = int(random.integers(size))
-            if row not in drawn:
-                drawn.add(row)
-                yield row
+        yield from map(int, np.random.default_rng([self.seed, step]).permutation(len(self.dataset)))
 
     def _draw(self, rows: Iterator[int], count: int, taken: set[str]) -> list[Prompt]:
         found: dict[str, Prompt] = {}

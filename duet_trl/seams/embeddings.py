@@ -23,15 +23,10 @@ Embed = Callable[[Sequence[Prompt]], np.ndarray]
 
 
 def embedder(source: str | None, trainer: GRPOTrainer) -> Embed | None:
-    """What embeds the prompts of a run.
+    """What embeds the prompts of a run, whose trainer need not have its model yet.
 
-    Args:
-        source (str | None): "policy", or the name or folder of a sentence-transformers model. None: nobody asks.
-        trainer (GRPOTrainer): Of the run. It need not have its model yet.
-
-    Raises:
-        ValueError: If the sentence model cannot be loaded.
-        ImportError: If sentence-transformers is not installed and asked for.
+    `source` is "policy", or the name or folder of a sentence-transformers model (ValueError if it cannot be loaded,
+    ImportError without the library); None: nobody asks.
     """
     if source is None:
         return None
@@ -41,7 +36,7 @@ def embedder(source: str | None, trainer: GRPOTrainer) -> Embed | None:
             "of a sentence model as in the paper. Name such a model to have these."
         )
         return partial(policy_vectors, trainer)
-    return SentenceVectors(source, trainer)
+    return partial(sentence_vectors, _sentence_model(source), trainer)
 
 
 def prompt_text(prompt: Any) -> str:
@@ -73,28 +68,25 @@ def policy_vectors(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> np.ndarra
     return torch.nn.functional.embedding_bag(number, rows, first, mode="mean").numpy()
 
 
-class SentenceVectors:
-    """Vectors from a sentence-transformers model, on the device of the trainer."""
+def _sentence_model(name: str) -> Any:
+    try:
+        from sentence_transformers import SentenceTransformer
+    except ImportError as error:
+        raise ImportError(
+            f"embeddings={name!r} names a sentence-transformers model, and the library is not installed. Install the "
+            "extra: pip install 'duet-trl[embeddings]'; or set embeddings='policy'."
+        ) from error
+    try:
+        return SentenceTransformer(name, device="cpu")
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"embeddings={name!r} is no sentence-transformers model that could be loaded: {error} Name another model "
+            "or its folder, or set 'policy'."
+        ) from error
 
-    def __init__(self, name: str, trainer: GRPOTrainer) -> None:
-        try:
-            from sentence_transformers import SentenceTransformer
-        except ImportError as error:
-            raise ImportError(
-                f"embeddings={name!r} names a sentence-transformers model, and the library is not installed. Install "
-                "the extra: pip install 'duet-trl[embeddings]'; or set embeddings='policy'."
-            ) from error
-        try:
-            self.model = SentenceTransformer(name, device="cpu")
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"embeddings={name!r} is no sentence-transformers model that could be loaded: {error} Name another "
-                "model or its folder, or set 'policy'."
-            ) from error
-        self.trainer = trainer
 
-    def __call__(self, prompts: Sequence[Prompt]) -> np.ndarray:
-        """Vectors of some prompts, shape (M, D), float32."""
-        texts = [prompt_text(prompt.example["prompt"]) for prompt in prompts]
-        device = str(self.trainer.accelerator.device)
-        return self.model.encode(texts, device=device, show_progress_bar=False).astype(np.float32)
+def sentence_vectors(model: Any, trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Vectors from a sentence model on the device of the trainer, shape (M, D), float32."""
+    texts = [prompt_text(prompt.example["prompt"]) for prompt in prompts]
+    device = str(trainer.accelerator.device)
+    return model.encode(texts, device=device, show_progress_bar=False).astype(np.float32)

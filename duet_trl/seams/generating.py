@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`)."""
+"""What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
 
+What an engine returned is held against what was asked for and against the policy in training. An engine that ends
+rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no figure of the
+run looks wrong.
+"""
+
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,28 +18,22 @@ import torch
 from trl import GRPOTrainer
 from trl.extras.profiling import profiling_context
 
+from ..config import DUETGRPOConfig
 from ..engines.engine import Completion, Request, Sampling, ServerError
 from ..exchange import Exchange, Placement
 from ..gate.parameters import GateSetup
-from ..rollouts import Job, LocalRollout, Query, StepRecord
-from . import metrics, standing_in
+from ..rollouts import Job, LocalRollout, Query, StepRecord, policy_mask
+from . import metrics
 from .backend import Backend
-from .engine_checks import EngineChecks
 from .resuming import Checkpoints
-from .scoring import Deferred, Thoughts, answer_verifier, checked, classes_of_step, pay_endings
-from .train_rows import side_by_side
+from .scoring import Thoughts, answer_verifier, checked, classes_of_step, pay_endings, raise_first
+from .train_rows import side_by_side, standing_in
 
 
 class Generation:
     """Generates and scores for a trainer; the loop's host.
 
-    Args:
-        trainer (GRPOTrainer): Whose model generates; its `checkpoints` are asked for one when a server is lost.
-        backend (Backend): What generates.
-        setup (GateSetup | None): Gate of the run; None: it has none.
-        exchange (Exchange): Collectives.
-        thoughts (Thoughts): Of the model.
-        checkpoints (Checkpoints): Of the run.
+    Of its collaborators `checkpoints` is asked for one when a server is lost; without a `setup` the run has no gate.
     """
 
     def __init__(
@@ -110,12 +111,8 @@ class Generation:
     ) -> torch.Tensor:
         """Rewards of the rows of all processes, shape (W * R, F).
 
-        Args:
-            inputs (Sequence[dict]): Rows of the data set, length R.
-            prompts (list): Of each.
-            completions (list): Text or messages.
-            completion_ids (list[list[int]]): Their tokens.
-            opened (np.ndarray | None): Prompts that open a thought, shape (R,), bool; None: read from them.
+        `inputs` are R rows of the data set, `completions` text or messages. `opened` says which prompts open a
+        thought, shape (R,), bool; None: read from them.
         """
         trainer = self.trainer
         if opened is None:
@@ -133,12 +130,12 @@ class Generation:
     @contextmanager
     def _checked_rewards(self) -> Iterator[None]:
         """While active, what reward functions return is checked; an error of one process is raised on all of them."""
-        deferred = Deferred() if self.exchange.num_processes > 1 else None
+        errors = list[Exception]() if self.exchange.num_processes > 1 else None
         pairs = zip(self.trainer.reward_funcs, self.trainer.reward_func_names, strict=True)
-        with standing_in(self.trainer, reward_funcs=[checked(one, name, deferred) for one, name in pairs]):
+        with standing_in(self.trainer, reward_funcs=[checked(one, name, errors) for one, name in pairs]):
             yield
-        if deferred is not None:
-            self.exchange.fail_together(deferred.release)
+        if errors is not None:
+            self.exchange.fail_together(partial(raise_first, errors))
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
@@ -251,3 +248,116 @@ def _logprobs(job: Job, rollout: Completion) -> list[float]:
             "of this step's rollouts, and a Query asks for those of others."
         )
     return [*(job.prefix_logprobs or ()), *rollout.logprobs]
+
+
+logger = logging.getLogger(__name__)
+
+MAX_GAP = 1.0
+"""Nats a token. bfloat16, another kernel and a step of delay stay below 0.1; other weights or another unit do not."""
+_STALE_GAP = 0.2
+_STALE_GROWTH = 4.0
+"""Of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
+
+
+class EngineChecks:
+    """Checks of one engine, which errors name, over a run; `end_ids` are tokens that end a rollout by themselves."""
+
+    def __init__(self, name: str, args: DUETGRPOConfig, end_ids: set[int], vocab_size: int) -> None:
+        self.name, self.end_ids, self.vocab_size = name, end_ids, vocab_size
+        kwargs = args.generation_kwargs or {}
+        self._runs_on = bool(kwargs.get("ignore_eos"))
+        truncated = args.top_p < 1 or args.top_k > 0 or (args.min_p or 0) > 0 or args.repetition_penalty != 1
+        self._same_distribution = not truncated and not kwargs
+        self._first_gap: float | None = None
+        self._warned = False
+
+    def completions(self, done: Any, requests: Sequence[Request]) -> list[Completion]:
+        """The completions, if they are those that were asked for; else a ValueError names engine, rollout, remedy."""
+        if not isinstance(done, list) or not all(isinstance(one, Completion) for one in done):
+            raise ValueError(
+                f"{self.name}.generate returned {type(done).__name__}. It must return a list of Completion."
+            )
+        numbers = [rollout.number for rollout in done]
+        if numbers != list(range(len(requests))):
+            raise ValueError(
+                f"{self.name} was asked for rollouts 0..{len(requests) - 1} and returned {numbers[:20]} "
+                f"({len(numbers)}). Engine.generate must return one Completion for each Request, with its number and "
+                "in their order."
+            )
+        for rollout, request in zip(done, requests, strict=True):
+            mistake = self._mistake(rollout, request)
+            if mistake is not None:
+                raise ValueError(f"{self.name} returned {mistake}")
+        return done
+
+    def _mistake(self, rollout: Completion, request: Request) -> str | None:
+        ids, number = rollout.token_ids, rollout.number
+        if len(ids) > request.new_tokens:
+            return (
+                f"{len(ids)} tokens for rollout {number}, which may have {request.new_tokens}. It must keep to the "
+                "max_tokens of a Request."
+            )
+        if rollout.logprobs is not None and len(rollout.logprobs) != len(ids):
+            return (
+                f"{len(rollout.logprobs)} log-probs for the {len(ids)} tokens of rollout {number}. It must return one "
+                "for each token, or None."
+            )
+        if ids and not 0 <= min(ids) <= max(ids) < self.vocab_size:
+            wrong = next(token for token in ids if not 0 <= token < self.vocab_size)
+            return (
+                f"token {wrong} in rollout {number}; the model has tokens 0 to {self.vocab_size - 1}. Serve the model "
+                "that is trained, with its tokenizer."
+            )
+        if not self._runs_on and not self.end_ids.isdisjoint(ids[:-1]):
+            at = next(place for place, token in enumerate(ids) if token in self.end_ids)
+            return (
+                f"{len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. It must end a "
+                "rollout at each of the policy's end tokens (Policy.eos_ids)."
+            )
+        ended, full = not self.end_ids.isdisjoint(ids[-1:]), len(ids) == request.new_tokens
+        fits = {"eos": ended, "length": full, "gate": request.gate is not None, "other": True}
+        if not fits.get(rollout.finish) or (ended and rollout.finish != "eos" and not self._runs_on):
+            return (
+                f"rollout {number} as ended by {rollout.finish!r}, with {len(ids)} tokens of at most "
+                f'{request.new_tokens}, the last {ids[-1:]}. "eos" is an end token ({sorted(self.end_ids)}), which '
+                "servers in OpenAI's style drop: add it to token_ids, or the policy never learns to end. "
+                '"length" is max_tokens, "gate" the gate of the Request, "other" anything else.'
+            )
+        return None
+
+    def gap(self, logps: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor | None:
+        """How far the engine's log-probs are from the policy's: sum of their distances, nats, and tokens; shape (2,).
+
+        `logps` are those of the tokens of a micro-batch under the policy before it has moved, shape (B, T). None where
+        the engine gives no log-probs.
+        """
+        if "sampling_per_token_logps" not in inputs:
+            return None
+        sampled = inputs["sampling_per_token_logps"]
+        mask = policy_mask(inputs).bool() & ~sampled.isnan()
+        distance = (logps - sampled).abs().clamp(max=1e3)
+        return torch.stack([distance[mask].double().sum(), mask.sum().double()])
+
+    def follow_gap(self, total: float, tokens: float) -> dict[str, float]:
+        """Metric of the gap of a generation step; ValueError if the engine cannot be sampling from the policy."""
+        if not tokens:
+            return {}
+        gap = total / tokens
+        if self._same_distribution and gap > MAX_GAP:
+            raise ValueError(
+                f"the log-probs that {self.name} returned are {gap:.3g} nats a token away from those of the policy; "
+                f"rounding makes that 0.1, and {MAX_GAP:g} is the limit. It samples from other weights or at another "
+                "temperature, or returns something else than natural logarithms: bring the weights over in "
+                "sync_weights, sample at Policy.sampling, or return logprobs=None."
+            )
+        self._first_gap = gap if self._first_gap is None else self._first_gap
+        if not self._warned and gap > max(_STALE_GAP, _STALE_GROWTH * self._first_gap):
+            self._warned = True
+            logger.warning(
+                "The log-probs of %s are %.2g nats a token away from those of the policy, and were %.2g in the first "
+                "step: new weights may not reach it. See duet/engine_gap, and its sync_weights.",
+                self.name,
+                gap,
+                self._first_gap,
+            )
+        return {"engine_gap": gap}

@@ -6,9 +6,12 @@ import logging
 import math
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from trl import GRPOTrainer
 from trl.trainer.utils import nanstd
@@ -17,8 +20,7 @@ from ..exchange import Exchange
 from ..gate.replay import GateSpec, Outcome
 from ..gate.thresholds import scaled_grace_window
 from ..rollouts import StepRecord
-from ..update.advantages import group_advantages
-from ..update.importance import effective_sample_size
+from ..update.advantages import effective_sample_size, group_advantages
 
 
 def step_metrics(step: StepRecord, num_generations: int, max_tokens: int) -> dict[str, float]:
@@ -206,14 +208,42 @@ ENOUGH = 8
 """Rewarded rollouts without a marker that are more than chance."""
 
 
-class RunWatch:
-    """Looks at each step as the trainer hands it over.
+def write_audit(step: StepRecord, output_dir: str, columns: list[str]) -> None:
+    """Write what was decided about every rollout of an observed step, and some `columns` of the data set as text.
 
-    Args:
-        marker (str | None): Marker of the run's gates.
-        max_tokens (int): Length limit of a rollout.
-        patience (int): Generation steps in a row that are more than chance.
+    The file is `duet_audit/step_<number>.parquet` of a folder.
     """
+    group, keys, superseded = step.done.prompt, step.prompts.keys, step.done.superseded
+
+    def outcome(row: int) -> str:
+        if superseded[row]:
+            return "superseded"
+        return "lost" if step.nonfinite[row] else Outcome(step.replay.outcome[row]).name.lower()
+
+    table = {
+        "step": [step.prompts.step] * len(group),
+        "prompt": [keys[q] for q in group],
+        "round": step.done.round.tolist(),
+        "num_rollouts": step.num_rollouts[group].tolist(),
+        "outcome": [outcome(row) for row in range(len(group))],
+        "trimmed": step.replay.trimmed.tolist(),
+        "marker_at": step.replay.marker_at.tolist(),
+        "length": step.replay.length.tolist(),
+        "new_tokens": step.done.new_tokens.tolist(),
+        "propensity": step.judgement.propensity.tolist(),
+        "weight": step.judgement.weight.tolist(),
+        "reward": step.done.rewards.tolist(),
+        "advantage": step.judgement.advantages.tolist(),
+        "sum_logp": step.sum_logps.tolist(),
+        **{column: [str(step.prompts[q].example[column]) for q in group] for column in columns},
+    }
+    path = Path(output_dir, "duet_audit", f"step_{step.prompts.step:06d}.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(table), path)
+
+
+class RunWatch:
+    """Looks at each step as the trainer hands it over; `patience` generation steps in a row are more than chance."""
 
     def __init__(self, marker: str | None, max_tokens: int, patience: int = 3) -> None:
         self.marker = marker
@@ -237,10 +267,7 @@ class RunWatch:
     def markers(self, shown: np.ndarray, better: np.ndarray, limited: np.ndarray) -> None:
         """The marker fits no answer that is rewarded: trim and abort cannot tell answers from the rest.
 
-        Args:
-            shown (np.ndarray): Rollouts with a marker, shape (N,), bool.
-            better (np.ndarray): With a positive advantage, shape (N,), bool.
-            limited (np.ndarray): That ran into the length limit, shape (N,), bool.
+        Which rollouts show a marker, have a positive advantage, ran into the length limit; shape (N,) each, bool.
         """
         if self._marker_settled:
             return
@@ -296,9 +323,7 @@ class RunWatch:
 def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
     """What of a gate stops no rollout of at most `limit` tokens, or so late that not a poll interval is saved.
 
-    Args:
-        spec (GateSpec): A gate of the first step. K2 moves, so it is taken at the first token.
-        limit (int): Maximum number of tokens of a rollout.
+    The gate is one of the first step. K2 moves, so it is taken at the first token.
     """
     scaled, found = scaled_grace_window(limit), []
     remedy = f"Set grace_window={scaled}" if spec.grace_window > scaled else "Raise max_completion_length"

@@ -38,10 +38,7 @@ class TrainingStopped(RuntimeError):
 class Checkpoints:
     """Checkpoints of a trainer: what is written beside transformers' files, and what is restored from it.
 
-    Args:
-        trainer (GRPOTrainer): Its `loop` and `several` hold the state.
-        method (Method): Of the run.
-        automaton (TokenAutomaton | None): Compiled marker; None: the run has no gate.
+    The trainer's `loop` and `several` hold the state; without an `automaton` the run has no gate.
     """
 
     def __init__(self, trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> None:
@@ -140,12 +137,7 @@ class Checkpoints:
         self._saved_step = self.trainer.state.global_step
 
     def restore(self, checkpoint: Path, sampler: RepeatSampler | None) -> None:
-        """Take up a run where a checkpoint ends.
-
-        Args:
-            checkpoint (Path): Its folder.
-            sampler (RepeatSampler | None): Of the training data; a stream has none.
-        """
+        """Take up a run where a checkpoint ends; the training data of a stream have no sampler."""
         # TRL's sampler draws the order of each epoch from one generator, which starts anew in each process and hears
         # of no epoch. Behind the first epoch a resumed run would see prompts again that it has just seen, and others
         # not at all.

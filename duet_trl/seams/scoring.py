@@ -7,12 +7,11 @@ later generates without the gate, and its last answer counts, that costs accurac
 for is paid more: a wrong answer that ends is no better than one that does not.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Real
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from ..gate.thoughts import Delimiters, prompt_opens_thought
 from ..rewards.answers import AnswerVerifier, answer_classes
 from ..rewards.completions import WRITTEN, Completion, written_completions
 from ..rollouts import StepRecord
-from ..update.advantages import unscored, weighted_sum
+from ..update.advantages import weighted_sum
 from .data_checks import short
 
 
@@ -56,50 +55,41 @@ class Thoughts:
         return [{**row, WRITTEN: one} for row, one in zip(inputs, written, strict=True)]
 
 
-class Deferred:
-    """Holds the first error of some work until all processes are there to hear of it."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def __enter__(self) -> "Deferred":
-        """Begin."""
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """Keep an error, but for an interrupt."""
-        if not isinstance(error, Exception):
-            return False
-        self.error = self.error or error
-        return True
-
-    def release(self) -> None:
-        """Raise it."""
-        if self.error is not None:
-            raise self.error
+@contextmanager
+def held_back(errors: list[Exception] | None) -> Iterator[None]:
+    """While active, an error waits in a list until all processes are there to hear of it; None: it goes on at once."""
+    try:
+        yield
+    except Exception as error:  # an interrupt waits for nobody
+        if errors is None:
+            raise
+        errors.append(error)
 
 
-def checked(function: Any, name: str, deferred: Deferred | None) -> Any:
-    """A reward function whose result is checked.
+def raise_first(errors: list[Exception]) -> None:
+    """The end of `held_back`."""
+    if errors:
+        raise errors[0]
 
-    Args:
-        function (Any): As TRL calls it; a model stays as it is.
-        name (str): Of the function, for errors.
-        deferred (Deferred | None): Takes its error, and nothing is scored; None: it is raised at once.
+
+def checked(function: Any, name: str, errors: list[Exception] | None) -> Any:
+    """A reward function as TRL calls it, whose result is checked; a model stays as it is.
+
+    `errors` takes its error, and nothing is scored; see `held_back`.
     """
     if isinstance(function, torch.nn.Module):
         return function
     if is_async_callable(function):
 
         async def answered(**columns: Any) -> list:
-            with deferred or nullcontext():
+            with held_back(errors):
                 return numbers_of(await function(**columns), name, len(columns["completions"]))
             return [None] * len(columns["completions"])  # there was an error
 
         return answered
 
     def called(**columns: Any) -> list:
-        with deferred or nullcontext():
+        with held_back(errors):
             return numbers_of(function(**columns), name, len(columns["completions"]))
         return [None] * len(columns["completions"])  # there was an error
 
@@ -107,12 +97,7 @@ def checked(function: Any, name: str, deferred: Deferred | None) -> Any:
 
 
 def numbers_of(output: Any, name: str, count: int) -> list:
-    """The rewards of `count` completions.
-
-    Raises:
-        TypeError: If it is no sequence of numbers and None.
-        ValueError: If there are not as many.
-    """
+    """The rewards of `count` completions; TypeError unless they are numbers and None, ValueError if not as many."""
     shape = output.shape if isinstance(output, np.ndarray | torch.Tensor) else (count,)
     foreign = isinstance(output, str | Mapping | AbstractSet) or not isinstance(output, Iterable)
     if foreign or len(shape) != 1:
@@ -127,16 +112,13 @@ def numbers_of(output: Any, name: str, count: int) -> list:
             "one for each completion; None is one that it does not score."
         )
     for row, reward in enumerate(rewards):
-        if not (reward is None or isinstance(reward, Real | np.number | np.bool_) or _is_scalar(reward)):
+        scalar = isinstance(reward, torch.Tensor) and reward.ndim == 0
+        if not (reward is None or scalar or isinstance(reward, Real | np.number | np.bool_)):
             raise TypeError(
                 f"The reward function {name!r} returned {short(reward)} of type {type(reward).__name__} for "
                 f"completion {row}. A reward is a number, or None where it does not score."
             )
     return rewards
-
-
-def _is_scalar(reward: Any) -> bool:
-    return isinstance(reward, torch.Tensor) and reward.ndim == 0
 
 
 class EndingReward:
@@ -165,25 +147,15 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
 def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
     """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
 
-    Args:
-        rewards_per_func (torch.Tensor): That of the ending last, shape (N, F + 1). What no other one scored stays
-            unscored.
-        reward_weights (torch.Tensor): Shape (F + 1,).
+    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other one scored stays so.
     """
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
-    rewards_per_func[:, -1] *= torch.where(unscored(others), torch.nan, earned.nan_to_num(0.0))
+    rewards_per_func[:, -1] *= torch.where(torch.isnan(others).all(dim=1), torch.nan, earned.nan_to_num(0.0))
 
 
 def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
-    """The first reward function that can compare answers.
-
-    Args:
-        reward_funcs (Any): As a trainer is given them: one, a list, or None.
-
-    Raises:
-        ValueError: If none of them can.
-    """
+    """The first reward function (one, a list, or None) that can compare answers; ValueError if none can."""
     given = reward_funcs if isinstance(reward_funcs, list | tuple) else [reward_funcs]
     for one in given:
         # A class has the functions of its objects.

@@ -17,11 +17,10 @@ from trl.generation.vllm_client import VLLMClient
 from trl.generation.vllm_generation import VLLMGeneration
 
 from ..config import DUETGRPOConfig
-from ..engines.engine import ServerError, ServerLost
+from ..engines.engine import ServerError, ServerLost, Turn
 from ..engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 from ..engines.server import GateServer
 from ..engines.server_engine import ServerEngine
-from ..engines.turn import Turn
 from ..exchange import Exchange
 from ..gate.parameters import GateSetup
 from .backend import Backend, replaced, turn_arguments, vllm_sampling

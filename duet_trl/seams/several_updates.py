@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
-from torch.optim.lr_scheduler import LRScheduler
 from transformers import TrainerCallback
 
 from ..rollouts import LocalRollout, StepRecord
-from ..update.cut import CUTS
 from ..update.divergence import divergence_sums, in_float32, nudged
 from ..update.relative_epsilon import RelativeEpsilon
-from ..update.trust_region import TrustRegion
+from ..update.trust_region import CUTS, TrustRegion
 from .backend import reshard
 from .train_rows import side_by_side
 
@@ -38,11 +36,7 @@ SFPO_SHARE = 0.8
 
 
 class SeveralUpdates(TrainerCallback):
-    """The updates of a batch of a trainer, measured and bounded.
-
-    Args:
-        trainer (DUETGRPOTrainer): Whose `args.updates` is a key of `CUTS`.
-    """
+    """The updates of a batch of a trainer whose `args.updates` is a key of `CUTS`, measured and bounded."""
 
     def __init__(self, trainer: Any) -> None:
         args = trainer.args
@@ -75,11 +69,6 @@ class SeveralUpdates(TrainerCallback):
     def closed(self) -> bool:
         """Whether the remaining updates of the batch are skipped."""
         return self.region is not None and self.region.closed
-
-    def steer(self, scheduler: LRScheduler) -> None:
-        """Let the learning rate follow the divergence."""
-        if self.region is not None:
-            self.region.steer(scheduler)
 
     def begin(self, step: StepRecord) -> None:
         """Note where the updates of a batch begin."""

@@ -7,8 +7,8 @@ scaled by TRL's divisor over its share of the right one: all rollouts that count
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,23 +17,16 @@ import torch
 from trl.trainer.utils import pad
 
 from ..config import DUETGRPOConfig
-from ..exchange import Exchange
+from ..exchange import PADDING_ROW, Exchange, pack
 from ..methods.grouping import spread_within
 from ..methods.method import Method, TokenBatch
 from ..rollouts import LocalRollout, StepRecord
-from ..update.packing import PADDING_ROW, pack
-from . import standing_in
 
 
 def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
-    """Log-probs that the tokens were drawn with, padded as TRL pads completions, shape (B, C); nan: not known.
+    """Log-probs that the tokens of each row were drawn with, padded as TRL pads completions, shape (B, C).
 
-    Args:
-        logprobs (list | None): Of each row.
-        multiple (int | None): Of which the width is one, as in `pad_to_multiple_of`.
-
-    Raises:
-        ValueError: If the engine gave none.
+    `multiple` is TRL's `pad_to_multiple_of`; nan is one that is not known. ValueError if the engine gave none.
     """
     if logprobs is None:
         raise ValueError(
@@ -179,27 +172,11 @@ def _taught(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
 def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
     """Keep padding rows out of the auxiliary loss of a router, a mean over all attended tokens, in place.
 
-    A micro-batch of nothing but padding stays: a model cannot run on no token. `only_padding` tells.
+    A micro-batch of nothing but padding stays: a model cannot run on no token. `scaled_terms` leaves its loss out.
     """
     real = (output["duet_row"] >= 0).view(num_chunks, -1)
     attended = real | ~real.any(dim=1, keepdim=True)
     output["prompt_mask"] = output["prompt_mask"] * attended.view(-1, 1)
-
-
-def only_padding(batch: dict[str, torch.Tensor]) -> bool:
-    """Whether a micro-batch holds no rollout on this process."""
-    return bool((batch["duet_row"] == PADDING_ROW).all())
-
-
-def fill_sum_logps(step: StepRecord, captured: np.ndarray) -> np.ndarray:
-    """Spread the captured sums over all rollouts and check that each trained token was seen once."""
-    captured = captured[captured[:, 0] >= 0]
-    check_token_count(step, int(captured[:, 2].sum()))
-    step.sum_logps = np.full(len(step.jobs), np.nan)
-    seen = captured[captured[:, 2] > 0]
-    numbers = seen[:, 0].astype(np.int64)
-    step.sum_logps[numbers] = seen[:, 1]
-    return np.sort(numbers)
 
 
 class Nonfinite(RuntimeError):
@@ -217,12 +194,15 @@ def collect_logps(step: StepRecord, exchange: Exchange) -> None:
         Nonfinite: If a log-probability is NaN or infinite. The gradient is then NaN, and so would be every weight.
     """
     captured = exchange.accelerator.gather(torch.cat(step.captured)).cpu().numpy()  # (W * rows, 3)
-    step.captured = []
-    seen = fill_sum_logps(step, captured)
-    broken = seen[~np.isfinite(step.sum_logps[seen])]
-    if len(broken):
+    captured, step.captured = captured[captured[:, 0] >= 0], []
+    check_token_count(step, int(captured[:, 2].sum()))
+    seen = captured[captured[:, 2] > 0]
+    step.sum_logps = np.full(len(step.jobs), np.nan)
+    step.sum_logps[seen[:, 0].astype(np.int64)] = seen[:, 1]
+    num_broken = int((~np.isfinite(seen[:, 1])).sum())
+    if num_broken:
         raise Nonfinite(
-            f"{len(broken)} of {len(seen)} rollouts of generation step {step.prompts.step} have no finite "
+            f"{num_broken} of {len(seen)} rollouts of generation step {step.prompts.step} have no finite "
             "log-probability under the policy, and one is enough to make every weight NaN. Lower the learning rate, "
             "or check the model's weights"
         )
@@ -281,12 +261,8 @@ def multiply_tokens(
 ) -> None:
     """Multiply the advantage of each token by the method's factor and the scale of the divisor, in place.
 
-    Args:
-        method (Method): Of the run.
-        inputs (dict[str, Any]): A micro-batch, before TRL reads its ratios.
-        logps (torch.Tensor): Log-probs of its tokens now, shape (B, C), without a gradient.
-        entropies (torch.Tensor): Likewise, nats.
-        scale (float): See `scale`.
+    `inputs` is a micro-batch before TRL reads its ratios; `logps` and `entropies`, nats, are those of its tokens now,
+    shape (B, C), without a gradient.
     """
     teach_endings(inputs, logps)
     advantages = inputs["advantages"]
@@ -298,12 +274,7 @@ def multiply_tokens(
 
 
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
-    """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place.
-
-    Args:
-        inputs (dict[str, torch.Tensor]): A micro-batch, before TRL reads its ratios.
-        logps (torch.Tensor): Log-probs of its tokens now, shape (B, C), without a gradient.
-    """
+    """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place."""
     place = _taught(inputs)
     for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
         known = inputs.get(name)
@@ -365,6 +336,21 @@ def scale(step: StepRecord, batch: dict[str, torch.Tensor], args: DUETGRPOConfig
 
 def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) -> AbstractContextManager:
     """While TRL computes a loss: the KL term has the scale of the advantages, and padding no router loss."""
-    hidden = trainer.aux_loss_enabled and only_padding(batch)
+    hidden = trainer.aux_loss_enabled and bool((batch["duet_row"] == PADDING_ROW).all())
     router = 0.0 if hidden else trainer.router_aux_loss_coef
     return standing_in(trainer, beta=trainer.beta * factor, router_aux_loss_coef=router)
+
+
+@contextmanager
+def standing_in(owner: Any, **stand_ins: Any) -> Iterator[None]:
+    """While active, attributes of an object are others, functions of TRL among them."""
+    before = {name: owner.__dict__[name] for name in stand_ins if name in owner.__dict__}
+    for name, one in stand_ins.items():
+        setattr(owner, name, one)
+    try:
+        yield
+    finally:
+        for name in stand_ins:
+            delattr(owner, name)
+        for name, one in before.items():
+            setattr(owner, name, one)

@@ -12,21 +12,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..allocate.state import check_state
-from ..allocate.statistics import RewardHistory
+from ..allocate.statistics import RewardHistory, check_state
 from .advantages import EPSILON
 
 
 class Weights(NamedTuple):
-    """What a baseline consists of, beside the others of the group, each of which counts 1.
+    """What a baseline consists of, beside the others of the group, each of which counts 1."""
 
-    Attributes:
-        pool (float): Pseudo-rollouts at the pool's mean reward, >= 0.
-        history (float): Factor on the discounted rollouts of earlier visits, >= 0.
-    """
-
-    pool: float = 1.0
-    history: float = 1.0
+    pool: float = 1.0  # pseudo-rollouts at the pool's mean reward, >= 0
+    history: float = 1.0  # factor on the discounted rollouts of earlier visits, >= 0
 
 
 _POOL, _HISTORY = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0.0, 0.25, 0.5, 1.0)
@@ -47,16 +41,11 @@ class LeastNoise(NamedTuple):
     arXiv 1301.2315; Hao et al., arXiv 2505.23585, take lengths for w). Here w lies between its value for a success, 1,
     and that for a failure, `ratio`, as the reward lies between `low` and `high`. Of rewards 0 and 1 with mean p it is
     p / (p + ratio (1 - p)).
-
-    Attributes:
-        ratio (float): Squared length of a failure's gradient over that of a success's, > 0. 1: the mean.
-        low (float): Reward of a failure.
-        high (float): Reward of a success, above low.
     """
 
-    ratio: float
-    low: float
-    high: float
+    ratio: float  # squared length of a failure's gradient over that of a success's, > 0; 1: the mean
+    low: float  # reward of a failure
+    high: float  # reward of a success, above low
 
     def baseline(self, mean: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
         """b, in [low, high]; shapes alike. Means outside are taken to be at the nearer end.
@@ -105,48 +94,22 @@ def history_advantages(
         >>> history_advantages(np.array([0.0]), np.array([0]), seen, "none").tolist()
         [-0.875]
     """
-    distances = history_distances(rewards, group, history, weights, least_noise)
-    return scaled_distances(distances, rewards, group, history, scale_rewards, weights)
-
-
-def history_distances(
-    rewards: np.ndarray,
-    group: np.ndarray,
-    history: RewardHistory,
-    weights: Weights = Weights(),  # noqa: B008  (immutable)
-    least_noise: LeastNoise | None = None,
-) -> np.ndarray:
-    """R_i - b_i of `history_advantages`, shape (N,), float64; arguments as there."""
     rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
     scored = ~np.isnan(rewards)
     known, first, second = _remembered(history, weights)
     values = np.where(scored, rewards, 0.0)
-    others = (known + np.bincount(group[scored], minlength=len(known)) - 1.0)[group]
+    size, total, squares = (
+        np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(known)) for power in range(3)
+    )
+    others = (known + size - 1.0)[group]
     baseline = _mean_of_others(values, group, first, others)
     if least_noise is not None:
         lower = least_noise.baseline(baseline, _mean_of_others(values**2, group, second, others))
         baseline = np.where(others > 0.0, lower, baseline)
-    return np.where(scored, rewards - baseline, 0.0)
-
-
-def scaled_distances(
-    distances: np.ndarray,
-    rewards: np.ndarray,
-    group: np.ndarray,
-    history: RewardHistory,
-    scale_rewards: str,
-    weights: Weights = Weights(),  # noqa: B008  (immutable)
-) -> np.ndarray:
-    """(R_i - b_i) / s of `history_advantages`, of `history_distances`, shape (N,); the other arguments as there."""
-    rewards, group = np.asarray(rewards, dtype=np.float64), np.asarray(group, dtype=np.int64)
-    scored = ~np.isnan(rewards)
+    distances = np.where(scored, rewards - baseline, 0.0)
     if scale_rewards == "batch" and scored.sum() > 1:
         return distances / (rewards[scored].std(ddof=1) + EPSILON)
     if scale_rewards == "group":
-        known, first, second = _remembered(history, weights)
-        size, total, squares = (
-            np.bincount(group[scored], weights=rewards[scored] ** power, minlength=len(known)) for power in range(3)
-        )
         count = np.maximum(known + size, 1.0)
         mean = (first + total) / count
         variance = np.maximum((second + squares) / count - mean**2, 0.0)
@@ -176,7 +139,8 @@ class MeasuredWeights:
         if np.isnan(history.pool_mean) or not scored.any():
             return
         rewards, group = rewards[scored], group[scored]
-        errors = [float((history_distances(rewards, group, history, one) ** 2).sum()) for one in WEIGHTS]
+        missed = [history_advantages(rewards, group, history, "none", one) for one in WEIGHTS]
+        errors = [float((distances**2).sum()) for distances in missed]
         self._errors = MEMORY * self._errors + errors
 
     def state_dict(self) -> dict[str, Any]:

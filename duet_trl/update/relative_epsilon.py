@@ -11,15 +11,11 @@ from typing import Any
 
 import torch
 
-SHARE = 1.0
-"""Of the root mean square of Adam's divisors."""
-
 
 class RelativeEpsilon:
     """Sets `eps` of an optimizer of Adam's kind before each of its steps; leaves other optimizers alone."""
 
-    def __init__(self, share: float = SHARE) -> None:
-        self.share = share
+    def __init__(self) -> None:
         self._mean_square, self._weight = 0.0, 0.0
 
     def set(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
@@ -32,7 +28,7 @@ class RelativeEpsilon:
         self._mean_square = memory * self._mean_square + (1.0 - memory) * norm**2 / elements
         self._weight = memory * self._weight + 1.0 - memory
         for group in groups:
-            group["eps"] = max(self.share * (self._mean_square / self._weight) ** 0.5, 1e-30)
+            group["eps"] = max((self._mean_square / self._weight) ** 0.5, 1e-30)
 
     def state_dict(self) -> dict[str, Any]:
         """The running mean of squares."""

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from run_file import RunRecord, UnreadableRuns, read_runs
 
+from duet_trl.config import METHOD_FIELDS
 from duet_trl.evaluation.suites import SUITES, suite_named
-from duet_trl.methods import METHOD_FIELDS
 
 METHODS = {
     "grpo": "GRPO",

@@ -6,8 +6,15 @@ import itertools
 import numpy as np
 from hypothesis import strategies as st
 
+from duet_trl.allocate.neyman import Allocation
+
 # The share of the budget that float64 sums may differ by; what the solver grants itself.
 ROUNDING = 1e-12
+
+
+def over_budget(plan: Allocation) -> bool:
+    """Whether a plan costs more than its budget, beyond the rounding of a float64 sum."""
+    return plan.planned_tokens > plan.budget_tokens * (1.0 + 2.0 * ROUNDING)
 
 
 def enumerate_optimum(

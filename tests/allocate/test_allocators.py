@@ -4,24 +4,21 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from duet_trl.allocate.allocators import NeymanAllocator, UniformAllocator
-from duet_trl.allocate.budget import Budget
+from duet_trl.allocate.allocators import Budget, MixedAllocator, NeymanAllocator, UniformAllocator
 from duet_trl.allocate.neyman import Allocation
-from duet_trl.allocate.surrogate import Surrogate
+from tests.allocate.oracles import over_budget
 from tests.states import plain
 
 KEYS = [f"prompt {index}" for index in range(16)]
 
 
-def neyman(budget: Budget | None = None, surrogate: Surrogate | None = None, **options) -> NeymanAllocator:
-    return NeymanAllocator(
-        surrogate or Surrogate(), budget or Budget(fraction=0.5, num_generations=8), max_length=512.0, **options
-    )
+def neyman(budget: Budget | None = None, **options) -> NeymanAllocator:
+    return NeymanAllocator(budget or Budget(fraction=0.5, num_generations=8), max_length=512.0, **options)
 
 
 @dataclass
 class Policy:
-    """Rollouts with a spread and a length of their own for every prompt; even prompts always get one reward."""
+    """Rollouts with spread and length of their own for every prompt; even prompts have one reward and no spread."""
 
     seed: int = 0
 
@@ -32,9 +29,10 @@ class Policy:
         group = np.repeat(np.arange(len(keys)), counts)
         lengths = 50 + 20 * number[group] + rng.integers(0, 20, group.size)
         kept = rng.random(group.size) < 0.9
-        allocator.observe_lengths(keys, group, lengths, lengths, kept)
+        allocator.statistics.observe_lengths(keys, group, lengths, lengths, kept)
         advantages = np.where(number[group] % 2 == 0, 0.0, rng.normal(size=group.size))
         allocator.observe_sigma(keys, group, advantages, -lengths / 2.0, kept)
+        allocator.statistics.observe_rewards(keys, group, (advantages > 0).astype(float), kept)
 
 
 def train(allocator: UniformAllocator, policy: Policy, steps: int, first: int = 0) -> list[Allocation]:
@@ -49,30 +47,29 @@ def train(allocator: UniformAllocator, policy: Policy, steps: int, first: int = 
 
 
 @pytest.mark.parametrize("fraction", [0.25, 0.5, 1.0])
-def test_a_cold_start_is_uniform_at_the_nominal_count(fraction):
-    allocator = neyman(Budget(fraction=fraction, num_generations=8))
+@pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator])
+def test_a_cold_start_is_uniform_at_the_nominal_count(kind, fraction):
+    allocator = kind(Budget(fraction=fraction, num_generations=8), max_length=512.0)
     assert allocator.plan(KEYS, 0).num_rollouts.tolist() == [int(8 * fraction)] * 16
     assert allocator.cold.tolist() == [True] * 16
 
 
 def test_prompts_that_taught_get_more_rollouts_than_prompts_that_did_not():
-    allocator = neyman(surrogate=Surrogate(floor_quantile=None))
+    allocator = neyman()
     train(allocator, Policy(), steps=4)
-    counts = allocator.plan(KEYS, 1).num_rollouts
+    counts = allocator.plan(KEYS, 0).num_rollouts
     # What the last rollout leaves of the budget may buy one more where nothing is to be learnt.
     assert counts[::2].sum() <= 9 and counts[1::2].min() >= 3
     assert not allocator.cold.any()
-    assert allocator.plan(["prompt 1", "new"], 1) and allocator.cold.tolist() == [False, True]
+    assert allocator.plan(["prompt 1", "new"], 0) and allocator.cold.tolist() == [False, True]
 
 
-@pytest.mark.parametrize("reading", ["rollouts", "reference", "tokens"])
-@pytest.mark.parametrize("kind", [neyman, None], ids=["neyman", "uniform"])
-def test_no_plan_exceeds_its_budget_or_the_row_cap(reading, kind):
-    tokens = 4000.0 if reading == "tokens" else None
-    budget = Budget(reading, fraction=0.5, num_generations=8, budget_tokens=tokens)
-    allocator = kind(budget, max_rollouts=18) if kind else UniformAllocator(budget, max_length=512.0, max_rollouts=18)
-    for plan in train(allocator, Policy(), steps=12):
-        assert not plan.over_budget
+@pytest.mark.parametrize("tokens", [None, 4000.0])
+@pytest.mark.parametrize("kind", [NeymanAllocator, UniformAllocator])
+def test_no_plan_exceeds_its_budget_or_the_row_cap(tokens, kind):
+    budget = Budget(fraction=0.5, num_generations=8, budget_tokens=tokens)
+    for plan in train(kind(budget, max_length=512.0, max_rollouts=18), Policy(), steps=12):
+        assert not over_budget(plan)
         assert plan.num_rollouts.sum() <= 18
 
 
@@ -80,27 +77,18 @@ def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
     keys, group = ["a"], np.zeros(2, dtype=int)
     for price_aborted, expected in ((False, 100.0), (True, 250.0)):
         allocator = neyman(price_aborted=price_aborted)
-        allocator.observe_lengths(keys, group, np.array([100, 400]), np.array([100, 400]), np.array([True, False]))
+        lengths = np.array([100, 400])
+        allocator.statistics.observe_lengths(keys, group, lengths, lengths, np.array([True, False]))
         assert allocator.plan(keys, 0).budget_tokens == 4 * expected
 
 
-def test_while_the_reference_is_measured_counts_are_uniform_then_the_budget_is_frozen():
-    allocator = neyman(Budget("reference", fraction=0.5, num_generations=8))
+@pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator, UniformAllocator])
+def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
+    original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
     policy = Policy()
-    for plan in train(allocator, policy, steps=4):
-        assert plan.num_rollouts.tolist() == [4] * 4
-        assert allocator.measuring
-    later = train(allocator, policy, steps=4, first=4)
-    assert not allocator.measuring
-    assert len({plan.budget_tokens for plan in later}) == 1
-    # Lengths are 50 + 20 * prompt + U{0..19}: 209.5 tokens on average; 0.5 * 4 prompts * 8 rollouts of them.
-    assert later[0].budget_tokens == pytest.approx(16 * 209.5, rel=0.02)
-
-
-def test_a_restored_allocator_fed_the_same_observations_plans_the_same():
-    original, policy, restored = neyman(Budget("reference", fraction=0.5)), Policy(), neyman(Budget("reference", 0.5))
     train(original, policy, steps=6)
-    restored.load_state_dict(original.state_dict())
+    state = original.state_dict()
+    restored.load_state_dict(state | {"budget": {"reading": "rollouts"}})  # which earlier versions had, too
     twin = Policy(policy.seed)
     for one, other in zip(train(original, policy, 10, 6), train(restored, twin, 10, 6), strict=True):
         assert one.num_rollouts.tolist() == other.num_rollouts.tolist()
@@ -141,6 +129,18 @@ def test_metrics_are_plain_floats_of_the_plan():
     assert metrics["sigma_floor"] == 0.01
 
 
+@pytest.mark.parametrize(
+    ("fraction", "generations", "prompts", "total"),
+    [(0.25, 8, 16, 32), (0.1, 10, 3, 3), (0.29, 100, 1, 29), (1 / 3, 9, 5, 15)],
+)
+def test_a_budget_is_a_count_of_rollouts_at_current_lengths_that_survives_rounding(
+    fraction, generations, prompts, total
+):
+    budget = Budget(fraction, generations)
+    assert budget.total_rollouts(prompts) == total
+    assert budget.tokens(np.full(prompts, 100.0)) == pytest.approx(100.0 * total)
+
+
 def test_uniform_deals_out_what_a_fraction_leaves():
     allocator = UniformAllocator(Budget(fraction=0.3, num_generations=8), max_length=512.0)
     assert allocator.plan(KEYS[:4], 0).num_rollouts.tolist() == [3, 2, 2, 2]  # 0.3 * 8 * 4 = 9.6
@@ -157,9 +157,9 @@ def test_uniform_deals_out_what_a_fraction_leaves():
     ],
 )
 def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, options, counts):
-    allocator = UniformAllocator(Budget("tokens", budget_tokens=tokens), max_length=512.0, **options)
+    allocator = UniformAllocator(Budget(budget_tokens=tokens), max_length=512.0, **options)
     lengths = np.array([100, 200, 300])
-    allocator.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
+    allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
 
 
@@ -171,7 +171,7 @@ def test_every_allocator_remembers_rewards_and_restores_them(kind):
 
     allocator, restored = build(), build()
     rewards, use = np.array([1.0, 0.0, 5.0]), np.array([True, True, False])
-    allocator.observe_rewards(["a", "b"], np.array([0, 0, 1]), rewards, use)
+    allocator.statistics.observe_rewards(["a", "b"], np.array([0, 0, 1]), rewards, use)
     restored.load_state_dict(allocator.state_dict())
     for one in (allocator, restored):
         history = one.statistics.reward_history(["a", "b"])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 
 from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation, variance
-from tests.allocate.oracles import batches, enumerate_optimum, lognormal_batch, tabulate_optimum
+from tests.allocate.oracles import batches, enumerate_optimum, lognormal_batch, over_budget, tabulate_optimum
 
 
 def assert_near(allocation: Allocation, sigma: np.ndarray, length: np.ndarray, optimum: float, capped=False) -> None:
@@ -43,7 +43,7 @@ def test_no_integer_allocation_has_less_variance_by_more_than_a_rollout_is_worth
         result = neyman_allocation(sigma, length, budget, num_min=num_min, num_max=num_max, max_rollouts=cap)
         assert np.all((num_min <= result.num_rollouts) & (result.num_rollouts <= num_max))
         assert cap is None or result.num_rollouts.sum() <= cap
-        assert not result.over_budget
+        assert not over_budget(result)
         best = enumerate_optimum(sigma, length, budget, num_min, np.full(sigma.size, num_max), cap)
         assert_near(result, sigma, length, best, capped=cap is not None)
         optimal += variance(sigma, result.num_rollouts) <= best * (1.0 + 1e-12)
@@ -107,7 +107,7 @@ def test_a_row_cap_that_binds_alone_allocates_by_sigma():
 def test_num_min_above_the_budget_is_granted_and_told():
     result = neyman_allocation([1.0, 2.0], [100.0, 300.0], 500.0, num_min=2)
     assert result.num_rollouts.tolist() == [2, 2]
-    assert result.over_budget and result.planned_tokens == 800.0 and result.budget_tokens == 500.0
+    assert over_budget(result) and result.planned_tokens == 800.0 and result.budget_tokens == 500.0
 
 
 @settings(deadline=None, max_examples=150)
@@ -115,7 +115,7 @@ def test_num_min_above_the_budget_is_granted_and_told():
 def test_the_budget_is_never_exceeded_and_never_left_unused(batch):
     sigma, length, budget = batch
     result = neyman_allocation(sigma, length, budget)
-    assert not result.over_budget
+    assert not over_budget(result)
     growable = result.num_rollouts < 32
     assert np.all(result.planned_tokens + length[growable] > budget)  # not one more rollout fits
 
@@ -199,5 +199,5 @@ def test_two_limits_that_bind_at_once_are_both_used():
         budget = 0.98 * neyman_allocation(sigma, length, 1e9, max_rollouts=cap).planned_tokens
         assert neyman_allocation(sigma, length, budget).num_rollouts.sum() > cap
         result = neyman_allocation(sigma, length, budget, max_rollouts=cap)
-        assert result.num_rollouts.sum() <= cap and not result.over_budget
+        assert result.num_rollouts.sum() <= cap and not over_budget(result)
         assert result.num_rollouts.sum() > 0.99 * cap and result.planned_tokens > 0.99 * budget

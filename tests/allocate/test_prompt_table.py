@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.allocate import prompt_table
-from duet_trl.allocate.prompt_table import PromptTable, hash_keys
+from duet_trl.allocate import statistics
+from duet_trl.allocate.statistics import PromptTable, hash_keys
 from tests.states import plain
 
 
@@ -44,7 +44,7 @@ def test_hashes_are_those_of_every_process():
 
 
 def test_of_a_large_pool_even_prompts_stand_for_all(monkeypatch):
-    monkeypatch.setattr(prompt_table, "SAMPLE", 16)
+    monkeypatch.setattr(statistics, "SAMPLE", 16)
     table, size = PromptTable("test", ("a",)), 16 * 3 + 1
     add(table, numbered(size), np.arange(size))
     assert table.pool("a")[0].tolist() == list(range(0, size, 4))

@@ -18,31 +18,21 @@ def observe(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[
     statistics.observe_lengths(keys, group, lengths, tokens, kept.astype(bool))
 
 
-def test_a_missing_sigma_is_no_observation_and_a_zero_is_one():
-    statistics = PromptStatistics()
-    for value in (NAN, NAN, 3.0):
-        statistics.observe_sigma(["a", "b"], np.array([value, 0.0]))
-    view = statistics.lookup(["a", "b"])
-    assert view.num_observations.tolist() == [1, 3]
-    assert view.sigma.tolist() == [3.0, 0.0]
-
-
 def test_lengths_count_kept_rollouts_and_costs_count_all():
     statistics = PromptStatistics()
-    observe(statistics, ["a", "b"], [(0, 100, 100, True), (0, 40, 50, False), (1, 30, 30, False)])
-    view = statistics.lookup(["a", "b"])
-    assert view.mean_length[0] == 100.0 and np.isnan(view.mean_length[1])
-    assert view.mean_cost.tolist() == [75.0, 30.0]
+    observe(statistics, ["a", "b"], [(0, 100, 100, True), (0, 40, 50, False), (1, 30, 30, True)])
+    for price_aborted, expected in ((False, [100.0, 30.0]), (True, [75.0, 30.0])):
+        found = statistics.expected_tokens(["a", "b"], price_aborted=price_aborted, default=9.0)
+        assert found.tolist() == expected
 
 
 def test_a_prompt_twice_in_one_batch_learns_from_both():
     statistics = PromptStatistics()
     statistics.observe_sigma(["a", "a", "b"], np.array([1.0, 3.0, NAN]))
     observe(statistics, ["a", "a"], [(0, 10, 10, True), (1, 30, 30, True)])
-    view = statistics.lookup(["a", "a"])
-    assert view.sigma.tolist() == [2.0, 2.0]
-    assert view.num_observations.tolist() == [2, 2]
-    assert view.mean_length.tolist() == [20.0, 20.0]
+    mean, observations = statistics.sigma(["a", "a"])
+    assert (mean.tolist(), observations.tolist()) == ([2.0, 2.0], [2, 2])
+    assert statistics.expected_tokens(["a", "a"], price_aborted=False, default=9.0).tolist() == [20.0, 20.0]
     assert len(statistics) == 2
 
 
@@ -78,11 +68,11 @@ def test_any_history_matches_a_dictionary_of_lists(history):
     for key, value in history:
         statistics.observe_sigma([key], np.array([value]))
         seen.setdefault(key, []).append(value)
-    view = statistics.lookup(list("abcde"))
+    mean, observations = statistics.sigma(list("abcde"))
     for index, key in enumerate("abcde"):
         values = [value for value in seen.get(key, []) if not np.isnan(value)]
-        assert view.num_observations[index] == len(values)
-        assert np.isnan(view.sigma[index]) if not values else view.sigma[index] == pytest.approx(np.mean(values))
+        assert observations[index] == len(values)
+        assert np.isnan(mean[index]) if not values else mean[index] == pytest.approx(np.mean(values))
 
 
 # ---- Rewards ----------------------------------------------------------------------------------------------------
@@ -93,17 +83,6 @@ def earn(statistics: PromptStatistics, keys: list[str], rollouts: list[tuple[int
     group, rewards = (np.array(column) for column in zip(*rollouts, strict=True))
     use = np.ones(len(group), dtype=bool) if use is None else np.array(use)
     statistics.observe_rewards(keys, group, rewards, use)
-
-
-def test_older_rewards_lose_weight_with_every_visit():
-    statistics = PromptStatistics(reward_decay=0.5)
-    earn(statistics, ["a"], [(0, 1.0), (0, 1.0)])
-    earn(statistics, ["a"], [(0, 0.0), (0, 3.0), (0, 0.0)])
-    # Two ones at half weight and three of now: count 4, sum 1 + 3, squares 1 + 9; half of the count the next time.
-    history = statistics.reward_history(["a"])
-    assert history.count.tolist() == [2.0]
-    assert history.mean.tolist() == [1.0]
-    assert history.mean_square.tolist() == [2.5]
 
 
 def test_only_a_visit_ages_a_prompt():
@@ -215,7 +194,9 @@ def test_any_history_of_rewards_matches_weights_by_age(visits, decay):
     for index, key in enumerate("abc"):
         assert history.count[index] == pytest.approx(decay * sum(weight for weight, _ in seen.get(key, [])))
         if key in means:
+            weights, rewards = np.array(seen[key]).T
             assert history.mean[index] == pytest.approx(means[key], abs=1e-9)
+            assert history.mean_square[index] == pytest.approx(weights @ rewards**2 / weights.sum(), abs=1e-9)
 
 
 def test_a_restored_state_continues_bit_for_bit():
@@ -274,7 +255,7 @@ def test_a_pool_of_a_million_prompts_stays_fast():
     start = time.perf_counter()
     for _ in range(10):
         statistics.observe_sigma(batch, np.ones(len(batch)))
-        statistics.lookup(batch)
+        statistics.sigma(batch)
     assert time.perf_counter() - start < 1.0  # 100 ms a step; measured: under 1 ms
     group, rewards = np.arange(len(keys)), np.ones(len(keys))
     statistics.observe_rewards(keys, group, rewards, np.ones(len(keys), dtype=bool))

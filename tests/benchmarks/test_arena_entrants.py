@@ -16,6 +16,7 @@ from benchmarks.arena.entrants import CONTROLS, ENTRANTS, FULL, PROMPTS_PER_STEP
 from benchmarks.arena.grading import ArenaReward
 from benchmarks.arena.tasks import SUMS, TASKS
 from duet_trl import DUETGRPOConfig
+from duet_trl.config import reads
 from duet_trl.methods import METHODS
 from duet_trl.rollouts import Judgement
 from tests.runs import duet_trainer, logged, weights
@@ -50,7 +51,7 @@ def test_an_entrant_has_the_budget_of_its_name_and_what_it_declares(entrant: Ent
     assert config.method == entrant.method
     size = re.match(r"grpo_(\d)", entrant.name)
     counted = int(size[1]) if size else None
-    shared = "budget_fraction" in METHODS[entrant.method].reads
+    shared = "budget_fraction" in reads(entrant.method)
     assert config.num_generations == (counted or 8)
     assert (config.budget_fraction if shared else 1.0) * config.num_generations == FULL * entrant.budget
     assert config.num_prompts == PROMPTS_PER_STEP == 16

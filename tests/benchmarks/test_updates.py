@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.updates import ARMS, KEPT, AveragedWeights, MedianClipping, is_below, table
-from duet_trl.update.cut import CUTS
+from duet_trl.update.trust_region import CUTS
 
 STATE = SimpleNamespace(global_step=0)
 

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from duet_trl.engines.colocated import llm_factory
 from duet_trl.gate.parameters import GateRequest, gate_parameters
-from tests.engines.tiny_gate import CAP, SPECS, TinyGate, random_prompts
+from tests.engines.tiny_gate import CAP, CROWDED, SPECS, TinyGate, random_prompts
 from tests.states import plain
 
 NUM_CROWDED, NUM_ALIKE = 200, 64
@@ -67,22 +68,10 @@ def tensor(path: Path, folder: Path) -> dict:
     from vllm import LLM
 
     gate = TinyGate(path)
-    options = {
-        "model": str(path),
-        "max_model_len": 256,
-        "max_num_seqs": 48,
-        "max_num_batched_tokens": 96,  # prompts of up to 60 tokens are prefilled in chunks
-        "block_size": 32,
-        "num_gpu_blocks_override": 72,  # a third of what 48 rollouts of full length need
-        "gpu_memory_utilization": 0.1,
-        "logprobs_mode": "processed_logprobs",
-        "disable_log_stats": False,
-        "seed": 0,
-    }
-    build = llm_factory(LLM, dtype="float32", enforce_eager=True)
-    alone = build(**options)
+    build = partial(llm_factory(LLM, dtype="float32", enforce_eager=True), model=str(path), **CROWDED)
+    alone = build()
     report = {"alone": alike(alone, gate)}
-    llm = build(**options, tensor_parallel_size=2, distributed_executor_backend="mp")
+    llm = build(tensor_parallel_size=2, distributed_executor_backend="mp")
     llm.collective_rpc(watch)
     report["together"] = alike(llm, gate)
     rows = [gate.request(spec, keep) for spec, keep in zip(SPEC_OF_ROW, KEEP, strict=True)]

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.engines.device_gate import Column, DeviceGates
-from duet_trl.engines.slots import FORCED, SlotGates
+from duet_trl.engines.host_gate import FORCED, HostGates
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.thoughts import Delimiters
-from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends, toy_marker
+from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, specs, toy_ends, toy_marker
 
 SENTINEL, OTHER_EOS, NUM_TOKENS = 5, 6, 9
 VOCABULARY = [b"a", b"b", b"c", *[None] * (NUM_TOKENS - 3)]
@@ -42,7 +42,11 @@ def automaton(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton
 
 
 def device_gates(num_slots: int = NUM_SLOTS) -> DeviceGates:
-    return DeviceGates(num_slots, torch.device("cpu"), automaton)
+    return DeviceGates(num_slots, torch.device("cpu"))
+
+
+def admit(gates: DeviceGates, slot: int, asked: GateRequest, prompt_len: int = 0) -> None:
+    gates.admit(slot, asked, automaton(asked.marker, asked.delimiters), prompt_len)
 
 
 def request(keep: bool = False, eos_ids: frozenset[int] = frozenset({EOS}), **changes) -> GateRequest:
@@ -79,23 +83,11 @@ class Rollout:
 
 @st.composite
 def requests(draw: st.DrawFn) -> GateRequest:
-    poll_threshold = draw(st.integers(1, 12))
-    spec = GateSpec(
-        poll_threshold=poll_threshold,
-        abort_threshold=poll_threshold + draw(st.integers(0, 12)),
-        grace_window=draw(st.integers(0, 6)),
-        poll_interval=draw(st.integers(1, 5)),
-        trim=draw(st.booleans()),
-        abort=draw(st.booleans()),
-        entropy_threshold=draw(st.sampled_from([0.0, ENTROPY])),
-        window=draw(st.sampled_from([None, 1, 2, 5])),
-    )
     eos_ids = draw(st.sampled_from([frozenset({EOS, OTHER_EOS}), frozenset({OTHER_EOS, EOS, 10**9})]))
     delimiters, in_thought = draw(st.sampled_from([(None, False), (THOUGHT, False), (THOUGHT, True)]))
     marker = draw(st.sampled_from(sorted(PAIRS)))
-    return GateRequest(
-        spec, draw(st.booleans()), marker, SENTINEL, eos_ids, delimiters=delimiters, in_thought=in_thought
-    )
+    asked = draw(specs(ENTROPY)), draw(st.booleans()), marker, SENTINEL, eos_ids
+    return GateRequest(*asked, delimiters=delimiters, in_thought=in_thought)
 
 
 @st.composite
@@ -145,7 +137,7 @@ class Engine:
         if rollout.request is None:
             self.gates.drop(slot)
         else:
-            self.gates.admit(slot, rollout.request, len(rollout.prompt) + rollout.begun)
+            admit(self.gates, slot, rollout.request, len(rollout.prompt) + rollout.begun)
 
     def step(self, batch: list[int]) -> None:
         """Compute some or all of the tokens that each slot lacks, and sample where none is left."""
@@ -210,13 +202,13 @@ LARGEST = 2**31 - 1  # of a request parameter
 def test_extreme_parameters_decide_as_on_the_host(ids, k1, k2, grace, interval, window, trim, threshold, kind):
     spec = GateSpec(k1, max(k1, k2), grace, interval, trim, True, threshold, window)
     asked = GateRequest(spec, False, "toy", SENTINEL, frozenset({EOS}))
-    device, host = device_gates(1), SlotGates(1, automaton)
-    device.admit(0, asked, prompt_len=0)
+    device, host = device_gates(1), HostGates(1)
+    admit(device, 0, asked)
     device.flush()
     for length, token in enumerate(ids, start=1):
-        host.admit(0, asked, prefix=ids[:length])
+        host.admit(0, asked, automaton("toy"), ids[:length])
         expected, logits = LOGITS[kind][None].clone(), LOGITS[kind][None].clone()
-        host.edit(expected, np.array([0]))
+        host.apply(expected)
         apply(device, logits, [0], [length], [token], torch.tensor([ids]))
         assert torch.equal(logits, expected), length
 
@@ -243,19 +235,19 @@ def decide(gates: DeviceGates, slots: list[int], ids: list[int], kind: str = "fl
 def test_refused_request_is_stopped_before_its_first_token_even_if_no_marker_is_there():
     gates = device_gates()
     gates.refuse(2, SENTINEL)
-    gates.admit(0, request(), prompt_len=0)
+    admit(gates, 0, request())
     assert decide(gates, [2, 0], [C]) == [FORCED, -np.inf]
     alone = device_gates()
     alone.refuse(1, SENTINEL)
     assert decide(alone, [1], [C, C]) == [FORCED]
-    alone.admit(1, request(), prompt_len=0)  # the slot is used again
+    admit(alone, 1, request())  # the slot is used again
     assert decide(alone, [1], [C, C]) == [-np.inf]
 
 
 def test_dropped_and_never_gated_slots_are_untouched_beside_gated_ones():
     gates = device_gates()
     for slot in (0, 1):
-        gates.admit(slot, request(), prompt_len=0)
+        admit(gates, slot, request())
     gates.flush()
     gates.drop(0)
     at = decide(gates, [3, 1, 0], [C] * 6)
@@ -264,7 +256,7 @@ def test_dropped_and_never_gated_slots_are_untouched_beside_gated_ones():
 
 def test_flush_uploads_what_was_staged_once():
     gates = device_gates()
-    gates.admit(1, request(), prompt_len=3)
+    admit(gates, 1, request(), prompt_len=3)
     assert not gates.rows.any()
     gates.flush()
     assert gates.rows[1, Column.GATED] == 1 and gates.rows[1, Column.PROMPT_LEN] == 3 and not gates.rows[0].any()
@@ -275,7 +267,7 @@ def test_flush_uploads_what_was_staged_once():
 
 def test_a_batch_without_a_gated_slot_is_not_looked_at():
     gates = device_gates()
-    gates.admit(0, request(), prompt_len=0)
+    admit(gates, 0, request())
     gates.apply(None, None, np.array([1, 3]), None, None, None)
     with pytest.raises(AttributeError):  # with one it is: nothing that is None can be looked at
         gates.apply(None, None, np.array([0, 1]), None, None, None)
@@ -286,25 +278,20 @@ def test_a_batch_without_a_gated_slot_is_not_looked_at():
 )
 def test_grace_ends_early_unless_the_likeliest_token_ends_the_rollout_by_itself(kind, eos_ids, stop):
     gates = device_gates()
-    gates.admit(0, request(entropy_threshold=ENTROPY, grace_window=5, eos_ids=frozenset(eos_ids)), prompt_len=0)
+    admit(gates, 0, request(entropy_threshold=ENTROPY, grace_window=5, eos_ids=frozenset(eos_ids)))
     assert decide(gates, [0], [C, A, B], kind) == [FORCED if stop else -np.inf]
 
 
 @pytest.mark.parametrize(("threshold", "kind"), [(1e-300, "certain"), (1e300, "flat")])
 def test_rounding_to_float32_switches_no_threshold_off(threshold, kind):
     gates = device_gates()
-    gates.admit(0, request(grace_window=5, entropy_threshold=threshold), prompt_len=0)
+    admit(gates, 0, request(grace_window=5, entropy_threshold=threshold))
     assert decide(gates, [0], [C, A, B], kind) == [FORCED]
 
 
-def test_each_marker_is_compiled_once():
-    compiled = []
-
-    def compile_named(name: str, delimiters: Delimiters | None = None) -> TokenAutomaton:
-        compiled.append(name)
-        return automaton(name)
-
-    gates = DeviceGates(NUM_SLOTS, torch.device("cpu"), compile_named)
-    for slot in range(3):
-        gates.admit(slot, request(), prompt_len=0)
-    assert compiled == ["toy"] and gates.markers.at("toy") == (0, automaton("toy"))
+def test_each_marker_has_one_place_in_the_tables():
+    gates = device_gates()
+    for slot, marker in enumerate(("toy", "other", "toy")):
+        admit(gates, slot, replace(request(), marker=marker))
+    assert len(gates.tables) == automaton("toy").num_states + automaton("other").num_states
+    assert [gates.add_automaton(automaton(name)) for name in ("toy", "other")] == [0, automaton("toy").num_states]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.engines.device_gate import NEVER, WIDTH, Column, step_rows
-from duet_trl.engines.slots import FORCED
+from duet_trl.engines.host_gate import FORCED
 from duet_trl.gate.automaton import compile_automaton
 from tests.engines.test_device_gate import VOCABULARY, Engine, Rollout, automaton, device_gates, rollouts
 from tests.gate.oracle import EOS, A, B, C, toy_marker

@@ -110,10 +110,7 @@ def test_any_spelling_of_a_folder_inside_passes_as_it_was_spelled(path: str, tmp
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        *(
-            (outside, "absolute path inside .*weights, got")
-            for outside in ("elsewhere", "weights-evil", "weights/out")
-        ),
+        *((name, "absolute path inside .*weights, got") for name in ("elsewhere", "weights-evil", "weights/out")),
         *((outside, "inside .*weights, got") for outside in ("weights/../elsewhere", "in/../elsewhere", ".", "")),
         *((spelled, "inside .*weights, got") for spelled in ("weights/1\0", "weights/1\0/../../elsewhere")),
         *((inside, "inside .*weights, got") for inside in ("Qwen/Qwen3-1.7B", "\udcff")),
@@ -143,24 +140,9 @@ def test_without_a_folder_the_remote_call_is_closed(weights_dir, monkeypatch, tm
 
 
 TARGETS = [
-    RPC,
-    f"{RPC}/",
-    f"/{RPC}",
-    f"{RPC}?method=reload_weights",
-    f"{RPC}#x",
-    "/collective%5Frpc",
-    "/%63ollective_rpc",
-    "/%2563ollective_rpc",
-    f"{RPC}%0a",
-    f"{RPC}%00",
-    f"{RPC};x",
-    "/COLLECTIVE_RPC",
-    f"/.{RPC}",
-    f"/v1/..{RPC}",
-    f"/api{RPC}",
-    f"/api/api{RPC}",
-    f"http://localhost{RPC}",
-    f"//localhost{RPC}",
+    *(RPC, f"{RPC}/", f"/{RPC}", f"{RPC}?method=reload_weights", f"{RPC}#x", f"{RPC}%0a", f"{RPC}%00", f"{RPC};x"),
+    *("/collective%5Frpc", "/%63ollective_rpc", "/%2563ollective_rpc", "/COLLECTIVE_RPC", f"/.{RPC}", f"/v1/..{RPC}"),
+    *(f"/api{RPC}", f"/api/api{RPC}", f"http://localhost{RPC}", f"//localhost{RPC}"),
 ]
 
 

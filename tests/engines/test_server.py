@@ -240,21 +240,12 @@ def test_without_its_token_the_guard_opens_nothing(server, token):
 # Weights
 
 
-def changed(gate: TinyGate) -> dict[str, torch.Tensor]:
-    """The tiny policy with noise on its embedding, which is its output layer too, and on one MLP."""
-    parameters, noise = {name: p.detach().clone() for name, p in gate.model.named_parameters()}, torch.Generator()
-    noise.manual_seed(0)
-    for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
-        parameters[name] += 0.05 * torch.randn(parameters[name].shape, generator=noise)
-    return parameters
-
-
 def logits_under(gate: TinyGate, parameters: dict[str, torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda tokens: torch.func.functional_call(gate.model, parameters, (tokens,)).logits
 
 
 def test_reloaded_weights_are_the_ones_that_are_sampled_from(server, tiny_gate, server_weights, tmp_path):
-    prompt, new = random_prompts(1, seed=9)[0], changed(tiny_gate)
+    prompt, new = random_prompts(1, seed=9)[0], tiny_gate.changed()
     policy = logits_under(tiny_gate, new)
     # vLLM's own server would load them from anywhere
     with pytest.raises(ServerError, match=f"403.*inside {server.weights}.*DUET_WEIGHTS_DIR"):
@@ -273,7 +264,7 @@ def test_reloaded_weights_are_the_ones_that_are_sampled_from(server, tiny_gate, 
 
 
 def test_nothing_computed_under_old_weights_outlives_them_while_a_request_runs(server, tiny_gate, server_weights):
-    prompt, new = list(range(40, 140)), changed(tiny_gate)  # three full blocks of the prefix cache
+    prompt, new = list(range(40, 140)), tiny_gate.changed()  # three full blocks of the prefix cache
     policy = logits_under(tiny_gate, new)
     old, version = (str(server_weights.write(w)) for w in (tiny_gate.model.named_parameters(), new.items()))
     # Eight rollouts of 250 tokens leave room in the cache for the blocks of the prompt, and preempt no one.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from duet_trl.engines.slots import FORCED
+from duet_trl.engines.host_gate import FORCED
 from duet_trl.engines.transformers import GateLogitsProcessor, TransformersEngine, gated_generate
 from duet_trl.gate.replay import GateSpec, split_sentinel
 from tests.engines.tiny_gate import (

@@ -19,6 +19,7 @@ from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_
 from duet_trl.gate.thoughts import Delimiters
 from tests.engines.tiny_gate import (
     CAP,
+    CROWDED,
     MARKER,
     SPECS,
     TinyGate,
@@ -42,18 +43,7 @@ def llm(tiny_gate: TinyGate) -> Iterator:
 
     before = dict(os.environ)
     build = llm_factory(LLM, dtype="float32", enforce_eager=True)
-    yield build(
-        model=str(tiny_gate.path),
-        max_model_len=256,
-        max_num_seqs=48,
-        max_num_batched_tokens=96,  # prompts of up to 60 tokens are prefilled in chunks
-        block_size=32,
-        num_gpu_blocks_override=72,  # a third of what 48 rollouts of full length need
-        gpu_memory_utilization=0.1,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=False,
-        seed=0,
-    )
+    yield build(model=str(tiny_gate.path), **CROWDED)
     os.environ.clear()
     os.environ.update(before)
 
@@ -162,20 +152,12 @@ def test_callers_sampling_params_are_not_changed(llm, tiny_gate):
 
 
 def test_reloaded_weights_reach_the_tied_output_layer(llm, tiny_gate):
-    changed = {name: weight.clone() for name, weight in tiny_gate.model.named_parameters()}
-    noise = torch.Generator().manual_seed(0)
-    changed["model.embed_tokens.weight"] += 0.05 * torch.randn(
-        changed["model.embed_tokens.weight"].shape, generator=noise
-    )
+    changed = tiny_gate.changed()
     try:
         reload_weights_cpu(llm, changed.items())
         (output,) = completions(generate(llm, tiny_gate, [None], PROMPTS[:1]))
         ids = list(output.token_ids)
-        with torch.no_grad():
-            logits = torch.func.functional_call(tiny_gate.model, changed, (torch.tensor([PROMPTS[0] + ids]),)).logits[
-                0
-            ]
-        expected = logits[len(PROMPTS[0]) - 1 : -1].log_softmax(-1)[range(len(ids)), ids]
+        expected = tiny_gate.logprobs(PROMPTS[0], ids, changed)
         actual = torch.tensor([step[token].logprob for step, token in zip(output.logprobs, ids, strict=True)])
         torch.testing.assert_close(actual, expected, atol=1e-3, rtol=0)
     finally:

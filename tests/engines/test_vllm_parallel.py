@@ -80,23 +80,16 @@ def finished(folder: Path, *command: str, **environment: str) -> dict[str, dict]
 
 def changed_weights(gate: TinyGate, folder: Path) -> dict[str, torch.Tensor]:
     """Another policy with tied embeddings, as a folder that `reload_weights` takes."""
-    weights = {name: weight.detach().clone() for name, weight in gate.model.named_parameters()}
-    embedding = weights["model.embed_tokens.weight"]
-    embedding += 0.05 * torch.randn(embedding.shape, generator=torch.Generator().manual_seed(0))
     folder.mkdir()
-    save_file(weights, folder / "model.safetensors")
+    save_file(weights := gate.changed(), folder / "model.safetensors")
     return weights
 
 
 def logprob_difference(gate: TinyGate, weights: dict, prompts: list, ids: list, logprobs: list) -> float:
     """Largest difference between an engine's log-probabilities and those of the policy with these weights."""
-    worst = 0.0
-    for prompt, row, actual in zip(prompts, split_sentinel(ids, gate.sentinel)[0], logprobs, strict=True):
-        with torch.no_grad():
-            logits = torch.func.functional_call(gate.model, weights, (torch.tensor([prompt + row]),)).logits[0]
-        expected = logits[len(prompt) - 1 : -1].log_softmax(-1)[range(len(row)), row]
-        worst = max([worst, *(expected - torch.tensor(actual[: len(row)])).abs().tolist()])
-    return worst
+    rows = zip(prompts, split_sentinel(ids, gate.sentinel)[0], logprobs, strict=True)
+    found = [gate.logprobs(prompt, row, weights) - torch.tensor(actual[: len(row)]) for prompt, row, actual in rows]
+    return torch.cat(found).abs().max().item()
 
 
 # Tensor parallelism: one engine, two worker processes

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.slots import FORCED
+from duet_trl.engines.host_gate import FORCED
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.parameters import GateRequest, gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome
@@ -47,10 +47,7 @@ class Runner:
             prefill_len=None,
             total_len=None,
         )
-        config = SimpleNamespace(
-            speculative_config=None,
-            model_config=SimpleNamespace(model=LOADED),
-        )
+        config = SimpleNamespace(speculative_config=None, model_config=SimpleNamespace(model=LOADED))
         monkeypatch.setattr("duet_trl.engines.vllm._Markers.compile", lambda self, name, thoughts: toy(thoughts))
         monkeypatch.setattr("duet_trl.engines.vllm._Markers.delimiters", lambda self: None)
         self.processor = processor_class(config, state)
@@ -77,18 +74,18 @@ class Runner:
         self.history[slot, len(tokens)] = token
         tokens.append(token)
 
-    def apply(self, slots: list[int], seen: list[int] | None = None) -> torch.Tensor:
-        """Logits after one call of `apply` on zeros. seen: tokens of each slot that a chunked prefill has reached."""
+    def apply(self, slots: list[int]) -> torch.Tensor:
+        """Logits after one call of `apply` on zeros."""
         from vllm.v1.worker.gpu.sample.logits_processor import LogitsContext
 
-        seen = seen or [len(self.generated[slot]) for slot in slots]
+        seen = [len(self.generated[slot]) for slot in slots]
         mapping = np.array(slots, dtype=np.int32)
         ctx = LogitsContext(
             expanded_idx_mapping=torch.from_numpy(mapping),
             idx_mapping=torch.from_numpy(mapping),
             idx_mapping_np=mapping,
             expanded_local_pos=torch.zeros(len(slots), dtype=torch.int32),
-            input_ids=torch.tensor([self.generated[s][n - 1] for s, n in zip(slots, seen, strict=True)]),
+            input_ids=torch.tensor([self.generated[slot][-1] for slot in slots]),
             pos=torch.tensor(seen) - 1,
             seq_lens_upper_bound_np=np.array(seen),
         )
@@ -100,46 +97,28 @@ def natural_rollout(random: np.random.Generator) -> list[int]:
     return random.choice([A, B, C], p=[0.15, 0.15, 0.7], size=length).tolist() + [EOS]
 
 
-def test_forced_stops_are_those_of_algorithm_1_under_preemption_reuse_and_reordering(monkeypatch):
+def test_forced_stops_are_those_of_algorithm_1_behind_prefixes_in_thoughts_and_in_slots_used_again(monkeypatch):
     from duet_trl.engines.vllm import DUETLogitsProcessor
 
-    random = np.random.default_rng(0)
-    runner = Runner(DUETLogitsProcessor, monkeypatch)
+    random, runner, outcomes = np.random.default_rng(0), Runner(DUETLogitsProcessor, monkeypatch), set()
     thoughts = [{}, {"delimiters": THOUGHT}, {"delimiters": THOUGHT, "in_thought": True}]
-    waiting = []
-    for row in range(300):
-        natural, begun = natural_rollout(random), 0
-        if row % 2:
-            begun = int(random.integers(len(natural)))
-        waiting.append((natural, bool(random.random() < 0.4), thoughts[row % 3], begun, natural[:begun]))
-    running: dict[int, tuple[list[int], bool, dict, int, list[int]]] = {}
-    outcomes, preempted = set(), 0
-    while waiting or running:
-        for slot in set(range(NUM_SLOTS)) - running.keys():
-            if waiting:
-                running[slot] = waiting.pop()
-                _, keep, asked, begun, ids = running[slot]
-                runner.admit(slot, True, keep, ids, **asked, prefix_length=begun)
-        slots = random.permutation(list(running)).tolist()
-        if random.random() < 0.2:  # the first part of a chunked prefill: its sample is discarded
-            runner.apply(slots, [int(random.integers(1, len(runner.generated[slot]) + 1)) for slot in slots])
-        for slot, row in zip(slots, runner.apply(slots), strict=True):
-            stop = bool(row[SENTINEL] == FORCED)
-            assert (row[:SENTINEL] == 0.0).all() and row[SENTINEL] in (FORCED, -torch.inf)
-            natural, keep, asked, begun, ids = running[slot]
+    for row in range(200):
+        natural, keep, asked, slot = natural_rollout(random), row % 5 < 2, thoughts[row % 3], row % NUM_SLOTS
+        begun = int(random.integers(len(natural))) if row % 2 else 0
+        ids, stop = natural[:begun], False
+        runner.admit(slot, True, keep, ids, **asked, prefix_length=begun)
+        while not stop and len(ids) < len(natural):
+            (logits,) = runner.apply([slot])
+            stop = bool(logits[SENTINEL] == FORCED)
+            assert (logits[:SENTINEL] == 0.0).all() and logits[SENTINEL] in (FORCED, -torch.inf)
             if not stop:
                 ids.append(natural[len(ids)])
                 runner.append(slot, ids[-1])
-            if stop or len(ids) == len(natural):
-                ends = toy_ends(natural, **asked)
-                expected = continued(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends, begun)
-                assert (ids, stop) == (expected.ids, expected.stopped)
-                outcomes.add(expected.outcome)
-                del running[slot]
-            elif random.random() < 0.05:
-                waiting.insert(0, running.pop(slot))
-                preempted += 1
-    assert outcomes == set(Outcome) and preempted > 20
+        ends = toy_ends(natural, **asked)
+        expected = continued(SPEC, natural, keep, np.full(len(natural) + 1, np.inf), ends, begun)
+        assert (ids, stop) == (expected.ids, expected.stopped)
+        outcomes.add(expected.outcome)
+    assert outcomes == set(Outcome)
 
 
 def test_ungated_requests_are_declined_and_their_rows_untouched(monkeypatch):

@@ -21,6 +21,18 @@ from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
 
 MARKER = "math"
 CAP = 100
+CROWDED = {
+    "max_model_len": 256,
+    "max_num_seqs": 48,
+    "max_num_batched_tokens": 96,  # prompts of up to 60 tokens are prefilled in chunks
+    "block_size": 32,
+    "num_gpu_blocks_override": 72,  # a third of what 48 rollouts of full length need
+    "gpu_memory_utilization": 0.1,
+    "logprobs_mode": "processed_logprobs",
+    "disable_log_stats": False,
+    "seed": 0,
+}
+"""Options of a vLLM engine so small that it preempts requests."""
 SPECS = (
     GateSpec(16, 32, 8, poll_interval=4),
     GateSpec(8, 40, 12, poll_interval=8, entropy_threshold=3.36),  # near the median entropy of the tiny policy
@@ -56,6 +68,21 @@ class TinyGate:
     @cached_property
     def model(self) -> PreTrainedModel:
         return Qwen3ForCausalLM.from_pretrained(self.path, dtype=torch.float32).eval()
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Another policy: noise on its embedding, which is its output layer too, and on one MLP."""
+        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        noise = torch.Generator().manual_seed(0)
+        for name in ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight"):
+            weights[name] += 0.05 * torch.randn(weights[name].shape, generator=noise)
+        return weights
+
+    def logprobs(self, prompt: list[int], ids: list[int], weights: dict | None = None) -> torch.Tensor:
+        """Log-probs of the tokens of a rollout under the policy, or under one with other weights, shape (L,), nats."""
+        with torch.no_grad():
+            tokens = torch.tensor([[*prompt, *ids]])
+            logits = torch.func.functional_call(self.model, weights or {}, (tokens,)).logits[0]
+        return logits[len(prompt) - 1 : -1].log_softmax(-1)[range(len(ids)), ids]
 
     def request(self, spec: GateSpec, keep: bool, marker: str = MARKER) -> GateRequest:
         return GateRequest(spec, bool(keep), marker, self.sentinel, frozenset(self.eos_ids))
@@ -147,9 +174,7 @@ def check_continued(gate: TinyGate, request: Request, found: Completion) -> Outc
     assert found.finish == ("gate" if stopped else "eos" if ids[-1] in gate.eos_ids else "length")
     assert len(ids) == request.max_tokens or found.finish != "length"
     if found.logprobs:
-        with torch.no_grad():
-            logits = gate.model(torch.tensor([request.prompt_ids + ids])).logits[0, -len(found.logprobs) - 1 : -1]
-        expected = logits.log_softmax(-1)[range(len(found.logprobs)), found.token_ids]
+        expected = gate.logprobs(request.input_ids, found.token_ids)
         np.testing.assert_allclose(found.logprobs, expected.numpy(), atol=2e-3)
     if request.gate is None:
         assert not stopped

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
+from hypothesis import strategies as st
 
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.dfa import Grammar, build_dfa, outside_thoughts, tail_that_may_open
@@ -38,6 +39,22 @@ def toy_marker(text: str = "ab", delimiters: Delimiters | None = None) -> Marker
 @cache
 def toy_automaton(delimiters: Delimiters | None = None) -> TokenAutomaton:
     return compile_automaton(toy_marker("ab", delimiters), [b"a", b"b", b"c", None])
+
+
+@st.composite
+def specs(draw: st.DrawFn, entropy_threshold: float) -> GateSpec:
+    """Any gate of a few tokens; half of them end a grace window by this entropy."""
+    poll_threshold = draw(st.integers(1, 12))
+    return GateSpec(
+        poll_threshold=poll_threshold,
+        abort_threshold=poll_threshold + draw(st.integers(0, 12)),
+        grace_window=draw(st.integers(0, 6)),
+        poll_interval=draw(st.integers(1, 5)),
+        trim=draw(st.booleans()),
+        abort=draw(st.booleans()),
+        entropy_threshold=draw(st.sampled_from([0.0, entropy_threshold])),
+        window=draw(st.sampled_from([None, 1, 2, 5])),
+    )
 
 
 @dataclass(frozen=True)

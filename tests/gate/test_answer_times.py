@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.gate.answer_times import OPTIMISM, PRIOR_ROLLOUTS, AnswerTimes
+from duet_trl.gate.thresholds import OPTIMISM, PRIOR_ROLLOUTS, AnswerTimes
 
 CAP = 40
 ROLLOUTS = st.lists(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.gate.coins import keep_coins, occurrence, uniforms
+from duet_trl.gate.replay import keep_coins, occurrence, uniforms
 
 NUM_PROMPTS, NUM_ROLLOUTS = 500, 40
 KEYS = [f"prompt {q}" for q in range(NUM_PROMPTS) for _ in range(NUM_ROLLOUTS)]
@@ -53,7 +53,7 @@ def test_a_coin_does_not_depend_on_the_batch_it_is_thrown_in(order, seed, step):
 
 def test_another_process_throws_the_same_coins():
     program = (
-        "import numpy as np; from duet_trl.gate.coins import keep_coins; "
+        "import numpy as np; from duet_trl.gate.replay import keep_coins; "
         "print(keep_coins(5, 9, ['a', 'b\\u00e9'] * 8, np.arange(16), 0.5).astype(int).tolist())"
     )
     outputs = {

@@ -10,14 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from duet_trl.gate.grammars import is_placeholder
-from duet_trl.gate.markers import (
-    MARKERS,
-    completion_ends,
-    extract_answer,
-    extract_boxed,
-    first_marker_end,
-    get_marker,
-)
+from duet_trl.gate.markers import MARKERS, completion_ends, extract_answer, extract_boxed, first_marker_end, get_marker
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 BLANKS = " \t\n\r\x0b\x0c"
@@ -36,26 +29,8 @@ def joined(*pieces):
 
 
 BOX_TEXTS = joined(
-    *(
-        "\\boxed{",
-        "\\boxed",
-        "boxed{",
-        "\\",
-        "{",
-        "}",
-        "}",
-        "\\{",
-        "\\}",
-        "\\\\",
-        " ",
-        "\n",
-        "\n\n",
-        ":\n",
-        ":",
-        "x",
-        "é",
-        "=",
-    ),
+    *("\\boxed{", "\\boxed", "boxed{", "\\", "{", "}", "}", "\\{", "\\}", "\\\\"),
+    *(" ", "\n", "\n\n", ":\n", ":", "x", "é", "="),
     *("\\boxed{ANSWER", "your ", "Answer", "\\text{", "\\boxed{\\phantom{", "...", "?", "…"),
 )
 FENCE_TEXTS = joined("```", "``", "`", "\n", "\n```", "\n```\n", "```python\n", " ", "x", "\t", "\r\n", "é")
@@ -67,14 +42,8 @@ PAIR, LINE = "<<...>>", "Answer: ..."
 PAIR_TEXTS = joined("<<", ">>", "<", ">", " ", "x", "é", "\n", "<<>", "<< x >>")
 LINE_TEXTS = joined("Answer: ", "Answer", ": ", "\n", " ", "x", "é", "Answer: x\n")
 NAMES = [*MARKERS, PAIR, LINE]
-TEXTS = {
-    PAIR: PAIR_TEXTS,
-    LINE: LINE_TEXTS,
-    "math": BOX_TEXTS,
-    "math_paragraph": BOX_TEXTS,
-    "code": FENCE_TEXTS,
-    "qa": QA_TEXTS,
-}
+TEXTS = {PAIR: PAIR_TEXTS, LINE: LINE_TEXTS, "math": BOX_TEXTS, "math_paragraph": BOX_TEXTS}
+TEXTS |= {"code": FENCE_TEXTS, "qa": QA_TEXTS}
 
 
 def ends(name, text):
@@ -255,12 +224,8 @@ def test_marker_in_a_prefix_means_an_answer_that_no_continuation_changes(name, d
 @given(data=st.binary(max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_markers_on_broken_utf8_agree_with_the_decoded_text(name, data):
-    glue = {
-        "math": b"\\boxed{%s}",
-        "math_paragraph": b"\\boxed{%s}\n\n",
-        "code": b"```\n%s\n```",
-        "qa": b"<answer>%s</answer>",
-    }
+    glue = {"math": b"\\boxed{%s}", "math_paragraph": b"\\boxed{%s}\n\n", "code": b"```\n%s\n```"}
+    glue |= {"qa": b"<answer>%s</answer>"}
     data = glue[name] % data
     text = data.decode(errors="replace")
     assert len(list(completion_ends(MARKERS[name], data))) == len(ends(name, text))
@@ -286,10 +251,8 @@ def test_markers_on_broken_utf8_agree_with_the_decoded_text(name, data):
         ("code", "```x```\n```\nz\n```", "z"),
         ("code", "```\nprint('``')\n    ```\n```", "print('``')\n    ```"),
         *[("code", fence, None) for fence in ("```", "```python", "```python\nx = 1\n", "```python\nx = 1\n``")],
-        *[
-            ("code", text, None)
-            for text in ("a ```x``` b", "```x```", "  ```\nx\n  ```", "```\n \n```", "a\n ```\nx\n```")
-        ],
+        *[("code", text, None) for text in ("a ```x``` b", "```x```", "  ```\nx\n  ```", "```\n \n```")],
+        ("code", "a\n ```\nx\n```", None),
         ("qa", "<answer>5</answer>", "5"),
         ("qa", "<answer>\n5\n</answer>", "5"),
         ("qa", "put it in <answer> tags: <answer>a < b</answer>", "a < b"),
@@ -328,28 +291,9 @@ def test_a_placeholder_copied_from_a_prompt_is_no_answer(content):
 @pytest.mark.parametrize(
     "content",
     [
-        *(
-            "A",
-            r"\text{A}",
-            "a",
-            "an",
-            "y",
-            r"\text{yes}",
-            "1, 2, ...",
-            r"1 + 2 + \dots",
-            "answers",
-            "the answer is 4",
-        ),
-        *(
-            r"\text{answer} = 4",
-            r"\phantom{2}3",
-            r"\phantom{\frac12}",
-            "..",
-            "??",
-            r"\text{the}",
-            r"\dot{x}",
-            r"\{?\}",
-        ),
+        *("A", r"\text{A}", "a", "an", "y", r"\text{yes}", "1, 2, ...", r"1 + 2 + \dots", "answers"),
+        *("the answer is 4", r"\text{answer} = 4", r"\phantom{2}3", r"\phantom{\frac12}", "..", "??"),
+        *(r"\text{the}", r"\dot{x}", r"\{?\}"),
     ],
 )
 def test_what_only_begins_like_a_placeholder_is_an_answer(content):
@@ -368,9 +312,8 @@ def test_no_gold_answer_and_no_right_output_is_taken_for_a_placeholder():
     rows = [json.loads(line) for line in (DATA / "model_outputs_math.jsonl").read_text().splitlines()]
     boxed = [re.findall(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}", row["text"]) for row in rows if row["label"]]
     copied = [boxes for boxes in boxed if any(map(is_placeholder, boxes))]
-    assert (
-        len(copied) == 4
-    )  # right outputs that leave \boxed{\phantom{2}} open on their way; their answer is another box
+    # right outputs that leave \boxed{\phantom{2}} open on their way; their answer is another box
+    assert len(copied) == 4
     assert all(not is_placeholder(boxes[-1]) for boxes in copied)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, propensity, replay, split_sentinel
 from duet_trl.gate.streaming import StreamingGate
 from tests.gate.oracle import (
@@ -18,27 +19,13 @@ from tests.gate.oracle import (
     algorithm_1,
     continued,
     next_entropies,
+    specs,
     toy_automaton,
     toy_ends,
     toy_marker,
 )
 
 AUTOMATON = toy_automaton()
-
-
-@st.composite
-def specs(draw: st.DrawFn) -> GateSpec:
-    poll_threshold = draw(st.integers(1, 12))
-    return GateSpec(
-        poll_threshold=poll_threshold,
-        abort_threshold=poll_threshold + draw(st.integers(0, 12)),
-        grace_window=draw(st.integers(0, 6)),
-        poll_interval=draw(st.integers(1, 5)),
-        trim=draw(st.booleans()),
-        abort=draw(st.booleans()),
-        entropy_threshold=draw(st.sampled_from([0.0, 0.5])),
-        window=draw(st.sampled_from([None, 1, 2, 5])),
-    )
 
 
 @st.composite
@@ -112,7 +99,7 @@ def stream(
 
 @settings(max_examples=600, deadline=None)
 @given(
-    specs(),
+    specs(0.5),
     st.lists(st.tuples(natural_rollouts(), st.booleans(), st.booleans()), min_size=1, max_size=6),
     st.sampled_from([None, THOUGHT]),
     st.booleans(),
@@ -154,7 +141,7 @@ def test_a_rollout_that_begins_in_a_thought_needs_an_automaton_that_knows_it():
 
 
 @settings(max_examples=200, deadline=None)
-@given(specs(), natural_rollouts(), st.booleans(), st.integers(0, 2**32), st.sampled_from([-1, 1]))
+@given(specs(0.5), natural_rollouts(), st.booleans(), st.integers(0, 2**32), st.sampled_from([-1, 1]))
 def test_replay_rejects_a_stop_at_any_other_time(gate_spec, natural, keep, seed, error):
     entropy = next_entropies(len(natural), np.random.default_rng(seed))
     rollout = algorithm_1(gate_spec, natural, keep, entropy, toy_ends(natural))
@@ -252,8 +239,6 @@ def test_spec_rejects_bad_values(changes, message):
 
 
 def test_gate_of_two_markers_reads_each_row_with_its_own():
-    from duet_trl.gate.automaton import compile_automaton
-
     other = compile_automaton(toy_marker("cc"), [b"a", b"b", b"c", None])
     gate = StreamingGate(2, [AUTOMATON])
     index = gate.add_automaton(other)
@@ -264,7 +249,5 @@ def test_gate_of_two_markers_reads_each_row_with_its_own():
 
 
 def test_automata_over_different_vocabularies_are_refused():
-    from duet_trl.gate.automaton import compile_automaton
-
     with pytest.raises(ValueError, match="one vocabulary"):
         StreamingGate(1, [AUTOMATON, compile_automaton(toy_marker(), [b"a", b"b"])])

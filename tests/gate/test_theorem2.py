@@ -10,8 +10,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from duet_trl.gate.coins import keep_coins
-from duet_trl.gate.replay import GateSpec, Outcome, propensity, replay
+from duet_trl.gate.replay import GateSpec, Outcome, keep_coins, propensity, replay
 from duet_trl.gate.streaming import StreamingGate
 from tests.gate.oracle import EOS, A, B, C, toy_automaton, toy_ends
 

@@ -16,12 +16,8 @@ from tests.pretrained import gemma3, smollm2
 
 tokenizers = pytest.importorskip("tokenizers")
 AddedToken, Tokenizer = tokenizers.AddedToken, tokenizers.Tokenizer
-decoders, models, normalizers, pre_tokenizers = (
-    tokenizers.decoders,
-    tokenizers.models,
-    tokenizers.normalizers,
-    tokenizers.pre_tokenizers,
-)
+decoders, models = tokenizers.decoders, tokenizers.models
+normalizers, pre_tokenizers = tokenizers.normalizers, tokenizers.pre_tokenizers
 
 CORPUS = [
     "The answer is \\boxed{42}. Therefore, the answer is 42.",
@@ -122,7 +118,7 @@ def test_sentencepiece_tokens_join_to_the_text_behind_one_blank(llama, text):
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "llama", "unigram"])
-def test_every_single_token_is_what_decoding_shows(kind, request):
+def test_every_single_token_is_what_decoding_shows_and_special_ones_have_no_bytes(kind, request):
     backend = request.getfixturevalue(kind)
     vocabulary = vocabulary_bytes(fast(backend))
     assert len(vocabulary) == backend.get_vocab_size()
@@ -130,12 +126,6 @@ def test_every_single_token_is_what_decoding_shows(kind, request):
     for number, data in enumerate(vocabulary):
         shown = backend.decode([anchor, number])
         assert shown == ("x" if data is None else "x" + data.decode(errors="replace")), backend.id_to_token(number)
-
-
-@pytest.mark.parametrize("kind", ["byte_level", "llama", "unigram"])
-def test_special_tokens_have_no_bytes_but_visible_added_ones_do(kind, request):
-    backend = request.getfixturevalue(kind)
-    vocabulary = vocabulary_bytes(fast(backend))
     assert vocabulary[backend.token_to_id("<|end|>")] is None
     # a normalizer that puts blanks before words puts one into the added token, too, and decoding shows it
     assert vocabulary[backend.token_to_id("<think>")] == (b" <think>" if kind == "llama" else b"<think>")

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
+from duet_trl.allocate.allocators import FLOOR_QUANTILE
 from duet_trl.gate.replay import Outcome
 from duet_trl.methods import build_method
 from duet_trl.methods.gated import Gated
@@ -81,8 +82,8 @@ def test_k_warmup(tmp_path: Path) -> None:
 def test_what_is_no_setting(tmp_path: Path) -> None:
     """The values of the paper's appendix (docs/fidelity.md)."""
     found, _ = planned(tmp_path, "paper")
-    surrogate, thresholds = found.allocator.surrogate, found.gate.thresholds
-    assert (surrogate.floor, surrogate.floor_quantile) == (0.01, 0.05)
+    thresholds = found.gate.thresholds
+    assert (found.allocator.floor, FLOOR_QUANTILE) == (0.01, 0.05)
     assert (found.allocator.price_aborted, thresholds.weighted, found.gate.spec().window) == (False, False, 256)
 
 

@@ -83,10 +83,7 @@ def run_step(unit: Duet, number: int, rng: np.random.Generator):
     return jobs, judgement
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [COUNTS, PAPER, {**COUNTS, "budget_reading": "reference"}],
-)
+@pytest.mark.parametrize("overrides", [COUNTS, PAPER])
 def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = duet(tmp_path, **overrides), duet(tmp_path, **overrides)
     rng_whole, rng_halved = np.random.default_rng(0), np.random.default_rng(0)
@@ -121,12 +118,6 @@ def test_the_state_of_other_counts_or_another_method_is_refused(tmp_path):
         even.load_state_dict(uneven.state_dict())
     with pytest.raises(ValueError, match="method paper state"):
         even.load_state_dict(duet(tmp_path).state_dict())
-
-
-def test_a_reference_budget_is_measured_on_rollouts_that_no_gate_stops(tmp_path):
-    unit = duet(tmp_path, budget_reading="reference")
-    gates = {job.gate for job in unit.jobs(prompts(KEYS[:8]), None)}
-    assert {(gate.trim, gate.abort) for gate in gates} == {(False, False)}
 
 
 def test_weights_are_those_of_equation_6(tmp_path):
@@ -292,7 +283,7 @@ SUMMED = np.array([2.0, 2.0, NAN, 0.0])
 def remembering(tmp_path, **overrides) -> Duet:
     """A method without a gate that has seen "b" earn 2 and 1, and nothing of "a"."""
     unit = duet(tmp_path, trim=False, abort=False, **overrides)
-    unit.allocator.observe_rewards(["b"], np.array([0, 0]), np.array([2.0, 1.0]), np.ones(2, dtype=bool))
+    unit.allocator.statistics.observe_rewards(["b"], np.array([0, 0]), np.array([2.0, 1.0]), np.ones(2, dtype=bool))
     unit.jobs(prompts("ab"), None)
     return unit
 
@@ -393,8 +384,9 @@ def test_rollouts_go_to_the_prompts_that_are_open(tmp_path, overrides):
     assert metrics["added_prompts"] > 0.0
     assert metrics["visited_prompts"] >= 16.0
     assert 0.3 < metrics["pool_success"] < 0.7
-    waiting = unit.allocator.statistics.lookup(KEYS)
-    assert (waiting.mean_length[[key not in {k for step in steps for k in step} for key in KEYS]] > 0).sum() == 0
+    visited = {key for step in steps for key in step}
+    history = unit.allocator.statistics.reward_history(KEYS)
+    assert (history.count[[key not in visited for key in KEYS]] == 0).all()
 
 
 def test_too_few_candidates_name_the_option(tmp_path):

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.methods import METHODS, build_method
+from duet_trl.config import reads
+from duet_trl.methods import build_method
 
 from .simulator import make_prompts, run_step
 
@@ -26,7 +27,7 @@ def test_no_plan_is_over_its_budget_and_no_prompt_of_a_step_goes_without(tmp_pat
         use_cpu=True,
         bf16=False,
         report_to="none",
-        allocate=True if "allocate" in METHODS[name].reads else None,
+        allocate=True if "allocate" in reads(name) else None,
     )
     method, random, seen = build_method(config), np.random.default_rng(0), set()
     for step in range(1, 3 * POOL // NUM_PROMPTS + 1):

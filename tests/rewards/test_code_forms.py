@@ -3,7 +3,7 @@
 
 import pytest
 
-from duet_trl.rewards.code_blocks import program_of
+from duet_trl.rewards.code import program_of
 from duet_trl.rewards.code_tests import names_under_test
 from tests.rewards.case_files import cases
 from tests.rewards.test_code_reward import fenced, make_verifier, reward

@@ -9,7 +9,6 @@ import pytest
 from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
 from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
 from tests.rewards.case_files import rows_of
-from tests.rewards.hostile_programs import EVERY_PROGRAM, TEST
 
 # The labels of these replies come from a harness that ran the last fenced block. Eight replies end in a block of
 # examples behind the right program; in one the program is right, but that harness left out the prompt's helper.
@@ -136,47 +135,9 @@ def reward(verifier: CodeVerifier, source: str, **row) -> float | None:
     return verifier([fenced(source)], **{name: [value] for name, value in row.items()})[0]
 
 
-def test_lists_of_assertions_with_setup_and_imports(verifier):
-    source = "def area(r):\n    return 3.14159265 * r * r"
-    tests = ["assert math.isclose(area(1), math.pi, rel_tol=1e-6)", "assert area(0) == ZERO"]
-    assert reward(verifier, source, test_list=tests, test_setup_code="import math\nZERO = 0") == 1.0
-    assert reward(verifier, source, test_list=tests, test_imports=["import math"], test_setup_code="ZERO = 0") == 1.0
-    assert reward(verifier, source, test_list=tests, test_setup_code="ZERO = 0") == 1.0  # math is imported by itself
-    assert reward(verifier, source, test_list=[*tests, "assert area(2) == 0"], test_setup_code="ZERO = 0") == 0.0
-
-
-def test_a_function_with_the_name_of_a_built_in_one(verifier):
-    tests = ["assert sum(10, 15) == 6", "assert sum(100, 150) == 93"]
-    right = "def sum(a, b):\n    return __builtins__['sum'](d for d in range(1, a + 1) if a % d == b % d == 0)"
-    right = right.replace("__builtins__['sum']", "__import__('builtins').sum")
-    assert reward(verifier, right, test_list=tests) == 1.0
-    assert reward(verifier, "def sum(a, b):\n    return 6", test_list=tests) == 0.0
-
-
-def test_a_program_cannot_replace_what_its_tests_compare_with(verifier):
-    tests = ["assert set(f(1)) == set([2])", "assert sorted(f(2)) == [3]", "assert helper(f(3)) == 4"]
-    source = "def f(x): return []\ndef set(x): return 0\ndef sorted(x): return [3]\ndef helper(x): return 4"
-    for test in tests:
-        assert reward(verifier, source, test_list=[test], test_setup_code="def helper(x):\n    return x") == 0.0
-
-
-def test_helpers_of_the_prompt_are_the_judges_own(verifier):
-    prompt = "def poly(xs, x):\n    return xs[0] + xs[1] * x\n\ndef find_zero(xs):\n    '''A zero of poly.'''\n"
-    test = "def check(candidate):\n    assert abs(poly([2, 1], candidate([2, 1]))) < 1e-6\n"
-    row = {"test": test, "entry_point": "find_zero", "code_prompt": prompt}
-    assert reward(verifier, "def find_zero(xs):\n    return -xs[0] / xs[1]", **row) == 1.0
-    assert reward(verifier, "def poly(xs, x):\n    return 0\ndef find_zero(xs):\n    return 9", **row) == 0.0
-
-
 def test_scripts_that_read_and_print(verifier):
     row = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7"]}
-    right = "a, b = map(int, input().split())\nprint(a + b)\nprint()"
-    assert reward(verifier, right, **row) == 1.0
-    assert reward(verifier, right + "\nimport sys\nsys.exit(0)", **row) == 1.0  # a script may end itself
-    read_all = "import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())), end='  ')"
-    assert reward(verifier, read_all, **row) == 1.0
-    main = "def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()"
-    assert reward(verifier, main, **row) == 1.0
+    assert reward(verifier, "a, b = map(int, input().split())\nprint(a + b)\nprint()", **row) == 1.0
     for wrong in ("print(3)", "import sys\nsys.exit(0)", "import os\nos._exit(0)", "1 / 0"):
         assert reward(verifier, wrong, **row) == 0.0
     hurried = make_verifier(timeout=1)
@@ -230,12 +191,6 @@ def test_hostile_texts_score_zero(verifier, source):
     assert reward(verifier, source, test_list=["assert f(1) == 1"]) == 0.0
 
 
-def test_hostile_program_scores_zero_as_a_reward_too(verifier):
-    for hostile in EVERY_PROGRAM:
-        if hostile.fools_naive and "FILE" not in hostile.source:
-            assert reward(verifier, hostile.source, test=TEST, entry_point="total") == 0.0
-
-
 def test_many_completions_with_few_distinct_programs_are_run_once_each(verifier):
     texts = [fenced(f"def f(x):\n    return {n % 5}") for n in range(2000)]
     begin = time.monotonic()
@@ -250,19 +205,6 @@ def test_isolation_is_named_everywhere(verifier):
     weak = CodeVerifier(isolation="limits", workers=1)
     assert weak.isolation == "limits"
     weak.close()
-
-
-def test_rows_must_match(verifier):
-    with pytest.raises(ValueError, match="shorter"):
-        verifier.verify(["1", "2"], [{}])
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"which": "middle"}, {"timeout": 0}, {"workers": 0}, {"isolation": "none"}], ids=str
-)
-def test_bad_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match="cpu_seconds" if "timeout" in arguments else next(iter(arguments))):
-        CodeVerifier(**arguments)
 
 
 def test_verdict_that_time_ran_out_on_is_not_remembered():

@@ -43,6 +43,26 @@ def test_text_of_a_completion_in_each_of_its_forms(completion, text):
     assert read_completions([completion], {}) == [Written(text)]
 
 
+@pytest.mark.parametrize(
+    ("verifier", "arguments", "named"),
+    [(MathVerifier, {"timeout": 0}, "timeout"), (MathVerifier, {"timeout": -1.0}, "timeout")]
+    + [(CodeVerifier, {"timeout": 0}, "cpu_seconds"), (CodeVerifier, {"isolation": "none"}, "isolation")]
+    + [(verifier, {"workers": 0}, "workers") for verifier in (MathVerifier, CodeVerifier)]
+    + [(verifier, {"which": "middle"}, "which") for verifier in (MathVerifier, ChoiceVerifier, CodeVerifier)]
+    + [(ChoiceVerifier, {"marker": "quiz"}, "marker")],
+    ids=str,
+)
+def test_bad_arguments_are_named(verifier, arguments, named):
+    with pytest.raises(ValueError, match=named):
+        verifier(**arguments)
+
+
+def test_rows_must_match():
+    for grade in (MathVerifier().grade, ChoiceVerifier().grade, CodeVerifier(isolation="limits").verify):
+        with pytest.raises(ValueError, match="shorter"):
+            grade(["1", "2"], [{}])
+
+
 @pytest.mark.parametrize("which", ["first", "last"])
 def test_boxes_inside_a_thought_earn_nothing_under_a_stock_trainer(which):
     golds, expected = ["4"] * len(BOXES), [reward for _, reward in BOXES]

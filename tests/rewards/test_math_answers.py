@@ -11,13 +11,12 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("math_verify", reason="needs the extra 'math'")
 
-from duet_trl.gate.markers import extract_answer
-from duet_trl.rewards import ChoiceVerifier, MathVerifier, math_pairs, math_plain, math_text, math_units
+from duet_trl.rewards import MathVerifier, math_pairs, math_text
 from duet_trl.rewards.math_pairs import comparable, contradicts
 from duet_trl.rewards.math_text import readable
 from tests.rewards.case_files import cases, rows_of, verdict
@@ -39,6 +38,11 @@ def golds():
     return random.Random(0).sample(sorted(gold for gold in found if gold and not re.fullmatch(r"-?\d+", gold)), 120)
 
 
+def graded_other_than(verifier, verdict, pairs):
+    verdicts = verifier.grade(*zip(*pairs, strict=True))
+    return [pair for pair, given in zip(pairs, verdicts, strict=True) if given != verdict]
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_answers_are_graded_as_a_person_would(verifier, kind):
     listed = CASES[kind]
@@ -46,7 +50,7 @@ def test_answers_are_graded_as_a_person_would(verifier, kind):
     assert [case for case, given in zip(listed, verdicts, strict=True) if given != verdict(case["right"])] == []
 
 
-@pytest.mark.parametrize("module", [math_pairs, math_plain, math_text, math_units])
+@pytest.mark.parametrize("module", [math_pairs, math_text])
 def test_examples_in_the_docstrings_run(module):
     assert doctest.testmod(module).failed == 0
 
@@ -75,16 +79,14 @@ def test_golds_as_tables_hold_them(verifier, gold, reward):
 
 def test_no_letter_is_its_other_case_or_a_unit(verifier):
     lower = string.ascii_lowercase
-    pairs = [(f"1+2{one.upper()}", f"1+2{one}") for one in lower] + [(one, one.upper()) for one in lower]
-    pairs += [(f"x_{one}", f"x_{one.upper()}") for one in lower] + [(f"5{one}", "5") for one in lower]
-    pairs += [("5", f"5 {one}") for one in lower] + [
-        (f"5{one}", f"5{lower[place - 1]}") for place, one in enumerate(lower)
+    pairs = [
+        pair
+        for one, other in zip(lower, lower[-1] + lower, strict=False)
+        for pair in ((f"1+2{one.upper()}", f"1+2{one}"), (one, one.upper()), (f"x_{one}", f"x_{one.upper()}"))
+        + ((f"5{one}", "5"), ("5", f"5 {one}"), (f"5{one}", f"5{other}"))
     ]
-    verdicts = verifier.grade(*zip(*pairs, strict=True))
-    assert [pair for pair, verdict in zip(pairs, verdicts, strict=True) if verdict != 0.0] == []
-    same = [(f"2{one} + 1", f"1+2{one}") for one in lower + lower.upper()]
-    verdicts = verifier.grade(*zip(*same, strict=True))
-    assert [pair for pair, verdict in zip(same, verdicts, strict=True) if verdict != 1.0] == []
+    assert graded_other_than(verifier, 0.0, pairs) == []
+    assert graded_other_than(verifier, 1.0, [(f"2{one} + 1", f"1+2{one}") for one in lower + lower.upper()]) == []
 
 
 WRITINGS = {
@@ -107,11 +109,7 @@ WRITINGS = {
 
 @pytest.mark.parametrize("name", WRITINGS)
 def test_gold_answers_of_math_written_otherwise_are_right(verifier, golds, name):
-    written = [WRITINGS[name](gold) for gold in golds]
-    verdicts = verifier.grade(written, golds)
-    assert [
-        pair for pair, verdict in zip(zip(written, golds, strict=True), verdicts, strict=True) if verdict != 1
-    ] == []
+    assert graded_other_than(verifier, 1.0, [(WRITINGS[name](gold), gold) for gold in golds]) == []
 
 
 def test_gold_answers_of_math_with_another_digit_are_wrong(verifier, golds):
@@ -119,9 +117,7 @@ def test_gold_answers_of_math_with_another_digit_are_wrong(verifier, golds):
         return re.sub(r"\d(?!\d*\}?$|[^{]*\}\^\d$)", lambda found: str((int(found[0]) + 1) % 10), gold, count=1)
 
     changed = [(change(gold), gold) for gold in golds if change(gold) != gold and r"\infty" not in gold]
-    verdicts = verifier.grade(*zip(*changed, strict=True))
-    right = [pair for pair, verdict in zip(changed, verdicts, strict=True) if verdict != 0.0]
-    assert len(changed) > 50 and right == []
+    assert len(changed) > 50 and graded_other_than(verifier, 0.0, changed) == []
 
 
 LATEX = st.lists(
@@ -133,6 +129,7 @@ LATEX = st.lists(
 
 
 @given(LATEX, LATEX)
+@example("x^\n(2)", "sqrt\t(4)")
 @settings(max_examples=300, deadline=None)
 def test_rewriting_never_raises_and_settles(text, other):
     once = readable(text)
@@ -170,15 +167,3 @@ def test_hostile_gold_answers_do_not_raise_either():
     hostile = [answer for answer in HOSTILE_ANSWERS.values() if len(answer) <= 2_000][::3]
     assert set(verifier.grade(["7"] * len(hostile), hostile)) <= {0.0, None}
     verifier.close()
-
-
-@pytest.mark.parametrize("marker", ["qa", "math"])
-def test_choice_verifier_refuses_hostile_answers_at_once(marker):
-    texts = [*HOSTILE_ANSWERS.values(), *HOSTILE_TEXTS.values()]
-    texts = [rf"\boxed{{{text}}} <answer>{text}</answer> Therefore, the answer is {text}." for text in texts]
-    begin = time.process_time()
-    answers = [extract_answer(marker, text, "last") for text in texts]
-    for options in (None, ["one", "two", "three"]):
-        verdicts = ChoiceVerifier(marker=marker).grade(answers, ["B"] * len(texts), [options] * len(texts))
-        assert set(verdicts) == {0.0}
-    assert time.process_time() - begin < 20

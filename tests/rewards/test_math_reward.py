@@ -44,11 +44,6 @@ def test_agrees_with_the_labels_of_real_boxed_solutions(verifier):
     assert agreement >= 0.99
 
 
-def test_real_solution_without_a_box_scores_zero(verifier):
-    rows = [row for row in rows_of("model_outputs_math.jsonl") if extract_boxed(row["text"], "last") is None]
-    assert set(verifier([row["text"] for row in rows[:50]], [row["gold"] for row in rows[:50]])) == {0.0}
-
-
 def test_every_gold_answer_of_math_equals_itself_except_the_two_empty_ones(verifier):
     golds = [row["answer"] for row in rows_of("math_train_clean.jsonl")]
     sample = [*golds[::20], ""]
@@ -149,7 +144,8 @@ def test_killed_answer_and_unparsable_gold_are_reported_once(caplog):
 
 def test_last_box_by_default_first_on_request():
     text = r"First \boxed{3}, no: \boxed{4}. And an echo of the prompt: \boxed{}."
-    assert math_reward([text, text], ["4", "3"]) == [1.0, 0.0]
+    assert math_reward([text, text, "4"], ["4", "3", "4"]) == [1.0, 0.0, 0.0]
+    assert math_reward([], []) == []
     first = MathVerifier(workers=1, which="first")
     assert first([text, text], ["4", "3"]) == [0.0, 1.0]
     first.close()
@@ -161,15 +157,6 @@ def test_thousands_of_rows_with_few_distinct_answers_are_graded_in_order(verifie
     verdicts = verifier.grade(answers, [str(i % 3) for i in range(4000)])
     assert verdicts == [float(i % 7 == i % 3) for i in range(4000)]
     assert time.monotonic() - start < 5
-
-
-def test_empty_batch(verifier):
-    assert verifier([], []) == []
-
-
-def test_rows_must_match(verifier):
-    with pytest.raises(ValueError, match="shorter"):
-        verifier.grade(["1", "2"], ["1"])
 
 
 def test_killed_worker_process_is_replaced(verifier):
@@ -189,12 +176,6 @@ def test_worker_that_cannot_start_leaves_rows_ungraded_and_says_so(monkeypatch, 
     with caplog.at_level(logging.WARNING):
         assert verifier.grade(["1"], ["1"]) == [None]
     assert "died twice" in caplog.text
-
-
-@pytest.mark.parametrize("arguments", [{"timeout": 0}, {"timeout": -1.0}, {"workers": 0}, {"which": "middle"}])
-def test_bad_arguments_are_named(arguments):
-    with pytest.raises(ValueError, match=next(iter(arguments))):
-        MathVerifier(**arguments)
 
 
 def test_unguarded_script_with_torch_threads_grades_once_and_leaves_no_process():

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sandbox against hostile programs, in every isolation that holds on this machine; and what honest ones may do."""
 
+import datetime
 import os
 import platform
 import re
@@ -10,7 +11,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections import Counter, OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -25,6 +26,7 @@ from duet_trl.rewards.sandbox import system_calls as system_call_filter
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from duet_trl.rewards.sandbox.jail import landlock_version
 from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
+from tests.rewards.case_files import cases
 from tests.rewards.hostile_programs import (
     EVERY_PROGRAM,
     HOLDING,
@@ -124,67 +126,9 @@ def test_forgery_would_fool_a_runner_that_trusts_the_exit_status(outside, hostil
     assert subprocess.run([sys.executable, "-c", script], stderr=subprocess.DEVNULL, timeout=60).returncode == 0
 
 
-DEEP = "deep = []\nfor _ in range({depth}): deep = [deep]\ndef f(x=0):\n    return {value}"
-RAISES = "class E({base}): pass\nE.__name__ = {name!r}\ndef f(x): raise E('no')"
-# Program, test of its function f, and whether it passes.
-VERDICTS = {
-    "right": ("def f(x): return x", "assert f(6) == 6", True),
-    "wrong": ("def f(x): return [x]", "assert f(6) == 6", False),
-    "another name": ("def g(x): return x", "assert f(6) == 6", "does not define f"),
-    "no Python": ("def f(x) return x", "assert f(6) == 6", "SyntaxError"),
-    "unexpected exception": ("def f(x): raise ValueError('no')", "assert f(6) == 6", "ValueError: no"),
-    # In one interpreter this answer would pass: the list it is compared with is the one that it changed.
-    "changed argument": ("def f(x):\n    x.clear()\n    return x", "a = [1]\nassert f(a) == a", False),
-    "passed around": ("def f(x, *, by=1): return x * by", "assert [*map(f, [1, 2]), f(x=2, by=3)] == [1, 2, 6]", True),
-    "tests made unusable": (
-        DEEP.format(depth=150, value="deep"),
-        "import sys\nvalue = f(1)\nsys.setrecursionlimit(120)\nassert f(value) == 1",
-        False,
-    ),
-    **{
-        f"{value} in the message of an assertion": (
-            DEEP.format(depth=300, value=value),
-            "import sys\nvalue = f()\nsys.setrecursionlimit(150)\nassert value == 1, value",
-            False,
-        )
-        for value in ("1 << 1_000_000", "deep", "'\\ud800'", "float('nan')")
-    },
-    # An exception arrives as the nearest built-in one, if it is one that a test can expect.
-    **{
-        f"exception: {handler}, of {source[-40:]}": (source, f"try: f(-1)\n{handler}\nelse: assert False", passed)
-        for source, handler, passed in (
-            ("def f(x): raise ValueError('negative')", "except ValueError as e: assert 'neg' in str(e)", True),
-            ("def f(x): raise TypeError('negative')", "except ValueError: pass", False),
-            ("def f(x): return x", "except ValueError: pass", False),
-            (RAISES.format(base="ValueError", name="E"), "except ValueError as e: assert str(e) == 'no'", True),
-            (
-                RAISES.format(base="ValueError", name="E"),
-                "except Exception as e: assert type(e).__name__ == 'E'",
-                True,
-            ),
-            (RAISES.format(base="ValueError", name="E"), "except TypeError: pass", False),
-            (RAISES.format(base="Exception", name="E"), "except Exception as e: assert str(e) == 'no'", True),
-            (RAISES.format(base="SystemExit", name="E"), "except: pass", False),
-            (RAISES.format(base="StopIteration", name="E"), "except StopIteration: pass", False),
-            (RAISES.format(base="BaseException", name="ValueError"), "except: pass", False),
-            ("def f(x): raise Exception('no')", "except Exception as e: assert type(e) is Exception", True),
-            ("def f(x): return {}['key']", "except KeyError as e: assert e.args == ('key',)", True),
-            ("def f(x): return open('/no')", "except FileNotFoundError as e: assert e.errno == 2", True),
-            ("def f(x): return [][1]", "except LookupError: pass", True),
-            ("def f(x): raise OSError(10 ** 5000)", "except OSError as e: assert e.args == (10 ** 5000,)", True),
-            ("def f(x): raise RuntimeError(object())", "except RuntimeError as e: assert 'object' in str(e)", True),
-            # The end of the program is never the exception that a test expects.
-            ("def f(x): raise SystemExit(0)", "except: pass", False),
-            ("import os\ndef f(x): os._exit(0)", "except: pass", False),
-        )
-    },
-    "iteration that ends early": ("def f(x): raise StopIteration", "assert all(map(f, [1, 2]))", False),
-}
-
-
-@pytest.mark.parametrize(("source", "test", "expected"), VERDICTS.values(), ids=VERDICTS)
-def test_verdict_is_about_what_the_function_does(strong, source, test, expected):
-    verdict = strong.check(Check(source, ("f",), (test,)))
+@pytest.mark.parametrize("case", cases("code")["verdicts"], ids=lambda case: case["name"])
+def test_verdict_is_about_what_the_function_does(strong, case):
+    verdict, expected = strong.check(Check(case["source"], ("f",), (case["test"],))), case["expected"]
     assert verdict.passed is (expected is True), verdict
     assert not isinstance(expected, str) or expected in verdict.reason
 
@@ -303,17 +247,6 @@ def test_plain_values_cross_unchanged(value):
     assert crossed == value and type(crossed) is type(value) and repr(crossed) == repr(value)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [1 << 100_000, -(1 << 53), float("inf"), -0.0, {1, 2}, frozenset({(1, 2)}), range(2, 9, 3), bytearray(b"x"),
-     Counter("aab"), OrderedDict(b=1, a=2), deque([1, 2]), Fraction(1, 3), Decimal("1.50"), {(1, 2): 0}, "\ud800"],
-    ids=lambda value: type(value).__name__,
-)  # fmt: skip
-def test_well_known_types_cross_unchanged(value):
-    crossed = decode(encode(value))
-    assert crossed == value and type(crossed) is type(value)
-
-
 class EqualsAll(int):
     def __eq__(self, other):
         return True
@@ -321,10 +254,19 @@ class EqualsAll(int):
     __hash__ = int.__hash__
 
 
-def test_of_a_subclass_the_plain_value_crosses():
-    assert decode(encode(Point(1, 2))) == (1, 2)
-    crossed = decode(encode([EqualsAll(5)]))
-    assert crossed == [5] and type(crossed[0]) is int and crossed != [6]
+@pytest.mark.parametrize(
+    ("value", "arrives"),
+    [(value, value) for value in (
+        1 << 100_000, -(1 << 53), float("inf"), -0.0, {1, 2}, frozenset({(1, 2)}), range(2, 9, 3), bytearray(b"x"),
+        Counter("aab"), OrderedDict(b=1, a=2), deque([1, 2]), Fraction(1, 3), Decimal("1.50"), {(1, 2): 0}, "\ud800",
+        datetime.datetime(2024, 1, 1))]
+    # of a subclass the plain value crosses
+    + [(Point(1, 2), (1, 2)), (EqualsAll(5), 5), (defaultdict(list, a=[EqualsAll(5)]), {"a": [5]})],
+    ids=lambda value: type(value).__name__,
+)  # fmt: skip
+def test_well_known_types_cross_unchanged(value, arrives):
+    crossed = decode(encode(value))
+    assert (crossed, type(crossed)) == (arrives, type(arrives))
 
 
 def test_iterators_cross_as_iterators():
@@ -332,7 +274,11 @@ def test_iterators_cross_as_iterators():
     assert crossed != [0, 1, 4] and list(crossed) == [0, 1, 4]
 
 
-@pytest.mark.parametrize("value", [object(), int, len, lambda: 0, sys, [1, object()], type("T", (), {})()])
+@pytest.mark.parametrize(
+    "value",
+    [object(), int, len, lambda: 0, sys, [1, object()], type("T", (), {})()]
+    + [datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)],  # a zone is code
+)
 def test_anything_else_does_not_cross(value):
     with pytest.raises(NotPlainData):
         encode(value)
@@ -517,8 +463,6 @@ def test_machine_without_a_filter_is_named(monkeypatch):
 def test_unknown_isolation_and_bad_limits_are_named():
     with pytest.raises(ValueError, match="'jail'"):
         find_isolation("jail")
-    with pytest.raises(ValueError, match="workers"):
-        Sandbox(isolation="limits", workers=0)
     with pytest.raises(ValueError, match="wall_seconds"):
         Limits(wall_seconds=0)
     with pytest.raises(ValueError, match="cpu_seconds"):

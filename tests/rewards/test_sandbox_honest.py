@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the sandbox must leave to honest programs, alone and beside hostile ones, and what tests get to see of them."""
 
-import datetime
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import pytest
 
 from duet_trl.rewards import Check, Limits, Sandbox
 from duet_trl.rewards import sandbox as sandbox_module
-from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from tests.rewards.honest_programs import HONEST, NEED_A_FOLDER, SCRIPTS
 from tests.rewards.hostile_programs import EVERY_PROGRAM, Outside, in_call, task
 from tests.rewards.test_sandbox import ISOLATIONS, machine_allows
@@ -60,12 +58,6 @@ def test_weak_isolation_is_where_the_programs_that_read_would_succeed():
     with Outside() as outside, Sandbox(isolation="limits", workers=1) as weak:
         succeed = {hostile.name for hostile in reading if weak.check(outside.check(hostile)).passed}
     assert {"reads a file outside", "lists folders outside"} <= succeed
-
-
-def test_zone_of_a_time_does_not_cross():
-    with pytest.raises(NotPlainData, match="time zone"):
-        encode(datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC))
-    assert decode(encode(datetime.datetime(2024, 1, 1))) == datetime.datetime(2024, 1, 1)
 
 
 def test_a_program_with_all_the_threads_it_may_have_leaves_its_neighbour_some(sandbox):

@@ -14,7 +14,7 @@ import torch
 from duet_trl import DUETGRPOConfig
 from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.gate.replay import GateSpec
-from duet_trl.seams.engine_checks import EngineChecks
+from duet_trl.seams.generating import EngineChecks
 from tests.engines.table_engine import TableEngine
 from tests.runs import duet_trainer, logged, settings, weights
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
@@ -80,7 +80,7 @@ def test_an_end_that_fits_its_tokens_passes(tmp_path, finish, ids, gate):
     [("eos", [1, 2]), ("eos", []), ("length", [1, 2]), ("gate", [1, 2]), ("stop", [1, 2]), ("other", [1, EOS])],
 )
 def test_an_end_that_its_tokens_do_not_show_is_an_error_that_says_what_each_end_is(tmp_path, finish, ids):
-    said = f"Mine says that '{finish}' ended rollout 0, which has {len(ids)} tokens of at most 6"
+    said = f"Mine returned rollout 0 as ended by '{finish}', with {len(ids)} tokens of at most 6"
     with pytest.raises(ValueError, match=rf"{said}.*\(\[7\]\), which servers in"):
         returned(checks(tmp_path), ids, finish=finish)
 
@@ -158,7 +158,7 @@ def unsynced(one: Completion) -> Completion:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (without_end, r"Wrong says that 'eos' ended rollout \d+, .*servers in OpenAI's style drop"),
+        (without_end, r"Wrong returned rollout \d+ as ended by 'eos', .*servers in OpenAI's style drop"),
         (unsynced, r"log-probs that Wrong returned are 4\d nats a token away"),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Further prompts: each row once, at random under seed and step, and without a shuffle of a large data set."""
+"""Further prompts: each row once, at random under seed and step."""
 
 from collections import Counter
 
@@ -7,7 +7,6 @@ import pytest
 from datasets import Dataset
 
 from duet_trl.rollouts import NoMorePrompts
-from duet_trl.seams import data_checks
 from duet_trl.seams.data_checks import PromptSource
 
 ROWS = 40
@@ -19,12 +18,6 @@ def drawn(seed: int, step: int, counts: list[int], taken: set[str] = frozenset()
     return [[prompt.key for prompt in draw(count, set(taken))] for count in counts]
 
 
-@pytest.fixture(params=["shuffled", "row by row"])
-def way(request, monkeypatch):
-    monkeypatch.setattr(data_checks, "SHUFFLED", ROWS if request.param == "shuffled" else ROWS - 1)
-
-
-@pytest.mark.usefixtures("way")
 def test_every_row_comes_once_and_then_there_are_no_more():
     first, second = drawn(0, 1, [10, ROWS - 10])
     assert sorted(map(int, first + second)) == list(range(ROWS))
@@ -32,13 +25,11 @@ def test_every_row_comes_once_and_then_there_are_no_more():
         drawn(0, 1, [36], taken={str(number) for number in range(5)})
 
 
-@pytest.mark.usefixtures("way")
 def test_seed_and_step_alone_decide():
     assert drawn(0, 1, [6, 6]) == drawn(0, 1, [6, 6])
     assert len({str(drawn(seed, step, [6])) for seed in (0, 1) for step in (1, 2)}) == 4
 
 
-@pytest.mark.usefixtures("way")
 def test_all_rows_are_as_likely():
     seen = Counter(key for step in range(400) for key in drawn(0, step, [8])[0])
     # 400 steps x 8 of 40: each row 80 times, standard deviation 8.

@@ -4,7 +4,7 @@
 import pytest
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.update.cut import CUTS
+from duet_trl.update.trust_region import CUTS
 
 
 def config(tmp_path, **overrides) -> DUETGRPOConfig:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.update.importance import (
+from duet_trl.update.advantages import (
     effective_sample_size,
     rollout_weights,
     surcharge,

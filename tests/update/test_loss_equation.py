@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.update.advantages import group_advantages
-from duet_trl.update.importance import rollout_weights
-from duet_trl.update.packing import PADDING_ROW, pack
+from duet_trl.exchange import PADDING_ROW, pack
+from duet_trl.update.advantages import group_advantages, rollout_weights
 
 VOCABULARY = 5
 COUNTS = np.array([1, 3, 8])  # mean 4: s_pre = 1/4, 3/4, 1

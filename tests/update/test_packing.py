@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from duet_trl.update.packing import PADDING_ROW, pack
+from duet_trl.exchange import PADDING_ROW, pack
 
 LENGTHS = st.lists(st.integers(1, 3072), max_size=200)
 COUNTS = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))

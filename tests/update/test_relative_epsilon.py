@@ -13,7 +13,7 @@ def adam(*shapes: int) -> torch.optim.AdamW:
 
 def test_it_is_the_root_mean_square_of_what_adam_divides_by():
     torch.manual_seed(0)
-    optimizer, epsilon = adam(30, 7), RelativeEpsilon(share=0.5)
+    optimizer, epsilon = adam(30, 7), RelativeEpsilon()
     weights = optimizer.param_groups[0]["params"]
     for step in range(1, 6):
         for one in weights:
@@ -21,8 +21,8 @@ def test_it_is_the_root_mean_square_of_what_adam_divides_by():
         epsilon.set(optimizer, torch.cat([one.grad for one in weights]).norm().item())
         optimizer.step()
         squares = torch.cat([optimizer.state[one]["exp_avg_sq"] for one in weights]) / (1 - 0.95**step)
-        assert optimizer.param_groups[0]["eps"] == pytest.approx(0.5 * squares.mean().sqrt().item(), rel=1e-5)
-    restored = RelativeEpsilon(share=0.5)
+        assert optimizer.param_groups[0]["eps"] == pytest.approx(squares.mean().sqrt().item(), rel=1e-5)
+    restored = RelativeEpsilon()
     restored.load_state_dict(epsilon.state_dict())
     before = optimizer.param_groups[0]["eps"]
     restored.set(optimizer, 3.0)

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What may pass between a program under test and its judge: plain data, and nothing that can act.
 
-A value crosses as JSON. On the other side it is built anew from this module's own types, so that an object whose
-`__eq__` always agrees, or whose class runs code when it is loaded, cannot cross: a subclass arrives as the plain value
-it holds, anything else as a number that stands for it, if `objects` gives it one.
+A value crosses as JSON and is built anew from this module's types, so that no `__eq__` that always agrees and no code
+crosses: a subclass arrives as the plain value it holds, anything else as a number for it, if `objects` gives it one.
 """
 
-import contextlib
 import json
 import socket
 import struct
@@ -110,20 +108,17 @@ class Link:
             raise NotPlainData("bytes that are no message") from error
 
     def _read(self, size: int) -> bytes:
-        data = b""
-        with contextlib.suppress(ConnectionError):
+        try:
             data = self._incoming.read(size)
+        except ConnectionError:
+            data = b""
         if len(data) < size:
             raise EndOfData("the other side closed its end")
         return data
 
 
 def encode(value: Any) -> Any:
-    """JSON form of a value of the types of `_CODES`, of strings, lists and iterators, and of what these hold.
-
-    Of a subclass only the plain value crosses, of other types a number. NotPlainData where `objects` refuses one, and
-    for what is nested too deeply.
-    """
+    """JSON form of a value; NotPlainData where `objects` refuses one, and for what is nested too deeply."""
     try:
         return _encode(value)
     except RecursionError as error:
@@ -183,12 +178,8 @@ _CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     complex: (lambda value: [value.real, value.imag], lambda content: complex(*content)),
     bytes: (bytes.hex, bytes.fromhex),
     bytearray: (bytearray.hex, bytearray.fromhex),
-    tuple: (list, tuple),
-    set: (list, set),
-    frozenset: (list, frozenset),
-    deque: (list, deque),
-    dict: (_pairs, dict),
-    OrderedDict: (_pairs, OrderedDict),
+    **{kind: (list, kind) for kind in (tuple, set, frozenset, deque)},
+    **{kind: (_pairs, kind) for kind in (dict, OrderedDict)},
     Counter: (_pairs, lambda content: Counter(dict(content))),
     range: (lambda value: [value.start, value.stop, value.step], lambda content: range(*content)),
     Fraction: (lambda value: [value.numerator, value.denominator], lambda content: Fraction(*content)),
@@ -211,11 +202,7 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
     int: lambda value: int.__add__(value, 0),
     float: lambda value: float.__add__(value, 0.0),
     str: lambda value: "".join(str.__iter__(value)),
-    bytes: lambda value: bytes(bytes.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    list: lambda value: list(list.__iter__(value)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
     dict: lambda value: dict(dict.items(value)),
+    **{kind: lambda value, kind=kind: kind(kind.__iter__(value)) for kind in (bytes, tuple, list, set, frozenset)},
 }
 """The plain value in an instance of a subclass, such as a named tuple or a defaultdict."""

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shuts a process in for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
 
-What differs between isolations is the file system. Inside bubblewrap, which wraps the launcher and all it forks, there
-is nothing but libraries, and a private folder. With "landlock" the kernel refuses every path but those libraries.
-With "limits" files can be read.
+Inside bubblewrap, which wraps the launcher and all it forks, there is nothing but libraries and a private folder. With
+"landlock" the kernel refuses every path but those libraries. With "limits" files can be read.
 """
 
 import ctypes

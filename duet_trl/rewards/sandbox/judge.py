@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that runs the tests, on functions whose bodies are in another process.
 
-The tests are the data set's own code. The names that they call are stand-ins here: each call sends its arguments to
-the program under test and gets a plain value back, which is compared here. The program never sees an expected value
-and cannot touch this process.
+The names that the tests call are stand-ins here: each call sends its arguments to the program under test and gets a
+plain value back, which is compared here. The program sees no expected value and cannot touch this process.
 """
 
 import builtins
 from collections.abc import Callable
 from functools import partial
-from types import CodeType
 from typing import Any
 
 from . import codec
@@ -36,25 +34,19 @@ def judge(channel: Link, link: Link) -> None:
     check = channel.receive(MAX_CHECK_BYTES)
     program = _Program(link)
     with Caught() as outcome:
-        tests, namespace = _prepare(check, program)
-        program.load({name: check[name] for name in OF_THE_PROGRAM})
-        for test in tests:
-            exec(test, namespace)
-    channel.send(_verdict(outcome.error, program.failure))
-
-
-def _verdict(error: BaseException | None, failure: str | None) -> dict[str, Any]:
+        _run(check, program)
+    error = outcome.error
     if isinstance(error, UnusableTests):
-        return {"passed": None, "reason": str(error)}
-    if failure is not None:
-        return {"passed": False, "reason": failure}
-    if error is not None:
-        return {"passed": False, "reason": codec.description(error)}
-    return {"passed": True, "reason": "all tests passed"}
+        verdict = {"passed": None, "reason": str(error)}
+    elif program.failure is not None or error is not None:
+        verdict = {"passed": False, "reason": program.failure or codec.description(error)}
+    else:
+        verdict = {"passed": True, "reason": "all tests passed"}
+    channel.send(verdict)
 
 
-def _prepare(check: dict[str, Any], program: "_Program") -> tuple[list[CodeType], dict[str, Any]]:
-    """Compiled tests and the names they see, their setup run: everything that can fail without the program."""
+def _run(check: dict[str, Any], program: "_Program") -> None:
+    """Compile the tests and run their setup, which can fail without the program; then load it and run them."""
     namespace: dict[str, Any] = {"__name__": "tests"}
     with Caught() as outcome:
         tests = [compile(test, "<test>", "exec", dont_inherit=True) for test in check["tests"]]
@@ -63,7 +55,9 @@ def _prepare(check: dict[str, Any], program: "_Program") -> tuple[list[CodeType]
     if outcome.error is not None:
         raise UnusableTests(f"unusable tests, {codec.description(outcome.error)}")
     namespace.update({name: program.object_of(place) for place, name in enumerate(check["names"])})
-    return tests, namespace
+    program.load({name: check[name] for name in OF_THE_PROGRAM})
+    for test in tests:
+        exec(test, namespace)
 
 
 def _asks(operation: str) -> Callable[..., Any]:
@@ -74,11 +68,7 @@ def _asks(operation: str) -> Callable[..., Any]:
 
 
 class _Remote:
-    """Stands for a function, class or object of the program: what is asked of it is asked of the program.
-
-    Equality is not: an object of the program that says it equals an expected value proves nothing. Neither are
-    arithmetic and `in`, whose other side is an expected value as well.
-    """
+    """Stands for an object of the program, which is asked all but what an expected value is the other side of."""
 
     def __init__(self, program: "_Program", number: int) -> None:
         object.__setattr__(self, "_ask", partial(program.ask, number))

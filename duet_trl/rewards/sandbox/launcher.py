@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The launcher: a process that forks judges and programs, and ends them. It never holds a test or an answer.
 
-A request is a descriptor that comes over a socket of packets (descriptor 0): the channel of the check, which is handed
-on to the judge. What is checked goes through it, past the launcher, so that a program finds nothing in the memory that
-it was forked from.
+A request is a descriptor over a socket of packets (descriptor 0): the channel of the check, handed on to the judge.
+What is checked passes the launcher by, so that a program finds nothing in the memory that it was forked from.
 """
 
 import contextlib
@@ -65,10 +64,9 @@ def main() -> None:
 
 
 def run(isolation: str, limits: dict[str, Any], user: int, channel: int) -> dict[str, Any]:
-    """Run one check to its end or to its deadline, and kill what is left of it; takes SECONDS_TO_END more at most.
+    """Run one check to its end or deadline and kill what is left of it, in SECONDS_TO_END more at most.
 
-    Says whether time ran out, the exit status of the judge (negative for a signal), and that of the program with its
-    processor seconds.
+    Says whether time ran out, the judge's exit status, and that of the program with its processor seconds.
     """
     deadline = time.monotonic() + limits["wall_seconds"]
     with contextlib.suppress(ChildProcessError):

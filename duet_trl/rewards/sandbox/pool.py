@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs that nobody has read against unit tests, shut in, with a verdict that they cannot forge.
 
-Two processes per check. The *program* runs in one and answers calls; the *judge* runs the tests in the other and sees
-stand-ins for the program's functions. Only plain values pass between them (`codec.py`), so that leaving early,
-objects that equal everything, patched assertions or a search through the interpreter's memory gain nothing: what
-decides is not where the program is. Both processes are shut in (`jail.py`) and end with the check.
+Two processes per check. The *program* answers calls in one; the *judge* runs the tests in the other and sees stand-ins
+for the program's functions. Only plain values pass between them (`codec.py`), so that what decides is out of reach.
+Both are shut in (`jail.py`) and end with the check.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from pathlib import Path
 
-from ..workers import Workers, end_session
+from ..workers import Worker, Workers
 from .codec import MAX_CHECK_BYTES, EndOfData, Link, NotPlainData, framed
 from .jail import bubblewrap_command
 from .launcher import BOOTSTRAP, SECONDS_TO_END
@@ -78,10 +77,8 @@ class Check:
         names (tuple[str, ...]): What the tests call; only these reach the program.
         tests (tuple[str, ...]): Python code that raises if the program is wrong; run in order, in one namespace.
         setup (tuple[str, ...]): Code that the tests need: imports, helpers.
-        preamble (str): Code that comes before the program in its own process, such as the beginning of a function
-            whose body the program is.
-        reads_input (bool): The program is a script rather than a module of functions: each name is a function from
-            its input to what it prints.
+        preamble (str): Code before the program, such as the beginning of a function whose body it is.
+        reads_input (bool): The program is a script: each name is a function from its input to what it prints.
     """
 
     source: str
@@ -97,8 +94,7 @@ class Verdict:
     """Outcome of a check.
 
     Attributes:
-        passed (bool | None): Whether all tests passed; None if it could not be found out: the tests do not run, or
-            the sandbox broke.
+        passed (bool | None): Whether all tests passed; None if the tests do not run, or the sandbox broke.
         reason (str): One line.
         isolation (str): The isolation that the check ran in.
         seconds (float): Wall-clock time of the check.
@@ -114,12 +110,10 @@ class Sandbox:
     """Checks programs, several at a time.
 
     Args:
-        isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold on this
-            machine. "limits" has the same resource limits and system-call filter, but lets programs read the files of
-            the user. docs/operations.md describes them.
+        isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold here.
+            "limits" lets programs read the files of the user. docs/operations.md describes them.
         limits (Limits): Of each check.
-        workers (int | None): Checks that run at a time. None: one per core of this process, the cores of a machine
-            shared between its ranks.
+        workers (int | None): Checks that run at a time. None: one per core, shared between a machine's ranks.
 
     Raises:
         ValueError: If an argument is out of its range.
@@ -143,10 +137,10 @@ class Sandbox:
     def longest_seconds(self, num_checks: int) -> float:
         """Wall-clock seconds within which that many checks end, whatever the programs do, once the workers run.
 
-        A worker has a check for its wall-clock limit and the second in which it is killed, and the last of a batch
-        begins at the latest when the others, shared out evenly, have ended: (limit + 1 s) x (checks / workers + 1).
+        (limit + 1 s) x (checks / workers + 1): a check is killed within a second, and the last one begins when the
+        others, shared out evenly, have ended.
         """
-        return (self.limits.wall_seconds + SECONDS_TO_END) * (num_checks / len(self._workers) + 1)
+        return (self.limits.wall_seconds + SECONDS_TO_END) * (num_checks / len(self._workers.all) + 1)
 
     def close(self) -> None:
         """End the workers; they start again with the next check."""
@@ -165,32 +159,26 @@ def default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
-class LauncherProcess:
+class LauncherProcess(Worker):
     """One launcher process in an isolation, proven or not, and the socket on which it takes one check at a time."""
 
+    lost_by = (OSError, EndOfData, SandboxError)
+
     def __init__(self, isolation: str, limits: Limits) -> None:
+        super().__init__()
         self._isolation = isolation
         self._limits = limits
         self._seconds_to_answer = limits.wall_seconds + SECONDS_TO_END + SECONDS_OF_GRACE
-        self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, check: Check) -> Verdict:
+    def ask(self, request: Check) -> Verdict:
         """Its `passed` is None if the launcher was lost twice, or gave no answer in time."""
         begin = time.monotonic()
-        for _ in range(2):
-            try:
-                if self._process is None:
-                    self.start()
-                passed, reason = self._exchange(check)
-                break
-            except TimeoutError:
-                passed, reason = None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
-                self.close()
-                break
-            except (OSError, EndOfData, SandboxError) as error:
-                passed, reason = None, f"the sandbox failed twice, {type(error).__name__}: {error}"
-                self.close()
-        return Verdict(passed, reason, self._isolation, time.monotonic() - begin)
+        answer = super().ask(request)
+        if isinstance(answer, TimeoutError):
+            answer = None, f"the sandbox gave no answer within {self._seconds_to_answer:g} seconds"
+        elif isinstance(answer, Exception):
+            answer = None, f"the sandbox failed twice, {type(answer).__name__}: {answer}"
+        return Verdict(*answer, self._isolation, time.monotonic() - begin)
 
     def start(self) -> None:
         """Start the process; SandboxError if it cannot enter its isolation."""
@@ -202,15 +190,9 @@ class LauncherProcess:
         code = [*python, "-s", "-S", "-P", "-c", BOOTSTRAP, folder, self._isolation, json.dumps(asdict(self._limits))]
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self._process = subprocess.Popen(
-                ["/bin/sh", "-c", SHELL, "sh", *code],
-                stdin=theirs,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                env={},
-                cwd="/",
-                start_new_session=True,
-            )
+            pipes = {"stdin": theirs, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+            command = ["/bin/sh", "-c", SHELL, "sh", *code]
+            self._process = subprocess.Popen(command, env={}, cwd="/", start_new_session=True, **pipes)
         self._control.settimeout(SECONDS_TO_START)
         self._receive()
         self._control.settimeout(self._seconds_to_answer)
@@ -219,14 +201,15 @@ class LauncherProcess:
         """What the launcher answers; SandboxError, with what it said, if it has ended."""
         if reply := self._control.recv(1 << 16):
             return reply
-        end_session(self._process)
+        self.end()
         said = self._process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
         self.close()
         raise SandboxError(f"the launcher ended: {said[:300]}")
 
-    def _exchange(self, check: Check) -> tuple[bool | None, str]:
+    def exchange(self, request: Check) -> tuple[bool | None, str]:
+        """Whether the program passed, and why."""
         try:
-            message = framed(asdict(check), MAX_CHECK_BYTES)
+            message = framed(asdict(request), MAX_CHECK_BYTES)
         except NotPlainData as error:
             return False, f"the program with its tests is too large: {error}"
         ours, channel = socket.socketpair()
@@ -256,12 +239,9 @@ class LauncherProcess:
 
     def close(self) -> None:
         """End the launcher with all that it forked."""
-        if self._process is None:
-            return
-        process, self._process = self._process, None
-        self._control.close()
-        end_session(process)
-        process.stderr.close()
+        if self._process is not None:
+            self._control.close()
+        super().close()
 
 
 PROBE = """
@@ -278,14 +258,13 @@ def reach(file, word, folder, port, process):
         "environment": lambda: dict(os.environ),
         "remove": lambda: os.remove(file) is None,
     }
-    reached = []
-    for name, attempt in attempts.items():
-        try:
-            if attempt():
-                reached.append(name)
-        except OSError:
-            pass
-    return reached
+    return [name for name, attempt in attempts.items() if succeeds(attempt)]
+
+def succeeds(attempt):
+    try:
+        return attempt()
+    except OSError:
+        return False
 """
 """What can be reached of a file, its folder, a listening port, a process, and the environment."""
 
@@ -313,8 +292,7 @@ def find_isolation(isolation: str) -> str:
 def probe(isolation: str) -> str | None:
     """What keeps an isolation from being used on this machine, in one line; None if nothing does.
 
-    All must keep a program from writing files, from the network, from other processes and from the environment; all
-    but "limits" also from reading files.
+    A program must reach no file, network, other process or environment; with "limits" it may read files.
     """
     if platform.machine() not in MACHINES:
         return f"there is no system-call filter for {platform.machine()!r}, only for {', '.join(MACHINES)}"

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The process that runs a program under test, and does nothing else: it answers the judge's calls with plain values.
 
-The program shares this interpreter and can rewrite all of it. That gains it nothing: no test, no expected value and no
-verdict ever comes here, and whatever is sent to the judge is read as the value of a call.
+The program can rewrite all of this interpreter, which gains it nothing: no test, expected value or verdict comes here,
+and whatever is sent to the judge is read as the value of a call.
 """
 
 import atexit
 import builtins
+import contextlib
 import operator
 import os
 import re
@@ -100,8 +101,7 @@ def _load(program: dict[str, Any]) -> dict[str, Any]:
     attempts = [(preamble, source)]
     if preamble and re.match(r"\s*[ \t]\S", source):
         # the body of the function that the preamble begins, perhaps with more behind it
-        cut = _NEXT_STATEMENT.split(source)[0]
-        attempts += [("", preamble + source), ("", preamble + cut)]
+        attempts += [("", preamble + source), ("", preamble + _NEXT_STATEMENT.split(source)[0])]
     for attempt in attempts:
         with Caught() as outcome:
             return _execute(*attempt, names)
@@ -126,10 +126,9 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 
 
 def _run_script(code: types.CodeType, text: str) -> str:
-    """What the program prints when it reads this text; it may end itself by sys.exit.
+    """What the program prints when it reads this text: files in memory behind the descriptors, which scripts also use.
 
-    Input and output are files in memory behind the usual descriptors, because scripts also use these directly. As when
-    an interpreter ends, threads are waited for, functions registered for the end run, and open output is written.
+    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and functions for the end run.
     """
     for kept, usual in ((INPUT, 0), (OUTPUT, 1)):
         os.ftruncate(kept, 0)
@@ -140,10 +139,8 @@ def _run_script(code: types.CodeType, text: str) -> str:
     os.lseek(INPUT, 0, os.SEEK_SET)
     sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
-    try:
+    with contextlib.suppress(SystemExit):
         exec(code, _new_module("__main__"))
-    except SystemExit:
-        pass
     for thread in threading.enumerate():
         if thread is not threading.current_thread() and not thread.daemon:
             thread.join()
