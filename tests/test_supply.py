@@ -163,6 +163,11 @@ def test_a_model_that_needs_code_is_refused_in_the_words_of_transformers(model_w
     assert not ran.exists()
     _, config, model = parse(recipe_arguments(folder, tmp_path / "out", "--trust_remote_code", "true"))
     assert type(load_tokenizer(config, model)).__name__ == "OwnTokenizer" and ran.exists()
+    # As in TRL, its field and the arguments of the model both trust it.
+    for trusted in ({"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}):
+        trainer = duet_trainer(folder, tmp_path / "out", max_steps=1, **trusted)
+        assert type(trainer.model).__name__ == "OwnForCausalLM" and trainer.engine.setup is not None
+    trainer.train()
 
 
 # Paths

@@ -11,7 +11,6 @@ import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
 
-from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from tests.runs import (
     PARTS_OFF,
     abstains_on_short,
@@ -20,7 +19,6 @@ from tests.runs import (
     duet_trainer,
     logged,
     prompts,
-    settings,
     weights,
 )
 
@@ -286,20 +284,6 @@ def test_a_policy_of_nans_stops_where_log_probs_are_taken_before_the_updates(tin
     assert (tmp_path / "checkpoint-0" / "duet_state.json").exists()
 
 
-def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|x{i}|>" for i in range(200)]})
-    tokenizer.eos_token = "<|x199|>"
-    with pytest.raises(ValueError, match="outside the vocabulary of 384"):
-        DUETGRPOTrainer(
-            str(tiny_path),
-            count_fours,
-            args=DUETGRPOConfig(**settings(tmp_path)),
-            train_dataset=prompts(),
-            processing_class=tokenizer,
-        )
-
-
 def test_an_eos_cannot_be_the_sentinel_nor_two_tokens(tiny_path, tmp_path):
     eos = AutoTokenizer.from_pretrained(tiny_path).eos_token_id
     with pytest.raises(ValueError, match=f"got {eos}"):
@@ -330,10 +314,3 @@ def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog
         r"None of the \d+ rollouts that were rewarded in the first 3 .*none of all \d+ does.*", caplog.text
     )
     assert len(found) == 1 and re.search(rf"does. {limited} ran into max_completion_length", found[0])
-
-
-def test_a_marker_that_fires_is_shown_by_what_has_ended(tiny_path, tmp_path, caplog):
-    trainer = duet_trainer(tiny_path, tmp_path, aborts_early=None)
-    trainer.train()
-    assert 0.0 < max(logged(trainer, "duet/share_marker")) <= 1.0
-    assert "that were rewarded in the first" not in caplog.text

@@ -5,41 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.update.baseline import LeastNoise, history_advantages
 from tests.runs import duet_trainer, logged, prompts
-
-
-def test_a_prompt_that_comes_round_again_is_judged_by_what_it_earned_before(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=6)  # four steps are an epoch
-    histories, weights, lower = [], [], []
-    statistics = trainer.method.allocator.statistics
-    read = statistics.reward_history
-    judge = trainer.loop.judge
-
-    def recorded(step):
-        histories.append(read(step.prompts.keys))
-        weights.append(trainer.method.weights.best)
-        ratio, bounds = trainer.method.noise_ratio.value, statistics.reward_range
-        lower.append(LeastNoise(ratio, *bounds) if statistics.rewards_differ else None)
-        judge(step)
-
-    trainer.loop.judge = recorded
-    trainer.train()
-    assert [bool((seen.count > 0).all()) for seen in histories] == [False] * 4 + [True] * 2
-    assert np.isnan(histories[0].pool_mean)
-    step, seen = trainer._current, histories[-1]
-    rewards = step.done.rewards_per_func[:, 0].double().numpy()
-    assert lower[0] is None and lower[-1].ratio not in (1.0, lower[-2].ratio)  # it follows the log-probs of the passes
-    expected = history_advantages(
-        rewards, step.done.prompt, seen.at_present(), weights=weights[-1], least_noise=lower[-1]
-    )
-    np.testing.assert_allclose(step.judgement.advantages, expected, rtol=1e-5)
-    # The judged step has entered the history, each prompt's own rewards only.
-    after = read(step.prompts.keys)
-    n = np.bincount(step.done.prompt)
-    np.testing.assert_allclose(after.count, 0.7 * (seen.count + n))
-    means = np.bincount(step.done.prompt, weights=rewards) / n
-    np.testing.assert_allclose(after.mean, (seen.count * seen.mean + n * means) / (seen.count + n))
 
 
 def test_a_lone_rollout_moves_the_policy_once_something_is_remembered(tiny_path, tmp_path):

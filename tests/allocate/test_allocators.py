@@ -73,15 +73,6 @@ def test_no_plan_exceeds_its_budget_or_the_row_cap(tokens, kind):
         assert plan.num_rollouts.sum() <= 18
 
 
-def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
-    keys, group = ["a"], np.zeros(2, dtype=int)
-    for price_aborted, expected in ((False, 100.0), (True, 250.0)):
-        allocator = neyman(price_aborted=price_aborted)
-        lengths = np.array([100, 400])
-        allocator.statistics.observe_lengths(keys, group, lengths, lengths, np.array([True, False]))
-        assert allocator.plan(keys, 0).budget_tokens == 4 * expected
-
-
 @pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator, UniformAllocator])
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
@@ -161,20 +152,3 @@ def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, optio
     lengths = np.array([100, 200, 300])
     allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
-
-
-@pytest.mark.parametrize("kind", [neyman, UniformAllocator], ids=["neyman", "uniform"])
-def test_every_allocator_remembers_rewards_and_restores_them(kind):
-    # Whatever the counts are planned by, the baseline may live on what prompts earned.
-    def build() -> UniformAllocator:
-        return neyman() if kind is neyman else UniformAllocator(Budget(), max_length=512.0)
-
-    allocator, restored = build(), build()
-    rewards, use = np.array([1.0, 0.0, 5.0]), np.array([True, True, False])
-    allocator.statistics.observe_rewards(["a", "b"], np.array([0, 0, 1]), rewards, use)
-    restored.load_state_dict(allocator.state_dict())
-    for one in (allocator, restored):
-        history = one.statistics.reward_history(["a", "b"])
-        np.testing.assert_allclose(history.count, [2 * 0.7, 0.0])
-        assert history.mean.tolist() == [0.5, 0.5]
-        assert one.statistics.reward_range == [0.0, 1.0]

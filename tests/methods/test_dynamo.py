@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """DynaMO: priorities and counts by hand, the token factor against a literal computation, its edges."""
 
+import dataclasses
 import math
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +15,6 @@ from duet_trl.field_types import Options
 from duet_trl.methods.dynamo import BOOST_MAX, DECAY_AT, DECAY_MIN, Dynamo, priorities, water_filling
 from duet_trl.methods.method import TokenBatch
 from duet_trl.rollouts import Query
-from tests.runs import duet_trainer, logged
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
@@ -132,6 +131,8 @@ def factor_of(batch: TokenBatch, found: tuple[float, float, float] | None = None
 @pytest.mark.parametrize("seed", range(5))
 def test_factor_is_the_literal_formula(seed: int) -> None:
     batch = token_batch(seed)
+    if seed == 0:  # nothing to normalise by
+        batch = dataclasses.replace(batch, entropies=torch.full_like(batch.entropies, 0.7))
     found = factor_of(batch)
     np.testing.assert_allclose(found.numpy(), literal(batch, *extremes(batch)), rtol=2e-4)
     assert not found.requires_grad
@@ -192,18 +193,6 @@ def test_nothing_is_asked_without_need() -> None:
     assert method.token_factor(token_batch(0)) is None
 
 
-def test_equal_entropies_boost_nobody_and_wrong_rollouts_are_never_boosted() -> None:
-    """Far from the largest change, where the decay is 1."""
-    batch = token_batch(3, advantages=[1.0, 0.5, -1.0, 0.0])
-    lowest, highest, _ = extremes(batch)
-    factor = factor_of(batch, (lowest, highest, 1e6))
-    right = batch.entropies[:2][batch.mask[:2].bool()]
-    assert (factor[2:] == 1).all()
-    torch.testing.assert_close(factor[:2][batch.mask[:2].bool()], 1 + 0.2 * (highest - right) / (highest - lowest))
-    flat = TokenBatch(batch.logps, torch.full_like(batch.entropies, 0.7), batch.mask, batch.advantages, batch.rollout)
-    assert (factor_of(flat, (0.7, 0.7, 1e6)) == 1).all()
-
-
 def test_bounds_scale_with_the_budget() -> None:
     for fraction, expected in ((1.0, [12, 12, 4, 4]), (0.5, [6, 6, 2, 2]), (0.25, [3, 3, 1, 1])):
         method = dynamo(budget_fraction=fraction)
@@ -238,12 +227,3 @@ def test_extremes_of_a_step_are_forgotten_in_the_next() -> None:
 
 
 # ---- In training ------------------------------------------------------------------------------------------------
-
-
-def test_two_steps_of_training(tiny_path: Path, tmp_path: Path) -> None:
-    trainer = duet_trainer(tiny_path, tmp_path, method="dynamo", budget_fraction=1.0, max_steps=2)
-    trainer.train()
-    # Every rollout of the reward has an advantage, so each trained token was asked about once.
-    asked = logged(trainer, "duet/asked_tokens")
-    assert len(asked) == 2 and asked == logged(trainer, "duet/trained_tokens")
-    assert (np.array(logged(trainer, "duet/entropy_min")) < logged(trainer, "duet/entropy_max")).all()

@@ -106,7 +106,7 @@ def ragged_batches(draw):
     return rewards, torch.tensor(rng.permutation(group)), rng
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(ragged_batches(), st.sampled_from(SCALES), st.sampled_from(AGGREGATIONS))
 def test_ragged_groups_agree_with_a_loop_in_any_order_of_rows(batch, scale, aggregation):
     rewards, group, rng = batch
@@ -126,14 +126,6 @@ def test_lone_rollout_gets_zero_and_counts_as_without_spread(scale, aggregation)
     found = group_advantages(rewards, torch.ones(1), group, **arguments)
     assert found.advantages[2] == 0 and found.zero_std[2]
     assert found.advantages[[0, 1, 3]].all() and not found.zero_std[[0, 1, 3]].any()
-
-
-def test_lone_rollout_does_not_shrink_the_batch_spread_of_normalised_rewards():
-    pair = torch.tensor([[1.0], [0.0]])
-    arguments = {"multi_objective_aggregation": "normalize_then_sum"}
-    alone = group_advantages(pair, torch.ones(1), torch.tensor([0, 0]), **arguments)
-    beside = group_advantages(torch.cat([pair, pair[:1]]), torch.ones(1), torch.tensor([0, 0, 1]), **arguments)
-    assert torch.equal(alone.advantages, beside.advantages[:2])
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
