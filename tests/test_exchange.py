@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Placement: every rollout on exactly one process, and back; packing: equal shapes, bounded imbalance, least padding."""
+"""Placement: every rollout on one process, and back. Packing: equal shapes, bounded imbalance, least padding."""
 
 import numpy as np
 import pytest

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.runs import duet_trainer, weights
+from tests.runs import duet_trainer, trained, weights
 
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
 
@@ -55,8 +55,7 @@ def test_the_gradient_is_that_of_answers_and_of_ends_behind_good_ones(tiny_path,
 
 
 def test_the_answer_alone_is_what_it_was_where_no_ending_is_taught(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, **SGD, teach_ending=False)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, **SGD, teach_ending=False)
     step = trainer._current
     assert step.replay.trimmed.any() and not step.taught_to_end.any()
     np.testing.assert_array_equal(step.row_tokens, step.replay.length)

@@ -24,14 +24,6 @@ def texts(name):
     return st.lists(st.sampled_from(PIECES[name]), max_size=20).map("".join)
 
 
-def chunked(data, cuts):
-    """The bytes cut at the given places, as tokens of a vocabulary made of these chunks in any order."""
-    cuts = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
-    chunks = [data[begin:end] for begin, end in zip(cuts, cuts[1:], strict=False)]
-    vocabulary = sorted(set(chunks)) or [b"x"]
-    return vocabulary, [vocabulary.index(chunk) for chunk in chunks]
-
-
 def byte_ends(marker, data):
     return list(completion_ends(marker, data))
 
@@ -50,30 +42,21 @@ def expected_positions(marker, vocabulary, ids):
     return positions
 
 
-def positions_of(automaton, ids):
-    return automaton.completions([ids])[1].tolist()
-
-
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=200)
-def test_any_tokenisation_completes_where_the_bytes_do(name, data):
-    raw = data.draw(texts(name)).encode()
-    vocabulary, ids = chunked(raw, data.draw(st.lists(st.integers(0, 200))))
+@settings(max_examples=250)
+def test_any_tokenisation_completes_where_the_bytes_do_in_one_pass_and_step_by_step(name, data):
+    """Texts cut anywhere, as rows of tokens of a vocabulary made of these pieces, and of one without text."""
+    cuts, rows = data.draw(st.lists(st.integers(0, 200))), []
+    for text in data.draw(st.lists(texts(name), max_size=3)):
+        raw = text.encode()
+        places = sorted({cut % (len(raw) + 1) for cut in cuts} | {0, len(raw)})
+        rows.append([raw[begin:end] for begin, end in zip(places, places[1:], strict=False)])
+        for place in data.draw(st.lists(st.integers(0, len(rows[-1])), max_size=2)):
+            rows[-1].insert(place, None)
+    vocabulary = [None, b"", *sorted({piece for row in rows for piece in row if piece})]
+    rows = [[vocabulary.index(piece) for piece in row] for row in rows]
     automaton = compile_automaton(get_marker(name), vocabulary)
-    ends_of_tokens = np.cumsum([len(vocabulary[token]) for token in ids])
-    expected = sorted({int(np.searchsorted(ends_of_tokens, end)) + 1 for end in byte_ends(get_marker(name), raw)})
-    assert positions_of(automaton, ids) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-@given(data=st.data())
-@settings(max_examples=100)
-def test_advance_completions_and_torch_agree_step_by_step(name, data):
-    vocabulary = [*(piece.encode() for piece in PIECES[name]), None, b"\xc3", b"\xa9", b""]
-    rows = data.draw(st.lists(st.lists(st.integers(0, len(vocabulary) - 1), max_size=15), max_size=5))
-    automaton = compile_automaton(get_marker(name), vocabulary)
-    found = list(zip(*(array.tolist() for array in automaton.completions(rows)), strict=True))
     seen = []
     for row, ids in enumerate(rows):
         states = np.full(1, automaton.start, np.uint8)
@@ -82,7 +65,8 @@ def test_advance_completions_and_torch_agree_step_by_step(name, data):
             assert states.dtype == np.uint8
             seen += [(row, position)] if completed[0] else []
         assert [at for r, at in seen if r == row] == expected_positions(get_marker(name), vocabulary, ids)
-    assert found == seen  # by row, then position
+    # By row, then position.
+    assert list(zip(*(array.tolist() for array in automaton.completions(rows)), strict=True)) == seen
 
 
 @pytest.mark.parametrize("wrong", [-1, 2, 2**40])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ARRoL's survival (constraints over random scores, its ends, the bins by hand) and its head (what it learns, resumes)."""
+"""ARRoL's survival (constraints over random scores, ends, bins by hand) and its head (what it learns, its resume)."""
 
 import numpy as np
 import pytest
@@ -72,15 +72,6 @@ def test_raw_scores_count_below_sixteen_observations() -> None:
     assert calibrated(score, past, past > 0).tolist() == [17 / 18, 0.5]
 
 
-def test_labels_of_one_class_leave_the_rate_alone() -> None:
-    quality = np.array([0.1, 0.4, 0.9])
-    alpha, beta = survival_curve(quality, 0.3, one_class=True)
-    assert beta == 0.0
-    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
-    alpha, beta = survival_curve(np.zeros(0), 0.3)  # nothing was scored yet
-    np.testing.assert_allclose(survival(quality, alpha, beta), 0.3, rtol=1e-9)
-
-
 # ---- The head ----------------------------------------------------------------------------------------------------
 
 
@@ -100,27 +91,6 @@ def taught(head: QualityHead, steps: range) -> list[float]:
         head.see_rewards(rewards)
         shares.append(head.learn(features, rewards, step))
     return shares
-
-
-def test_a_pruned_rollout_counts_among_the_scores_only() -> None:
-    head = QualityHead(seed=0)
-    features, rewards = pairs(0, 10)
-    rewards[3:] = np.nan
-    head.see_rewards(rewards[:3])
-    head.learn(features, rewards, 1)
-    assert (len(head.all_scores), len(head.scores), len(head.rewards), len(head.features)) == (10, 3, 3, 3)
-    assert head.learn(features, np.full(10, np.nan), 2) is None
-    assert (len(head.all_scores), len(head.scores)) == (20, 3)
-
-
-def test_nothing_is_learned_while_all_rewards_are_the_same() -> None:
-    head = QualityHead(seed=0)
-    features = pairs(0, 64)[0]
-    fresh = head.score(features)
-    head.see_rewards(np.ones(64))
-    head.learn(features, np.ones(64), 1)
-    assert (head.score(features) == fresh).all() and not head.positive.any()
-    assert head.state_dict()["updates"] == 0
 
 
 def test_a_restored_head_trains_on_bit_for_bit() -> None:

@@ -64,16 +64,6 @@ def test_counts_follow_what_similar_prompts_did():
     assert method.metrics()["prediction_error"] == pytest.approx(np.abs(seen - expected).mean(), rel=1e-6)
 
 
-@pytest.mark.parametrize("shared", [0.0, 20.0])
-def test_predictions_are_the_closed_form_of_the_last_step_at_the_scale_of_the_first(shared):
-    method, draw = vip(), np.random.default_rng(0)
-    x, later, new = ((draw.normal(size=(40, 12)) + shared).astype(np.float32) for _ in range(3))
-    method.vectors, method.logits, method.length_scale = later, 5 * draw.normal(size=40), median_distance(x)
-    expected = posterior(later, new, method.logits, method.length_scale)
-    np.testing.assert_allclose(method.predict(new), expected, rtol=1e-6, atol=1e-6)
-    assert np.abs(expected + 1.0).max() > 0.01  # there was something to predict
-
-
 def test_the_scale_is_the_median_distance_of_the_first_step_that_has_one():
     """Distances 3, 4, 5, and 0 between the two that are the same: median of 3, 3, 4, 4, 5."""
     steps = iter([np.ones((4, 2)), [[0, 0], [3, 0], [0, 4], [0, 0]], [[0, 0], [9, 0], [0, 7], [1, 0]]])

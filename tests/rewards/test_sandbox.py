@@ -148,7 +148,7 @@ def test_reasons_name_limits_and_signals(strong):
 
 
 ANSWERS = """
-import asyncio, os, sys, tempfile, threading
+import os, sys, tempfile
 
 def environment(): return dict(os.environ)
 def arguments(): return sys.argv[1:]
@@ -158,14 +158,6 @@ def is_open(n):
     except OSError: return False
 def root(): return sorted(os.listdir("/"))
 def folder(): return [os.listdir("."), open("mark", "w").write("x"), tempfile.TemporaryFile().write(b"ab")]
-def threads():
-    found = []
-    workers = [threading.Thread(target=found.append, args=(n,)) for n in range(4)]
-    for worker in workers: worker.start()
-    for worker in workers: worker.join()
-    return sorted(found)
-async def later(): return 7
-def loop(): return asyncio.run(later())
 def modules():
     import bz2, csv, ctypes, decimal, hashlib, lzma, sqlite3, zlib
     return decimal.Decimal(1) + zlib.crc32(b"")
@@ -188,8 +180,7 @@ def test_program_inherits_nothing(each):
 
 
 def test_program_has_the_standard_library_and_no_packages(strong):
-    answers(strong, "assert modules() == 1", "assert packages() is None", "assert loop() == 7")
-    answers(strong, "assert threads() == [0, 1, 2, 3]")
+    answers(strong, "assert modules() == 1", "assert packages() is None")
 
 
 def test_private_folder_is_writable_and_new_for_every_check():

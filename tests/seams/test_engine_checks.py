@@ -16,7 +16,7 @@ from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.gate.replay import GateSpec
 from duet_trl.seams.generating import EngineChecks
 from tests.engines.table_engine import TableEngine
-from tests.runs import duet_trainer, logged, settings, weights
+from tests.runs import duet_trainer, logged, settings, trained, weights
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
 
 EOS = 7
@@ -179,7 +179,6 @@ def test_a_run_on_such_an_engine_stops_before_the_policy_moves(tiny_path, tmp_pa
 
 
 def test_an_engine_that_samples_the_policy_reports_a_small_gap(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=2, engine=partial(Wrong, mistake=lambda done: done))
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, max_steps=2, engine=partial(Wrong, mistake=lambda done: done))
     found = logged(trainer, "duet/engine_gap")
     assert len(found) == 2 and 0.0 < max(found) < 1.0  # its table is the policy's but for the noise of a prefix

@@ -41,16 +41,6 @@ def test_kept_by_the_coin_weighs_the_inverse_propensity_and_aborted_nothing():
     assert weights.dtype == np.float64
 
 
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=6), st.integers(0, 2**32 - 1))
-def test_permuting_rollouts_permutes_weights(counts, seed):
-    rng = np.random.default_rng(seed)
-    group = np.repeat(np.arange(len(counts)), counts)
-    propensity, aborted = rng.choice([0.05, 1.0], len(group)), rng.random(len(group)) < 0.2
-    order = rng.permutation(len(group))
-    weights = rollout_weights(counts, group, propensity, aborted)
-    assert np.array_equal(weights[order], rollout_weights(counts, group[order], propensity[order], aborted[order]))
-
-
 def test_empty_step():
     assert rollout_weights([], [], [], []).shape == (0,)
     assert effective_sample_size([]) == 0.0
