@@ -265,34 +265,25 @@ def test_what_a_method_must_not_ask_for(jobs, error, message):
         run(Scripted(jobs))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"weight": np.ones(1)}, r"weight of shape \(1,\) for 2 rollouts"),
-        ({"advantages": np.array([np.nan, 1.0])}, "advantages nan for rollout 0"),
-        ({"weight": np.array([1.0, np.inf])}, "weight inf for rollout 1"),
-        ({"in_divisor": np.array([True, False])}, "rollout 1 into the gradient but not into the divisor"),
-    ],
-)
-def test_what_a_judgement_must_not_be(change, message):
-    method = Scripted(once(Job(0), Job(1)), lambda done: replace(Judgement.of(np.ones(len(done))), **change))
-    with pytest.raises(ValueError, match=message):
-        run(method)
+def but(**changes: object) -> Callable[[Rollouts], Judgement]:
+    """A judgement of two rollouts with something else in it."""
+    return lambda done: replace(Judgement.of(np.ones(len(done))), **changes)
 
 
 @pytest.mark.parametrize(
-    ("judged", "message"),
+    ("judged", "error", "message"),
     [
-        (lambda done: done.rewards, r"Scripted.judge returned array\(.*It must return a Judgement"),
-        (lambda done: None, "Scripted.judge returned None. It must return a Judgement"),
-        (
-            lambda done: replace(Judgement.of(done.rewards), in_gradient=np.array([1, 1])),
-            r"judge returned in_gradient array\(\[1, 1\]\). It must hold True and False",
-        ),
+        (but(weight=np.ones(1)), ValueError, r"weight of shape \(1,\) for 2 rollouts"),
+        (but(advantages=np.array([np.nan, 1.0])), ValueError, "advantages nan for rollout 0"),
+        (but(weight=np.array([1.0, np.inf])), ValueError, "weight inf for rollout 1"),
+        (but(in_divisor=np.array([True, False])), ValueError, "rollout 1 into the gradient but not into the divisor"),
+        (but(in_gradient=np.array([1, 1])), TypeError, r"array\(\[1, 1\]\). It must hold True and False"),
+        (lambda done: done.rewards, TypeError, r"Scripted.judge returned array\(.*It must return a Judgement"),
+        (lambda done: None, TypeError, "Scripted.judge returned None. It must return a Judgement"),
     ],
 )
-def test_a_judgement_is_one(judged, message):
-    with pytest.raises(TypeError, match=message):
+def test_what_a_judgement_must_not_be(judged, error, message):
+    with pytest.raises(error, match=message):
         run(Scripted(once(Job(0), Job(1)), judged))
 
 

@@ -23,7 +23,7 @@ from run import load_tokenizer  # noqa: E402
 from script_arguments import parse  # noqa: E402
 
 from duet_trl.evaluation.suites import check_suite  # noqa: E402
-from tests.runs import count_fours, duet_trainer, prompts, trained  # noqa: E402, trained
+from tests.runs import count_fours, duet_trainer, prompts, trained  # noqa: E402
 
 SHIPPED = sorted(path for folder in ("duet_trl", "recipes") for path in (ROOT / folder).rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

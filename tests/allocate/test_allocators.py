@@ -88,14 +88,6 @@ def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     assert original.metrics() == restored.metrics()
 
 
-def test_a_state_of_another_allocator_is_an_error():
-    uniform = UniformAllocator(Budget(), max_length=512.0)
-    with pytest.raises(ValueError, match="allocator state"):
-        neyman().load_state_dict(uniform.state_dict())
-    with pytest.raises(ValueError, match="allocator state"):
-        uniform.load_state_dict(neyman().state_dict())
-
-
 def test_calibration_compares_the_plan_with_what_the_step_showed():
     allocator = neyman()
     keys = ["a", "b"]
