@@ -59,12 +59,6 @@ def test_probability_one_keeps_every_rollout_and_the_smallest_probability_is_not
     assert not keep_coins(0, 0, KEYS, INDEX, 1e-300).any()
 
 
-@pytest.mark.parametrize("probability", [0.0, -1.0, 1.01, float("nan")])
-def test_impossible_probability_is_an_error(probability):
-    with pytest.raises(ValueError, match="keep_probability must be in"):
-        keep_coins(0, 0, ["p"], np.zeros(1, int), probability)
-
-
 def test_the_number_of_a_rollout_is_uniform_and_apart_from_its_coin():
     numbers = uniforms(0, 0, KEYS, INDEX)
     assert 0 <= numbers.min() and numbers.max() < 1

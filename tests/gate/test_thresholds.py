@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import json
 
 import numpy as np
 import pytest
@@ -107,21 +106,6 @@ def test_aborted_and_unscored_rollouts_stay_out_of_the_window():
     replay = Replay(outcome, unknown, np.zeros(3, bool), np.array([10, 20, 30]), unknown, unknown)
     thresholds.observe(replay, np.ones(3), np.array([0.0, 0.0, np.nan]), 1, 1.0)
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (10, 10)
-
-
-def test_restored_thresholds_go_on_as_the_uninterrupted_ones():
-    random = np.random.default_rng(0)
-    steps = [(random.integers(1, 500, size=50), random.choice([0.05, 1.0], size=50)) for _ in range(12)]
-    whole, first, second = (LengthThresholds(512, window=128, refit_every=3) for _ in range(3))
-    for step, observed in enumerate(steps, start=1):
-        observe(whole, *observed, step)
-        part = first if step <= 7 else second
-        if step == 8:
-            second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-            assert second.state_dict() == first.state_dict()
-        observe(part, *observed, step)
-        assert (part.poll_threshold, part.abort_threshold) == (whole.poll_threshold, whole.abort_threshold)
-    assert second.state_dict() == whole.state_dict()
 
 
 def test_foreign_state_is_an_error():
