@@ -44,7 +44,7 @@ def expected_positions(marker, vocabulary, ids):
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=250)
+@settings(max_examples=200)
 def test_any_tokenisation_completes_where_the_bytes_do_in_one_pass_and_step_by_step(name, data):
     """Texts cut anywhere, as rows of tokens of a vocabulary made of these pieces, and of one without text."""
     cuts, rows = data.draw(st.lists(st.integers(0, 200))), []
