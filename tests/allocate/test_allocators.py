@@ -73,6 +73,15 @@ def test_no_plan_exceeds_its_budget_or_the_row_cap(tokens, kind):
         assert plan.num_rollouts.sum() <= 18
 
 
+def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
+    keys, group = ["a"], np.zeros(2, dtype=int)
+    for price_aborted, expected in ((False, 100.0), (True, 250.0)):
+        allocator = neyman(price_aborted=price_aborted)
+        lengths = np.array([100, 400])
+        allocator.statistics.observe_lengths(keys, group, lengths, lengths, np.array([True, False]))
+        assert allocator.plan(keys, 0).budget_tokens == 4 * expected
+
+
 @pytest.mark.parametrize("kind", [NeymanAllocator, MixedAllocator, UniformAllocator])
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
