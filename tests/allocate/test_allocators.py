@@ -86,6 +86,7 @@ def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
     policy = Policy()
+    original.statistics.observe_rewards(KEYS[:1], np.array([0]), np.array([-2.0]), np.array([True]))  # and never again
     train(original, policy, steps=6)
     state = original.state_dict()
     restored.load_state_dict(state | {"budget": {"reading": "rollouts"}})  # which earlier versions had, too

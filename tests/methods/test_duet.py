@@ -69,7 +69,7 @@ def run_step(unit: Duet, number: int, rng: np.random.Generator):
     return jobs, judgement
 
 
-@pytest.mark.parametrize("overrides", [COUNTS, PAPER])
+@pytest.mark.parametrize("overrides", [COUNTS, {**PAPER, "threshold_interval": 3}])
 def test_a_restored_method_decides_exactly_as_the_uninterrupted_one(tmp_path, overrides):
     whole, halved = duet(tmp_path, **overrides), duet(tmp_path, **overrides)
     rng_whole, rng_halved = np.random.default_rng(0), np.random.default_rng(0)
