@@ -103,6 +103,13 @@ def duet_trainer(
     return trainer
 
 
+def trained(model: Path | str, output_dir: Path, **options: Any) -> DUETGRPOTrainer:
+    """A `duet_trainer` behind its run."""
+    trainer = duet_trainer(model, output_dir, **options)
+    trainer.train()
+    return trainer
+
+
 def abort_early(trainer: DUETGRPOTrainer, **options: Any) -> None:
     """Give the gate of `duet` the thresholds of `paper`.
 

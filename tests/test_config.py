@@ -70,6 +70,15 @@ def test_a_method_chooses_marker_counts_gate_and_baseline(tmp_path, method):
     assert found == CHOSEN[method]
 
 
+def test_the_appendix_of_the_paper_is_in_its_method(tmp_path):
+    found, constant = (
+        build_method(config(tmp_path, method="paper", **own)) for own in ({}, {"surrogate": "constant"})
+    )
+    assert (found.allocator.floor, found.allocator.warmup, constant.allocator.warmup) == (0.01, 1, None)
+    assert not found.allocator.price_aborted and not found.gate.thresholds.weighted
+    assert found.gate.keep_probability == 0.05
+
+
 def test_an_explicit_value_beats_the_methods(tmp_path):
     assert config(tmp_path, method="paper", marker="qa").marker == "qa"
     assert config(tmp_path, method="paper", surrogate_warmup=2).options.surrogate_warmup == 2
@@ -136,11 +145,6 @@ def baseline_and_cutoff(tmp_path, **overrides) -> tuple[bool, float]:
     return build_method(resolved).weights is not None, resolved.options.advantage_cutoff
 
 
-def test_pilot_spends_the_budget_of_the_fields(tmp_path):
-    setting = setting_of(config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6))
-    assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
-
-
 BATCHES = {"pilot": 1, "greso": 4, "dapo": 10, "reinforce_ada": 4, "seed_grpo": 1, "arrol": 2}
 
 
@@ -161,6 +165,8 @@ def test_every_method_may_read_the_runs_setting(tmp_path):
     setting = setting_of(config(tmp_path, method="grpo", scale_rewards="batch", seed=5))
     assert (setting.num_prompts, setting.num_generations, setting.max_rollouts, setting.seed) == (8, 8, 64, 5)
     assert setting.scale_rewards == "batch"
+    setting = setting_of(config(tmp_path, method="pilot", budget_fraction=0.75, num_rollouts_max=6))
+    assert (setting.budget_fraction, setting.num_rollouts_max) == (0.75, 6)
 
 
 # ---- Relations --------------------------------------------------------------------------------------------------

@@ -15,12 +15,7 @@ DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "site"))  # as mkdocs does for its hooks
 
 from drawing import drawing  # noqa: E402
-from hooks import home, local_links, outside_code, python_markdown  # noqa: E402
-
-README = (
-    "# Title\n<!-- first screen -->\nWhat it is.\n\n![Drawing](docs/images/method.svg)\n\n*A drawing.* More.\n\n"
-    "See [there](docs/faq.md).\n<!-- end of the first screen -->\nBelow.\n"
-)
+from hooks import local_links  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +79,6 @@ def test_no_markdown_is_left(site: Path) -> None:
         assert re.findall(r"^(?:<p>)?[*-] .*|^.*\*\*\w.*|^.*\| ?---.*|^```.*", text, flags=re.M) == [], page.name
 
 
-def test_home_takes_the_first_screen() -> None:
-    shown = "What it is.\n\n![Drawing](images/method.svg)\n\n*A drawing.* More.\n\nSee [there](faq.md).\n"
-    assert home("# Home\n\n<!-- first screen -->\n\n## Next\n", README) == f"# Home\n\n{shown}\n\n## Next\n"
-    with pytest.raises(ValueError, match="first screen"):
-        home("# Home\n\n<!-- first screen -->\n", "# Title\n")
-
-
 def test_first_screen_of_the_readme_fits_a_screen_and_has_its_parts() -> None:
     readme = (ROOT / "README.md").read_text()
     first = readme.partition("<!-- end of the first screen -->")[0]
@@ -114,12 +102,6 @@ def test_first_screen_of_the_readme_fits_a_screen_and_has_its_parts() -> None:
 )
 def test_links_that_leave_the_docs_become_text(link: str, shown: str) -> None:
     assert local_links(link, "performance.md") == shown
-
-
-def test_lists_get_their_spaces_and_lines_and_code_none() -> None:
-    text = "Text\n* a\n  more\n  * b\n* c\n\n```\n  code\n* d\n```\n"
-    shown = "Text\n\n* a\n    more\n    * b\n* c\n\n```\n  code\n* d\n```\n"
-    assert outside_code(text, python_markdown) == shown
 
 
 @pytest.mark.parametrize(

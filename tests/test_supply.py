@@ -23,7 +23,7 @@ from run import load_tokenizer  # noqa: E402
 from script_arguments import parse  # noqa: E402
 
 from duet_trl.evaluation.suites import check_suite  # noqa: E402
-from tests.runs import count_fours, duet_trainer, prompts  # noqa: E402
+from tests.runs import count_fours, duet_trainer, prompts, trained  # noqa: E402
 
 SHIPPED = sorted(path for folder in ("duet_trl", "recipes") for path in (ROOT / folder).rglob("*.py"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -163,6 +163,11 @@ def test_a_model_that_needs_code_is_refused_in_the_words_of_transformers(model_w
     assert not ran.exists()
     _, config, model = parse(recipe_arguments(folder, tmp_path / "out", "--trust_remote_code", "true"))
     assert type(load_tokenizer(config, model)).__name__ == "OwnTokenizer" and ran.exists()
+    # As in TRL, its field and the arguments of the model both trust it.
+    for trusted in ({"trust_remote_code": True}, {"model_init_kwargs": {"trust_remote_code": True}}):
+        trainer = duet_trainer(folder, tmp_path / "out", max_steps=1, **trusted)
+        assert type(trainer.model).__name__ == "OwnForCausalLM" and trainer.engine.setup is not None
+    trainer.train()
 
 
 # Paths
@@ -180,8 +185,7 @@ def test_names_out_of_a_data_set_write_nothing_outside_the_output_folder(tiny_pa
     data = prompts().remove_columns("name").add_column("name", names)
     asked = {"prompt_id_column": "name", "audit_log": True, "audit_columns": ["name"], "log_completions": True}
     asked |= {"run_name": f"{OUT}/run", "save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    trainer = duet_trainer(tiny_path, output_dir, data=data, **asked)
-    trainer.train()
+    trainer = trained(tiny_path, output_dir, data=data, **asked)
     trainer.save_model()
     trainer.create_model_card(model_name=f"{OUT}/name", dataset_name=f"{OUT}/data")
     written = files_below(tmp_path)

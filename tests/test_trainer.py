@@ -11,7 +11,6 @@ import torch
 from peft import LoraConfig
 from transformers import AutoTokenizer, GenerationConfig
 
-from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from tests.runs import (
     PARTS_OFF,
     abstains_on_short,
@@ -20,7 +19,7 @@ from tests.runs import (
     duet_trainer,
     logged,
     prompts,
-    settings,
+    trained,
     weights,
 )
 
@@ -102,8 +101,7 @@ def test_every_switch_trains(tiny_path, tmp_path, options):
 def test_each_part_switched_off_stays_off(tiny_path, tmp_path):
     metrics = {"trim": "duet/trim_rate", "abort": "duet/abort_rate", "allocate": "duet/num_rollouts/std"}
     for part, metric in metrics.items():
-        trainer = duet_trainer(tiny_path, tmp_path / part, max_steps=2, **{"allocate": True, part: False})
-        trainer.train()
+        trainer = trained(tiny_path, tmp_path / part, max_steps=2, **{"allocate": True, part: False})
         # Uniform counts may differ by the one rollout that the budget does not divide into.
         assert max(logged(trainer, metric)) <= (0.5 if part == "allocate" else 0.0), part
 
@@ -119,8 +117,7 @@ def test_async_rewards_are_scored_once_per_rollout(tiny_path, tmp_path):
         seen.append(len(completions))
         return count_fours(completions)
 
-    trainer = duet_trainer(tiny_path, tmp_path, rewards=[async_length, counting])
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, rewards=[async_length, counting])
     num_rollouts = [mean * 8 for mean in logged(trainer, "duet/num_rollouts/mean")]
     np.testing.assert_allclose(seen, num_rollouts)
 
@@ -136,13 +133,12 @@ def test_peft_trains_only_the_adapter(tiny_path, tmp_path):
 
 
 def test_a_streamed_data_set_trains(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, data=prompts().to_iterable_dataset())
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, data=prompts().to_iterable_dataset())
     assert len(set(trainer._current.prompts.keys)) == 8
 
 
 def test_evaluation_runs_ungated(tiny_path, tmp_path):
-    trainer = duet_trainer(
+    trainer = trained(
         tiny_path,
         tmp_path,
         eval_dataset=prompts(8),
@@ -151,7 +147,6 @@ def test_evaluation_runs_ungated(tiny_path, tmp_path):
         num_generations_eval=2,
         per_device_eval_batch_size=8,
     )
-    trainer.train()
     rewards = logged(trainer, "eval_reward")
     assert rewards
     assert all(math.isfinite(value) for value in rewards)
@@ -162,7 +157,7 @@ def test_the_completion_table_and_the_audit_log_hold_every_rollout(tiny_path, tm
         log_extra("length", [len(c[0]["content"]) for c in completions])
         return count_fours(completions)
 
-    trainer = duet_trainer(
+    trainer = trained(
         tiny_path,
         tmp_path,
         rewards=logs_length,
@@ -172,7 +167,6 @@ def test_the_completion_table_and_the_audit_log_hold_every_rollout(tiny_path, tm
         audit_columns=["level"],
         method="paper",
     )
-    trainer.train()
     tables = sorted((tmp_path / "completions").glob("*.parquet"))
     audits = sorted((tmp_path / "duet_audit").glob("*.parquet"))
     assert len(tables) == len(audits) == 3
@@ -213,8 +207,7 @@ def test_extra_eos_tokens_end_rollouts_of_every_method(tiny_path, tmp_path, meth
         return [float(len(ids)) for ids in completion_ids]
 
     options = {"extra_eos_tokens": ["\u0120the"], "method": method} | ({"trim": False} if method == "duet" else {})
-    trainer = duet_trainer(tiny_path, tmp_path, rewards=record, max_steps=1, **options)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, rewards=record, max_steps=1, **options)
     the = trainer.processing_class.convert_tokens_to_ids("\u0120the")
     ended = [ids for ids in rollouts if the in ids]
     assert len(ended) > len(rollouts) / 2  # one token in sixteen
@@ -233,8 +226,7 @@ def infinite_on_some(completions, **kwargs):
 
 
 def test_an_infinite_reward_leaves_the_statistics_and_is_counted(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, rewards=infinite_on_some)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, rewards=infinite_on_some)
     assert max(logged(trainer, "duet/nonfinite_rollouts")) > 0
     assert all(math.isfinite(loss) for loss in logged(trainer, "loss"))
 
@@ -249,14 +241,13 @@ def test_a_batch_without_any_reward_stops_with_a_checkpoint(tiny_path, tmp_path)
 
 @pytest.mark.parametrize("masking", [False, True])
 def test_a_rollout_that_the_gate_stopped_is_not_a_truncated_one(tiny_path, tmp_path, masking):
-    trainer = duet_trainer(
+    trainer = trained(
         tiny_path,
         tmp_path,
         max_steps=1,
         mask_truncated_completions=masking,
         teach_ending=False,
     )
-    trainer.train()
     step = trainer._current
     ids = [rollout.completion_ids for rollout in step.local.values()]
     clipped = ~(np.array([one[-1] in trainer.eos_token_ids for one in ids]) | step.stopped)
@@ -286,20 +277,6 @@ def test_a_policy_of_nans_stops_where_log_probs_are_taken_before_the_updates(tin
     assert (tmp_path / "checkpoint-0" / "duet_state.json").exists()
 
 
-def test_an_eos_outside_the_vocabulary_is_refused(tiny_path, tmp_path):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
-    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|x{i}|>" for i in range(200)]})
-    tokenizer.eos_token = "<|x199|>"
-    with pytest.raises(ValueError, match="outside the vocabulary of 384"):
-        DUETGRPOTrainer(
-            str(tiny_path),
-            count_fours,
-            args=DUETGRPOConfig(**settings(tmp_path)),
-            train_dataset=prompts(),
-            processing_class=tokenizer,
-        )
-
-
 def test_an_eos_cannot_be_the_sentinel_nor_two_tokens(tiny_path, tmp_path):
     eos = AutoTokenizer.from_pretrained(tiny_path).eos_token_id
     with pytest.raises(ValueError, match=f"got {eos}"):
@@ -310,8 +287,7 @@ def test_an_eos_cannot_be_the_sentinel_nor_two_tokens(tiny_path, tmp_path):
 
 def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
     data = prompts().map(lambda row, index: {"name": f"q{index % 4}"}, with_indices=True)
-    trainer = duet_trainer(tiny_path, tmp_path, data=data, prompt_id_column="name")
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, data=data, prompt_id_column="name")
     assert set(trainer._current.prompts.keys) <= {"q0", "q1", "q2", "q3"}
 
 
@@ -322,18 +298,10 @@ def test_a_prompt_id_column_joins_prompts_across_texts(tiny_path, tmp_path):
 )
 def test_a_marker_that_never_fires_is_said_and_shown(tiny_path, tmp_path, caplog, options, limited):
     """By price, the default, nothing is aborted before answers are known: no other figure shows it."""
-    trainer = duet_trainer(tiny_path, tmp_path, aborts_early=None, **options)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, aborts_early=None, **options)
     assert logged(trainer, "duet/share_marker") == [0.0] * 3
     assert logged(trainer, "duet/share_marker_less") == [0.0] * 3
     found = re.findall(
         r"None of the \d+ rollouts that were rewarded in the first 3 .*none of all \d+ does.*", caplog.text
     )
     assert len(found) == 1 and re.search(rf"does. {limited} ran into max_completion_length", found[0])
-
-
-def test_a_marker_that_fires_is_shown_by_what_has_ended(tiny_path, tmp_path, caplog):
-    trainer = duet_trainer(tiny_path, tmp_path, aborts_early=None)
-    trainer.train()
-    assert 0.0 < max(logged(trainer, "duet/share_marker")) <= 1.0
-    assert "that were rewarded in the first" not in caplog.text

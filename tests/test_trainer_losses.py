@@ -11,7 +11,16 @@ from transformers import TrainerCallback
 from benchmarks.arena.cell import leave_out_idle
 from duet_trl.exchange import PADDING_ROW
 from duet_trl.seams.data_checks import prompt_keys
-from tests.runs import PARTS_OFF, check_grpo_loss_for_loss, count_fours, duet_trainer, logged, prompts, weights
+from tests.runs import (
+    PARTS_OFF,
+    check_grpo_loss_for_loss,
+    count_fours,
+    duet_trainer,
+    logged,
+    prompts,
+    trained,
+    weights,
+)
 
 LOSS_TYPES = ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"]
 MASKED = {"method": "paper", "keep_probability": 0.5}
@@ -167,8 +176,7 @@ def test_groups_that_agree_leave_the_divisor_by_choice(tiny_path, tmp_path, meth
     for exclude in (False, True):
         options = {"method": method, "max_steps": 1, "exclude_zero_variance_groups": exclude, "max_grad_norm": 0.0}
         options |= {"abort": False} if method == "paper" else {}
-        trainer = duet_trainer(tiny_path, tmp_path, rewards=agree_on_even_ones, **options)
-        trainer.train()
+        trainer = trained(tiny_path, tmp_path, rewards=agree_on_even_ones, **options)
         norms += logged(trainer, "grad_norm")
     step = trainer._current
     length, kept = step.replay.length, step.num_kept_tokens

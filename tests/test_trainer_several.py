@@ -8,7 +8,7 @@ from transformers import TrainerCallback
 
 from duet_trl.seams.several_updates import SFPO_SHARE
 from duet_trl.update.trust_region import DESIRED_KL, LIMIT
-from tests.runs import duet_trainer, logged, prompts, weights
+from tests.runs import duet_trainer, logged, prompts, trained, weights
 
 CONSTANT = {"lr_scheduler_type": "constant"}
 
@@ -110,7 +110,7 @@ def test_with_every_part_off_and_within_the_region_it_is_grpo_with_as_many_passe
     shape = {"optim": "sgd", "learning_rate": 1e-3, "max_grad_norm": 0.0, "max_steps": 4, "data": prompts(8)}
     several, recorder, _ = recorded(tiny_path, tmp_path / "several", method="grpo", **shape)
     assert logged(several, "duet/updates") == [4.0]
-    stock = duet_trainer(
+    stock = trained(
         tiny_path,
         tmp_path / "stock",
         method="grpo",
@@ -119,15 +119,13 @@ def test_with_every_part_off_and_within_the_region_it_is_grpo_with_as_many_passe
         steps_per_generation=4,
         **{**CONSTANT, **shape},
     )
-    stock.train()
     moved = (recorder.after[-1] - recorder.before[0]).norm()
     assert moved > 0 and (weights(stock) - recorder.after[-1]).norm() < 1e-4 * moved
 
 
 def test_a_resumed_run_goes_on_at_the_rate_that_it_had_found(tiny_path, tmp_path):
     shape = {"updates": "several", "learning_rate": 1e-1, "save_strategy": "steps", "save_steps": 4, **CONSTANT}
-    whole = duet_trainer(tiny_path, tmp_path / "whole", max_steps=8, **shape)
-    whole.train()
+    whole = trained(tiny_path, tmp_path / "whole", max_steps=8, **shape)
     resumed = duet_trainer(tiny_path, tmp_path / "whole", max_steps=8, **shape)
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-4"))
     assert resumed.several.state_dict() == pytest.approx(whole.several.state_dict())

@@ -86,6 +86,7 @@ def test_the_paper_prices_kept_lengths_and_the_default_all_tokens():
 def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original, restored = (kind(Budget(fraction=0.5), max_length=512.0) for _ in range(2))
     policy = Policy()
+    original.statistics.observe_rewards(KEYS[:1], np.array([0]), np.array([-2.0]), np.array([True]))  # and never again
     train(original, policy, steps=6)
     state = original.state_dict()
     restored.load_state_dict(state | {"budget": {"reading": "rollouts"}})  # which earlier versions had, too
@@ -95,14 +96,6 @@ def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
         assert (one.dual, one.planned_tokens) == (other.dual, other.planned_tokens)
     assert plain(original.state_dict()) == plain(restored.state_dict())
     assert original.metrics() == restored.metrics()
-
-
-def test_a_state_of_another_allocator_is_an_error():
-    uniform = UniformAllocator(Budget(), max_length=512.0)
-    with pytest.raises(ValueError, match="allocator state"):
-        neyman().load_state_dict(uniform.state_dict())
-    with pytest.raises(ValueError, match="allocator state"):
-        uniform.load_state_dict(neyman().state_dict())
 
 
 def test_calibration_compares_the_plan_with_what_the_step_showed():
@@ -161,20 +154,3 @@ def test_uniform_under_a_token_budget_buys_whole_rounds_and_a_part(tokens, optio
     lengths = np.array([100, 200, 300])
     allocator.statistics.observe_lengths(KEYS[:3], np.arange(3), lengths, lengths, np.ones(3, dtype=bool))
     assert allocator.plan(KEYS[:3], 0).num_rollouts.tolist() == counts
-
-
-@pytest.mark.parametrize("kind", [neyman, UniformAllocator], ids=["neyman", "uniform"])
-def test_every_allocator_remembers_rewards_and_restores_them(kind):
-    # Whatever the counts are planned by, the baseline may live on what prompts earned.
-    def build() -> UniformAllocator:
-        return neyman() if kind is neyman else UniformAllocator(Budget(), max_length=512.0)
-
-    allocator, restored = build(), build()
-    rewards, use = np.array([1.0, 0.0, 5.0]), np.array([True, True, False])
-    allocator.statistics.observe_rewards(["a", "b"], np.array([0, 0, 1]), rewards, use)
-    restored.load_state_dict(allocator.state_dict())
-    for one in (allocator, restored):
-        history = one.statistics.reward_history(["a", "b"])
-        np.testing.assert_allclose(history.count, [2 * 0.7, 0.0])
-        assert history.mean.tolist() == [0.5, 0.5]
-        assert one.statistics.reward_range == [0.0, 1.0]

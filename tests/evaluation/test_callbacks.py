@@ -48,16 +48,6 @@ def run(callback, num_steps, before_step=lambda: None):
     callback.on_train_end(args, state, control)
 
 
-@pytest.mark.parametrize(
-    ("every", "num_steps", "measured"),
-    [(10, 25, [0, 10, 20, 25]), (10, 20, [0, 10, 20]), (0, 20, [0, 20])],
-)
-def test_measures_before_the_first_step_every_n_steps_and_after_the_last_one(every, num_steps, measured):
-    callback = HeldOutEvaluation(Trainer(), ["a", "b"], grade, every=every)
-    run(callback, num_steps)
-    assert [evaluation.step for evaluation in callback.evaluations] == measured
-
-
 def test_accuracy_lengths_and_log_follow_the_samples():
     trainer = Trainer()
     callback = HeldOutEvaluation(trainer, ["a", "b", "c", "d"], grade, num_samples=3, every=1)

@@ -13,7 +13,6 @@ from tests.tiny import END_OF_TURN, thinking_tokenizer
 
 EOS_IDS = eos_token_ids(TOKENIZER)
 RIGHT, WRONG, CUT = ids(r"so \boxed{42}"), ids(r"so \boxed{41}"), ids("so so", end=None)
-GPQA = {"Incorrect Answer 1": "one", "Incorrect Answer 2": "two", "Incorrect Answer 3": "three"}
 
 
 @pytest.fixture
@@ -72,12 +71,6 @@ def test_what_an_engine_says_after_the_end_of_turn_is_neither_graded_nor_counted
     assert not found.graded["sampled"].truncated.any()
 
 
-def test_the_last_box_is_graded(math_file):
-    policy = Scripted(dict.fromkeys(("alpha", "beta", "gamma"), [ids(r"\boxed{1} or \boxed{42}")]))
-    suites = {"math500": load_suite("math500", math_file)}
-    assert run(policy, suites, Settings(num_samples=1))["math500"].scores["mean@1"].value == 1.0
-
-
 def test_a_gold_without_a_verdict_counts_as_wrong_and_is_reported(tmp_path):
     rows = [{"problem": "alpha", "answer": ""}, {"problem": "beta", "answer": "42"}]
     suites = {"math500": load_suite("math500", write_jsonl(tmp_path / "m.jsonl", rows))}
@@ -85,23 +78,6 @@ def test_a_gold_without_a_verdict_counts_as_wrong_and_is_reported(tmp_path):
     found = run(policy, suites, Settings(num_samples=2))["math500"]
     assert found.graded["sampled"].correct.tolist() == [[False] * 2, [True] * 2]
     assert found.graded["sampled"].num_ungraded == 2
-
-
-def test_choice_suite_with_the_columns_of_the_hub_grades_letters(tmp_path):
-    rows = [
-        {"Question": f"{word}?", "Correct Answer": "right", "Record ID": word, "Subdomain": "x"} | GPQA
-        for word in ("alpha", "beta")
-    ]
-    problems = load_suite("gpqa_diamond", write_jsonl(tmp_path / "gpqa.jsonl", rows))
-    golds = dict(zip(("alpha", "beta"), problems["answer"], strict=True))
-    other = {word: next(letter for letter in "ABCD" if letter != gold) for word, gold in golds.items()}
-    policy = Scripted(
-        {word: [ids(rf"\boxed{{{golds[word]}}}"), ids(rf"\boxed{{{other[word]}}}")] for word in golds},
-        {"alpha": ids(r"\boxed{right}"), "beta": ids(r"\boxed{one}")},
-    )
-    found = run(policy, {"gpqa_diamond": problems}, Settings(num_samples=2))["gpqa_diamond"]
-    assert found.graded["sampled"].correct.tolist() == [[True, False]] * 2
-    assert found.graded["greedy"].correct.tolist() == [[True], [False]]  # the text of an option instead of its letter
 
 
 @pytest.fixture
@@ -123,11 +99,6 @@ def test_code_suite_runs_programs_in_the_mode_asked_for_and_names_it(code_file):
     assert found.graded["sampled"].correct.tolist() == [[True, False]]
     assert found.graded["greedy"].correct.tolist() == [[True]]
     assert found.sandbox == "limits"
-
-
-def test_suites_of_one_kind_share_their_verifier():
-    graders = build_graders(["math500", "gsm8k", "gpqa_diamond"])
-    assert graders["math500"] is graders["gsm8k"] is not graders["gpqa_diamond"]
 
 
 @pytest.mark.parametrize(

@@ -34,17 +34,6 @@ def test_interval_resamples_problems_and_not_samples():
     assert (score.high - score.low) / (2 * 1.96) == pytest.approx(0.05, rel=0.05)
 
 
-def test_interval_covers_the_true_accuracy_about_as_often_as_it_says():
-    rng = np.random.default_rng(3)
-    hits = 0
-    for seed in range(400):
-        difficulty = rng.beta(0.7, 0.7, size=120)  # true mean accuracy 0.5
-        score = mean_at_k(rng.random((120, 4)) < difficulty[:, None], num_resamples=500, seed=seed)
-        hits += score.low <= 0.5 <= score.high
-    # 95% of 400 = 380, standard deviation sqrt(400 * .05 * .95) = 4.4; four of them and a little small-sample optimism
-    assert 357 <= hits <= 397
-
-
 def test_same_seed_gives_the_same_score_and_json_types():
     correct = np.random.default_rng(0).random((30, 4)) < 0.3
     assert mean_at_k(correct) == mean_at_k(correct)
@@ -76,7 +65,7 @@ def test_best_at_k_of_all_samples_is_any():
 
 
 @given(TABLES)
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_value_lies_in_its_interval_and_best_is_not_below_mean(correct):
     mean, best = mean_at_k(correct), best_at_k(correct)
     assert mean.low - 1e-12 <= mean.value <= mean.high + 1e-12

@@ -50,15 +50,6 @@ def test_the_curves_are_those_of_redistribution_to_the_right(rollouts):
     np.testing.assert_allclose(np.diff(tokens), (expected_alive[:-1] + expected_alive[1:]) / 2, atol=1e-12)
 
 
-@given(ROLLOUTS.filter(lambda rollouts: all(kind != "aborted" for _, kind in rollouts)), st.integers(1, CAP))
-def test_without_aborts_they_are_shares_and_means(rollouts, cut):
-    _, earned, tokens = observed(rollouts).curves()
-    assert earned[cut] == pytest.approx(np.mean([time <= cut and kind == "right" for time, kind in rollouts]))
-    # Within the bin it ends in, a rollout counts half a token.
-    half = np.mean([0.5 * (time <= cut) for time, _ in rollouts])
-    assert tokens[cut] == pytest.approx(np.mean([min(time, cut) for time, _ in rollouts]) - half)
-
-
 @given(ROLLOUTS, st.floats(1e-4, 0.5), st.sampled_from([1, 7, 8]))
 def test_from_the_cut_on_no_later_one_pays_and_before_it_one_does(rollouts, price, width):
     times = observed(rollouts, width)

@@ -1,7 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -51,40 +48,15 @@ def test_a_coin_does_not_depend_on_the_batch_it_is_thrown_in(order, seed, step):
     assert np.concatenate(halves).tolist() == coins.tolist()
 
 
-def test_another_process_throws_the_same_coins():
-    program = (
-        "import numpy as np; from duet_trl.gate.replay import keep_coins; "
-        "print(keep_coins(5, 9, ['a', 'b\\u00e9'] * 8, np.arange(16), 0.5).astype(int).tolist())"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": seed},
-            cwd=Path(__file__).parents[2],
-            capture_output=True,
-            check=True,
-            text=True,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    here = keep_coins(5, 9, ["a", "b\u00e9"] * 8, np.arange(16), 0.5).astype(int).tolist()
-    assert outputs == {f"{here}\n"}
-
-
 def test_coins_are_pinned_because_a_resumed_run_must_throw_them_again():
     pinned = [1, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 1]
     assert keep_coins(0, 0, ["p"] * 16, np.arange(16), 0.5).astype(int).tolist() == pinned
+    assert keep_coins(5, 9, ["a", "b\u00e9"] * 4, np.arange(8), 0.5).astype(int).tolist() == [1, 0, 0, 0, 1, 0, 1, 0]
 
 
 def test_probability_one_keeps_every_rollout_and_the_smallest_probability_is_not_zero():
     assert keep_coins(0, 0, KEYS, INDEX, 1.0).all()
     assert not keep_coins(0, 0, KEYS, INDEX, 1e-300).any()
-
-
-@pytest.mark.parametrize("probability", [0.0, -1.0, 1.01, float("nan")])
-def test_impossible_probability_is_an_error(probability):
-    with pytest.raises(ValueError, match="keep_probability must be in"):
-        keep_coins(0, 0, ["p"], np.zeros(1, int), probability)
 
 
 def test_the_number_of_a_rollout_is_uniform_and_apart_from_its_coin():

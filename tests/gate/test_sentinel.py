@@ -16,15 +16,45 @@ def tokenizer_of(*special, words=("a", "b", "c"), **roles):
     return transformers.PreTrainedTokenizerFast(tokenizer_object=backend, **roles)
 
 
-def test_the_last_padded_row_of_the_vocabulary_comes_first():
-    tokenizer = tokenizer_of("<eos>", "<|reserved_special_token_0|>", eos_token="<eos>")
-    assert find_sentinel(tokenizer, vocab_size=8, eos_ids=[3]) == 7
+EOS = {"eos_token": "<eos>"}
+WORD_AS_EOS = {"eos_token": "a"}
 
 
-def test_a_padded_row_that_ends_rollouts_or_is_mapped_is_passed_over():
-    tokenizer = tokenizer_of("<eos>", eos_token="<eos>")
-    assert find_sentinel(tokenizer, vocab_size=8, eos_ids=[3, 7]) == 6
-    gap = tokenizer_of(words=("a", "b", "c"))
+@pytest.mark.parametrize(
+    ("special", "roles", "arguments", "sentinel"),
+    [
+        # The last padded row comes first, unless it ends rollouts or has another role.
+        (["<eos>", "<|reserved_special_token_0|>"], EOS, {"vocab_size": 8, "eos_ids": [3]}, 7),
+        (["<eos>"], EOS, {"vocab_size": 8, "eos_ids": [3, 7]}, 6),
+        ([], WORD_AS_EOS, {"vocab_size": 8, "eos_ids": [0], "taken": {7}}, 6),
+        # Without padding and a reserved token the highest special one, which nothing takes or names.
+        (["<eos>", "<gh_stars>", "<empty_output>", "<|im_end|>"], EOS, {"vocab_size": 7, "eos_ids": [6]}, 5),
+        (
+            ["<eos>", "<image>", "<think>", "</think>"],
+            EOS,
+            {"vocab_size": 7, "eos_ids": [3], "taken": {"<think>", "</think>"}},
+            4,
+        ),
+        (
+            ["<eos>", "<image>", "<think>", "</think>"],
+            EOS,
+            {"vocab_size": 7, "eos_ids": [3], "taken": {4, 5, 6}},
+            None,
+        ),
+        (["<unused0>", "<unused1>"], WORD_AS_EOS, {"vocab_size": 4, "eos_ids": [0]}, 3),  # 4 is beyond the model's
+    ],
+)
+def test_the_sentinel_is_a_row_or_a_special_token_that_nothing_uses(special, roles, arguments, sentinel):
+    tokenizer = tokenizer_of(*special, **roles)
+    if sentinel is None:
+        with pytest.raises(ValueError, match="no token is free"):
+            find_sentinel(tokenizer, **arguments)
+    else:
+        assert find_sentinel(tokenizer, **arguments) == sentinel
+
+
+def test_a_padded_row_that_the_tokenizer_maps_is_passed_over():
+    gap = tokenizer_of()
     gap.get_vocab = lambda: {"a": 0, "b": 1, "c": 2, "far": 5}
     assert find_sentinel(gap, vocab_size=6, eos_ids=[0]) == 4
 
@@ -45,24 +75,6 @@ def test_a_reserved_token_with_a_role_is_not_free():
     assert find_sentinel(tokenizer, vocab_size=9, eos_ids=[7]) == 3
     with pytest.raises(ValueError, match="no token is free.*sentinel_token_id"):
         find_sentinel(tokenizer, vocab_size=9, eos_ids=[7, 3])
-
-
-def test_without_a_reserved_token_the_highest_special_token_is_taken():
-    tokenizer = tokenizer_of("<eos>", "<gh_stars>", "<empty_output>", "<|im_end|>", eos_token="<eos>")
-    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[6]) == 5
-    tokenizer.chat_template = "{{ messages }}<empty_output>"
-    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[6]) == 4
-
-
-def test_a_token_that_is_taken_is_not_free():
-    tokenizer = tokenizer_of("<eos>", "<image>", "<think>", "</think>", eos_token="<eos>")
-    assert find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[3], taken={"<think>", "</think>"}) == 4
-    with pytest.raises(ValueError, match="no token is free"):
-        find_sentinel(tokenizer, vocab_size=len(tokenizer), eos_ids=[3], taken={4, 5, 6})
-
-
-def test_a_padded_row_with_a_role_is_passed_over():
-    assert find_sentinel(tokenizer_of(eos_token="a"), vocab_size=8, eos_ids=[0], taken={7}) == 6
 
 
 def test_roles_are_found_in_settings_by_their_names():
@@ -93,8 +105,3 @@ def test_a_vocabulary_without_special_tokens_is_an_error_with_three_remedies():
         "trim=False, abort=False",
     ):
         assert remedy in str(error.value)
-
-
-def test_a_reserved_token_beyond_the_models_vocabulary_is_not_taken():
-    tokenizer = tokenizer_of("<unused0>", "<unused1>", eos_token="a")
-    assert find_sentinel(tokenizer, vocab_size=4, eos_ids=[0]) == 3

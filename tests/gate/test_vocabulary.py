@@ -103,13 +103,13 @@ def written(backend, text):
 
 @given(TEXTS)
 @example("<think>\\boxed{½}\n\n\n")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_byte_level_tokens_join_to_the_text(byte_level, text):
     assert written(byte_level, text) == (text, text)
 
 
 @given(TEXTS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_sentencepiece_tokens_join_to_the_text_behind_one_blank(llama, text):
     joined, decoded = written(llama, text)
     assert joined.removeprefix(" ") == decoded
@@ -211,7 +211,7 @@ def tekken(tmp_path_factory):
 
 
 @given(TEXTS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_mistrals_own_tokens_join_to_the_text(tekken, text):
     vocabulary = _tekken_bytes(tekken)
     ids = tekken.encode(text, add_special_tokens=False)

@@ -1,12 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The head learns what can be learned, remembers the latest rollouts, and resumes bit for bit."""
+"""ARRoL's survival (constraints over random scores, ends, bins by hand) and its head (what it learns, its resume)."""
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from duet_trl.methods.arrol import QualityHead
+from duet_trl.methods.arrol import (
+    EXPLORATION,
+    LARGEST_SLOPE,
+    LEAST_OBSERVATIONS,
+    QualityHead,
+    survival,
+    survival_curve,
+)
 
 from .test_every_method import stored
+
+
+def constraints(quality: np.ndarray, alpha: float, beta: float) -> tuple[float, float]:
+    """Mean chance of survival and expected share of successes among survivors, by their definition."""
+    chance = np.array([EXPLORATION + (1 - EXPLORATION) / (1 + np.exp(-alpha - beta * q)) for q in quality])
+    return chance.mean(), (chance * quality).sum() / chance.sum()
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.floats(0.1, 0.95), st.floats(0.05, 0.95))
+def test_both_constraints_hold_or_the_nearest_end_is_taken(counts, keep_rate, ratio) -> None:
+    quality = np.array(counts) / 20
+    alpha, beta = survival_curve(quality, keep_rate, ratio)
+    kept, positive = constraints(quality, alpha, beta)
+    assert kept == pytest.approx(keep_rate, abs=1e-9)
+    if len(set(counts)) == 1:
+        assert beta == 0.0
+    elif abs(beta) < LARGEST_SLOPE * (1 - 1e-9):
+        assert positive == pytest.approx(ratio, abs=1e-8)
+    else:
+        assert (positive < ratio + 1e-9) if beta > 0 else (positive > ratio - 1e-9)
+
+
+def test_two_scores_by_hand() -> None:
+    """Half of the rollouts have q = 1, half q = 0; kappa = 0.525, rho = 0.7625 / 1.05: p(1) = 0.05 + 0.95 x 3/4 and
+    p(0) = 0.05 + 0.95 x 1/4, so alpha = -ln 3 and beta = 2 ln 3."""
+    alpha, beta = survival_curve(np.array([0.0, 1.0]), 0.525, 0.7625 / 1.05)
+    assert (alpha, beta) == (pytest.approx(-np.log(3), abs=1e-8), pytest.approx(2 * np.log(3), abs=1e-8))
+
+
+def test_a_rate_of_one_keeps_every_rollout() -> None:
+    for quality in (np.linspace(0, 1, 21), np.array([0.2]), np.zeros(0)):
+        curve = survival_curve(quality, 1.0, 0.9)
+        assert survival(np.linspace(0, 1, 9), *curve).min() > 1 - 1e-12
+
+
+def calibrated(score: np.ndarray, past: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """Success posteriors of a head that remembers some scores and how they ended."""
+    head = QualityHead(seed=0)
+    head.scores, head.rewards, head.reward_range = past, positive.astype(float), [0.0, 1.0]
+    return head.quality(score)
+
+
+def test_bins_by_hand() -> None:
+    """Bin 10 holds scores in [0.5, 0.55): 3 of 4 succeeded, (3 + 1) / (4 + 2). Bin 19 holds 1.0. Others: 1/2."""
+    past = np.array([0.5, 0.51, 0.549, 0.52, *[0.97] * 12])
+    positive = np.array([True, True, False, True, *[False] * 12])
+    found = calibrated(np.array([0.53, 1.0, 0.55, 0.0]), past, positive)
+    np.testing.assert_allclose(found, [4 / 6, 1 / 14, 0.5, 0.5])
+
+
+def test_raw_scores_count_below_sixteen_observations() -> None:
+    score, past = np.array([0.3, 0.7]), np.full(LEAST_OBSERVATIONS, 0.3)
+    assert calibrated(score, past[1:], past[1:] > 0).tolist() == score.tolist()
+    assert calibrated(score, past, past > 0).tolist() == [17 / 18, 0.5]
+
+
+# ---- The head ----------------------------------------------------------------------------------------------------
 
 
 def pairs(seed: int, count: int, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
@@ -25,37 +91,6 @@ def taught(head: QualityHead, steps: range) -> list[float]:
         head.see_rewards(rewards)
         shares.append(head.learn(features, rewards, step))
     return shares
-
-
-def test_the_default_rate_learns_within_the_warm_up_what_one_direction_says() -> None:
-    """With 64 scored rollouts a step, and a fresh score for each."""
-    head = QualityHead(seed=0)
-    shares = taught(head, range(1, 21))
-    assert np.mean(shares[-5:]) > 0.95 and shares[0] < 0.8
-    features, rewards = pairs(99, 400)
-    quality = head.quality(head.score(features))
-    assert ((quality > 0.5) == (rewards > 1)).mean() > 0.95
-
-
-def test_a_pruned_rollout_counts_among_the_scores_only() -> None:
-    head = QualityHead(seed=0)
-    features, rewards = pairs(0, 10)
-    rewards[3:] = np.nan
-    head.see_rewards(rewards[:3])
-    head.learn(features, rewards, 1)
-    assert (len(head.all_scores), len(head.scores), len(head.rewards), len(head.features)) == (10, 3, 3, 3)
-    assert head.learn(features, np.full(10, np.nan), 2) is None
-    assert (len(head.all_scores), len(head.scores)) == (20, 3)
-
-
-def test_nothing_is_learned_while_all_rewards_are_the_same() -> None:
-    head = QualityHead(seed=0)
-    features = pairs(0, 64)[0]
-    fresh = head.score(features)
-    head.see_rewards(np.ones(64))
-    head.learn(features, np.ones(64), 1)
-    assert (head.score(features) == fresh).all() and not head.positive.any()
-    assert head.state_dict()["updates"] == 0
 
 
 def test_a_restored_head_trains_on_bit_for_bit() -> None:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DynaMO: priorities and counts by hand, the token factor against a literal computation, its edges."""
 
+import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from duet_trl.field_types import Options
 from duet_trl.methods.dynamo import BOOST_MAX, DECAY_AT, DECAY_MIN, Dynamo, priorities, water_filling
 from duet_trl.methods.method import TokenBatch
 from duet_trl.rollouts import Query
-from tests.runs import duet_trainer, logged
 
 from .simulator import counts, make_prompts, run_step, setting, table
 
@@ -109,73 +107,42 @@ def extremes(batch: TokenBatch) -> tuple[float, float, float]:
     return min(entropies), max(entropies), max(changes)
 
 
-def token_batch(seed: int, rows: int = 4, columns: int = 6, advantages: list[float] | None = None) -> TokenBatch:
-    """Random tokens; the last row is padding and the first masked column of each row holds what nobody may read."""
+STEP_LENGTHS = 3 + np.arange(16) * 5 % 7
+
+
+def step_of_tokens(seed: int) -> TokenBatch:
+    """Tokens of 16 rollouts and a row of padding; what is masked holds what nobody may read."""
     draw = torch.Generator().manual_seed(seed)
-    logps, entropies = -2 * torch.rand(rows, columns, generator=draw), 2 * torch.rand(rows, columns, generator=draw)
-    length = torch.randint(1, columns, (rows,), generator=draw)
-    mask = (torch.arange(columns) < length[:, None]).long()
+    logps, entropies = -2 * torch.rand(17, 10, generator=draw), 2 * torch.rand(17, 10, generator=draw)
+    if seed == 0:  # nothing to normalise by
+        entropies[:] = 0.7
+    mask = (torch.arange(10) < torch.tensor([*STEP_LENGTHS, 1])[:, None]).long()
     logps[mask == 0], entropies[mask == 0] = -torch.inf, 99.0
-    given = torch.randn(rows, generator=draw) if advantages is None else torch.tensor(advantages)
-    rollout = torch.arange(rows)
-    given[-1], rollout[-1] = 0.0, -1
-    return TokenBatch(logps, entropies, mask, given, rollout)
-
-
-def factor_of(batch: TokenBatch, found: tuple[float, float, float] | None = None) -> torch.Tensor:
-    """The factor on a batch that is a whole step, or one of a step with other extremes."""
-    method = dynamo()
-    method._extremes = dict(zip(("low", "high", "change"), found or extremes(batch), strict=True))
-    return method.token_factor(batch)
+    return TokenBatch(logps, entropies, mask, torch.zeros(17), torch.tensor([*range(16), -1]))
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_factor_is_the_literal_formula(seed: int) -> None:
-    batch = token_batch(seed)
-    found = factor_of(batch)
-    np.testing.assert_allclose(found.numpy(), literal(batch, *extremes(batch)), rtol=2e-4)
-    assert not found.requires_grad
-
-
-def answers(of: Callable[[int], TokenBatch]) -> Callable[[str, Query], np.ndarray]:
-    """Log-probs and entropies of the rollout that a query is about; every token of a rollout is its number."""
+def test_the_factor_is_the_literal_formula_over_the_step_however_rows_share_micro_batches(seed: int) -> None:
+    """The model is asked about rollouts with an advantage only."""
+    method, asked, tokens = dynamo(), [], step_of_tokens(seed)
 
     def answer(key: str, query: Query) -> np.ndarray:
-        assert query.entropies and len(set(query.ids)) == 1
-        batch, size = of(query.ids[0]), len(query.ids)
-        return np.stack([batch.logps[0, :size].numpy(), batch.entropies[0, :size].numpy()])
+        row, size = query.ids[0], len(query.ids)
+        assert query.entropies and set(query.ids) == {row} and size == STEP_LENGTHS[row]
+        asked.append(row)
+        return np.stack([tokens.logps[row, :size].numpy(), tokens.entropies[row, :size].numpy()])
 
-    return answer
-
-
-def test_window_normalises_over_the_step_and_asks_about_rollouts_with_an_advantage_only() -> None:
-    """The factor of a rollout does not depend on what shares its micro-batch, and is the literal one with the extremes
-    of the whole step."""
-    method = dynamo()
-    draw = torch.Generator().manual_seed(5)
-    logps, entropies = -2 * torch.rand(16, 10, generator=draw), 2 * torch.rand(16, 10, generator=draw)
-
-    def row(number: int) -> TokenBatch:
-        part = slice(number, number + 1)
-        return TokenBatch(logps[part], entropies[part], torch.ones(1, 10), torch.zeros(1), torch.tensor([number]))
-
-    asked: list[int] = []
-
-    def answer(key: str, query: Query) -> np.ndarray:
-        asked.append(query.ids[0])
-        return answers(row)(key, query)
-
-    rewards = table(a=(0, 1), b=(1,), c=(0, 0, 0, 1), d=(0,))
-    done, judgement = run_step(method, make_prompts("abcd"), rewards, answer=answer)
+    rewards, lengths = table(a=(0, 1), b=(1,), c=(0, 0, 0, 1), d=(0,)), STEP_LENGTHS.reshape(4, 4)
+    length = lambda key, number: int(lengths["abcd".index(key), number])  # noqa: E731
+    done, judgement = run_step(method, make_prompts("abcd"), rewards, length, answer)
     assert asked == [0, 1, 2, 3, 8, 9, 10, 11] == np.flatnonzero(judgement.advantages).tolist()
-    whole = TokenBatch(
-        logps, entropies, torch.ones(16, 10), torch.tensor(judgement.advantages).float(), torch.arange(16)
-    )
+    whole = dataclasses.replace(tokens, advantages=torch.tensor([*judgement.advantages, 0.0]).float())
     expected = literal(whole, *extremes(whole))
-    np.testing.assert_allclose(method.token_factor(whole).numpy(), expected, rtol=2e-4)
-    for part in (slice(0, 3), slice(3, 9), slice(9, 16)):
+    for part in (slice(0, 17), slice(0, 3), slice(3, 9), slice(9, 17)):
         piece = TokenBatch(*(values[part] for values in vars(whole).values()))
-        np.testing.assert_allclose(method.token_factor(piece).numpy(), expected[part], rtol=2e-4)
+        factor = method.token_factor(piece)
+        np.testing.assert_allclose(factor.numpy(), expected[part], rtol=2e-4)
+        assert not factor.requires_grad
     lowest, highest, largest = extremes(whole)
     metrics = method.metrics()
     assert metrics["entropy_min"] == pytest.approx(lowest) and metrics["entropy_max"] == pytest.approx(highest)
@@ -186,22 +153,9 @@ def test_nothing_is_asked_without_need() -> None:
     def refuse(key: str, query: Query) -> np.ndarray:
         raise AssertionError("a question")
 
-    same = table(a=(1,), b=(1,), c=(1,), d=(1,))
     method = dynamo()
-    run_step(method, make_prompts("abcd"), same, answer=refuse)  # no advantage
-    assert method.token_factor(token_batch(0)) is None
-
-
-def test_equal_entropies_boost_nobody_and_wrong_rollouts_are_never_boosted() -> None:
-    """Far from the largest change, where the decay is 1."""
-    batch = token_batch(3, advantages=[1.0, 0.5, -1.0, 0.0])
-    lowest, highest, _ = extremes(batch)
-    factor = factor_of(batch, (lowest, highest, 1e6))
-    right = batch.entropies[:2][batch.mask[:2].bool()]
-    assert (factor[2:] == 1).all()
-    torch.testing.assert_close(factor[:2][batch.mask[:2].bool()], 1 + 0.2 * (highest - right) / (highest - lowest))
-    flat = TokenBatch(batch.logps, torch.full_like(batch.entropies, 0.7), batch.mask, batch.advantages, batch.rollout)
-    assert (factor_of(flat, (0.7, 0.7, 1e6)) == 1).all()
+    run_step(method, make_prompts("abcd"), table(**dict.fromkeys("abcd", (1,))), answer=refuse)  # no advantage
+    assert method.token_factor(step_of_tokens(1)) is None
 
 
 def test_bounds_scale_with_the_budget() -> None:
@@ -238,12 +192,3 @@ def test_extremes_of_a_step_are_forgotten_in_the_next() -> None:
 
 
 # ---- In training ------------------------------------------------------------------------------------------------
-
-
-def test_two_steps_of_training(tiny_path: Path, tmp_path: Path) -> None:
-    trainer = duet_trainer(tiny_path, tmp_path, method="dynamo", budget_fraction=1.0, max_steps=2)
-    trainer.train()
-    # Every rollout of the reward has an advantage, so each trained token was asked about once.
-    asked = logged(trainer, "duet/asked_tokens")
-    assert len(asked) == 2 and asked == logged(trainer, "duet/trained_tokens")
-    assert (np.array(logged(trainer, "duet/entropy_min")) < logged(trainer, "duet/entropy_max")).all()

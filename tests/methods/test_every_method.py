@@ -69,7 +69,7 @@ def stored(state: dict) -> dict:
 
 
 @pytest.mark.parametrize("name", METHODS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_prompts=st.integers(1, 5),

@@ -36,19 +36,6 @@ def test_counts_are_the_best_of_all_plans(success: list[float], lowest: int, wid
     assert worth(p, found) == pytest.approx(best, rel=1e-12, abs=1e-15)
 
 
-def test_a_whole_batch_matches_dynamic_programming() -> None:
-    """best[c]: the largest value of the prompts so far with c rollouts, prompt by prompt."""
-    p, lowest, most = np.random.default_rng(0).uniform(0.02, 0.98, 20), 2, 24
-    total = 8 * p.size
-    best = np.full(total + 1, -np.inf)
-    best[0] = 0.0
-    for rate in p:
-        before, best = best, np.full(total + 1, -np.inf)
-        for n in range(lowest, most + 1):
-            best[n:] = np.maximum(best[n:], before[: total + 1 - n] + worth(np.array([rate]), np.array([n])))
-    assert worth(p, knapsack_counts(p, total, lowest, most)) == pytest.approx(best[total], rel=1e-12)
-
-
 def test_without_a_history_the_step_is_uniform() -> None:
     assert knapsack_counts(np.full(4, NAN), 18, 2, 128).tolist() == [5, 5, 4, 4]
     # An unseen prompt has C / M beside known ones, and what is solved has the minimum.

@@ -2,7 +2,6 @@
 """VIP: predictions and counts against closed forms, bounds by budget, and a run of the trainer."""
 
 import itertools
-import logging
 import sys
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.methods.vip import Vip, VipOptions, vip_counts
-from tests.runs import duet_trainer, logged, prompts
 
 from .simulator import counts, make_prompts, plan, run_step, setting, table
 
@@ -64,16 +62,6 @@ def test_counts_follow_what_similar_prompts_did():
     assert method.metrics()["expected_success"] == pytest.approx(expected.mean(), rel=1e-6)
     seen = np.array([(n // 2) / n for n in counts(done)])  # prompts that are not in the table alternate from 0
     assert method.metrics()["prediction_error"] == pytest.approx(np.abs(seen - expected).mean(), rel=1e-6)
-
-
-@pytest.mark.parametrize("shared", [0.0, 20.0])
-def test_predictions_are_the_closed_form_of_the_last_step_at_the_scale_of_the_first(shared):
-    method, draw = vip(), np.random.default_rng(0)
-    x, later, new = ((draw.normal(size=(40, 12)) + shared).astype(np.float32) for _ in range(3))
-    method.vectors, method.logits, method.length_scale = later, 5 * draw.normal(size=40), median_distance(x)
-    expected = posterior(later, new, method.logits, method.length_scale)
-    np.testing.assert_allclose(method.predict(new), expected, rtol=1e-6, atol=1e-6)
-    assert np.abs(expected + 1.0).max() > 0.01  # there was something to predict
 
 
 def test_the_scale_is_the_median_distance_of_the_first_step_that_has_one():
@@ -148,26 +136,3 @@ def test_without_vectors_it_says_what_is_missing():
     method = Vip(setting(4, 8, budget_fraction=1.0), VipOptions())
     with pytest.raises(RuntimeError, match="Vip compares prompts by vectors and was given none"):
         method.jobs(make_prompts(FIRST), None)
-
-
-def parity_where_not_hopeless(completions, level, **columns) -> list[float]:
-    """Two of five prompts are never solved; of the others about every second rollout is."""
-    return [float(lvl > 1 and text.count("4") % 2) for text, lvl in zip(completions, level, strict=True)]
-
-
-def test_the_trainer_embeds_with_the_policy_and_resumes(tiny_path, tmp_path, caplog):
-    options = {"method": "vip", "save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    # Every step is an epoch here, and TRL shuffles the second one anew when it resumes.
-    options |= {"rewards": parity_where_not_hopeless, "data": prompts(8), "shuffle_dataset": False}
-    with caplog.at_level(logging.INFO, "duet_trl"):
-        whole = duet_trainer(tiny_path, tmp_path, **options)
-    assert caplog.text.count("prompts are compared by the mean of the policy's input embeddings") == 1
-    whole.train()
-    spread = logged(whole, "duet/num_rollouts/std")
-    assert spread[0] == 0.0 and spread[1] > 0.0  # nothing is known, then all prompts are
-    assert logged(whole, "duet/num_rollouts/mean") == [4.0, 4.0]
-    assert len(logged(whole, "duet/prediction_error")) == 2
-    resumed = duet_trainer(tiny_path, tmp_path, **options)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert resumed._current.jobs == whole._current.jobs
-    assert resumed._current.prompts.keys == whole._current.prompts.keys

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from duet_trl import DUETGRPOConfig
 from duet_trl.__main__ import main
-from duet_trl.gate.markers import MARKERS, first_marker_end, get_marker
+from duet_trl.gate.markers import MARKERS, completion_ends, get_marker
 from duet_trl.gate.replay import GateSpec
 from duet_trl.report import estimate
 from duet_trl.report.intervals import ratio_interval
 from duet_trl.report.logged_completions import LoggedRun, read_run
+from tests.gate.oracle import algorithm_1
 from tests.report.logged_run import (
     BOX,
     EIGHT,
@@ -170,22 +171,6 @@ def test_no_marker_anywhere_is_said_plainly(tmp_path, capsys):
 # Algorithm 1, token by token
 
 
-def stopped_by_algorithm_1(text, marker, spec, keep):
-    """Tokens generated when one character is one token: the loop of Algorithm 1, lines 12 to 28."""
-    poll_threshold, abort_threshold, grace_window, poll_interval = spec
-    tau = None
-    for t in range(1, len(text)):  # before each further token
-        at_gate = t == abort_threshold + grace_window
-        polls = t >= poll_threshold and (t % poll_interval == 0 or at_gate)
-        if tau is None and polls and first_marker_end(marker, text[:t]) is not None:
-            tau = t
-        if tau is not None and t >= tau + grace_window:
-            return t
-        if tau is None and at_gate:
-            return len(text) if keep else t
-    return len(text)
-
-
 def logged(texts, rewards):
     """Completions of one batch and one prompt, in tokens."""
     num = len(texts)
@@ -206,10 +191,12 @@ PRICES = st.floats(1e-4, 1.0)
 def test_mean_under_the_gate_is_that_of_algorithm_1(rewarded, marker, price, grace_window):
     texts, rewards = rewarded
     found = estimate.measure_marker(marker, logged(texts, rewards), grace_window, price)
-    spec, eps = (1, found.abort_threshold, grace_window, 8), found.keep_probability
-    kept = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=True) for text in texts]
-    dropped = [stopped_by_algorithm_1(text, get_marker(marker), spec, keep=False) for text in texts]
-    assert found.gated_mean == pytest.approx(eps * np.mean(kept) + (1 - eps) * np.mean(dropped), rel=1e-9)
+    spec, expected = GateSpec(1, found.abort_threshold, grace_window, poll_interval=8), 0.0
+    for keep, share in ((True, found.keep_probability), (False, 1.0 - found.keep_probability)):
+        for text in texts:  # one character is one token
+            ends = list(completion_ends(get_marker(marker), text.encode()))
+            expected += share * len(algorithm_1(spec, text, keep, [np.inf] * len(text), ends).ids) / len(texts)
+    assert found.gated_mean == pytest.approx(expected, rel=1e-9)
     assert 0 <= found.trim_saves <= found.tokens_after_answer + 1e-12 <= 1
     assert 0 <= found.abort_saves <= found.tail_tokens <= 1
 

@@ -106,7 +106,7 @@ def test_sentence_form_and_no_answer():
 
 
 @given(answer=st.text(max_size=60), gold=st.text(max_size=60), options=st.none() | st.lists(st.text(max_size=9)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_no_text_raises(answer, gold, options):
     assert grade(answer, gold, options) in (0.0, 1.0, None)
     if gold.strip():
@@ -114,7 +114,7 @@ def test_no_text_raises(answer, gold, options):
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_normalisation_is_idempotent(text):
     assert normalize_answer(normalize_answer(text)) == normalize_answer(text)
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from duet_trl.gate.markers import extract_answer, first_marker_end, get_marker
+from duet_trl.gate.markers import extract_answer
 from duet_trl.rewards import CodeVerifier, SandboxError, code_reward
 from tests.rewards.case_files import rows_of
 
@@ -105,22 +105,6 @@ def test_continuations_of_a_base_model_are_cut_where_the_next_thing_begins(unfen
     assert unfenced(["def double(x):\n    return x * 2"], **row) == [1.0]
     for text in ("", "    return x\n", "The answer is 6.", "return 2 * x"):
         assert unfenced([text], **row) == [0.0]
-
-
-def test_what_the_gate_stopped_at_is_what_is_graded(verifier):
-    text = "Sure.\n```python\ndef f(x):\n    return x\n```\nOr:\n```python\ndef f(x):\n    return -x\n```\n"
-    shortest = text[: first_marker_end(get_marker("code"), text)]
-    row = {"test_list": [["assert f(2) == 2"]]}
-    assert extract_answer("code", shortest) == extract_answer("code", text)
-    assert verifier([text], **row) == verifier([shortest], **row) == [1.0]
-    last = make_verifier(which="last")
-    assert last([text], **row) == [0.0]
-    last.close()
-
-
-def test_without_a_closed_block_there_is_no_answer(verifier):
-    (verdict,) = verifier.verify(["def f(x):\n    return x"], [{"test_list": ["assert f(1) == 1"]}])
-    assert (verdict.passed, verdict.reason) == (False, "no closed fenced block")
 
 
 def test_reward_function_takes_what_trl_passes(verifier):

@@ -130,7 +130,7 @@ LATEX = st.lists(
 
 @given(LATEX, LATEX)
 @example("x^\n(2)", "sqrt\t(4)")
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_rewriting_never_raises_and_settles(text, other):
     once = readable(text)
     assert contradicts(once, once) is False

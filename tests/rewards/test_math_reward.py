@@ -102,7 +102,7 @@ def test_answer_too_long_to_be_one_is_wrong_unread_and_reported_once(caplog):
 
 
 @given(st.integers(-(10**13), 10**13), st.integers(-20, 20), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_integers_are_compared_as_the_parser_would(number, other, padded):
     answer, gold = f"{number % 41 - 20}", f"{'0' if padded and other >= 0 else ''}{other}"
     for pair in ((answer, gold), (str(number), str(number)), (str(number), gold)):

@@ -25,7 +25,7 @@ from duet_trl.rewards.sandbox import pool
 from duet_trl.rewards.sandbox import system_calls as system_call_filter
 from duet_trl.rewards.sandbox.codec import NotPlainData, decode, encode
 from duet_trl.rewards.sandbox.jail import landlock_version
-from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, find_isolation, probe
+from duet_trl.rewards.sandbox.pool import STRONG_ISOLATION, WEAK_ISOLATION, default_workers, probe
 from tests.rewards.case_files import cases
 from tests.rewards.hostile_programs import (
     EVERY_PROGRAM,
@@ -133,12 +133,6 @@ def test_verdict_is_about_what_the_function_does(strong, case):
     assert not isinstance(expected, str) or expected in verdict.reason
 
 
-def test_function_body_continues_the_preamble(strong):
-    assert strong.check(task("    return sum(numbers)\n")).passed
-    assert strong.check(task("    return sum(numbers)\n\n\ndef next_task(x):\n    this is cut off in")).passed
-    assert strong.check(task("    pass\n")).passed is False
-
-
 def test_reasons_name_limits_and_signals(strong):
     with Sandbox(workers=1, limits=Limits(cpu_seconds=1, wall_seconds=100)) as patient:
         spent = patient.check(task("def total(numbers):\n    while True: pass\n"))
@@ -148,7 +142,7 @@ def test_reasons_name_limits_and_signals(strong):
 
 
 ANSWERS = """
-import asyncio, os, sys, tempfile, threading
+import os, sys, tempfile
 
 def environment(): return dict(os.environ)
 def arguments(): return sys.argv[1:]
@@ -158,14 +152,6 @@ def is_open(n):
     except OSError: return False
 def root(): return sorted(os.listdir("/"))
 def folder(): return [os.listdir("."), open("mark", "w").write("x"), tempfile.TemporaryFile().write(b"ab")]
-def threads():
-    found = []
-    workers = [threading.Thread(target=found.append, args=(n,)) for n in range(4)]
-    for worker in workers: worker.start()
-    for worker in workers: worker.join()
-    return sorted(found)
-async def later(): return 7
-def loop(): return asyncio.run(later())
 def modules():
     import bz2, csv, ctypes, decimal, hashlib, lzma, sqlite3, zlib
     return decimal.Decimal(1) + zlib.crc32(b"")
@@ -188,8 +174,7 @@ def test_program_inherits_nothing(each):
 
 
 def test_program_has_the_standard_library_and_no_packages(strong):
-    answers(strong, "assert modules() == 1", "assert packages() is None", "assert loop() == 7")
-    answers(strong, "assert threads() == [0, 1, 2, 3]")
+    answers(strong, "assert modules() == 1", "assert packages() is None")
 
 
 def test_private_folder_is_writable_and_new_for_every_check():
@@ -332,23 +317,6 @@ def test_batch_of_programs_that_hang_ends_within_its_bound(strong):
     assert left_behind(before) == set()
 
 
-def test_nobody_waits_for_what_takes_long_to_end(monkeypatch):
-    # A process that the kernel has not cleaned up in time is left to the next check: here none is waited for at all.
-    entry = "from sandbox.launcher import main;"
-    hurried = f"import sandbox.launcher as launcher; launcher.SECONDS_TO_END = -1.0; {entry}"
-    assert entry in pool.BOOTSTRAP
-    monkeypatch.setattr(pool, "BOOTSTRAP", pool.BOOTSTRAP.replace(entry, hurried))
-    before = descendants()
-    with Sandbox(isolation="limits", workers=1, limits=Limits(cpu_seconds=1, wall_seconds=1.0)) as sandbox:
-        for _ in range(3):
-            assert sandbox.check(task(HOLDING[0].source)).passed is False
-            assert sandbox.check(task(SOLUTION)).passed
-        (launcher,) = (process for process in descendants() - before if parent(process) == os.getpid())
-        waiting = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-        assert len(waiting) <= 4  # two of the last check, and two of the one before if they take long
-    assert left_behind(before) == set()
-
-
 def test_launcher_that_gives_no_answer_is_waited_for_once_and_replaced(monkeypatch):
     monkeypatch.setattr(pool, "SECONDS_OF_GRACE", 0.5)
     before = descendants()
@@ -360,10 +328,6 @@ def test_launcher_that_gives_no_answer_is_waited_for_once_and_replaced(monkeypat
         assert verdict.passed is None and "no answer within 2.5 seconds" in verdict.reason
         assert sandbox.check(task(SOLUTION)).passed
     assert descendants() == before
-
-
-def parent(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_workers_grow_with_the_cores_and_are_shared_between_ranks(monkeypatch):
@@ -460,13 +424,9 @@ def test_machine_without_a_filter_is_named(monkeypatch):
     assert "no system-call filter for 'riscv64'" in probe("limits")
 
 
-def test_unknown_isolation_and_bad_limits_are_named():
-    with pytest.raises(ValueError, match="'jail'"):
-        find_isolation("jail")
+def test_a_limit_that_is_none_is_named():
     with pytest.raises(ValueError, match="wall_seconds"):
         Limits(wall_seconds=0)
-    with pytest.raises(ValueError, match="cpu_seconds"):
-        Limits(cpu_seconds=0.5)
 
 
 @pytest.mark.parametrize(

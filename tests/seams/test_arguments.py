@@ -56,6 +56,12 @@ def test_trls_own_configuration_is_refused(tmp_path):
         (prompts().rename_column("prompt", "question"), {}, ValueError, "no column 'prompt', only .*'question'"),
         ([{"prompt": "a"}], {}, TypeError, "got list. Dataset.from_list makes one"),
         (
+            Dataset.from_dict({"prompt": [[{"role": "user", "content": [WORDS, PICTURE]}]]}).to_iterable_dataset(),
+            {},
+            ValueError,
+            r"holds a message with \['image'\]; DUET trains on text",
+        ),
+        (
             prompts(5),
             {"method_kwargs": {"prompt_candidates": 2.0}},
             ValueError,
@@ -68,20 +74,20 @@ def test_trls_own_configuration_is_refused(tmp_path):
             "a stream does not allow",
         ),
     ],
-    ids=["image-column", "prompt-id", "audit-column", "no-prompt", "list", "few-candidates", "streamed-candidates"],
+    ids=[
+        "image-column",
+        "prompt-id",
+        "audit-column",
+        "no-prompt",
+        "list",
+        "streamed-image",
+        "few-candidates",
+        "streamed-candidates",
+    ],
 )
 def test_data_that_cannot_be_trained_on_is_refused(tmp_path, data, overrides, error, message):
     with pytest.raises(error, match=message):
         build(tmp_path, data, overrides=overrides)
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_images_inside_messages_are_refused(tmp_path, streamed):
-    # In a table behind a row of text, in a stream in the row that is read first.
-    rows = [[{"role": "user", "content": content}] for content in ([WORDS], [WORDS, PICTURE])]
-    data = Dataset.from_dict({"prompt": rows[::-1] if streamed else rows})
-    with pytest.raises(ValueError, match=r"holds a message with \['image'\]; DUET trains on text"):
-        build(tmp_path, data.to_iterable_dataset() if streamed else data)
 
 
 def test_a_stream_that_does_not_know_its_columns_is_asked_for_a_row(tmp_path):

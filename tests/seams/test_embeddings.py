@@ -2,6 +2,7 @@
 """Vectors of prompts: from a sentence model, from the policy; and what is refused before it is loaded."""
 
 import importlib.util
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -56,11 +57,15 @@ def test_what_is_embedded_is_what_the_user_says(prompt, text):
 
 
 @pytest.mark.parametrize("conversational", [False, True])
-def test_the_policy_embeds_by_the_mean_of_its_input_embeddings(tiny_path, tmp_path, conversational):
+def test_the_policy_embeds_by_the_mean_of_its_input_embeddings_and_says_so(
+    tiny_path, tmp_path, caplog, conversational
+):
     texts = ["Say 4", "the answer is", "" if conversational else " ", "\\boxed{2} 2"]
     column = [[{"role": "user", "content": text}] for text in texts] if conversational else texts
     data = Dataset.from_dict({"prompt": column * 2})
-    trainer = duet_trainer(tiny_path, tmp_path, method="vip", data=data)
+    with caplog.at_level(logging.INFO, "duet_trl"):
+        trainer = duet_trainer(tiny_path, tmp_path, method="vip", data=data)
+    assert caplog.text.count("prompts are compared by the mean of the policy's input embeddings") == 1
     found = trainer.method.embed(asked(data, [0, 1, 2, 3]))
     table, tokenizer = trainer.model.get_input_embeddings().weight.detach(), trainer.processing_class
     for text, vector in zip(texts, found, strict=True):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from duet_trl.seams.scoring import EndingReward, pay_endings
-from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged
+from tests.runs import PARTS_OFF, count_fours, duet_trainer, logged, trained
 
 
 def always_two(completions: list, **kwargs: object) -> list[float]:
@@ -30,8 +30,7 @@ def test_an_ending_is_paid_as_much_as_the_answer_and_nothing_where_that_is_wrong
 @pytest.mark.parametrize("parts", [PARTS_OFF, {"trim": True, "abort": True}], ids=["no gate", "gate"])
 def test_endings_are_what_neither_the_length_limit_nor_the_gate_stopped(tiny_path, tmp_path, parts) -> None:
     rewards = {"rewards": always_two, "ending_reward_weight": 0.1}
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=4, **rewards, **parts)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, max_steps=4, **rewards, **parts)
     ended = logged(trainer, "rewards/ending_reward/mean")
     names = ("completions/clipped_ratio", "duet/trim_rate", "duet/abort_rate")
     stopped = [sum(shares) for shares in zip(*(logged(trainer, name) for name in names), strict=True)]

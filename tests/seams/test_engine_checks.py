@@ -16,7 +16,7 @@ from duet_trl.engines.engine import Completion, Policy, Request
 from duet_trl.gate.replay import GateSpec
 from duet_trl.seams.generating import EngineChecks
 from tests.engines.table_engine import TableEngine
-from tests.runs import duet_trainer, logged, settings, weights
+from tests.runs import duet_trainer, logged, settings, trained, weights
 from tests.tiny import MODEL_VOCAB, UNIGRAM, tiny_tokenizer
 
 EOS = 7
@@ -130,7 +130,7 @@ def test_it_warns_once_when_the_policy_leaves_the_engine_behind(tmp_path, caplog
 class Wrong(TableEngine):
     """Samples what the tiny policy does, and has one mistake."""
 
-    def __init__(self, policy: Policy, mistake: Callable[[Completion], Completion]) -> None:
+    def __init__(self, policy: Policy, mistake: Callable[[list[Completion]], list[Completion]]) -> None:
         row = np.full(MODEL_VOCAB, 1e-4)
         for token, probability in UNIGRAM.items():
             row[tiny_tokenizer()(token).input_ids] = probability
@@ -138,7 +138,7 @@ class Wrong(TableEngine):
         self.mistake = mistake
 
     def generate(self, requests: list[Request]) -> list[Completion]:
-        return [self.mistake(replace(one, logprobs=self.logprobs(one))) for one in super().generate(requests)]
+        return self.mistake([replace(one, logprobs=self.logprobs(one)) for one in super().generate(requests)])
 
     def logprobs(self, one: Completion) -> list[float]:
         return np.log(self.table[0, one.token_ids]).tolist()
@@ -151,16 +151,24 @@ def without_end(one: Completion) -> Completion:
     return replace(one, token_ids=kept, logprobs=one.logprobs[: len(kept)])
 
 
-def unsynced(one: Completion) -> Completion:
-    return replace(one, logprobs=[-50.0] * len(one.token_ids))
-
-
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (without_end, r"Wrong returned rollout \d+ as ended by 'eos', .*servers in OpenAI's style drop"),
-        (unsynced, r"log-probs that Wrong returned are 4\d nats a token away"),
+        (lambda done: done[:-1], r"asked for rollouts 0..\d+ and returned"),
+        (lambda done: done[::-1], "and returned .*with its number and in their order"),
+        (lambda done: [*done, done[0]], "and returned"),
+        (lambda done: [replace(one, token_ids=one.token_ids * 200) for one in done], "may have 96"),
+        (lambda done: [replace(one, logprobs=[]) for one in done], "returned 0 log-probs for the"),
+        (
+            lambda done: [without_end(one) for one in done],
+            r"Wrong returned rollout \d+ as ended by 'eos', .*servers in OpenAI's style drop",
+        ),
+        (
+            lambda done: [replace(one, logprobs=[-50.0] * len(one.token_ids)) for one in done],
+            r"log-probs that Wrong returned are 4\d nats a token away",
+        ),
     ],
+    ids=["fewer", "reordered", "unasked", "longer", "no-logprobs", "no-ends", "unsynced"],
 )
 def test_a_run_on_such_an_engine_stops_before_the_policy_moves(tiny_path, tmp_path, mistake, message):
     trainer = duet_trainer(tiny_path, tmp_path, trim=False, engine=partial(Wrong, mistake=mistake))
@@ -171,7 +179,6 @@ def test_a_run_on_such_an_engine_stops_before_the_policy_moves(tiny_path, tmp_pa
 
 
 def test_an_engine_that_samples_the_policy_reports_a_small_gap(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=2, engine=partial(Wrong, mistake=lambda one: one))
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, max_steps=2, engine=partial(Wrong, mistake=lambda done: done))
     found = logged(trainer, "duet/engine_gap")
     assert len(found) == 2 and 0.0 < max(found) < 1.0  # its table is the policy's but for the noise of a prefix

@@ -28,41 +28,18 @@ def test_every_declared_eos_is_known_and_the_sentinel_is_none_of_them(tiny_path,
     assert len(tokenizer) <= setup.sentinel < MODEL_VOCAB
 
 
-def test_an_eos_that_the_model_declares_outside_its_vocabulary_is_refused(tiny_path, tmp_path):
+def test_an_eos_outside_the_vocabulary_of_the_model_is_refused(tiny_path, tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text((tiny_path / "config.json").read_text())
     GenerationConfig(eos_token_id=[3, 99_999]).save_pretrained(folder)
     with pytest.raises(ValueError, match=r"eos_token_id \[99999\] is outside the vocabulary of 384"):
         prepare_gate(str(folder), AutoTokenizer.from_pretrained(tiny_path), config(tmp_path))
-
-
-@pytest.mark.usefixtures("code_of_models")
-def test_code_of_a_model_is_trusted_as_in_trl(tiny_path, tmp_path):
-    folder = shutil.copytree(tiny_path, tmp_path / "model")
-    (folder / "configuration_own.py").write_text(
-        "from transformers import Qwen3Config\n\nclass OwnConfig(Qwen3Config):\n    model_type = 'own'\n"
-    )
-    (folder / "modeling_own.py").write_text(
-        "from transformers import Qwen3ForCausalLM\nfrom .configuration_own import OwnConfig\n\n"
-        "class OwnForCausalLM(Qwen3ForCausalLM):\n    config_class = OwnConfig\n"
-    )
-    own = {
-        "model_type": "own",
-        "architectures": ["OwnForCausalLM"],
-        "auto_map": {
-            "AutoConfig": "configuration_own.OwnConfig",
-            "AutoModelForCausalLM": "modeling_own.OwnForCausalLM",
-        },
-    }
-    (folder / "config.json").write_text(json.dumps(json.loads((tiny_path / "config.json").read_text()) | own))
-    trainer = duet_trainer(folder, tmp_path / "run", max_steps=1, model_init_kwargs={"trust_remote_code": True})
-    assert type(trainer.model).__name__ == "OwnForCausalLM"
-    trainer.train()
-    # The field of TRL's configuration does for both, too; without either it is the user's decision.
-    assert duet_trainer(folder, tmp_path / "run", trust_remote_code=True).engine.setup is not None
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-        duet_trainer(folder, tmp_path / "run")
+    tokenizer = AutoTokenizer.from_pretrained(tiny_path)
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<|x{i}|>" for i in range(200)]})
+    tokenizer.eos_token = "<|x199|>"
+    with pytest.raises(ValueError, match="outside the vocabulary of 384"):
+        prepare_gate(str(tiny_path), tokenizer, config(tmp_path))
 
 
 def test_a_full_vocabulary_without_special_tokens_is_refused(tiny_path, tmp_path):

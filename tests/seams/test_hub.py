@@ -20,18 +20,17 @@ from trl import TrlParser
 from duet_trl import DUETGRPOConfig
 from duet_trl.seams.checkpoint import ARRAYS_FILE, STATE_FILE
 from duet_trl.seams.hub import configuration_yaml
-from tests.runs import duet_settings, duet_trainer
+from tests.runs import duet_settings, duet_trainer, trained
 
 TOKEN = "hf_standin"
 
 
 class Hub(ThreadingHTTPServer):
-    """Takes one model: creation, upload by LFS or inline, one commit, and serves the files again."""
+    """Takes one model: creation and one commit that holds the files."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files: dict[str, bytes] = {}
-        self.objects: dict[str, bytes] = {}
         self.address = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -63,39 +62,19 @@ class _Handler(BaseHTTPRequestHandler):
             self.answer({"warnings": [], "errors": []})
         elif "/preupload/" in self.path:
             wanted = json.loads(body)["files"]
-            kinds = [{"path": f["path"], "uploadMode": _mode(f["path"]), "shouldIgnore": False} for f in wanted]
+            kinds = [{"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in wanted]
             self.answer({"files": kinds})
-        elif self.path.endswith("/info/lfs/objects/batch"):
-            objects = [
-                {
-                    "oid": o["oid"],
-                    "size": o["size"],
-                    "actions": {"upload": {"href": f"{self.server.address}/lfs/{o['oid']}"}},
-                }
-                for o in json.loads(body)["objects"]
-            ]
-            self.answer({"transfer": "basic", "objects": objects})
         elif "/commit/" in self.path:
             for line in map(json.loads, body.splitlines()):
                 value = line["value"]
                 if line["key"] == "file":
                     self.server.files[value["path"]] = base64.b64decode(value["content"])
-                elif line["key"] == "lfsFile":
-                    self.server.files[value["path"]] = self.server.objects[value["oid"]]
             self.answer({"commitUrl": f"{self.server.address}/me/x/commit/1", "commitOid": "1" * 40})
         else:
             self.answer({"error": f"no such endpoint {self.path}"}, 404)
 
-    def do_PUT(self) -> None:
-        self.server.objects[self.path.rsplit("/", 1)[1]] = self.body()
-        self.answer({})
-
     def do_GET(self) -> None:
         self.answer({"id": "me/x", "siblings": [], "sha": "1" * 40, "lastModified": "2026-01-01T00:00:00.000Z"})
-
-
-def _mode(path: str) -> str:
-    return "lfs" if path.endswith((".safetensors", ".bin")) else "regular"
 
 
 @pytest.fixture
@@ -117,8 +96,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def trainer(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory):
     """Trained once; every test pushes what it has."""
     folder = tmp_path_factory.mktemp("tiny")
-    trainer = duet_trainer(tiny_path, folder, max_steps=2, hub_model_id="me/tiny", hub_token=TOKEN)
-    trainer.train()
+    trainer = trained(tiny_path, folder, max_steps=2, hub_model_id="me/tiny", hub_token=TOKEN)
     return trainer
 
 

@@ -43,15 +43,3 @@ def test_several_processes_agree_in_the_step_that_ends_a_batch(chunks, passes, a
         callback.on_step_end(args, SimpleNamespace(global_step=step), TrainerControl())
         found += [step] * (processes.gathered - before)
     assert found == agreed_at
-
-
-def test_one_process_stops_after_its_step_and_asks_nobody():
-    processes, control = Processes(1), TrainerControl()
-    callback = StopAfterStep(processes)
-    args = SimpleNamespace(steps_per_generation=4, num_iterations=2, gradient_accumulation_steps=2)
-    callback.on_step_end(args, SimpleNamespace(global_step=1), control)
-    assert not control.should_training_stop
-    callback._request(2, None)
-    callback.on_step_end(args, SimpleNamespace(global_step=1), control)
-    assert control.should_training_stop and control.should_save and callback.agreed == 2
-    assert processes.gathered == 0

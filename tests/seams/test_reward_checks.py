@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from duet_trl.seams.scoring import numbers_of
-from tests.runs import count_fours, duet_trainer, logged
+from tests.runs import count_fours, duet_trainer, logged, trained
 
 
 @pytest.mark.parametrize(
@@ -70,6 +70,5 @@ def test_a_run_does_not_train_on_the_keys_of_a_mapping(tiny_path, tmp_path, rewa
 
 
 def test_functions_are_those_of_the_script_between_two_batches(tiny_path, tmp_path):
-    trainer = duet_trainer(tiny_path, tmp_path, max_steps=1)
-    trainer.train()
+    trainer = trained(tiny_path, tmp_path, max_steps=1)
     assert trainer.reward_funcs[0] is count_fours and len(logged(trainer, "reward")) == 1

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.seams.train_rows import sampled_logps, trim_columns
@@ -29,7 +29,6 @@ def chunk(lengths: list[tuple[int, int]], prompt_width: int, completion_width: i
     }
 
 
-@settings(deadline=None)
 @given(rows, st.integers(0, 7), st.integers(0, 7), st.sampled_from([None, 1, 4]))
 def test_trimming_keeps_every_token_and_no_needless_column(lengths, extra_prompt, extra_completion, multiple):
     widest = max(p for p, _ in lengths), max(c for _, c in lengths)

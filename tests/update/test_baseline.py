@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.allocate.statistics import RewardHistory
@@ -42,12 +42,6 @@ def advantages(rewards: list[float], seen: RewardHistory, scale: str = "none", g
 # ---- By hand ----------------------------------------------------------------------------------------------------
 
 
-def test_the_baseline_is_the_mean_of_the_others_the_history_and_one_rollout_of_the_pool():
-    # k = 3 + 1, m = 3 * 1 + 0.5 = 3.5; b_0 = (3.5 + 0) / (4 + 1) = 0.7 and b_1 = (3.5 + 1) / 5 = 0.9.
-    seen = history((3, 1, 1), pool=(0.5, 0.5))
-    np.testing.assert_allclose(advantages([1.0, 0.0], seen), [0.3, -0.9])
-
-
 @pytest.mark.parametrize("size", [2, 3, 7])
 def test_with_nothing_remembered_the_baseline_is_the_mean_of_the_others(size):
     rewards = np.random.default_rng(size).normal(size=size)
@@ -79,7 +73,6 @@ def test_a_rollout_without_a_reward_gets_nothing_and_is_in_no_baseline(scale):
     np.testing.assert_array_equal(holed[[0, 2, 3]], whole)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.floats(-3, 3)), min_size=1, max_size=12),
     st.lists(st.tuples(st.floats(0, 9), st.floats(-3, 3), st.floats(0, 4)), min_size=3, max_size=3),
@@ -110,26 +103,6 @@ def test_any_step_matches_a_loop_over_rollouts(rollouts, prompts, pool, scale, w
         assert found[i] == pytest.approx(expected, rel=1e-3, abs=1e-9)
 
 
-@settings(deadline=None)
-@given(st.integers(0, 2**32 - 1), st.floats(0.2, 20.0), st.floats(-5.0, 5.0), st.sampled_from(["group", "batch"]))
-def test_rewards_on_another_scale_give_the_same_advantages(seed, factor, shift, scale):
-    random = np.random.default_rng(seed)
-    rewards, group = random.normal(size=9), np.repeat([0, 1, 2], [1, 3, 5])
-    count, mean = random.uniform(0.0, 9.0, size=3), random.normal(size=3)
-    square = mean**2 + 1.0
-    pool, pool_square = 0.3, 1.1
-
-    def moved(m, m2):
-        return factor * m + shift, factor**2 * m2 + 2.0 * factor * shift * m + shift**2
-
-    here = history_advantages(rewards, group, RewardHistory(count, mean, square, pool, pool_square), scale)
-    there = RewardHistory(count, *moved(mean, square), *moved(pool, pool_square))
-    # The spreads are above 0.3 here, so the epsilon beside them is below 1e-4 / (0.2 * 0.3) of them.
-    np.testing.assert_allclose(
-        history_advantages(factor * rewards + shift, group, there, scale), here, rtol=4e-3, atol=1e-9
-    )
-
-
 # ---- Weights that are measured ----------------------------------------------------------------------------------
 
 
@@ -155,54 +128,11 @@ def test_the_best_weights_have_the_least_discounted_squared_error():
         assert unit.best == WEIGHTS[errors.argmin()]
 
 
-def measured(level: np.ndarray, spread: float, steps: int, seed: int, stale: float = 0.0) -> Weights:
-    """After steps of 16 prompts with 4 rollouts: success rates `level` +- `spread`, histories of 8 rollouts."""
-    random, unit = np.random.default_rng(seed), MeasuredWeights()
-    group = np.repeat(np.arange(16), 4)
-    for step in range(steps):
-        share = level[step] + spread * random.choice([-1.0, 1.0], size=16)
-        rewards = (random.random(64) < share[group]).astype(float)
-        known = random.binomial(8, share) / 8.0
-        known = np.where(random.random(16) < stale, random.permutation(known), known)
-        unit.observe(rewards, group, RewardHistory(np.full(16, 8.0), known, known, level[step], level[step]))
-    return unit.best
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_prompts_that_are_all_alike_are_predicted_by_the_pool(seed):
-    assert measured(np.full(40, 0.5), 0.0, 40, seed).pool == 16.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_prompts_that_differ_are_predicted_by_their_histories(seed):
-    # Of p = 0.9 and 0.1 the noise is 0.09 and the spread 0.16: the pool is worth half a rollout.
-    weights = measured(np.full(40, 0.5), 0.4, 40, seed)
-    assert weights.history >= 0.5
-    assert weights.pool <= 1.0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_histories_that_say_nothing_are_dropped(seed):
-    assert measured(np.full(40, 0.5), 0.4, 40, seed, stale=1.0).history == 0.0
-
-
-def test_measured_weights_continue_from_their_state():
-    first, second = MeasuredWeights(), MeasuredWeights()
-    random = np.random.default_rng(1)
-    seen = history((4, 0.2, 0.2), (4, 0.9, 0.9), pool=(0.5, 0.5))
-    group = np.array([0, 0, 1, 1])
-    first.observe(random.random(4), group, seen)
-    second.load_state_dict(first.state_dict())
-    rewards = random.random(4)
-    for unit in (first, second):
-        unit.observe(rewards, group, seen)
-    assert first.state_dict() == second.state_dict()
-    assert first.best == second.best
-
-
-def test_a_foreign_state_of_weights_is_an_error():
+def test_a_foreign_state_is_an_error():
     with pytest.raises(ValueError, match="3 errors, expected 28"):
         MeasuredWeights().load_state_dict({"errors": [1.0, 2.0, 3.0]})
+    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2, 2\)"):
+        NoiseRatio().load_state_dict({"sums": [1.0, 2.0, 3.0]})
 
 
 # ---- Of least noise ---------------------------------------------------------------------------------------------
@@ -220,7 +150,6 @@ def test_the_baseline_of_two_outcomes_weighs_failures_by_the_ratio():
     np.testing.assert_allclose(found, [1 - 0.7 / 1.9, -0.9 / 1.3])
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.floats(0, 1), min_size=2, max_size=8),
     st.floats(0.01, 100),
@@ -259,15 +188,6 @@ def test_the_ratio_stays_within_bounds_when_the_policy_is_certain():
         assert unit.value == ratio
 
 
-def test_the_ratio_continues_from_its_state_and_refuses_another():
-    first, second = NoiseRatio(), NoiseRatio()
-    first.observe(np.array([0.0, 1.0]), np.array([-6.0, -2.0]))
-    second.load_state_dict(first.state_dict())
-    assert second.value == first.value == 3.0
-    with pytest.raises(ValueError, match=r"shape \(3,\), expected \(2, 2\)"):
-        second.load_state_dict({"sums": [1.0, 2.0, 3.0]})
-
-
 # ---- Against the gradient ---------------------------------------------------------------------------------------
 
 THETA = np.array([0.4, -0.3, 0.1])
@@ -289,26 +209,15 @@ def outcomes(num_rollouts: int) -> tuple[np.ndarray, np.ndarray]:
     return actions, POLICY[actions].prod(axis=1)
 
 
-def estimates(num_rollouts: int, seen: RewardHistory) -> tuple[np.ndarray, np.ndarray]:
-    """sum of A_i d log pi_i / d theta of every outcome, shape (3^n, 3), and its probability."""
-    actions, probability = outcomes(num_rollouts)
-    rows = [advantages(ACTION_REWARDS[drawn], seen) @ SCORE[drawn] for drawn in actions]
-    return np.array(rows), probability
-
-
-@pytest.mark.parametrize("num_rollouts", [1, 2, 3, 5])
-@pytest.mark.parametrize("seen", [RIGHT, WRONG, POOL_ONLY], ids=["right", "wrong", "pool-only"])
-def test_the_expected_update_is_the_gradient_whatever_is_remembered(num_rollouts, seen):
-    found, probability = estimates(num_rollouts, seen)
-    np.testing.assert_allclose(probability @ found, num_rollouts * GRADIENT, atol=1e-12)
-
-
-@pytest.mark.parametrize("ratio", [0.1, 1.0, 6.0])
+@pytest.mark.parametrize("ratio", [None, 0.1, 6.0])
 @pytest.mark.parametrize("seen", [NOTHING, RIGHT, WRONG, POOL_ONLY], ids=["nothing", "right", "wrong", "pool-only"])
-@pytest.mark.parametrize("num_rollouts", [2, 4])
-def test_a_baseline_of_least_noise_leaves_the_expected_update_the_gradient(num_rollouts, seen, ratio):
+@pytest.mark.parametrize("num_rollouts", [1, 2, 4])
+def test_the_expected_update_is_the_gradient_whatever_is_remembered_and_weighed(num_rollouts, seen, ratio):
+    if num_rollouts == 1 and seen is NOTHING:
+        return  # there is nothing to compare it with
     actions, probability = outcomes(num_rollouts)
-    lower, group = LeastNoise(ratio, 0.0, 2.5), np.zeros(num_rollouts, dtype=int)
+    lower = None if ratio is None else LeastNoise(ratio, 0.0, 2.5)
+    group = np.zeros(num_rollouts, dtype=int)
     found = [
         history_advantages(ACTION_REWARDS[drawn], group, seen, "none", least_noise=lower) @ SCORE[drawn]
         for drawn in actions
@@ -326,19 +235,6 @@ def test_no_other_baseline_has_less_noise_where_squared_gradients_follow_the_rew
     noise = [float(squares @ (rewards - b) ** 2) for b in (found, *np.linspace(0.0, 1.0, 1001))]
     assert noise[0] == pytest.approx(min(noise[1:]), rel=1e-4)
     assert noise[0] < 0.97 * squares @ (rewards - rewards.mean()) ** 2
-
-
-def test_prompts_of_one_batch_do_not_bias_each_other():
-    # Two rollouts of the first prompt and one of the second, all 27 outcomes; histories far off.
-    seen = history((5, -7.0, 60.0), (2, 11.0, 130.0), pool=(30.0, 1000.0))
-    actions, probability = outcomes(3)
-    group = np.array([0, 0, 1])
-    total = np.zeros((2, 3))
-    for drawn, chance in zip(actions, probability, strict=True):
-        found = history_advantages(ACTION_REWARDS[drawn], group, seen, "none")
-        for q in (0, 1):
-            total[q] += chance * (found[group == q] @ SCORE[drawn[group == q]])
-    np.testing.assert_allclose(total, [2 * GRADIENT, GRADIENT], atol=1e-12)
 
 
 @pytest.mark.parametrize("num_rollouts", [2, 3, 4])
