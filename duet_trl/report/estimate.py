@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.openness import openness, posterior, price_of_more
-from ..allocate.statistics import RewardHistory
+from ..allocate.statistics import RewardHistory, openness, posterior, price_of_more
 from ..gate.automaton import compile_automaton
 from ..gate.markers import extract_answer, get_marker
 from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay

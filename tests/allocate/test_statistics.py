@@ -52,15 +52,6 @@ def test_the_pool_holds_prompts_with_an_observation():
     assert statistics.pool_sigma().tolist() == [1.0, 6.0]
 
 
-def test_a_checkpoint_of_an_earlier_version_with_the_visits_that_wait_is_read():
-    statistics, restored = PromptStatistics(), PromptStatistics()
-    statistics.observe_sigma(["a"], np.array([1.0]))
-    state = statistics.state_dict()
-    state["table"]["columns"]["visits_waiting"] = np.array([0.0])
-    restored.load_state_dict(state)
-    assert plain(restored.state_dict()) == plain(statistics.state_dict())
-
-
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.one_of(st.just(NAN), st.floats(0.0, 1e4))), max_size=40))
 def test_any_history_matches_a_dictionary_of_lists(history):

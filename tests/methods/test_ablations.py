@@ -9,7 +9,6 @@ import pytest
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig
 from duet_trl.allocate.allocators import FLOOR_QUANTILE
-from duet_trl.gate.replay import Outcome
 from duet_trl.methods import build_method
 from duet_trl.methods.gated import Gated
 from duet_trl.rollouts import Job
@@ -64,9 +63,9 @@ def test_gate_only(tmp_path: Path, method: str) -> None:
 def test_sweep_of_epsilon(tmp_path: Path, epsilon: float) -> None:
     """The share of coins that keep, over 3,000: four standard errors."""
     found, _ = planned(tmp_path, "paper", keep_probability=epsilon)
-    kept = np.mean([found.gate.coins(step, list(KEYS) * 10) for step in range(100)])
+    kept = np.mean([job.keep for step in range(250) for job in found.jobs(make_prompts(KEYS, step=step), None)])
     assert abs(kept - epsilon) <= 4 * np.sqrt(epsilon * (1 - epsilon) / 3000)
-    assert found.gate.propensity(np.array([Outcome.KEPT])) == epsilon
+    assert found.keep_probability == epsilon
 
 
 def test_k_warmup(tmp_path: Path) -> None:
@@ -82,9 +81,8 @@ def test_k_warmup(tmp_path: Path) -> None:
 def test_what_is_no_setting(tmp_path: Path) -> None:
     """The values of the paper's appendix (docs/fidelity.md)."""
     found, _ = planned(tmp_path, "paper")
-    thresholds = found.gate.thresholds
     assert (found.allocator.floor, FLOOR_QUANTILE) == (0.01, 0.05)
-    assert (found.allocator.price_aborted, thresholds.weighted, found.gate.spec().window) == (False, False, 256)
+    assert (found.allocator.price_aborted, found.spec().window) == (False, 256)
 
 
 def test_a_constant_surrogate_sees_lengths_only(tmp_path: Path) -> None:
