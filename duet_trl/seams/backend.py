@@ -93,9 +93,10 @@ class ColocatedBackend(Backend):
                 os.environ["MASTER_PORT"] = str(_free_port())
                 _PORTS.add(os.environ["MASTER_PORT"])
             # On a CPU vLLM would sample from a bfloat16 copy of a float32 policy, and compile longer than it gains.
-            dtype = str(trainer.model.dtype).removeprefix("torch.")
-            options = {"dtype": dtype, "enforce_eager": True} if on_cpu else {}
-            return original(*args, **{"logits_processors": [PROCESSOR], **options, **kwargs})
+            options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
+            if on_cpu:
+                options |= {"dtype": str(trainer.model.dtype).removeprefix("torch."), "enforce_eager": True}
+            return original(*args, **{**options, **kwargs})
 
         return replaced("LLM", build)
 
