@@ -40,9 +40,10 @@ from common import argument_parser, between, finish, spread  # noqa: E402
 from vllm import LLM, SamplingParams  # noqa: E402
 
 from duet_trl.engines.colocated import PROCESSOR  # noqa: E402
-from duet_trl.gate.parameters import GateRequest, gate_parameters  # noqa: E402
+from duet_trl.gate.parameters import gate_parameters  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
 from duet_trl.gate.sentinel import find_sentinel  # noqa: E402
+from duet_trl.gate.streaming import GateRequest  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 TINY_MODEL = Path(__file__).resolve().parents[1] / "recipes" / "tiny_math" / "checkpoint"

@@ -39,8 +39,8 @@ from duet_trl.engines.gate_kernel import launch_step  # noqa: E402
 from duet_trl.engines.host_gate import next_token_entropy  # noqa: E402
 from duet_trl.gate.automaton import compile_automaton  # noqa: E402
 from duet_trl.gate.markers import get_marker  # noqa: E402
-from duet_trl.gate.parameters import GateRequest  # noqa: E402
 from duet_trl.gate.replay import GateSpec  # noqa: E402
+from duet_trl.gate.streaming import GateRequest  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
 
 DEVICE = torch.device("cuda" if CUDA else "cpu")

@@ -25,10 +25,9 @@ from trl import GRPOTrainer
 from duet_trl import DUETGRPOTrainer
 from duet_trl.engines.engine import Request, TurnEngine
 from duet_trl.engines.host_gate import nearly_certain
-from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec
 from duet_trl.gate.sentinel import find_sentinel
-from duet_trl.gate.streaming import StreamingGate
+from duet_trl.gate.streaming import GateSetup, StreamingGate
 
 # ---- Rollouts -------------------------------------------------------------------------------------------------------
 

@@ -166,16 +166,15 @@ class Exchange:
                 found |= part
         return found
 
-    def spread(
-        self, prompts: list, num_samples: int, sample: Callable[[list], list[list[int]]], size: int | None
-    ) -> list[list[list[int]]]:
-        """Sample every prompt several times, shared out over the processes."""
-        placement = Placement(len(prompts) * num_samples, self.accelerator.num_processes, interleaved=True)
-        own = placement.rows(self.accelerator.process_index)
+    def spread(self, count: int, size: int | None, work: Callable[[np.ndarray], list]) -> list:
+        """Share some work out over the processes: an object for each of 0..count-1, in order, on all of them.
+
+        `work` gets numbers, at most `size` at a time (None: all of this process's), as often on each process: sharded
+        models gather their weights in it.
+        """
+        placement = Placement(count, self.num_processes, interleaved=True)
+        own = placement.rows(self.process_index)
         padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
         size = len(padded) if size is None else size
-        sampled: list[list[int]] = []
-        for start in range(0, len(padded), size):
-            sampled += sample([prompts[row // num_samples] for row in padded[start : start + size]])
-        ordered = self.in_order(own, sampled)
-        return [ordered[first : first + num_samples] for first in range(0, len(ordered), num_samples)]
+        found = [one for start in range(0, len(padded), size) for one in work(padded[start : start + size])]
+        return self.in_order(own, found)

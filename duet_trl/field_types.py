@@ -50,21 +50,14 @@ class Declaration(str):
     """The help of a field, which carries what else is declared of it.
 
     transformers' parser hands everything in the `metadata` of a field to argparse, so that only a help can be there.
-
-    Attributes:
-        rule (Rule | None): What its value must be.
-        acts (Acts | None): When it can have an effect.
-        methods (Mapping[str, Any]): Methods that read it, each with its default: a value, `Follows`, or None. Empty:
-            it is of every method.
-        unread (Any): What it holds under the other methods.
-        follows (Follows | None): Of an option, its default where that is not a value.
     """
 
-    rule: Rule | None = None
-    acts: Acts | None = None
+    rule: Rule | None = None  # what its value must be
+    acts: Acts | None = None  # when it can have an effect
+    # methods that read it, each with its default: a value, `Follows`, or None; empty: it is of every method
     methods: Mapping[str, Any] = {}
-    unread: Any = None
-    follows: Follows | None = None
+    unread: Any = None  # what it holds under the other methods
+    follows: Follows | None = None  # of an option, its default where that is not a value
 
 
 def config_field(

@@ -23,7 +23,7 @@ from .exchange import Exchange, Placement
 from .gate.automaton import TokenAutomaton
 from .gate.replay import GateSpec, Replay, replay
 from .methods.method import Method
-from .rollouts import NO_GATE, Job, Judgement, LocalRollout, Query, Rollouts, StepRecord, by_gate
+from .rollouts import NO_GATE, Job, Judgement, LocalRollout, Query, Rollouts, StepRecord
 from .update.advantages import weighted_sum
 
 MAX_ROUNDS = 64
@@ -265,22 +265,24 @@ class Loop:
         return Replay(**found), terminated.astype(bool)
 
     def _replay(self, jobs: list[Job], rollouts: Sequence[LocalRollout]) -> Replay:
-        """Outcome of each local rollout of a round."""
-        keep = np.array([job.keep for job in jobs], dtype=bool)
-        prefix_length = np.array([len(job.prefix) for job in jobs], dtype=np.int64)
-
-        def decide(spec: GateSpec | None, rows: list[int]) -> Replay:
-            return replay(
+        """Outcome of each local rollout of a round; those that share a gate are decided together."""
+        gates: dict[GateSpec | None, list[int]] = {} if jobs else {None: []}
+        for row, job in enumerate(jobs):
+            gates.setdefault(job.gate, []).append(row)
+        parts = [
+            replay(
                 spec or NO_GATE,
                 None if spec is None else self.automaton,
                 [rollouts[row].completion_ids for row in rows],
                 np.array([rollouts[row].gate_stopped for row in rows], dtype=bool),
-                keep[rows],
+                np.array([jobs[row].keep for row in rows], dtype=bool),
                 np.array([rollouts[row].in_thought for row in rows], dtype=bool),
-                prefix_length[rows],
+                np.array([len(jobs[row].prefix) for row in rows], dtype=np.int64),
             )
-
-        return by_gate(jobs, decide)
+            for spec, rows in gates.items()
+        ]
+        order = np.argsort([row for rows in gates.values() for row in rows])
+        return Replay(*(np.concatenate([vars(part)[name] for part in parts])[order] for name in vars(parts[0])))
 
     def _add(
         self,
@@ -312,8 +314,8 @@ class Loop:
             reward_weights=self.host.reward_weights,
             rewards=weighted_sum(rewards, self.host.reward_weights).double().cpu().numpy(),
             answers=answers,
-            fetch=lambda rows: self._fetch(step, rows),
-            classify=cache(lambda: self.host.answer_classes(step)),
+            tokens=lambda rows: self._fetch(step, rows),
+            answer_class=cache(lambda: self.host.answer_classes(step)),
         )
 
     def _fetch(self, step: StepRecord, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:

@@ -120,21 +120,6 @@ NO_GATE = GateSpec(poll_threshold=1, abort_threshold=1, grace_window=0, trim=Fal
 """What a job without a gate is replayed with."""
 
 
-def by_gate(jobs: Sequence[Job], decide: Callable[[GateSpec | None, list[int]], Replay]) -> Replay:
-    """Outcome of each rollout of some jobs; those that share a gate are decided together.
-
-    Args:
-        jobs (Sequence[Job]): N of them; there may be none.
-        decide (Callable): (gate, numbers of the jobs that share it) -> their outcomes, in this order.
-    """
-    gates: dict[GateSpec | None, list[int]] = {} if jobs else {None: []}
-    for row, job in enumerate(jobs):
-        gates.setdefault(job.gate, []).append(row)
-    parts = [decide(gate, rows) for gate, rows in gates.items()]
-    order = np.argsort([row for rows in gates.values() for row in rows])
-    return Replay(*(np.concatenate([vars(part)[name] for part in parts])[order] for name in vars(parts[0])))
-
-
 @dataclass(frozen=True)
 class Query:
     """A question to the model in training. It costs a forward pass and no generated token."""
@@ -162,12 +147,14 @@ class Rollouts:
     """Their weighted sum, shape (N,), float64; nan where all abstained, and where the rollout is superseded."""
     reward_weights: torch.Tensor | None = None  # of each reward function, shape (F,); None: 1 each
     answers: tuple[np.ndarray, ...] = ()  # to the queries of all rounds, in the order in which they were asked
-    fetch: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
+    tokens: Callable[[Sequence[int]], list[tuple[list[int], list[float] | None]]] = field(
         default=lambda rows: [], repr=False
-    )  # see `tokens`
-    classify: Callable[[], np.ndarray] = field(
-        default=lambda: np.zeros(0, dtype=np.int64), repr=False
-    )  # see `answer_class`
+    )
+    """Token ids of some rollouts and their log-probs under the sampling policy (None where the engine has none). The
+    processes that generated them hold them, so every process must ask for the same rows."""
+    answer_class: Callable[[], np.ndarray] = field(default=lambda: np.zeros(0, dtype=np.int64), repr=False)
+    """Class of each rollout's answer by the verifier's equivalence, shape (N,), int64: from 0 within a prompt, in the
+    order of first answers; -1: no answer. Only for a method that says `compares_answers`; every process must ask."""
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -193,21 +180,6 @@ class Rollouts:
     def new_tokens(self) -> np.ndarray:
         """Tokens that were generated for each rollout, without its prefix, shape (N,), int64."""
         return self.replay.length - np.fromiter((len(job.prefix) for job in self.jobs), np.int64, len(self.jobs))
-
-    def tokens(self, rows: Sequence[int]) -> list[tuple[list[int], list[float] | None]]:
-        """Token ids of some rollouts and their log-probs under the sampling policy (None where the engine has none).
-
-        The rollouts are held by the processes that generated them, so every process must ask for the same rows.
-        """
-        return self.fetch(rows)
-
-    def answer_class(self) -> np.ndarray:
-        """Class of each rollout's answer by the verifier's equivalence, shape (N,), int64.
-
-        Numbers count from 0 within a prompt, in the order of first answers; -1: no answer. Only for a method that
-        says `compares_answers`; every process must ask.
-        """
-        return self.classify()
 
 
 @dataclass(frozen=True)

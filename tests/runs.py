@@ -116,7 +116,8 @@ def abort_early(trainer: DUETGRPOTrainer, **options: Any) -> None:
     By lengths rollouts are aborted from the first step on; by price they are once answers are known.
     """
     options = {"keep_probability": 0.3, "refit_every": 1, "window": 64} | options
-    trainer.method.gate.thresholds = LengthThresholds(trainer.args.max_completion_length, **options)
+    thresholds = LengthThresholds(trainer.args.max_completion_length, **options)
+    trainer.method.thresholds = trainer.method.parts["gate"] = thresholds
 
 
 def logged(trainer: Any, name: str) -> list[float]:

@@ -63,8 +63,8 @@ def test_a_method_chooses_marker_counts_gate_and_baseline(tmp_path, method):
         resolved.num_rollouts_min,
         resolved.keep_probability,
         type(built.allocator),
-        type(built.gate.thresholds),
-        built.gate.spec().window,
+        type(built.thresholds),
+        built.spec().window,
         type(built.parts.get("weights")),
     )
     assert found == CHOSEN[method]

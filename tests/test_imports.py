@@ -30,11 +30,12 @@ class Room:
     rooms: frozenset[str] | None
 
 
-CORE = frozenset({"allocate", "gate", "update"})
+CORE = frozenset({"allocate", "gate", "update", "state"})
 TABLE = {
-    "allocate": Room(NUMERIC, frozenset()),
-    "gate": Room(NUMERIC, frozenset()),
-    "update": Room(NUMERIC, frozenset({"allocate", "gate"})),
+    "state": Room(frozenset({"numpy"}), frozenset()),
+    "allocate": Room(NUMERIC, frozenset({"state"})),
+    "gate": Room(NUMERIC, frozenset({"state"})),
+    "update": Room(NUMERIC, frozenset({"allocate", "gate", "state"})),
     "rollouts": Room(NUMERIC, frozenset({"gate"})),
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
     "methods": Room(NUMERIC | {"sklearn"}, CORE | {"rollouts", "field_types"}),

@@ -25,8 +25,8 @@ from transformers import GenerationConfig, TrainerCallback, TrainerControl, Trai
 from benchmarks.common import argument_parser, write_result
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.transformers import gated_generate
-from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import GateRequest
 from duet_trl.report.environment import hardware, versions
 from duet_trl.seams.gate_setup import prepare_gate
 from recipes.pretrained_models import REMEDY

@@ -11,10 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from .neyman import Allocation, bisection_allocation, calibration_chi2, sigma_observed, uniform_allocation
-from .openness import mixed_allocation, mixed_probability, openness, posterior, price_of_more
-from .statistics import PromptStatistics, RewardHistory, check_state
+from ..state import Stateful
+from .neyman import (
+    Allocation,
+    bisection_allocation,
+    calibration_chi2,
+    mixed_allocation,
+    mixed_probability,
+    sigma_observed,
+)
+from .statistics import PromptStatistics, RewardHistory, openness, posterior, price_of_more
 
 FLOOR, FLOOR_QUANTILE = 0.01, 0.05
 """Of sigma: before the first epoch is over, and the quantile of the pool's positive sigmas that takes its place."""
@@ -49,7 +57,7 @@ class Budget:
         return self.rollouts_per_prompt * float(mean_length.sum())
 
 
-class UniformAllocator:
+class UniformAllocator(Stateful):
     """The same number of rollouts for every prompt: GRPO, or DUET without its allocator.
 
     Under a budget that counts rollouts every prompt gets ``fraction * num_generations``; under a token budget as many
@@ -67,8 +75,10 @@ class UniformAllocator:
         statistics (PromptStatistics): What is remembered about each prompt.
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
         price (float): What one more rollout of each prompt of the last plan would earn per token
-            (`openness.price_of_more`); nan before the first.
+            (`price_of_more`); nan before the first.
     """
+
+    remembered: tuple[str, ...] = ("statistics",)
 
     def __init__(
         self,
@@ -108,16 +118,6 @@ class UniformAllocator:
         """Figures of the last step, plain floats."""
         return dict(self._metrics)
 
-    def state_dict(self) -> dict:
-        """Everything that future plans depend on."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
-        state = {name: part for name, part in state.items() if name != "budget"}  # of earlier versions
-        check_state("allocator", state, self.state_dict())
-        self.statistics.load_state_dict(state["statistics"])
-
     def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
         """The plan at the expected tokens of a rollout of each prompt, shape (M,); sets `cold`, adds metrics."""
         self.cold = np.zeros(len(keys), dtype=bool)
@@ -133,6 +133,25 @@ class UniformAllocator:
         return uniform_allocation(cost.size, total, cost, tokens)
 
 
+def uniform_allocation(
+    num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
+) -> Allocation:
+    """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide.
+
+    ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded beside it. ValueError if there are fewer
+    rollouts than prompts.
+    """
+    if total_rollouts < num_prompts:
+        raise ValueError(
+            f"total_rollouts={total_rollouts} leaves some of {num_prompts} prompts without a rollout. "
+            "Raise the budget or lower the number of prompts per step."
+        )
+    each, extra = divmod(int(total_rollouts), num_prompts)
+    counts = np.full(num_prompts, each, dtype=np.int64)
+    counts[:extra] += 1
+    return Allocation(counts, 0.0, float(np.asarray(mean_length) @ counts), float(budget_tokens))
+
+
 class NeymanAllocator(UniformAllocator):
     """The paper's allocator: Theorem 1 on surrogates of sigma and length (Algorithm 1, lines 1-8 and 41-47).
 
@@ -144,6 +163,8 @@ class NeymanAllocator(UniformAllocator):
         warmup (int | None): k_warmup, >= 1; None: one s_q for all prompts, so that counts follow lengths alone.
         **options (Any): As for `UniformAllocator`.
     """
+
+    remembered = ("statistics", "floor", "_frozen", "_dual")
 
     def __init__(self, budget: Budget, *, warmup: int | None = 1, **options: Any) -> None:
         super().__init__(budget, **options)
@@ -169,18 +190,6 @@ class NeymanAllocator(UniformAllocator):
         self._metrics.pop("calibration_chi2", None)
         if self._planned is not None and self._planned[0] == tuple(keys) and np.any(observed > 0.0):
             self._metrics["calibration_chi2"] = calibration_chi2(self._planned[1], observed)
-
-    def state_dict(self) -> dict:
-        """Everything that future plans depend on."""
-        surrogate = {"floor": self.floor, "frozen": self._frozen}
-        return {**super().state_dict(), "surrogate": surrogate, "dual": self._dual}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
-        super().load_state_dict(state)
-        check_state("surrogate", state["surrogate"], {"floor": None, "frozen": None})
-        self.floor, self._frozen = float(state["surrogate"]["floor"]), bool(state["surrogate"]["frozen"])
-        self._dual = None if state["dual"] is None else float(state["dual"])
 
     def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
         self._raise_floor(epoch)

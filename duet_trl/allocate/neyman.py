@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1, Theorem 1: rollouts of each prompt under a token budget (Eqs. 1, 2, 4), and its sigma (Eqs. 3, 7)."""
+"""Phase 1: rollouts of each prompt under a token budget, by Theorem 1 (Eqs. 1, 2, 4) with its sigma (Eqs. 3, 7), or
+such that the rewards of as many prompts as possible differ: one whose rollouts all succeed, or all fail, has no
+group-normalised advantage (docs/fidelity.md#allocation_objective).
+"""
 
 import math
 from dataclasses import dataclass
@@ -25,41 +28,6 @@ class Allocation:
     dual: float
     planned_tokens: float  # sum of n_q * L_q
     budget_tokens: float  # B
-
-
-def variance(sigma: ArrayLike, num_rollouts: ArrayLike) -> float:
-    """Variance of the batch gradient under an allocation, V(n) = sum of sigma^2 / n (Eq. 1)."""
-    return float(np.sum(np.square(np.asarray(sigma, dtype=np.float64)) / np.asarray(num_rollouts)))
-
-
-def neyman_allocation(
-    sigma: ArrayLike,
-    mean_length: ArrayLike,
-    budget_tokens: float,
-    *,
-    num_min: ArrayLike = 1,
-    num_max: int = 32,
-    max_rollouts: int | None = None,
-) -> Allocation:
-    """Rollouts per prompt that minimise the gradient variance under a token budget (Theorem 1, in integers).
-
-    Theorem 1's closed form ``n_q = sigma_q / sqrt(lambda * L_q)`` (Eq. 2) is fractional. In integers rollouts are
-    taken in the order of their marginal gain per token, ``sigma^2 / (n (n + 1) L)``. The budget is exceeded only where
-    ``num_min`` alone does. Among identical prompts the earlier gets the odd rollout. Arguments and errors as
-    `bisection_allocation`; ``dual`` is the gain per token of the first rollout that did not fit.
-
-    Example:
-        >>> neyman_allocation([4.0, 1.0, 1.0], [100.0, 100.0, 400.0], 1200.0).num_rollouts
-        array([6, 2, 1])
-    """
-    spread, cost = positive_vectors(sigma=sigma, mean_length=mean_length)
-    budget = positive_number("budget_tokens", budget_tokens)
-    lowest, cap = bounds(spread.size, num_min, num_max, max_rollouts)
-    scale = float(spread.max())  # squares of a maximum of one neither overflow nor vanish
-    # A variance that falls is a value that grows. Row 0 stands for no rollouts, which nobody may have.
-    value = -np.square(spread / scale) / np.maximum(np.arange(num_max + 1), 1)[:, None]
-    counts, price = greedy_counts(value, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
-    return Allocation(counts, price * scale**2, float(cost @ counts), budget)
 
 
 def bisection_allocation(
@@ -128,24 +96,48 @@ def bisection_allocation(
     return Allocation(counts, math.exp(high) * scale**2, float(cost @ counts), budget)
 
 
-def uniform_allocation(
-    num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
-) -> Allocation:
-    """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide.
+def mixed_probability(successes: ArrayLike, failures: ArrayLike, num_max: int) -> np.ndarray:
+    """Probability that n rollouts hold a success and a failure, ``1 - E p^n - E (1 - p)^n`` under a Beta posterior.
 
-    ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded beside it. ValueError if there are fewer
-    rollouts than prompts.
+    Its parameters `successes` and `failures` have shape (M,), > 0. Returns shape (num_max + 1, M), one row per n from
+    0; increasing and concave from n = 1 on.
     """
-    (cost,) = positive_vectors(mean_length=mean_length)
-    if total_rollouts < num_prompts:
-        raise ValueError(
-            f"total_rollouts={total_rollouts} leaves some of {num_prompts} prompts without a rollout. "
-            "Raise the budget or lower the number of prompts per step."
-        )
-    each, extra = divmod(int(total_rollouts), num_prompts)
-    counts = np.full(num_prompts, each, dtype=np.int64)
-    counts[:extra] += 1
-    return Allocation(counts, 0.0, float(cost @ counts), float(budget_tokens))
+    a, b = np.asarray(successes, dtype=np.float64), np.asarray(failures, dtype=np.float64)
+    drawn = np.arange(num_max)[:, None]
+    total = a + b + drawn
+    start = np.ones((1, a.size))
+    all_right = np.concatenate([start, np.cumprod((a + drawn) / total, axis=0)])
+    all_wrong = np.concatenate([start, np.cumprod((b + drawn) / total, axis=0)])
+    table = 1.0 - all_right - all_wrong
+    table[0] = 0.0
+    return table
+
+
+def mixed_allocation(
+    successes: ArrayLike,
+    failures: ArrayLike,
+    mean_length: ArrayLike,
+    budget_tokens: float,
+    *,
+    num_min: int = 1,
+    num_max: int = 32,
+    max_rollouts: int | None = None,
+) -> Allocation:
+    """Integer counts that maximise the expected number of mixed prompts under ``sum(n * L) <= B``.
+
+    ``successes`` and ``failures`` (M,) as for `mixed_probability`, the others as for `bisection_allocation`; ``dual``
+    is in expected mixed prompts per token.
+
+    Example:
+        >>> mixed_allocation([5.0, 8.0], [5.0, 0.5], [10.0, 10.0], 80.0, num_min=2).num_rollouts.tolist()
+        [5, 3]
+    """
+    a, b, cost = positive_vectors(successes=successes, failures=failures, mean_length=mean_length)
+    budget = positive_number("budget_tokens", budget_tokens)
+    lowest, cap = bounds(a.size, num_min, num_max, max_rollouts)
+    table = mixed_probability(a, b, num_max)
+    counts, price = greedy_counts(table, cost, lowest, budget * (1.0 + BUDGET_ROUNDING), cap)
+    return Allocation(counts, price, float(cost @ counts), budget)
 
 
 def sigma_observed(

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-DROPPED = ("visits_waiting",)
-"""Columns of earlier versions, ignored in their checkpoints."""
+from ..state import Stateful, check_state
+
 SAMPLE = 2**16
 """Prompts from which figures of the whole pool are computed at most."""
 _REWARDS = ("reward_count", "reward_sum", "reward_squares")
@@ -26,6 +26,8 @@ RANGE_MEMORY = 0.9
 MAX_DISTINCT = 64
 """Distinct rewards beyond which they count as continuous."""
 _TIE = 1e-6  # of two rewards that are one, relative
+PRIOR = 0.5
+"""Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,43 @@ class RewardHistory:
         return replace(self, count=count, mean=mean, mean_square=square)
 
 
-class PromptStatistics:
+def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:
+    """Both parameters of the Beta posterior of each prompt's success rate, shape (M,) each.
+
+    A reward counts as the share of a success that it is between the lowest and the highest reward of the run
+    (`reward_range`; None or equal: one reward so far does not tell what a success is, and none counts).
+    """
+    low, high = reward_range or (0.0, 0.0)
+    count = history.count if low < high else np.zeros(len(history.count))
+    share = np.where(count > 0, np.clip((history.mean - low) / max(high - low, 1e-300), 0.0, 1.0), 0.5)
+    return PRIOR + count * share, PRIOR + count * (1.0 - share)
+
+
+def openness(successes: np.ndarray, failures: np.ndarray) -> np.ndarray:
+    """x = E p(1 - p) of each prompt's success rate p under its Beta posterior, shape (M,), at most 1/4.
+
+    m rollouts of a prompt are worth x sqrt(m): x is the length of a binary prompt's gradient, and the square root
+    keeps a prompt from taking everything.
+    """
+    total = successes + failures
+    return successes * failures / (total * (total + 1.0))
+
+
+def price_of_more(worth: np.ndarray, counts: np.ndarray, cost: np.ndarray) -> float:
+    """What one more rollout of each prompt of a step would add to sum x sqrt(n), per token.
+
+    `worth` is x, `counts` n, `cost` the expected tokens of a rollout, > 0; shape (M,) each.
+    """
+    return float((worth * (np.sqrt(counts + 1.0) - np.sqrt(counts))).sum() / cost.sum())
+
+
+class PromptStatistics(Stateful):
     """Running means per prompt, keyed by a stable string, for pools of ten million prompts.
 
     A figure of the pool is one of all prompts up to 65,536, and of an even sample of more (`PromptTable.pool`).
     """
+
+    remembered = ("reward_range", "distinct", "_level", "_table")
 
     def __init__(self, reward_decay: float = 0.7) -> None:
         self.reward_decay = reward_decay
@@ -198,24 +232,6 @@ class PromptStatistics:
         low, high = self.reward_range
         return np.clip((np.asarray(rewards) - low) / (high - low), 0.0, 1.0)
 
-    def state_dict(self) -> dict:
-        """Range, level and distinct values of rewards, and the table of sums."""
-        return {
-            "reward_range": self.reward_range,
-            "distinct": self.distinct,
-            "level": self._level,
-            "table": self._table.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state("prompt statistics", state, dict.fromkeys(("reward_range", "distinct", "level", "table")))
-        self._table.load_state_dict(state["table"])
-        self.distinct = np.asarray(state["distinct"], dtype=np.float64)
-        self.reward_range, self._level = (
-            None if state[name] is None else [float(x) for x in state[name]] for name in ("reward_range", "level")
-        )
-
 
 def _mean(total: np.ndarray, count: np.ndarray) -> np.ndarray:
     """``total / count``, nan where nothing was counted."""
@@ -227,7 +243,7 @@ def hash_keys(keys: Sequence[str]) -> np.ndarray:
     return np.frombuffer(b"".join(blake2b(key.encode(), digest_size=8).digest() for key in keys), dtype="<u8")
 
 
-class PromptTable:
+class PromptTable(Stateful):
     """Float64 columns of prompts that were seen, by key; a prompt's row is its place in the order of first visits.
 
     `name` is that of its owner, for messages.
@@ -276,8 +292,8 @@ class PromptTable:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state(self.name, state, dict.fromkeys(("keys", "columns")))
-        check_state(self.name, {x: y for x, y in state["columns"].items() if x not in DROPPED}, self._columns)
+        check_state(self.name, state, ("keys", "columns"))
+        check_state(self.name, state["columns"], self._columns)
         keys = np.asarray(state["keys"], dtype=np.uint64)
         columns = {name: np.array(state["columns"][name], dtype=np.float64) for name in self._columns}
         if any(values.shape != keys.shape for values in columns.values()):
@@ -306,12 +322,3 @@ class PromptTable:
         for column, values in self._columns.items():  # one after the other, so that only one is there twice
             if len(values) < len(self):
                 self._columns[column] = np.concatenate([values, np.zeros(len(self) * 5 // 4 - len(values) + 1)])
-
-
-def check_state(owner: str, state: dict, expected: dict) -> None:
-    """Check that a state was written by the part that is about to load it."""
-    if state.keys() != expected.keys():
-        raise ValueError(
-            f"The {owner} state has keys {sorted(state)}, expected {sorted(expected)}: it is missing, foreign or "
-            "from another version. Resume from a checkpoint that this version wrote."
-        )

@@ -2,7 +2,7 @@
 """Which prompts a step visits: the price of a token holds over the data set, not over the batch of the sampler.
 
 A prompt that is solved or hopeless teaches next to nothing, however many rollouts it gets. So several prompts compete
-for each visit, and those win whose success rate p is most open: x = E p(1 - p), as in `openness`, here under
+for each visit, and those win whose success rate p is most open: x = E p(1 - p), as `openness` has it, here under
 
     Beta(k m + s,  k (1 - m) + n - s)        m: success share of the pool at present, k = `PRIOR_COUNT` rollouts
                                              n, s: rollouts of the prompt and successes among them, aged
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .openness import openness
-from .statistics import PromptTable, check_state
+from ..state import Stateful
+from .statistics import PromptTable, openness
 
 AGEING = 0.97
 """Factor on what is known of a prompt from one step to the next: half of it is gone after 23 steps."""
@@ -27,8 +27,10 @@ LEAST_SHARE = 0.02
 _COLUMNS = ("count", "successes", "step")
 
 
-class Visits:
+class Visits(Stateful):
     """What decides which prompts are visited, by key; `decay` is the factor on what is known from visit to visit."""
+
+    remembered = ("_table",)
 
     def __init__(self, decay: float) -> None:
         self.decay = decay
@@ -72,15 +74,6 @@ class Visits:
                 column[own][:] = self.decay * before
                 np.add.at(column[own], place, added[own])
             column["step"][:] = step
-
-    def state_dict(self) -> dict:
-        """The table."""
-        return {"table": self._table.state_dict()}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one, or damaged."""
-        check_state("visits", state, {"table": None})
-        self._table.load_state_dict(state["table"])
 
 
 def _aged(column: dict[str, np.ndarray], step: int) -> tuple[np.ndarray, np.ndarray]:

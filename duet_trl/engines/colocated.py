@@ -7,12 +7,12 @@ prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each fu
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..gate.parameters import GateRequest, gate_parameters
+from ..gate.parameters import gate_parameters
+from ..gate.streaming import GateRequest
 from .engine import TurnEngine
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ PROCESSOR = "duet_trl.engines.vllm:DUETLogitsProcessor"
 
 
 class ColocatedEngine(TurnEngine):
-    """vLLM in the training process: `llm` comes from `llm_factory`, `sync` brings the weights into it.
+    """vLLM in the training process: `llm` runs the gate (`PROCESSOR`), `sync` brings the weights into it.
 
     The processes of a `group` share it under tensor parallelism: each runs the prompts of all of them.
     """
@@ -48,19 +48,6 @@ class ColocatedEngine(TurnEngine):
             return nullcontext()
         gates, limits = zip(*rows, strict=True)
         return gated_requests(self._llm, gates, self._eos_ids, limits)
-
-
-def llm_factory(
-    llm: Callable[..., "LLM"], *, dtype: str | None = None, enforce_eager: bool | None = None
-) -> Callable[..., "LLM"]:
-    """A constructor like `llm` (`vllm.LLM`) whose engines run the gate; options that are None are left to vLLM.
-
-    Without `dtype` vLLM runs a float32 checkpoint in bfloat16, which is not the policy in training. `enforce_eager`
-    skips compilation, which on a CPU takes longer than a short run gains.
-    """
-    options = {"dtype": dtype, "enforce_eager": enforce_eager}
-    given = {name: value for name, value in options.items() if value is not None}
-    return partial(llm, logits_processors=[PROCESSOR], **given)
 
 
 @contextmanager
@@ -97,7 +84,7 @@ def gated_requests(
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
     """Replace all weights, by their checkpoint names, of an engine on vLLM's CPU backend, and forget what it cached.
 
-    With the gate of `llm_factory` comes what tied embeddings need here.
+    With the gate comes what tied embeddings need here.
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

@@ -16,8 +16,8 @@ import torch
 
 from ..gate.automaton import STATE_BITS, TokenAutomaton
 from ..gate.dfa import COMPLETED
-from ..gate.parameters import MAX_EOS_IDS, GateRequest
 from ..gate.replay import round_up
+from ..gate.streaming import MAX_EOS_IDS, GateRequest
 from .host_gate import FORCED, nearly_certain, padded
 
 NEVER = 2**30

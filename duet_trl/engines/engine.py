@@ -8,8 +8,8 @@ from typing import Literal, Protocol
 
 import torch
 
-from ..gate.parameters import GateRequest, GateSetup
 from ..gate.replay import GateSpec, split_sentinel
+from ..gate.streaming import GateRequest, GateSetup
 
 
 class ServerError(RuntimeError):

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from ..gate.automaton import STATE_BITS
 from ..gate.dfa import COMPLETED
-from ..gate.parameters import MAX_EOS_IDS
+from ..gate.streaming import MAX_EOS_IDS
 from .device_gate import NEVER, WIDTH, Column
 from .host_gate import FORCED
 

@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from ..gate.automaton import TokenAutomaton
-from ..gate.parameters import MAX_EOS_IDS, GateRequest
 from ..gate.replay import NEVER
-from ..gate.streaming import StreamingGate
+from ..gate.streaming import MAX_EOS_IDS, GateRequest, StreamingGate
 
 FORCED = 2.0**66
 """Logit of a forced stop. The softmax is then exactly 1 there and 0 elsewhere, whatever penalties and temperature do

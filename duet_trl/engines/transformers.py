@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from ..gate.automaton import TokenAutomaton
-from ..gate.parameters import GateRequest
+from ..gate.streaming import GateRequest
 from .engine import TurnEngine
 from .host_gate import HostGates
 

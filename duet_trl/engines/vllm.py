@@ -20,7 +20,8 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as V1LogitsProcessor
 
 from ..gate.automaton import TokenAutomaton, compile_automaton
 from ..gate.markers import MARKERS, get_marker
-from ..gate.parameters import GateRequest, parse_gate_parameters
+from ..gate.parameters import parse_gate_parameters
+from ..gate.streaming import GateRequest
 from ..gate.thoughts import Delimiters, find_delimiters
 from ..gate.vocabulary import vocabulary_bytes
 from .device_gate import DeviceGates

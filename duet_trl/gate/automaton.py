@@ -30,11 +30,6 @@ class TokenAutomaton:
     fingerprint: str  # hex digest of the table: two processes that agree on it see markers at the same tokens
 
     @property
-    def num_states(self) -> int:
-        """Number of states S."""
-        return self.table.shape[0]
-
-    @property
     def num_tokens(self) -> int:
         """Vocabulary size V."""
         return self.table.shape[1]

@@ -34,11 +34,6 @@ class Marker:
     delimiters: Delimiters | None = None  # of the thoughts in which it does not complete
 
     @property
-    def num_states(self) -> int:
-        """Number of states S, at most 127."""
-        return len(self.table)
-
-    @property
     def thought_states(self) -> tuple[int, ...]:
         """States in which a thought is open; the first is that of a thought that has just begun."""
         if self.delimiters is None:

@@ -270,11 +270,6 @@ def keep_coins(
     return _random_bits(seed, step, keys, rollout_index) >> _UNUSED_BITS < threshold
 
 
-def uniforms(seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray) -> np.ndarray:
-    """A number of each rollout in [0, 1), shape (N,), apart from its coin; arguments as in `keep_coins`."""
-    return (_mix(_random_bits(seed, step, keys, rollout_index)) >> _UNUSED_BITS) * 2.0**-53
-
-
 def occurrence(keys: Sequence[str]) -> np.ndarray:
     """How often each key stood before, shape (N,), so that a prompt drawn twice in a batch gets distinct numbers."""
     seen: Counter[str] = Counter()

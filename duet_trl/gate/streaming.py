@@ -4,9 +4,12 @@
 The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens, so slots can
 be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
 count. A marker that completes settles tau, the poll that will see it, and with it where the rollout is to stop.
+
+Above them is what a run sets up and what a request asks for; `parameters.py` writes the latter for engines elsewhere.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +17,57 @@ import numpy as np
 from .automaton import STATE_BITS, TokenAutomaton
 from .dfa import COMPLETED
 from .replay import NEVER, GateSpec, first_poll_that_sees, round_up
+from .thoughts import Delimiters
+
+MAX_EOS_IDS = 32
+"""Most token ids that may end a rollout: engines keep them in rows of this width."""
+
+
+@dataclass(frozen=True)
+class GateSetup:
+    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer."""
+
+    marker: str  # name of the configuration
+    automaton: TokenAutomaton
+    sentinel: int  # token id the engine samples when the gate stops a rollout
+    eos_ids: tuple[int, ...]  # that end a rollout by themselves
+    delimiters: Delimiters | None = None  # of the model's thoughts
+
+
+@dataclass(frozen=True)
+class GateRequest:
+    """The gate that one request asks for; ValueError if a value has another type or is out of range."""
+
+    spec: GateSpec
+    keep: bool  # coin of the rollout
+    marker: str
+    sentinel: int  # token id that a forced stop generates
+    eos_ids: frozenset[int]  # that end a rollout naturally
+    fingerprint: str = ""  # of the marker's token automaton as the sender compiled it; empty: not compared
+    weights: str = ""  # path that the engine must have loaded its weights from last; empty: not compared
+    delimiters: Delimiters | None = None  # of the thoughts in which the marker does not complete
+    in_thought: bool = False  # whether the rollout begins inside one
+    prefix_length: int = 0  # tokens at the end of the engine's prompt that are the first of the rollout
+
+    def __post_init__(self) -> None:
+        for kind, names in _KINDS.items():
+            for name in names:
+                value = self.__dict__[name]
+                if type(value) is not kind or (kind is int and not 0 <= value < 2**31):
+                    raise ValueError(f"{name} of a gate must be {_WANTED[kind]}, got {value!r}.")
+        if not all(type(token) is int and 0 <= token < 2**31 for token in self.eos_ids):
+            raise ValueError(f"eos_ids of a gate must be token ids, got {set(self.eos_ids)}.")
+        if not 1 <= len(self.eos_ids) <= MAX_EOS_IDS:
+            raise ValueError(f"a gate may have 1 to {MAX_EOS_IDS} eos_ids, got {len(self.eos_ids)}.")
+        if self.sentinel in self.eos_ids:
+            raise ValueError(f"sentinel {self.sentinel} is also in eos_ids. Choose a token id that no text uses.")
+        if self.in_thought and self.delimiters is None:
+            raise ValueError("a rollout begins in a thought, but its gate names no delimiters. Give both.")
+
+
+_KINDS = {bool: ("keep", "in_thought"), str: ("marker", "fingerprint", "weights"), int: ("sentinel", "prefix_length")}
+_WANTED = {bool: "true or false", str: "a string", int: "an integer in [0, 2**31)"}
+
 
 _COLUMNS = (
     # what its tokens did

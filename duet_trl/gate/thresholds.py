@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate as a method has it, and what sets its K1, K2 and coin from step to step.
+"""What sets K1, K2 and the coin of the gate from step to step.
 
 `paper`: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50). Kept rollouts lack most of those that
-reached the abort gate, so K2 ratchets down; weighting each by 1 / propensity restores the missing ones in expectation
-(docs/fidelity.md). `duet`: a rollout without an answer goes on as long as it pays the price of its tokens, which is
-that of the allocation, what one more rollout earns per token (`allocate/openness.py`); an answer that turns a failure
-into a success counts 1. See `AnswerTimes` for K2 and docs/algorithm.md for the whole.
+reached the abort gate, so K2 ratchets down. `duet`: a rollout without an answer goes on as long as it pays the price
+of its tokens, which is that of the allocation, what one more rollout earns per token (`allocate/statistics.py`); an
+answer that turns a failure into a success counts 1. See `AnswerTimes` for K2 and docs/algorithm.md for the whole.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from .replay import GateSpec, Outcome, Replay, keep_coins, occurrence, propensity
+from ..state import Stateful
+from .replay import Outcome, Replay
 
+QUANTILES, COLD = (0.3, 0.8), (0.3, 0.7)
+"""K1 and K2 of the paper: quantiles of lengths, and before the first refit shares of max_completion_length."""
 FOLLOWED = 16.0
 """Rollouts beyond the gate that the coin keeps within memory: twice what outweighs the optimism about them."""
 KEEP_LEAST, KEEP_MOST = 0.02, 0.5
@@ -29,56 +30,10 @@ REWARDS = 4096
 """Latest rewards, by which a rollout is told to be rewarded."""
 
 
-class MarkerGate:
-    """Marker-gated abort with epsilon-keep and tail trim, as a method has it (section 3.2, Algorithm 1, phase 2).
-
-    `seed` is the key of the coins, `options` are the other attributes of `GateSpec`, and `keep_probability` is eps of
-    the last coins that were thrown.
-    """
-
-    def __init__(self, thresholds: "LengthThresholds | PricedThresholds", *, seed: int, **options: Any) -> None:
-        self.thresholds = thresholds
-        self.keep_probability, self.seed = thresholds.keep_probability, seed
-        self._options = options
-
-    def coins(self, step: int, keys: Sequence[str]) -> np.ndarray:
-        """The coin of each rollout of a step, shape (N,), bool (Algorithm 1, line 22): True survives without a marker.
-
-        `keys` are the prompts of the rollouts; one that occurs again gets other coins.
-        """
-        self.keep_probability = self.thresholds.keep_probability
-        return keep_coins(self.seed, step, keys, occurrence(keys), self.keep_probability)
-
-    def spec(self) -> GateSpec:
-        """The gate with its present thresholds."""
-        return GateSpec(self.thresholds.poll_threshold, self.thresholds.abort_threshold, **self._options)
-
-    def propensity(self, outcome: np.ndarray) -> np.ndarray:
-        """Probability with which a rollout of each outcome was kept, shape (N,) (Theorem 2)."""
-        return propensity(outcome, self.keep_probability)
-
-    def observe(self, replay: Replay, rewards: np.ndarray, step: int, price: float) -> None:
-        """Learn from the rollouts of a step what K1, K2 and the coin of the next one are (Algorithm 1, phase 4).
-
-        Args:
-            replay (Replay): Their outcomes, N rollouts.
-            rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
-            step (int): Generation step, from 1.
-            price (float): What one more rollout earns per token; nan: not known.
-        """
-        self.thresholds.observe(replay, self.propensity(replay.outcome), rewards, step, price)
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON state."""
-        return self.thresholds.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
-        self.thresholds.load_state_dict(state)
-
-
-class LengthThresholds:
+class LengthThresholds(Stateful):
     """Poll and abort threshold, tokens, 1 <= K1 <= K2 <= max_length, from a window of kept rollouts."""
+
+    remembered = ("poll_threshold", "abort_threshold", "_lengths")
 
     def __init__(
         self,
@@ -87,47 +42,39 @@ class LengthThresholds:
         keep_probability: float = 0.05,  # eps_abort, in (0, 1]
         window: int = 1024,  # W, kept rollouts in the window
         refit_every: int = 10,  # N, steps between two refits
-        quantiles: tuple[float, float] = (0.3, 0.8),  # of lengths, for K1 and K2
-        cold: tuple[float, float] = (0.3, 0.7),  # K1 and K2 before the first refit, as shares of max_length
-        weighted: bool = True,  # each length by 1 / propensity; False: plain quantiles, as in the paper
-        min_samples: int = 32,  # rollouts in the window before the first refit, at most `window`
+        min_samples: int = 32,  # rollouts in the window before the first refit; at most W are needed
     ) -> None:
         self.max_length, self.keep_probability = max_length, keep_probability
-        self.window, self.refit_every, self.min_samples = window, refit_every, min_samples
-        self.quantiles, self.weighted = quantiles, weighted
-        self._seen = np.zeros((2, 0))  # lengths and propensities of the last W kept rollouts
+        self.window, self.refit_every, self.min_samples = window, refit_every, min(min_samples, window)
+        self._lengths = np.zeros(0)  # of the last W kept rollouts
         # The small addend keeps 0.7 * 10 at 7 where it comes out as 6.999...
-        self._set(*(math.floor(share * max_length + 1e-9) for share in cold))
+        self._set(*(math.floor(share * max_length + 1e-9) for share in COLD))
 
-    def observe(self, replay: Replay, propensity: np.ndarray, rewards: np.ndarray, step: int, price: float) -> None:
+    def observe(self, replay: Replay, rewards: np.ndarray, step: int, price: float) -> None:
         """Append the kept rollouts of a step to the window, and refit K1 and K2 when it is time (lines 45-50).
 
-        Arguments as `MarkerGate.observe`; the rewards say which rollouts were scored, and the price has no part here.
+        Args:
+            replay (Replay): Outcomes of the N rollouts of a step.
+            rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
+            step (int): Generation step, from 1.
+            price (float): What one more rollout earns per token, nan: not known; it has no part here.
         """
-        kept = (replay.outcome != Outcome.ABORTED) & ~np.isnan(rewards)
-        added = np.stack([replay.length[kept], propensity[kept]]).astype(np.float64)
-        self._seen = np.concatenate([self._seen, added], axis=1)[:, -self.window :]
-        lengths, seen_with = self._seen
-        if step % self.refit_every == 0 and len(lengths) >= self.min_samples:
-            weights = 1.0 / seen_with if self.weighted else np.ones(len(lengths))
-            poll, abort = weighted_quantile(lengths, weights, self.quantiles)
+        kept = replay.length[(replay.outcome != Outcome.ABORTED) & ~np.isnan(rewards)]
+        self._lengths = np.append(self._lengths, kept)[-self.window :]
+        if step % self.refit_every == 0 and len(self._lengths) >= self.min_samples:
+            # A length that occurred. A share that is met exactly must not be missed by the rounding of q n.
+            shares = np.array(QUANTILES) * (1.0 - 1e-12)
+            poll, abort = np.quantile(self._lengths, shares, method="inverted_cdf")
             self._set(int(poll), int(max(abort, poll)))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Thresholds and window: JSON types only."""
-        thresholds = {"poll_threshold": self.poll_threshold, "abort_threshold": self.abort_threshold}
-        return thresholds | dict(zip(("lengths", "propensity"), self._seen.tolist(), strict=True))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError if keys differ or the thresholds do not fit max_length."""
-        check_keys(state, self.state_dict())
-        if not 1 <= state["poll_threshold"] <= state["abort_threshold"] <= self.max_length:
+        super().load_state_dict(state)
+        if not 1 <= self.poll_threshold <= self.abort_threshold <= self.max_length:
             raise ValueError(
-                f"K1={state['poll_threshold']} and K2={state['abort_threshold']} of the state do not fit a length "
-                f"cap of {self.max_length}. Resume with the max_completion_length of the checkpoint."
+                f"K1={self.poll_threshold} and K2={self.abort_threshold} of the state do not fit a length cap of "
+                f"{self.max_length}. Resume with the max_completion_length of the checkpoint."
             )
-        self._seen = np.array([state["lengths"], state["propensity"]], dtype=np.float64)[:, -self.window :]
-        self._set(state["poll_threshold"], state["abort_threshold"])
 
     def _set(self, poll: int, abort: int) -> None:
         """Keep 1 <= K1 <= K2 <= max_length whatever the quantiles say."""
@@ -135,26 +82,27 @@ class LengthThresholds:
         self.poll_threshold = min(max(poll, 1), self.abort_threshold)
 
 
-class PricedThresholds:
+class PricedThresholds(Stateful):
     """K1, K2 (tokens) and the coin of the next step from answer times and a price, in rewards per token.
 
     K1 is 1: rollouts are polled from the start. They meet their coin, in [`KEEP_LEAST`, `KEEP_MOST`], at K2 +
-    `grace_window` tokens. The price is averaged over steps, nan before the first; the bins of the answer times are as
+    `grace_window` tokens. The price is averaged over steps, None before the first; the bins of the answer times are as
     wide as the poll interval.
     """
 
     poll_threshold = 1
+    remembered = ("times", "price", "_rewards")
 
     def __init__(self, max_length: int, grace_window: int, *, width: int = 8, memory: float = 50.0) -> None:
         self.max_length = max_length
         self.grace_window = grace_window
         self.times = AnswerTimes(max_length, width=width, memory=memory)
-        self.price = float("nan")
+        self.price: float | None = None
         self._rewards = np.zeros(0)
         self._refit()
 
-    def observe(self, replay: Replay, propensity: np.ndarray, rewards: np.ndarray, step: int, price: float) -> None:
-        """Learn from a step, and set K2 and the coin of the next one; arguments as `MarkerGate.observe`."""
+    def observe(self, replay: Replay, rewards: np.ndarray, step: int, price: float) -> None:
+        """Learn from a step, and set K2 and the coin of the next one; arguments as `LengthThresholds.observe`."""
         scored = ~np.isnan(rewards)
         if scored.any():
             self._rewards = np.append(self._rewards, rewards[scored])[-REWARDS:]
@@ -163,49 +111,21 @@ class PricedThresholds:
             paid = rewards[scored] >= reward_bar(self._rewards)
             self.times.observe(np.maximum(time[scored], 1), ended, paid & ended)
         if np.isfinite(price):
-            old = price if np.isnan(self.price) else self.price
+            old = price if self.price is None else self.price
             self.price = old + (price - old) / PRICE_MEMORY
         self._refit()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Counts, price and rewards: JSON types only."""
-        return {
-            "counts": self.times.counts.tolist(),
-            "price": None if np.isnan(self.price) else self.price,
-            "rewards": self._rewards.tolist(),
-        }
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`; ValueError if keys differ or the counts do not fit the length limit."""
-        check_keys(state, self.state_dict())
-        counts = np.array(state["counts"], dtype=np.float64)
-        if counts.shape != self.times.counts.shape:
-            raise ValueError(
-                f"the answer times of the state have shape {counts.shape}, this run needs {self.times.counts.shape}. "
-                "Resume with the max_completion_length and the poll_interval of the checkpoint."
-            )
-        self.times.counts = counts
-        self.price = float("nan") if state["price"] is None else float(state["price"])
-        self._rewards = np.array(state["rewards"], dtype=np.float64)
+        super().load_state_dict(state)
         self._refit()
 
     def _refit(self) -> None:
-        cut, productivity = self.max_length, self.times.productivity()
-        price = min(self.price, PRODUCTIVITY_SHARE * productivity)  # nan, the first, stays nan
-        if price > 0.0:
-            cut = self.times.cut(price)
+        price = min(self.price or 0.0, PRODUCTIVITY_SHARE * self.times.productivity())
+        cut = self.times.cut(price) if price > 0.0 else self.max_length
         self.abort_threshold = max(cut - self.grace_window, self.poll_threshold)
         reaching = self.times.reaching(self.abort_threshold + self.grace_window)
         self.keep_probability = float(np.clip(FOLLOWED / max(reaching, 1e-12), KEEP_LEAST, KEEP_MOST))
-
-
-def check_keys(state: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise ValueError unless a state of thresholds has these keys."""
-    if state.keys() != expected.keys():
-        raise ValueError(
-            f"the state of the thresholds has keys {sorted(state)}, expected {sorted(expected)}. Another version "
-            "of duet_trl wrote it: resume with that version, or start a new output_dir."
-        )
 
 
 def scaled_grace_window(max_length: int) -> int:
@@ -235,25 +155,13 @@ def reward_bar(rewards: np.ndarray) -> float:
     return float((rewards[above].mean() + rewards[~above].mean()) / 2.0)
 
 
-def weighted_quantile(values: np.ndarray, weights: np.ndarray, quantiles: tuple[float, ...]) -> np.ndarray:
-    """The smallest values v with weight of values <= v at least q of all weight, one for each q in [0, 1].
-
-    With equal weights, which are > 0, it is `np.quantile(values, q, method="inverted_cdf")`: a length that occurred.
-    """
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    # A share that is met exactly must not be missed by the rounding of the sum.
-    targets = np.asarray(quantiles) * cumulative[-1] * (1.0 - 1e-12)
-    return values[order][np.searchsorted(cumulative, targets)]
-
-
 PRIOR_ROLLOUTS = 8.0
 """Pseudo-rollouts behind every length. That many with nothing to show outweigh the prior at `OPTIMISM` = 2."""
 OPTIMISM = 2.0
 """What a pseudo-rollout earns per token, in units of the price; above 1, or nothing unknown would be explored."""
 
 
-class AnswerTimes:
+class AnswerTimes(Stateful):
     r"""When rewarded answers come, seen from rollouts that a gate may have cut short, and where to cut at a price.
 
     An aborted rollout says that no answer came before it was stopped, and nothing about what would have come: its
@@ -283,6 +191,8 @@ class AnswerTimes:
     lengths j * width + 1 to (j + 1) * width.
     """
 
+    remembered = ("counts",)
+
     def __init__(self, max_length: int, *, width: int = 8, memory: float = 50.0) -> None:
         self.max_length = max_length
         self.width = width
@@ -305,6 +215,16 @@ class AnswerTimes:
         )
         at_risk = np.cumsum(left[::-1])[::-1]
         self.counts = self.keep * self.counts + np.stack([at_risk, rewarded, other])
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`; ValueError if the counts are of another length limit or another width."""
+        bins = self.counts.shape
+        super().load_state_dict(state)
+        if self.counts.shape != bins:
+            raise ValueError(
+                f"the answer times of the state have shape {self.counts.shape}, this run needs {bins}. Resume with "
+                "the max_completion_length and the poll_interval of the checkpoint."
+            )
 
     def curves(self, price: float = 0.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """S, F and E min(T, K) at the bounds of the bins, shape (B + 1,) each.

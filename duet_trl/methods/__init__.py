@@ -24,17 +24,11 @@ from .vip import Vip, VipOptions
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as the configuration knows it; which fields it reads is said where they are declared (`config.py`).
+    """A method as the configuration knows it; which fields it reads is said where they are declared (`config.py`)."""
 
-    Attributes:
-        build (Callable): Configuration -> the method.
-        options (type): Frozen dataclass of its `method_kwargs`.
-        check (Callable): Configuration -> anything; raises ValueError for relations that cannot hold.
-    """
-
-    build: Callable[[Any], Method]
-    options: type
-    check: Callable[[Any], object]
+    build: Callable[[Any], Method]  # of a configuration
+    options: type  # frozen dataclass of its `method_kwargs`
+    check: Callable[[Any], object]  # of a configuration; raises ValueError for relations that cannot hold
 
 
 def setting_of(config: Any) -> Setting:

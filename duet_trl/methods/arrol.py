@@ -16,9 +16,7 @@ share of successes among survivors, is 1/2. The others are pruned: they leave ba
 After the step the head trains for one epoch on the last 2048 pairs of hidden state and final success. For
 `head_warmup_steps` steps nobody is pruned, and the head trains on what rollouts looked like at their L-th token.
 
-Biased: who survives depends on the prefix, and nothing corrects for it, so the gradient is that of another objective.
-A lone survivor has advantage 0. What is ours, the formula of p(q) and the two phases of generation among it:
-docs/fidelity.md#arrol.
+Biased: who survives depends on the prefix, and nothing corrects for it. What is ours: docs/fidelity.md#arrol.
 """
 
 import math
@@ -30,10 +28,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..allocate.statistics import check_state
 from ..field_types import Options, at_least, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import group_relative, positive_rewards, uniform_jobs
+from ..state import Stateful
+from .grouping import group_relative, positive_rewards, uniform_jobs, widened
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -72,6 +70,7 @@ class Arrol(FromGRPO):
     """ARRoL; see the module."""
 
     options: ArrolOptions
+    remembered = ("head",)
 
     @staticmethod
     def largest_round(setting: Setting, options: Any) -> int:
@@ -104,7 +103,8 @@ class Arrol(FromGRPO):
                 Query(int(q), tuple(ids[: self.detect_at]), hidden_at=self.detect_at - 1)
                 for q, (ids, _) in zip(done.prompt[scored], done.tokens(scored), strict=True)
             ]
-        alpha, beta = self.head.curve(self.options.keep_rate)
+        head, one_class = self.head, len(np.unique(self.head.positive)) < 2
+        alpha, beta = survival_curve(head.quality(head.all_scores), self.options.keep_rate, one_class=one_class)
         quality = self.head.quality(self.head.score(np.stack(done.answers)))
         coins = np.random.default_rng([self.setting.seed, done.prompts.step, _COIN]).random(len(done))[scored]
         rows = scored[coins < survival(quality, alpha, beta)]
@@ -130,22 +130,13 @@ class Arrol(FromGRPO):
             "lone_survivors": float((survivors == 1).sum()),
         }
         ends = np.where(kept, done.rewards, np.nan)
-        self.head.see_rewards(ends[~np.isnan(ends)])
+        self.head.see_rewards(ends)
         for row, job in enumerate(done.jobs):
             if job.continues is not None:
                 ends[job.continues] = done.rewards[row]
         if len(scored):
             foreseen = self.head.learn(np.stack(done.answers), ends[scored], done.prompts.step)
             self._metrics |= {} if foreseen is None else {"head_accuracy": foreseen}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The head, its optimizer, and what it learned from."""
-        return {"head": self.head.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.head.load_state_dict(state["head"])
 
     def _cut(self, done: Rollouts) -> bool:
         """Whether the first round was cut at L, as after the warm-up."""
@@ -158,7 +149,7 @@ class Arrol(FromGRPO):
         return np.flatnonzero(open_ & (done.round == 0))
 
 
-class QualityHead:
+class QualityHead(Stateful):
     """A perceptron, hidden state (D,) -> WIDTH -> logit of success, with the rollouts that it learned from.
 
     It runs on the CPU in float32 and trains by AdamW on binary cross-entropy. A hidden state is divided by the root of
@@ -168,13 +159,18 @@ class QualityHead:
         seed (int): Of the first weights and of the order of training.
     """
 
+    remembered = ("features", "scores", "all_scores", "rewards", "reward_range")
+    remembered += ("weights", "first_moment", "second_moment", "updates")
+
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.features = np.zeros((0, 0), dtype=np.float32)  # (H, D)
         self.scores, self.rewards = np.zeros(0), np.zeros(0)  # raw scores when they were made, and how it ended, (H,)
         self.all_scores = np.zeros(0)  # with those of pruned rollouts, (A,)
         self.reward_range: list[float] = []
-        self._weights: torch.Tensor | None = None  # all of them, layer after layer, shape (P,)
+        # All weights, layer after layer, and both moments of AdamW, shape (P,); empty before the first hidden state.
+        self.weights, self.first_moment, self.second_moment = np.zeros((3, 0), dtype=np.float32)
+        self.updates = 0
 
     @property
     def positive(self) -> np.ndarray:
@@ -189,21 +185,16 @@ class QualityHead:
         count, positive = (np.bincount(past[rows], minlength=NUM_BINS) for rows in (slice(None), self.positive))
         return ((positive + 1.0) / (count + 2.0))[now]
 
-    def curve(self, keep_rate: float) -> tuple[float, float]:
-        """alpha and beta over the scores of the last steps."""
-        return survival_curve(self.quality(self.all_scores), keep_rate, one_class=len(np.unique(self.positive)) < 2)
-
     def score(self, features: np.ndarray) -> np.ndarray:
         """Raw scores of hidden states (K, D), shape (K,), in (0, 1)."""
-        if self._weights is None:
+        if not len(self.weights):
             self._begin(features.shape[1])
-        with torch.no_grad():
-            return torch.sigmoid(self._logits(torch.from_numpy(features).float())).double().numpy()
+        logits = self._logits(torch.from_numpy(self.weights), torch.from_numpy(features).float())
+        return torch.sigmoid(logits).double().numpy()
 
     def see_rewards(self, rewards: np.ndarray) -> None:
-        """Widen the run's extremes."""
-        known = [*self.reward_range, *rewards]
-        self.reward_range = [float(min(known)), float(max(known))] if known else []
+        """Widen the run's extremes; nan is no reward."""
+        self.reward_range = widened(self.reward_range, rewards)
 
     def learn(self, features: np.ndarray, rewards: np.ndarray, step: int) -> float | None:
         """Add the scored rollouts of a step, and train for an epoch once the run has seen two rewards.
@@ -223,63 +214,39 @@ class QualityHead:
         if self.reward_range[0] < self.reward_range[1]:
             inputs, labels = torch.from_numpy(self.features), torch.from_numpy(self.positive.astype(np.float32))
             order = np.random.default_rng([self.seed, step]).permutation(len(inputs))
+            weights = torch.from_numpy(self.weights).requires_grad_()
+            optimizer = self._optimizer(weights)
             for chunk in torch.from_numpy(order).split(BATCH_SIZE):
-                self._optimizer.zero_grad()
-                F.binary_cross_entropy_with_logits(self._logits(inputs[chunk]), labels[chunk]).backward()
-                self._optimizer.step()
+                optimizer.zero_grad()
+                F.binary_cross_entropy_with_logits(self._logits(weights, inputs[chunk]), labels[chunk]).backward()
+                optimizer.step()
+                self.updates += 1
         return float((foreseen == positive_rewards(rewards[known], self.reward_range)).mean())
 
-    def state_dict(self) -> dict[str, Any]:
-        """The history; weights and both moments of AdamW, shape (P,) each, and its number of updates."""
-        weights = torch.zeros(0) if self._weights is None else self._weights.detach()
-        adam = {} if self._weights is None else self._optimizer.state.get(self._weights, {})
-        return {
-            "features": self.features,
-            "scores": self.scores,
-            "all_scores": self.all_scores,
-            "rewards": self.rewards,
-            "reward_range": list(self.reward_range),
-            "weights": weights.clone().numpy(),
-            "first_moment": adam.get("exp_avg", torch.zeros_like(weights)).clone().numpy(),
-            "second_moment": adam.get("exp_avg_sq", torch.zeros_like(weights)).clone().numpy(),
-            "updates": int(adam.get("step", 0)),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`."""
-        check_state("quality head", state, self.state_dict())
-        self.features = np.array(state["features"], dtype=np.float32)
-        self.scores, self.rewards = np.array(state["scores"]), np.array(state["rewards"])
-        self.all_scores = np.array(state["all_scores"])
-        self.reward_range = list(state["reward_range"] or ())
-        if not len(state["weights"]):
-            return
-        self._begin(self.features.shape[1])
-        with torch.no_grad():
-            self._weights.copy_(torch.tensor(state["weights"]))
-        if state["updates"]:
-            moments = {"exp_avg": state["first_moment"], "exp_avg_sq": state["second_moment"]}
-            self._optimizer.state[self._weights] = {
-                "step": torch.tensor(float(state["updates"])),
-                **{name: torch.tensor(values) for name, values in moments.items()},
-            }
+    def _optimizer(self, weights: torch.Tensor) -> torch.optim.Optimizer:
+        """AdamW as the last step left it; it writes weights and moments in place."""
+        optimizer = torch.optim.AdamW([weights], lr=LEARNING_RATE)
+        moments = torch.from_numpy(self.first_moment), torch.from_numpy(self.second_moment)
+        step = torch.tensor(float(self.updates))
+        optimizer.state[weights] = dict(zip(("exp_avg", "exp_avg_sq", "step"), (*moments, step), strict=True))
+        return optimizer
 
     def _begin(self, dim: int) -> None:
         """Fresh weights, uniform within one over the root of what goes in."""
         generator = torch.Generator().manual_seed(self.seed)
         sizes = [(WIDTH * dim, dim), (WIDTH, dim), (WIDTH, WIDTH), (1, WIDTH)]  # and what goes in
         parts = [(2 * torch.rand(size, generator=generator) - 1) / math.sqrt(fan_in) for size, fan_in in sizes]
-        self._weights = torch.cat(parts).requires_grad_()
-        self._optimizer = torch.optim.AdamW([self._weights], lr=LEARNING_RATE)
+        self.weights = torch.cat(parts).numpy()
+        self.first_moment, self.second_moment = np.zeros_like(self.weights), np.zeros_like(self.weights)
 
-    def _logits(self, features: torch.Tensor) -> torch.Tensor:
+    def _logits(self, weights: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         dim = features.shape[1]
-        if len(self._weights) != WIDTH * (dim + 2) + 1:
+        if len(weights) != WIDTH * (dim + 2) + 1:
             raise ValueError(
                 f"hidden states have {dim} entries, and the head was trained on "
-                f"{(len(self._weights) - 1) // WIDTH - 2}. Resume with the model of the checkpoint."
+                f"{(len(weights) - 1) // WIDTH - 2}. Resume with the model of the checkpoint."
             )
-        first, first_bias, second, second_bias = self._weights.split([WIDTH * dim, WIDTH, WIDTH, 1])
+        first, first_bias, second, second_bias = weights.split([WIDTH * dim, WIDTH, WIDTH, 1])
         scaled = features * torch.rsqrt(features.square().mean(dim=1, keepdim=True) + 1e-6)
         return torch.relu(F.linear(scaled, first.view(WIDTH, dim), first_bias)) @ second + second_bias
 

@@ -23,10 +23,11 @@ from ..allocate.allocators import MixedAllocator, UniformAllocator
 from ..allocate.statistics import RewardHistory
 from ..allocate.visits import Visits
 from ..field_types import Acts, Follows, config_field
+from ..gate.replay import propensity
 from ..gate.thresholds import PricedThresholds
 from ..rollouts import Job, Judgement, NoMorePrompts, Prompts, Rollouts
 from ..update.baseline import LeastNoise, MeasuredWeights, NoiseRatio, history_advantages
-from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, gate_of, refuse_lone_rollouts
+from .gated import TRIMS, Gated, GateOptions, bounds_of, budget_of, refuse_lone_rollouts
 from .grouping import group_relative, visit_metrics
 from .method import Setting
 
@@ -70,9 +71,7 @@ class Duet(Gated):
             config.max_completion_length, config.grace_window, width=config.options.poll_interval
         )
         allocator = MixedAllocator if config.allocate else UniformAllocator
-        super().__init__(
-            config, setting, allocator(budget_of(config), **bounds_of(config)), gate_of(config, thresholds, None)
-        )
+        super().__init__(config, setting, allocator(budget_of(config), **bounds_of(config)), thresholds)
         self.options: DuetOptions
         self.teaches_ending = config.trim and self.options.teach_ending
         self.num_candidates = config.num_candidates
@@ -95,8 +94,8 @@ class Duet(Gated):
         trained = every
         if self.options.drop_zero_advantage:
             trained = (advantages != 0) & (size >= self.options.advantage_cutoff)
-        propensity = self.gate.propensity(done.replay.outcome)
-        return Judgement(advantages, np.ones(len(done)), trained, every, propensity)
+        kept = propensity(done.replay.outcome, self.keep_probability)
+        return Judgement(advantages, np.ones(len(done)), trained, every, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lengths, answer times, rewards, and what the baseline and the choice of prompts go by."""

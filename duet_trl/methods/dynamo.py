@@ -15,11 +15,8 @@ Tokens. Inside the loss the advantage A of a token is multiplied by boost x deca
     Xi    = |A (u - mean of u over the rollout)|,                u = pi (log pi + H)
 
 H is the entropy before the token and pi its probability; Xi is proportional to the change of entropy that it causes.
-The extremes are over all tokens of the step with an advantage, so that the factor does not depend on how rollouts are
-packed: a last round asks for log-probs and entropies of these rollouts, one more forward pass (`asked_tokens`).
-
-Ours: that window (the code takes those of a micro-batch), and the probability ratio and its clip in Xi count as 1, as
-they are where a step makes one update. A success is a share where rewards are graded. More: docs/fidelity.md#dynamo.
+The extremes are over all tokens of the step with an advantage, which a last round asks the model about. What is ours:
+docs/fidelity.md#dynamo.
 """
 
 import math
@@ -27,6 +24,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from ..allocate.allocators import Budget
 from ..allocate.statistics import PromptStatistics
@@ -34,19 +32,18 @@ from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import counted_jobs, group_relative, refuse_single
 from .grpo import FromGRPO
-from .method import Remembering, Setting, TokenBatch
+from .method import Setting, TokenBatch
 
-LOW, HIGH = 0.5, 1.5
-"""Bounds of a prompt's rollouts over the average of the budget; rounded down, at least 1, and up."""
-BOOST_MAX, DECAY_MIN, DECAY_AT, SLOPE = 1.2, 0.6, 0.99, 50.0
-"""mu_max, lambda, tau and gamma of the authors."""
+LOW, HIGH = 0.5, 1.5  # bounds of a prompt's rollouts over the average of the budget; rounded down, at least 1, and up
+BOOST_MAX, DECAY_MIN, DECAY_AT, SLOPE = 1.2, 0.6, 0.99, 50.0  # mu_max, lambda, tau and gamma of the authors
 _TINY = 1e-8
 
 
-class Dynamo(FromGRPO, Remembering):
+class Dynamo(FromGRPO):
     """Counts and token factors; see the module."""
 
     identity = {"method": "dynamo"}
+    remembered = ("statistics",)
 
     def __init__(self, setting: Setting, options: Options) -> None:
         super().__init__(setting, options)
@@ -68,14 +65,12 @@ class Dynamo(FromGRPO, Remembering):
         advantages = group_relative(done, self.setting)
         self._extremes = {}
         if done.answers:
-            rows = [torch.from_numpy(answer).float().unsqueeze(1) for answer in done.answers]  # (2, 1, T) each
-            trained = torch.from_numpy(advantages[advantages != 0]).split(1)
-            everywhere = [torch.ones_like(row[0], dtype=torch.bool) for row in rows]
-            known = zip(rows, everywhere, trained, strict=True)
-            changes = [float(entropy_change(*row, mask, one).max()) for row, mask, one in known]
-            entropies = np.concatenate([answer[1] for answer in done.answers])
-            self._extremes = {"entropy_min": float(entropies.min()), "entropy_max": float(entropies.max())}
-            self._extremes["change_max"] = max(changes)
+            rows = [torch.from_numpy(answer.T).float() for answer in done.answers]  # (T, 2) each
+            logps, entropies = pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=2)
+            mask, trained = ~logps.isnan(), torch.from_numpy(advantages[advantages != 0])
+            known, change = entropies[mask], entropy_change(logps, entropies, mask, trained).max()
+            found = known.min(), known.max(), change
+            self._extremes = dict(zip(("entropy_min", "entropy_max", "change_max"), map(float, found), strict=True))
         return Judgement.of(advantages)
 
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
@@ -97,12 +92,11 @@ class Dynamo(FromGRPO, Remembering):
 
     def _counts(self, keys: tuple[str, ...]) -> np.ndarray:
         """Rollouts of each prompt, shape (M,), int64."""
-        history = self.statistics.reward_history(keys)
-        # One reward so far does not tell what a success is.
-        count = history.count if self.statistics.rewards_differ else np.zeros(len(keys))
-        average, total = self.budget.rollouts_per_prompt, self.budget.total_rollouts(len(keys))
+        history, average = self.statistics.reward_history(keys), self.budget.rollouts_per_prompt
+        count = history.count * self.statistics.rewards_differ  # one reward so far does not tell what a success is
         self._metrics = {"unseen_prompts": float((count == 0).sum())}
         priority = priorities(count, self.statistics.success_share(history.mean))
+        total = self.budget.total_rollouts(len(keys))
         return water_filling(priority, total, max(math.floor(LOW * average), 1), math.ceil(HIGH * average))
 
 
@@ -116,10 +110,6 @@ def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> n
 
     What is left is shared among those below `most`: the floor of each share, then one more for the largest remainders.
     What a full prompt cannot take is shared again; where all with a priority are full, the others share alike.
-
-    Example:
-        >>> water_filling(np.array([1.0, 0.5, 0.0]), 10, 2, 6).tolist()
-        [5, 3, 2]
     """
     counts = np.full(priority.size, lowest, dtype=np.int64)
     while rest := total - int(counts.sum()):

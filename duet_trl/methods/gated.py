@@ -2,17 +2,17 @@
 """What `duet` and `paper` are built from: counts under one token budget, a gate for all rollouts, what both learn."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..allocate.allocators import Budget, UniformAllocator
-from ..allocate.statistics import check_state
 from ..field_types import Acts, Options, at_least, config_field
-from ..gate.replay import Outcome
-from ..gate.thresholds import LengthThresholds, MarkerGate, PricedThresholds
+from ..gate.replay import GateSpec, Outcome, keep_coins, occurrence
+from ..gate.thresholds import LengthThresholds, PricedThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
+from ..state import check_state
 from .method import Method, Setting
 
 GATED = Acts(lambda v: v.trim or v.abort, "trim=True or abort=True")
@@ -34,25 +34,46 @@ class GateOptions(Options):
 
 
 class Gated(Method):
-    """Counts by an allocator and stops by a gate; what is trained is up to the method."""
+    """Counts by an allocator and stops by a gate; what is trained is up to the method.
 
-    def __init__(self, config: Any, setting: Setting, allocator: UniformAllocator, gate: MarkerGate) -> None:
+    `thresholds` set K1, K2 and the coin of the gate, whose `window` is that of `GateSpec`.
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        setting: Setting,
+        allocator: UniformAllocator,
+        thresholds: LengthThresholds | PricedThresholds,
+        window: int | None = None,
+    ) -> None:
         self.setting, self.options = setting, config.options
-        self.allocator, self.gate = allocator, gate
+        self.allocator, self.thresholds = allocator, thresholds
         self.gated = config.gated
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
+        self.keep_probability = thresholds.keep_probability  # of the last coins that were thrown
+        rule = config.options
+        self._gate = GateSpec(
+            1, 1, config.grace_window, rule.poll_interval, config.trim, config.abort, rule.entropy_threshold, window
+        )
         self._metrics: dict[str, float] = {}
-        self.parts: dict[str, Any] = {"allocator": allocator, "gate": gate}  # what has a state
+        self.parts: dict[str, Any] = {"allocator": allocator, "gate": thresholds}  # what has a state
 
     def planned(self, prompts: Prompts, visited: Iterable[int]) -> list[Job]:
         """Lines 1-10 and 22: counts of the visited prompts, the gate of the step, a coin for each rollout."""
         visited, keys = np.asarray(visited), prompts.keys
         allocation = self.allocator.plan([keys[q] for q in visited], prompts.epoch)
         group = np.repeat(visited, allocation.num_rollouts)
-        keep = self.gate.coins(prompts.step, [keys[q] for q in group])
-        gate = self.gate.spec() if self.gated else None
+        gate = self.spec() if self.gated else None
+        self.keep_probability, keys = self.thresholds.keep_probability, [keys[q] for q in group]
+        keep = keep_coins(self.setting.seed, prompts.step, keys, occurrence(keys), self.keep_probability)
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
+
+    def spec(self) -> GateSpec:
+        """The gate with its present thresholds."""
+        unit = self.thresholds
+        return replace(self._gate, poll_threshold=unit.poll_threshold, abort_threshold=unit.abort_threshold)
 
     def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
         """Lines 45-50: lengths, rewards, and what the gate follows.
@@ -65,7 +86,7 @@ class Gated(Method):
         keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
         self.allocator.statistics.observe_lengths(keys, group, length, length, scored & ~done.aborted)
-        self.gate.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
+        self.thresholds.observe(done.replay, done.rewards, done.prompts.step, self.allocator.price)
         self.allocator.statistics.observe_rewards(keys, group, done.rewards, scored)
         return keys, group
 
@@ -89,9 +110,9 @@ class Gated(Method):
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
         return {
-            "poll_threshold": float(self.gate.thresholds.poll_threshold),
-            "abort_threshold": float(self.gate.thresholds.abort_threshold),
-            "keep_probability": self.gate.keep_probability,
+            "poll_threshold": float(self.thresholds.poll_threshold),
+            "abort_threshold": float(self.thresholds.abort_threshold),
+            "keep_probability": self.keep_probability,
             "price": self.allocator.price,
             "late_answers_lost": float((1.0 / propensity[late] - 1.0).sum()),
             "cold_prompts": float(self.allocator.cold.sum()),
@@ -112,20 +133,6 @@ def bounds_of(config: Any) -> dict[str, Any]:
         "num_max": config.num_rollouts_max,
         "max_rollouts": config.max_rollouts,
     }
-
-
-def gate_of(config: Any, thresholds: LengthThresholds | PricedThresholds, window: int | None) -> MarkerGate:
-    """The gate; `window` is that of `GateSpec`."""
-    return MarkerGate(
-        thresholds=thresholds,
-        trim=config.trim,
-        abort=config.abort,
-        grace_window=config.grace_window,
-        poll_interval=config.options.poll_interval,
-        entropy_threshold=config.options.entropy_threshold,
-        window=window,
-        seed=config.seed,
-    )
 
 
 def refuse_lone_rollouts(config: Any) -> None:

@@ -21,21 +21,19 @@ a batch is that of the whole step. Where all prompts are skipped and no others e
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .dapo import Dapo, DapoOptions, draw
-from .grouping import mixed_prompts, uniform_jobs, visit_metrics
+from .grouping import mixed_prompts, uniform_jobs, visit_metrics, widened
 from .method import Setting
 
 START, STEP, RANGE = 0.5, 0.01, (0.05, 0.95)
 """p_easy and p_hard: where they start, by how much they move, where they stay."""
 LEAST = 0.01
 """Probability with which every prompt is taken."""
-EASY, HARD = 1, -1
-TARGETS = {EASY: 0.25 / 3, HARD: 0.25 * 2 / 3}
+TARGETS = np.array([0.25 / 3, 0.25 * 2 / 3])
 """Shares of easy and of hard prompts to aim at."""
 SAFETY, SMALLEST = 1.25, 1 / 6
 """Size of a further batch: over what should be needed, and at least this share of a full one (authors: 64 of 384)."""
@@ -46,11 +44,12 @@ class Greso(Dapo):
     """GRESO; see the module."""
 
     identity = {"method": "greso"}
+    remembered = ("visits_in_a_row", "probability", "_reward_range")
 
     def __init__(self, setting: Setting, options: DapoOptions) -> None:
         super().__init__(setting, options)
-        self.probability = {EASY: START, HARD: START}
-        self.streaks: dict[str, int] = {}  # z_easy, or -z_hard, by prompt; one that is not here has neither
+        self.probability = np.array([START, START])  # p_easy and p_hard
+        self.visits_in_a_row: dict[str, int] = {}  # z_easy, or -z_hard, by prompt; one that is not here has neither
         self._reward_range: list[float] = []
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
@@ -71,37 +70,18 @@ class Greso(Dapo):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Count the visits in a row, and move p_easy and p_hard."""
         super().observe(done, judgement, sum_logps)
-        known = [*self._reward_range, *done.rewards[done.scored]]
-        self._reward_range = [float(min(known)), float(max(known))] if known else []
+        self._reward_range = widened(self._reward_range, done.rewards)
         kinds = [(done.prompts[q].key, self._kind(done.rewards[done.prompt == q])) for q in np.unique(done.prompt)]
         for key, kind in kinds:
-            streak = self.streaks.pop(key, 0)
+            streak = self.visits_in_a_row.pop(key, 0)
             if kind:
-                self.streaks[key] = kind + (streak if streak * kind > 0 else 0)
-        found = {wanted: sum(kind == wanted for _, kind in kinds) for wanted in TARGETS}
+                self.visits_in_a_row[key] = kind + (streak if streak * kind > 0 else 0)
+        found = np.array([sum(kind == wanted for _, kind in kinds) for wanted in (1, -1)])
         if done.prompts.epoch > 0:
-            for kind, target in TARGETS.items():
-                step = -STEP if found[kind] / len(kinds) >= target else STEP
-                self.probability[kind] = float(np.clip(self.probability[kind] + step, *RANGE))
-        self._metrics = {
-            **self._metrics,
-            **visit_metrics(done),
-            "easy_prompts": float(found[EASY]),
-            "hard_prompts": float(found[HARD]),
-            "p_easy": self.probability[EASY],
-            "p_hard": self.probability[HARD],
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Visits in a row by key, the two probabilities and the run's reward range."""
-        found = {"visits_in_a_row": dict(self.streaks), "reward_range": list(self._reward_range)}
-        return found | {"p_easy": self.probability[EASY], "p_hard": self.probability[HARD]}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.streaks, self._reward_range = dict(state["visits_in_a_row"]), list(state["reward_range"])
-        self.probability = {EASY: state["p_easy"], HARD: state["p_hard"]}
+            step = np.where(found / len(kinds) >= TARGETS, -STEP, STEP)
+            self.probability = np.clip(self.probability + step, *RANGE)
+        names, values = ("easy_prompts", "hard_prompts", "p_easy", "p_hard"), (*found, *self.probability)
+        self._metrics = {**self._metrics, **visit_metrics(done), **dict(zip(names, map(float, values), strict=True))}
 
     def _taken(self, prompts: Prompts, candidates: Iterable[int], wanted: int) -> list[int]:
         """Candidates that are not skipped, refilled up to `wanted` prompts or to the end of the data set."""
@@ -111,8 +91,8 @@ class Greso(Dapo):
         return taken
 
     def _skipped(self, prompts: Prompts, prompt: int) -> bool:
-        streak = self.streaks.get(prompts[prompt].key, 0)
-        taken = self.probability[EASY if streak > 0 else HARD] ** abs(streak)
+        streak = self.visits_in_a_row.get(prompts[prompt].key, 0)
+        taken = self.probability[int(streak < 0)] ** abs(streak)
         coin = np.random.default_rng([self.setting.seed, prompts.step, _COIN, prompt]).random()
         return bool(coin >= max(taken, LEAST))
 
@@ -126,10 +106,10 @@ class Greso(Dapo):
         return SAFETY * missing * len(sampled) / found if found else float("inf")
 
     def _kind(self, rewards: np.ndarray) -> int:
-        """Whether a visit with these rewards was easy, hard, or neither (0); nan is no reward."""
+        """Whether a visit with these rewards was easy (1), hard (-1), or neither (0); nan is no reward."""
         rewards = rewards[~np.isnan(rewards)]
         if not rewards.size or self._reward_range[0] == self._reward_range[1]:
             return 0  # one reward so far does not tell which end it is
         if rewards.min() >= self._reward_range[1]:
-            return EASY
-        return HARD if rewards.max() <= self._reward_range[0] else 0
+            return 1
+        return -1 if rewards.max() <= self._reward_range[0] else 0

@@ -69,6 +69,12 @@ def positive_rewards(rewards: np.ndarray, extremes: Sequence[float] | None) -> n
     return rewards > (low + high) / 2.0 if low < high else np.zeros(len(rewards), dtype=bool)
 
 
+def widened(extremes: Sequence[float], rewards: np.ndarray) -> list[float]:
+    """The lowest and the highest reward of a run, with more rewards, nan for none; empty before the first."""
+    known = [*extremes, *rewards[~np.isnan(rewards)]]
+    return [float(min(known)), float(max(known))] if known else []
+
+
 def spread_within(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.ndarray:
     """Largest minus smallest of the values (N,) of each group, shape (num_groups,); nan counts as no value.
 

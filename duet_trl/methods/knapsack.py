@@ -31,7 +31,7 @@ from ..field_types import Options
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import counted_jobs, refuse_single
 from .grpo import FromGRPO
-from .method import Remembering, Setting
+from .method import Setting
 
 CONFIDENCE = 0.9
 """Probability of a mixed group at which the fall-back calls a prompt served: the authors' alpha."""
@@ -73,10 +73,11 @@ def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> 
     return counts
 
 
-class Knapsack(FromGRPO, Remembering):
+class Knapsack(FromGRPO):
     """Counts by value, with GRPO's advantages; see the module."""
 
     identity = {"method": "knapsack"}
+    remembered = ("statistics",)
 
     def __init__(self, setting: Setting, options: Options) -> None:
         super().__init__(setting, options)

@@ -13,80 +13,54 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from ..allocate.statistics import PromptStatistics, check_state
 from ..rollouts import Job, Judgement, Prompt, Prompts, Query, Rollouts
+from ..state import restore, state_of
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What every method may read of the run's configuration.
+    """What every method may read of the run's configuration."""
 
-    Attributes:
-        num_prompts (int): M, prompts that the sampler draws for a generation step.
-        num_generations (int): Rollouts per prompt of full GRPO.
-        max_completion_length (int): Length limit of a rollout, tokens.
-        max_rollouts (int): Maximum rollouts of a step, over all rounds and processes.
-        budget_fraction (float): b, share of full GRPO's rollouts that a method with a budget may cost, (0, 1].
-        num_rollouts_min (int): n_min, minimum rollouts of a prompt.
-        num_rollouts_max (int): n_max, maximum rollouts of a prompt.
-        scale_rewards (str): "group", "batch" or "none".
-        multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum".
-        seed (int): Of every random decision.
-    """
-
-    num_prompts: int
-    num_generations: int
-    max_completion_length: int
-    max_rollouts: int
-    budget_fraction: float = 1.0
-    num_rollouts_min: int = 1
-    num_rollouts_max: int = 32
-    scale_rewards: str = "group"
-    multi_objective_aggregation: str = "sum_then_normalize"
-    seed: int = 0
+    num_prompts: int  # M, prompts that the sampler draws for a generation step
+    num_generations: int  # rollouts per prompt of full GRPO
+    max_completion_length: int  # length limit of a rollout, tokens
+    max_rollouts: int  # maximum rollouts of a step, over all rounds and processes
+    budget_fraction: float = 1.0  # b, share of full GRPO's rollouts that a method with a budget may cost, (0, 1]
+    num_rollouts_min: int = 1  # n_min, minimum rollouts of a prompt
+    num_rollouts_max: int = 32  # n_max, maximum rollouts of a prompt
+    scale_rewards: str = "group"  # or "batch" or "none"
+    multi_objective_aggregation: str = "sum_then_normalize"  # or "normalize_then_sum"
+    seed: int = 0  # of every random decision
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A micro-batch inside the loss, on the device; nothing of it carries a gradient.
+    """A micro-batch inside the loss, on the device; nothing of it carries a gradient."""
 
-    Attributes:
-        logps (torch.Tensor): Log-prob of each token under the policy, shape (B, T), nats.
-        entropies (torch.Tensor): Entropy of the policy before each token, shape (B, T), nats.
-        mask (torch.Tensor): Tokens of the loss, shape (B, T), 0 or 1.
-        advantages (torch.Tensor): Weighted advantage of each row, shape (B,).
-        rollout (torch.Tensor): Number of each row's rollout in the step, shape (B,), int64; -1 for padding.
-    """
-
-    logps: torch.Tensor
-    entropies: torch.Tensor
-    mask: torch.Tensor
-    advantages: torch.Tensor
-    rollout: torch.Tensor
+    logps: torch.Tensor  # log-prob of each token under the policy, shape (B, T), nats
+    entropies: torch.Tensor  # entropy of the policy before each token, shape (B, T), nats
+    mask: torch.Tensor  # tokens of the loss, shape (B, T), 0 or 1
+    advantages: torch.Tensor  # weighted advantage of each row, shape (B,)
+    rollout: torch.Tensor  # number of each row's rollout in the step, shape (B,), int64; -1 for padding
 
 
 class Method(Protocol):
-    """A method. A class that names it as its base inherits what follows `observe`.
+    """A method. A class that names it as its base inherits what follows `observe`."""
 
-    Attributes:
-        gated (bool): Some of its jobs carry a `GateSpec`, so that the run needs a marker.
-        teaches_ending (bool): A rollout that was trimmed behind its answer is trained as far as that goes, with an EOS
-            behind it where its advantage is above 0.
-        plain (bool): It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight
-            1, and rows stay where `GRPOTrainer` has them.
-        compares_answers (bool): It asks for `Rollouts.answer_class`, so that the run needs a reward function that can
-            compare answers.
-        embeddings (str | None): Where vectors of prompts come from that it needs: "policy", or a model
-            (`duet_trl.seams.embeddings`). The trainer then sets `embed`.
-        identity (dict): JSON values that must agree when a state is restored.
-    """
-
-    gated: bool = False
+    gated: bool = False  # some of its jobs carry a `GateSpec`, so that the run needs a marker
     teaches_ending: bool = False
+    """A rollout that was trimmed behind its answer is trained as far as that goes, with an EOS behind it where its
+    advantage is above 0."""
     plain: bool = False
+    """It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight 1, and rows
+    stay where `GRPOTrainer` has them."""
     compares_answers: bool = False
+    """It asks for `Rollouts.answer_class`, so that the run needs a reward function that can compare answers."""
     embeddings: str | None = None
-    identity: dict[str, Any] = {}
+    """Where vectors of prompts come from that it needs: "policy", or a model (`duet_trl.seams.embeddings`). The
+    trainer then sets `embed`."""
+    identity: dict[str, Any] = {}  # JSON values that must agree when a state is restored
+    remembered: tuple[str, ...] = ()  # attributes that its state consists of, as in `duet_trl.state.Stateful`
     _metrics: Mapping[str, float] = {}
 
     def setup(self, setting: Setting) -> None:
@@ -126,7 +100,7 @@ class Method(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """What a restored run needs to decide alike: JSON values and numpy arrays, nested in dicts."""
-        return {}
+        return state_of(self, self.remembered)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`.
@@ -134,7 +108,7 @@ class Method(Protocol):
         Raises:
             ValueError: If the state is not one of this method.
         """
-        check_state(self.identity.get("method", type(self).__name__), state, self.state_dict())
+        restore(self, self.remembered, state, self.identity.get("method", type(self).__name__))
 
     def metrics(self) -> dict[str, float]:
         """Plain floats about the last step, without the prefix `duet/`; asked for after `observe`."""
@@ -150,22 +124,3 @@ class Method(Protocol):
     def token_factor(self, batch: TokenBatch) -> torch.Tensor | None:
         """Factor on the advantage of each token inside the loss, shape (B, T); None: 1 everywhere."""
         return None
-
-
-class Remembering(Method):
-    """A method whose state is what it remembers about each prompt.
-
-    Attributes:
-        statistics (PromptStatistics): Lengths and rewards by key.
-    """
-
-    statistics: PromptStatistics
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is remembered about each prompt."""
-        return {"statistics": self.statistics.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.statistics.load_state_dict(state["statistics"])

@@ -21,18 +21,17 @@ import numpy as np
 
 from ..allocate.allocators import NeymanAllocator, UniformAllocator
 from ..field_types import Acts, at_least, config_field, one_of
+from ..gate.replay import propensity
 from ..gate.thresholds import LengthThresholds
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import rollout_weights, surcharge
-from .gated import GATED, Gated, GateOptions, bounds_of, budget_of, gate_of
+from .gated import GATED, Gated, GateOptions, bounds_of, budget_of
 from .grouping import group_relative
 from .method import Setting
 
 _COUNTS = Acts(lambda v: v.allocate, "allocate=True")
 _ONLINE = Acts(lambda v: v.allocate and v.surrogate == "online", "allocate=True and surrogate='online'")
 ENTROPY_WINDOW = 256
-QUANTILES, COLD = (0.3, 0.8), (0.3, 0.7)
-"""K1 and K2: quantiles of lengths, and before the first refit shares of max_completion_length."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Paper(Gated):
     """The paper's controller of counts and stops."""
 
     def __init__(self, config: Any, setting: Setting) -> None:
-        super().__init__(config, setting, _allocator(config), gate_of(config, _thresholds(config), ENTROPY_WINDOW))
+        super().__init__(config, setting, _allocator(config), _thresholds(config), ENTROPY_WINDOW)
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
         """Lines 1-10 and 22."""
@@ -72,10 +71,10 @@ class Paper(Gated):
 
     def judge(self, done: Rollouts) -> Judgement:
         """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
-        propensity = self.gate.propensity(done.replay.outcome)
+        kept = propensity(done.replay.outcome, self.keep_probability)
         _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
-        weight = rollout_weights(counts, group, propensity, done.aborted)
-        return Judgement(group_relative(done, self.setting), weight, ~done.aborted, ~done.aborted, propensity)
+        weight = rollout_weights(counts, group, kept, done.aborted)
+        return Judgement(group_relative(done, self.setting), weight, ~done.aborted, ~done.aborted, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Lines 41-50: lengths, the window of K1 and K2, and sigma (Eq. 3)."""
@@ -97,7 +96,7 @@ class Paper(Gated):
             judgement.propensity,
             done.aborted,
             num_prompts=len(done.prompts),
-            keep_probability=self.gate.keep_probability,
+            keep_probability=self.keep_probability,
         )
 
 
@@ -116,8 +115,4 @@ def _thresholds(config: Any) -> LengthThresholds:
         keep_probability=config.keep_probability,
         window=options.threshold_window,
         refit_every=options.threshold_interval,
-        quantiles=QUANTILES,
-        cold=COLD,
-        weighted=False,
-        min_samples=min(32, options.threshold_window),
     )

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Pilot: look at a few rollouts of each prompt, then spend the rest of the budget where the answer is open.
-
-The rule is ours; Pilot-Commit (arXiv 2605.26606) has the same two stages.
+r"""Pilot, a rule of ours: a few rollouts of each prompt, then the rest of the budget where the answer is open.
 
 Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends what is left of B tokens, greedily by gain per token: m
 rollouts of a prompt are worth x sqrt(m), where x = E p(1 - p) under the Beta posterior of its success rate p after
-discounted earlier visits and the pilot. A solved or hopeless prompt may get none. (x is the length of a binary
-prompt's gradient; the square root keeps a prompt from taking everything, as a gain of x m would.)
+discounted earlier visits and the pilot. A solved or hopeless prompt may get none. (Pilot-Commit, arXiv 2605.26606,
+has the same two stages.)
 
 Stopping on outcomes biases a mean, so nothing that multiplies a rollout may depend on itself or on what it caused:
 
@@ -23,9 +21,6 @@ rollout. tests/methods/test_pilot_unbiased.py enumerates both. The loss divides 
 number, as GRPO's does. With "group" the scale of an advantage is the spread of history and of its own and earlier
 rounds, which holds its own reward: GRPO's own bias, no other. With "batch" it is that of round 1, one number for all.
 A rollout without a reward contributes 0; so does a lone rollout of round 1 (k = 1) while nothing is remembered.
-
-B is `budget_fraction` of num_generations rollouts for each prompt at its expected length, less what the pilot
-generated. A graded reward counts as the share of a success that it is between the run's extremes.
 """
 
 from dataclasses import dataclass
@@ -33,14 +28,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..allocate.greedy import greedy_counts
-from ..allocate.openness import openness, posterior
-from ..allocate.statistics import PromptStatistics, RewardHistory
+from ..allocate.statistics import PromptStatistics, RewardHistory, openness, posterior
 from ..field_types import Options, at_least, config_field
 from ..rollouts import Job, Judgement, Prompts, Rollouts
 from ..update.advantages import EPSILON
 from ..update.baseline import history_advantages
 from .grouping import counted_jobs, mixed_prompts, uniform_jobs
-from .method import Remembering, Setting
+from .method import Method, Setting
 
 
 @dataclass(frozen=True)
@@ -50,23 +44,24 @@ class PilotOptions(Options):
     pilot_rollouts: int = config_field("Rollouts of every prompt in round 1.", 2, rule=at_least(1))
 
 
-class Pilot(Remembering):
+class Pilot(Method):
     """Two rounds; see the module."""
 
     identity = {"method": "pilot"}
+    remembered = ("statistics",)
 
     def __init__(self, setting: Setting, options: PilotOptions) -> None:
         self.setting = setting
         self.num_pilot = options.pilot_rollouts
         self.rollouts_per_prompt = setting.budget_fraction * setting.num_generations
         self.statistics = PromptStatistics()
-        pilot, k = f"pilot_rollouts={self.num_pilot}", self.num_pilot
-        if k > min(self.rollouts_per_prompt, setting.num_rollouts_max):
+        pilot = f"pilot_rollouts={self.num_pilot}"
+        if self.num_pilot > min(self.rollouts_per_prompt, setting.num_rollouts_max):
             raise ValueError(
                 f"{pilot} is above budget_fraction x num_generations = {self.rollouts_per_prompt:g} or "
                 f"num_rollouts_max={setting.num_rollouts_max}. Raise these or lower pilot_rollouts."
             )
-        if k * setting.num_prompts > setting.max_rollouts:
+        if self.num_pilot * setting.num_prompts > setting.max_rollouts:
             raise ValueError(
                 f"{pilot} for each of {setting.num_prompts} prompts are above max_rollouts={setting.max_rollouts}. "
                 "Raise it, or lower pilot_rollouts or the batch."

@@ -30,7 +30,7 @@ from ..field_types import Options, at_least, config_field, one_of
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
 from .grouping import group_relative, positive_rewards, uniform_jobs
 from .grpo import FromGRPO
-from .method import Remembering, Setting
+from .method import Setting
 
 MAX_ROUNDS = 4
 _DRAW = 0xADA  # keeps the draw of who is kept apart from other draws under the seed
@@ -52,10 +52,11 @@ class ReinforceAdaOptions(Options):
     )
 
 
-class ReinforceAda(FromGRPO, Remembering):
+class ReinforceAda(FromGRPO):
     """Reinforce-Ada; see the module."""
 
     identity = {"method": "reinforce_ada"}
+    remembered = ("statistics",)
     options: ReinforceAdaOptions
 
     def __init__(self, setting: Setting, options: ReinforceAdaOptions) -> None:

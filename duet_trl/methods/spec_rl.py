@@ -8,15 +8,8 @@ tokens are kept up to the first that fails
     log U_t <= log p_new(x_t) - log p_old(x_t) + lenience,      U_t uniform
 
 From there on the policy samples as usual. A draft that passes to its end token, or to the length limit, is taken whole
-and costs no generated token. (To draw its end token once more would favour long rollouts: an end needs luck twice.)
-
-**This does not sample from p_new**, once the policies differ; the paper does not say so. Behind the same tokens, at
-lenience 0 and with alpha = sum of min(p_old, p_new), the next token has the law
-
-    min(p_old, p_new) + (1 - alpha) p_new,     at most alpha (1 - alpha) in total variation away from p_new
-
-docs/fidelity.md#spec_rl says why no such rule is exact and how far rollouts are from p_new. A draft whose tokens keep
-passing is trained at every visit, as in the authors' code. Every process and every checkpoint holds each prompt's last
+and costs no generated token. **This does not sample from p_new** once the policies differ; how far away it is, and why
+no such rule is exact, is in docs/fidelity.md#spec_rl. Every process and every checkpoint holds each prompt's last
 visit, 8 bytes a token.
 """
 
@@ -30,6 +23,7 @@ import numpy as np
 from ..field_types import Options, config_field
 from ..gate.replay import occurrence
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
+from ..state import check_state
 from .grouping import uniform_jobs
 from .grpo import FromGRPO
 from .method import Setting
@@ -39,7 +33,7 @@ _COIN = 0x5BEC  # keeps the draws of U apart from others under the seed
 
 @dataclass(frozen=True)
 class SpecRLOptions(Options):
-    """Options of SPEC-RL; the default is that of the authors' training script."""
+    """Options; the default is that of the authors' training script."""
 
     lenience: float = config_field(
         "Added to the log ratio of the test. 0: the test of speculative decoding; large: whole rollouts are reused.",
@@ -78,15 +72,12 @@ class SpecRL(FromGRPO):
             return [Query(job.prompt, tuple(draft.ids.tolist())) for job, draft in drafts if draft] or jobs
         if not len(done):
             return self._behind_drafts(prompts.step, jobs, done.answers)
-        if self._fetched is None:
-            self._fetched = done.tokens(range(len(done)))
-            # The engine gave no log-probs; the weights have not moved since.
-            return [
-                Query(int(q), tuple(ids))
-                for q, (ids, logps) in zip(done.prompt, self._fetched, strict=True)
-                if ids and logps is None
-            ]
-        return []
+        if self._fetched is not None:
+            return []
+        self._fetched = done.tokens(range(len(done)))
+        # Where the engine gave no log-probs; the weights have not moved since.
+        rows = zip(done.prompt, self._fetched, strict=True)
+        return [Query(int(q), tuple(ids)) for q, (ids, logps) in rows if ids and logps is None]
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Keep the rollouts as drafts of the next visit."""
@@ -118,26 +109,19 @@ class SpecRL(FromGRPO):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        ends = np.cumsum(state["lengths"])
-        flat = iter(  # of copies: a view would hold all tokens until the last prompt is visited again
-            Draft(state["ids"][end - length : end].copy(), state["logps"][end - length : end].copy(), bool(ended))
-            for end, length, ended in zip(ends, state["lengths"], state["ended"], strict=True)
-        )
+        check_state("spec_rl", state, self.state_dict())
+        ids, logps = (np.split(state[name], np.cumsum(state["lengths"])) for name in ("ids", "logps"))
+        rows = zip(ids, logps, state["ended"], strict=False)  # behind the last end is an empty part
+        # Copies: a view would hold all tokens until the last prompt is visited again.
+        flat = (Draft(one.copy(), logp.copy(), bool(ended)) for one, logp, ended in rows)
         self.drafts = {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}
 
     def _drafts_of(self, keys: Sequence[str]) -> list[Draft | None]:
-        """The draft of each rollout of these prompts, if it has one, up to the length limit."""
-        limit, found = self.setting.max_completion_length, []
-        for key, number in zip(keys, occurrence(keys).tolist(), strict=True):
-            draft = (self.drafts.get(key, [])[number : number + 1] or [None])[0]
-            found.append(
-                draft and Draft(draft.ids[:limit], draft.logps[:limit], draft.ended and len(draft.ids) <= limit)
-            )
-        return found
+        rows, limit = zip(keys, occurrence(keys).tolist(), strict=True), self.setting.max_completion_length
+        found = [(self.drafts.get(key, [])[number : number + 1] or [None])[0] for key, number in rows]
+        return [x and Draft(x.ids[:limit], x.logps[:limit], x.ended and len(x.ids) <= limit) for x in found]
 
     def _behind_drafts(self, step: int, jobs: Sequence[Job], answers: Sequence[np.ndarray]) -> list[Job]:
-        """The jobs, each with what is kept of its draft."""
         random, answer, found = np.random.default_rng([self.setting.seed, step, _COIN]), iter(answers), []
         for job, draft in zip(jobs, self._used, strict=True):
             if draft:

@@ -11,8 +11,7 @@ next one has ended
 Counts minimise sum p (1 - p) / (n - 1) over the prompts of the step, the variance of RLOO, with M c rollouts in all,
 c = round(b num_generations), and G // 2 (at least 2, at most c) to 2 c for each. The sum is convex in each n from 2
 on: taking the largest fall first is exact. Where all predictions are the same, as in the first step, counts are equal.
-Advantages are those of GRPO. From the paper (VIP) and the history of its code (`HieuNT91/VIP`). Differences:
-docs/fidelity.md#vip.
+Advantages are those of GRPO. Sources and differences: docs/fidelity.md#vip.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ import torch
 from ..allocate.greedy import greedy_counts
 from ..field_types import Options, config_field
 from ..rollouts import Job, Judgement, Prompts, Query, Rollouts
-from .grouping import counted_jobs, refuse_single, uniform_jobs
+from .grouping import counted_jobs, refuse_single, uniform_jobs, widened
 from .grpo import FromGRPO
 from .method import Setting
 
@@ -40,9 +39,8 @@ class VipOptions(Options):
     """Options of VIP."""
 
     embeddings: str = config_field(
-        "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the words of the "
-        "prompt, or the name or folder of a sentence-transformers model (extra `embeddings`). Paper: "
-        "all-MiniLM-L6-v2.",
+        "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the prompt's words, "
+        "or name or folder of a sentence-transformers model (extra `embeddings`). Paper: all-MiniLM-L6-v2.",
         "policy",
         rule=(lambda x: x.strip() != "", "a name or a path, got {!r}"),
     )
@@ -50,6 +48,8 @@ class VipOptions(Options):
 
 class Vip(FromGRPO):
     """Counts from predicted success rates; see the module."""
+
+    remembered = ("reward_range", "length_scale", "vectors", "logits")
 
     def __init__(self, setting: Setting, options: VipOptions) -> None:
         super().__init__(setting, options)
@@ -78,16 +78,13 @@ class Vip(FromGRPO):
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
         """Learn the mean rewards of the step, as shares between the lowest and the highest reward of the run."""
         group, rewards = done.prompt[done.scored], done.rewards[done.scored]
-        if not len(rewards):
-            return
-        known = [*self.reward_range, *rewards]
-        low, high = self.reward_range = [float(min(known)), float(max(known))]
-        if low == high:  # one reward so far does not tell what a success is
+        self.reward_range = widened(self.reward_range, rewards)
+        low, high = self.reward_range or (0.0, 0.0)
+        if low == high or not len(rewards):  # one reward so far does not tell what a success is
             return
         seen, number = np.unique(group, return_counts=True)
         share = (np.bincount(group, weights=rewards)[seen] / number - low) / (high - low)
-        error = float(np.abs(share - self._success[seen]).mean())
-        self._metrics = {**self._metrics, "prediction_error": error}
+        self._metrics = {**self._metrics, "prediction_error": float(np.abs(share - self._success[seen]).mean())}
         share = np.clip(share, EDGE, 1.0 - EDGE)
         self.vectors, self.logits = self._vectors[seen], np.log(share / (1.0 - share))
         if self.length_scale is None:
@@ -103,25 +100,9 @@ class Vip(FromGRPO):
         process.fit(self.vectors.astype(np.float64), self.logits - PRIOR_MEAN)
         return process.predict(vectors.astype(np.float64)) + PRIOR_MEAN
 
-    def state_dict(self) -> dict[str, Any]:
-        """The range of rewards, l, and what the last step showed."""
-        own = {"reward_range": list(self.reward_range), "length_scale": self.length_scale}
-        return own | {"vectors": self.vectors.copy(), "logits": self.logits.copy()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if it is not one."""
-        super().load_state_dict(state)
-        self.reward_range, self.length_scale = list(state["reward_range"]), state["length_scale"]
-        self.vectors, self.logits = state["vectors"], state["logits"]
-
 
 def vip_counts(success: np.ndarray, total: int, lower: int, upper: int) -> np.ndarray:
-    """Counts (M,), int64, of sum `total` in [`lower`, `upper`], from 2 on, that minimise sum p (1 - p) / (n - 1).
-
-    Example:
-        >>> vip_counts(np.array([0.5, 0.1, 0.0]), 12, 2, 8).tolist()
-        [6, 4, 2]
-    """
+    """Counts (M,), int64, of sum `total` in [`lower`, `upper`], from 2 on, that minimise sum p (1 - p) / (n - 1)."""
     p = np.clip(success, EDGE, 1.0 - EDGE)
     n = np.maximum(np.arange(upper + 1), 2)[:, None]  # smaller counts are never read
     ones, lowest = np.ones(p.size), np.full(p.size, lower)

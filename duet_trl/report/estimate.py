@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..allocate.openness import openness, posterior, price_of_more
-from ..allocate.statistics import RewardHistory
+from ..allocate.statistics import RewardHistory, openness, posterior, price_of_more
 from ..gate.automaton import compile_automaton
 from ..gate.markers import extract_answer, get_marker
 from ..gate.replay import NEVER, GateSpec, Outcome, Replay, replay
@@ -181,7 +180,7 @@ def _gate(
     unit = PricedThresholds(longest, grace_window, width=spec.poll_interval)
     outcome, unseen, untrimmed = np.full(size, Outcome.NATURAL), np.full(size, -1), np.zeros(size, dtype=bool)
     whole = Replay(outcome, unseen, untrimmed, lengths, seen_at, seen_at)
-    unit.observe(whole, np.ones(size), reward, 1, price)
+    unit.observe(whole, reward, 1, price)
     return replace(spec, abort_threshold=unit.abort_threshold), unit.keep_probability
 
 

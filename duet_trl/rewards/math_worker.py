@@ -72,20 +72,11 @@ EXTRACTION = (
         normalization_config=NormalizationConfig(malformed_operators=True, nits=True, boxed="last"),
     ),
 )
-WARM_UP = (
-    r"\frac{1}{2}",
-    r"2\sqrt{41}-x^2",
-    r"\left(3, \frac{\pi}{2}\right)",
-    r"(-\infty, 2) \cup [5, \infty)",
-    r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}",
-    r"x \ge 5",
-    r"y = 3x + 2",
-    r"\{1, 2, 3\}",
-    r"12.5\%",
-    r"1,\!000 \text{ miles}",
-    r"\sin 30^\circ",
-    r"\text{(C)}",
-)
+WARM_UP = r"""
+\frac{1}{2} | 2\sqrt{41}-x^2 | \left(3, \frac{\pi}{2}\right) | (-\infty, 2) \cup [5, \infty) | x \ge 5 | \text{(C)}
+\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} | \{1, 2, 3\} | 1,\!000 \text{ miles} | y = 3x + 2 | \sin 30^\circ
+12.5\%
+"""
 """Kinds of answers parsed once before the first fork, so that every fork inherits warm parser caches."""
 
 
@@ -374,7 +365,7 @@ def main() -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
-    for answer in WARM_UP:
+    for answer in filter(str.strip, re.split(r"[|\n]", WARM_UP)):
         verify(_parse(answer), _parse(answer), timeout_seconds=None)
     grader = Grader(cpu_seconds)
     for line in sys.stdin:

@@ -20,7 +20,7 @@ from ..config import DUETGRPOConfig
 from ..engines.engine import Engine, Policy, Sampling, Turn
 from ..engines.transformers import TransformersEngine
 from ..exchange import Exchange
-from ..gate.parameters import GateSetup
+from ..gate.streaming import GateSetup
 from .arguments import check_built
 from .gate_setup import extra_eos_ids, warn_of_turns
 from .train_rows import standing_in
@@ -79,7 +79,7 @@ class ColocatedBackend(Backend):
         """While active, the vLLM engine that TRL builds is one with the gate."""
         from trl.generation import vllm_generation
 
-        from ..engines.colocated import llm_factory
+        from ..engines.colocated import PROCESSOR
 
         original = vllm_generation.LLM
         given = os.environ.get("MASTER_PORT", "29500") not in _PORTS  # by the user; TRL sets it next
@@ -92,9 +92,11 @@ class ColocatedBackend(Backend):
                 # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
                 os.environ["MASTER_PORT"] = str(_free_port())
                 _PORTS.add(os.environ["MASTER_PORT"])
-            # vLLM's own choice on CPU would sample from a bfloat16 copy of a float32 policy.
-            dtype = str(trainer.model.dtype).removeprefix("torch.") if on_cpu else None
-            return llm_factory(original, dtype=dtype, enforce_eager=on_cpu or None)(*args, **kwargs)
+            # On a CPU vLLM would sample from a bfloat16 copy of a float32 policy, and compile longer than it gains.
+            options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
+            if on_cpu:
+                options |= {"dtype": str(trainer.model.dtype).removeprefix("torch."), "enforce_eager": True}
+            return original(*args, **{**options, **kwargs})
 
         return replaced("LLM", build)
 

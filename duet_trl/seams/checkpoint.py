@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
-VERSION = 6
+VERSION = 7
 """Goes up with every change of what a state holds."""
 
 _ARRAY = "__array__"

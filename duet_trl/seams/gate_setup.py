@@ -13,8 +13,8 @@ from ..config import DUETGRPOConfig
 from ..evaluation.prompts import end_of_turn_id
 from ..gate.automaton import compile_automaton
 from ..gate.markers import get_marker
-from ..gate.parameters import GateSetup
 from ..gate.sentinel import find_sentinel, tokens_with_a_role
+from ..gate.streaming import GateSetup
 from ..gate.thoughts import Delimiters, find_delimiters, parse_delimiters
 from ..gate.vocabulary import vocabulary_bytes
 

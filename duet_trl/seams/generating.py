@@ -20,10 +20,9 @@ from trl.extras.profiling import profiling_context
 
 from ..config import DUETGRPOConfig
 from ..engines.engine import Completion, Request, Sampling, ServerError
-from ..exchange import Exchange, Placement
-from ..gate.parameters import GateSetup
+from ..exchange import Exchange
+from ..gate.streaming import GateSetup
 from ..rollouts import Job, LocalRollout, Query, StepRecord, policy_mask
-from . import metrics
 from .backend import Backend
 from .resuming import Checkpoints
 from .scoring import Thoughts, answer_verifier, checked, classes_of_step, pay_endings, raise_first
@@ -79,12 +78,7 @@ class Generation:
                 generated = GRPOTrainer._generate(trainer, prompts)
         except ServerError as error:
             self.checkpoints.stop(str(error))
-        if len(generated) != 8:
-            raise RuntimeError(
-                f"GRPOTrainer._generate returned {len(generated)} values instead of 8: this TRL version is not "
-                "supported. Install the range named in setup.cfg."
-            )
-        prompt_ids, completion_ids, _, completions, logprobs = generated[:5]
+        prompt_ids, completion_ids, _, completions, logprobs, *_ = generated
 
         def rollout(row: int) -> LocalRollout:
             ids, finish = list(completion_ids[row]), done[min(row, len(jobs) - 1)].finish
@@ -139,7 +133,11 @@ class Generation:
 
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions logged; see [`~duet_trl.loop.Host`]."""
-        return metrics.share_extra_logs(rows, self.trainer._pending_extra_logs, self.exchange)
+        pending = self.trainer._pending_extra_logs
+        local = {column: list(values) for column, values in pending.items()}
+        pending.clear()
+        columns = sorted(set(self.exchange.objects(list(local))))
+        return {one: self.exchange.in_order(rows, local.get(one, [None] * len(rows))) for one in columns}
 
     def answer_classes(self, step: StepRecord) -> np.ndarray:
         """Class of each rollout's answer; see [`~duet_trl.loop.Host`]."""
@@ -148,18 +146,13 @@ class Generation:
     @torch.no_grad()
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, a micro-batch at a time; see [`~duet_trl.loop.Host`]."""
-        placement = Placement(len(queries), self.exchange.num_processes, interleaved=True)
-        own = placement.rows(self.exchange.process_index)
-        # As many forward passes on each process: sharded models gather their weights in them.
-        padded = np.resize(own if len(own) else np.zeros(1, dtype=np.int64), placement.rows_per_process)
-        found: list[np.ndarray] = []
-        for first in range(0, len(padded), self.trainer._train_batch_size):
-            chunk = [queries[row] for row in padded[first : first + self.trainer._train_batch_size]]
-            prompts = self.trainer._tokenize_prompts(
-                [step.prompts[query.prompt].example["prompt"] for query in chunk]
-            )[0]
-            found += self._answer_batch(prompts, chunk)
-        return self.exchange.in_order(own, found)
+
+        def answer(rows: np.ndarray) -> list[np.ndarray]:
+            asked = [queries[row] for row in rows]
+            prompts = [step.prompts[query.prompt].example["prompt"] for query in asked]
+            return self._answer_batch(self.trainer._tokenize_prompts(prompts)[0], asked)
+
+        return self.exchange.spread(len(queries), self.trainer._train_batch_size, answer)
 
     def _answer_batch(self, prompts: list[list[int]], queries: list[Query]) -> list[np.ndarray]:
         asked = [query.ids for query in queries]
@@ -232,11 +225,13 @@ class Generation:
         # vLLM schedules by itself; generate holds the cache of a whole call in memory.
         size = None if trainer.use_vllm else trainer._train_batch_size * trainer.args.steps_per_generation
 
-        def sample(prompts: list) -> list[list[int]]:
-            return self.engine.sample(trainer._tokenize_prompts(prompts)[0], sampling)
+        def sample(rows: np.ndarray) -> list[list[int]]:
+            texts = [prompts[row // num_samples] for row in rows]
+            return self.engine.sample(trainer._tokenize_prompts(texts)[0], sampling)
 
         self._sync_engine()
-        return self.exchange.spread(prompts, num_samples, sample, size)
+        found = self.exchange.spread(len(prompts) * num_samples, size, sample)
+        return [found[first : first + num_samples] for first in range(0, len(found), num_samples)]
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:

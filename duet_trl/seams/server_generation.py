@@ -22,7 +22,7 @@ from ..engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 from ..engines.server import GateServer
 from ..engines.server_engine import ServerEngine
 from ..exchange import Exchange
-from ..gate.parameters import GateSetup
+from ..gate.streaming import GateSetup
 from .backend import Backend, replaced, turn_arguments, vllm_sampling
 from .weight_folder import WeightFolder
 

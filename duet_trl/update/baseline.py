@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..allocate.statistics import RewardHistory, check_state
+from ..allocate.statistics import RewardHistory
+from ..state import check_state
 from .advantages import EPSILON
 
 

@@ -89,7 +89,7 @@ def test_a_restored_allocator_fed_the_same_observations_plans_the_same(kind):
     original.statistics.observe_rewards(KEYS[:1], np.array([0]), np.array([-2.0]), np.array([True]))  # and never again
     train(original, policy, steps=6)
     state = original.state_dict()
-    restored.load_state_dict(state | {"budget": {"reading": "rollouts"}})  # which earlier versions had, too
+    restored.load_state_dict(state)
     twin = Policy(policy.seed)
     for one, other in zip(train(original, policy, 10, 6), train(restored, twin, 10, 6), strict=True):
         assert one.num_rollouts.tolist() == other.num_rollouts.tolist()

@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from duet_trl.allocate.neyman import Allocation, neyman_allocation, uniform_allocation, variance
-from tests.allocate.oracles import batches, enumerate_optimum, lognormal_batch, over_budget, tabulate_optimum
+from duet_trl.allocate.allocators import uniform_allocation
+from duet_trl.allocate.neyman import Allocation
+from tests.allocate.oracles import (
+    batches,
+    enumerate_optimum,
+    lognormal_batch,
+    neyman_allocation,
+    over_budget,
+    tabulate_optimum,
+    variance,
+)
 
 
 def assert_near(allocation: Allocation, sigma: np.ndarray, length: np.ndarray, optimum: float, capped=False) -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.allocate.statistics import PromptStatistics
-from tests.states import plain
 
 NAN = float("nan")
 
@@ -50,15 +49,6 @@ def test_the_pool_holds_prompts_with_an_observation():
     statistics.observe_sigma(["a", "b", "c"], np.array([1.0, NAN, 5.0]))
     statistics.observe_sigma(["c"], np.array([7.0]))
     assert statistics.pool_sigma().tolist() == [1.0, 6.0]
-
-
-def test_a_checkpoint_of_an_earlier_version_with_the_visits_that_wait_is_read():
-    statistics, restored = PromptStatistics(), PromptStatistics()
-    statistics.observe_sigma(["a"], np.array([1.0]))
-    state = statistics.state_dict()
-    state["table"]["columns"]["visits_waiting"] = np.array([0.0])
-    restored.load_state_dict(state)
-    assert plain(restored.state_dict()) == plain(statistics.state_dict())
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.one_of(st.just(NAN), st.floats(0.0, 1e4))), max_size=40))

@@ -84,5 +84,5 @@ def test_the_state_is_restored_and_a_foreign_one_refused():
     unit, other = seen((1, {"a": [1, 0]}), (2, {"b": [0, 0]})), Visits(DECAY)
     other.load_state_dict(unit.state_dict())
     assert other.openness(["a", "b", "c"], 5).tolist() == unit.openness(["a", "b", "c"], 5).tolist()
-    with pytest.raises(ValueError, match="visits state"):
+    with pytest.raises(ValueError, match="Visits state"):
         other.load_state_dict({})

@@ -34,7 +34,7 @@ from benchmarks.step_replay import (
     record,
     replayed,
 )
-from duet_trl.gate.parameters import GateSetup
+from duet_trl.gate.streaming import GateSetup
 from tests.engines.tiny_gate import CAP, MARKER, SPECS, TinyGate, assert_algorithm_1
 from tests.runs import abort_early, count_fours, prompts, settings
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from duet_trl.engines.colocated import llm_factory
-from duet_trl.gate.parameters import GateRequest, gate_parameters
+from duet_trl.gate.parameters import gate_parameters
+from duet_trl.gate.streaming import GateRequest
 from tests.engines.tiny_gate import CAP, CROWDED, SPECS, TinyGate, random_prompts
 from tests.states import plain
 
@@ -68,7 +68,7 @@ def tensor(path: Path, folder: Path) -> dict:
     from vllm import LLM
 
     gate = TinyGate(path)
-    build = partial(llm_factory(LLM, dtype="float32", enforce_eager=True), model=str(path), **CROWDED)
+    build = partial(LLM, model=str(path), **CROWDED)
     alone = build()
     report = {"alone": alike(alone, gate)}
     llm = build(tensor_parallel_size=2, distributed_executor_backend="mp")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from duet_trl.engines.device_gate import Column, DeviceGates
 from duet_trl.engines.host_gate import FORCED, HostGates
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import GateRequest
 from duet_trl.gate.thoughts import Delimiters
 from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, specs, toy_ends, toy_marker
 
@@ -293,5 +293,5 @@ def test_each_marker_has_one_place_in_the_tables():
     gates = device_gates()
     for slot, marker in enumerate(("toy", "other", "toy")):
         admit(gates, slot, replace(request(), marker=marker))
-    assert len(gates.tables) == automaton("toy").num_states + automaton("other").num_states
-    assert [gates.add_automaton(automaton(name)) for name in ("toy", "other")] == [0, automaton("toy").num_states]
+    assert len(gates.tables) == len(automaton("toy").table) + len(automaton("other").table)
+    assert [gates.add_automaton(automaton(name)) for name in ("toy", "other")] == [0, len(automaton("toy").table)]

@@ -11,8 +11,8 @@ import torch
 
 from duet_trl.engines.engine import Policy, Request, Sampling
 from duet_trl.engines.transformers import TransformersEngine
-from duet_trl.gate.parameters import GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, replay
+from duet_trl.gate.streaming import GateSetup
 from tests.engines.table_engine import TableEngine
 from tests.gate.oracle import EOS, A, B, C, continued, toy_automaton, toy_ends
 from tests.runs import duet_trainer, logged, weights

@@ -23,7 +23,7 @@ triton = pytest.importorskip("triton")
 NUM_SLOTS, HISTORY, NUM_TOKENS = 6, 24, 9
 LONGER = compile_automaton(toy_marker("abcb"), VOCABULARY)
 TABLES = torch.from_numpy(np.concatenate([automaton("toy").table, LONGER.table]))
-OTHER_TABLE = automaton("toy").num_states
+OTHER_TABLE = len(automaton("toy").table)
 TILE = 4_096  # logits that the kernel reads at once
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.engines.host_gate import FORCED, HostGates, next_token_entropy
-from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import GateRequest
 from tests.gate.oracle import EOS, THOUGHT, A, B, C, toy_automaton
 
 SENTINEL, NUM_TOKENS, NUM_SLOTS = 5, 6, 7

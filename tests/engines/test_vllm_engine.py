@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.colocated import ColocatedEngine, gated_requests, llm_factory, reload_weights_cpu
+from duet_trl.engines.colocated import ColocatedEngine, gated_requests, reload_weights_cpu
 from duet_trl.gate.automaton import compile_automaton
 from duet_trl.gate.markers import get_marker
-from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateMismatch, GateSpec, Outcome, replay, split_sentinel
+from duet_trl.gate.streaming import GateRequest
 from duet_trl.gate.thoughts import Delimiters
 from tests.engines.tiny_gate import (
     CAP,
@@ -42,8 +42,7 @@ def llm(tiny_gate: TinyGate) -> Iterator:
     from vllm import LLM
 
     before = dict(os.environ)
-    build = llm_factory(LLM, dtype="float32", enforce_eager=True)
-    yield build(model=str(tiny_gate.path), **CROWDED)
+    yield LLM(model=str(tiny_gate.path), **CROWDED)
     os.environ.clear()
     os.environ.update(before)
 

@@ -13,8 +13,9 @@ import torch
 
 from duet_trl.engines.host_gate import FORCED
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
-from duet_trl.gate.parameters import GateRequest, gate_parameters
+from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.replay import GateSpec, Outcome
+from duet_trl.gate.streaming import GateRequest
 from duet_trl.gate.thoughts import Delimiters
 from tests.gate.oracle import EOS, THOUGHT, A, B, C, continued, toy_ends, toy_marker
 

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen3ForCausalLM
 
+from duet_trl.engines.colocated import PROCESSOR
 from duet_trl.engines.engine import Completion, Engine, Request
 from duet_trl.gate.automaton import TokenAutomaton, compile_automaton
 from duet_trl.gate.markers import completion_ends, get_marker
-from duet_trl.gate.parameters import GateRequest, GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from duet_trl.gate.sentinel import find_sentinel
+from duet_trl.gate.streaming import GateRequest, GateSetup
 from duet_trl.gate.vocabulary import vocabulary_bytes
 from tests.gate.oracle import Rollout, algorithm_1, continued
 from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
@@ -22,6 +23,9 @@ from tests.tiny import END_OF_TURN, MODEL_VOCAB, tiny_tokenizer
 MARKER = "math"
 CAP = 100
 CROWDED = {
+    "logits_processors": [PROCESSOR],
+    "dtype": "float32",  # vLLM would run the float32 checkpoint in bfloat16
+    "enforce_eager": True,
     "max_model_len": 256,
     "max_num_seqs": 48,
     "max_num_batched_tokens": 96,  # prompts of up to 60 tokens are prefilled in chunks

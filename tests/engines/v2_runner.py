@@ -37,12 +37,11 @@ def main(path: Path) -> None:
     import torch
     from vllm import LLM
 
-    from duet_trl.engines.colocated import llm_factory
     from tests.engines.tiny_gate import CROWDED, TinyGate
 
     # 16 blocks are too few for twelve rollouts: some are preempted
     sizes = {"max_model_len": 128, "max_num_seqs": 12, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 16}
-    llm = llm_factory(LLM, dtype="float32", enforce_eager=True)(model=str(path), **{**CROWDED, **sizes})
+    llm = LLM(model=str(path), **{**CROWDED, **sizes})
     torch.manual_seed(0)
     gate = TinyGate(path)
     report = {

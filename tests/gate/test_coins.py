@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.gate.replay import keep_coins, occurrence, uniforms
+from duet_trl.gate.replay import keep_coins, occurrence
 
 NUM_PROMPTS, NUM_ROLLOUTS = 500, 40
 KEYS = [f"prompt {q}" for q in range(NUM_PROMPTS) for _ in range(NUM_ROLLOUTS)]
@@ -57,18 +57,6 @@ def test_coins_are_pinned_because_a_resumed_run_must_throw_them_again():
 def test_probability_one_keeps_every_rollout_and_the_smallest_probability_is_not_zero():
     assert keep_coins(0, 0, KEYS, INDEX, 1.0).all()
     assert not keep_coins(0, 0, KEYS, INDEX, 1e-300).any()
-
-
-def test_the_number_of_a_rollout_is_uniform_and_apart_from_its_coin():
-    numbers = uniforms(0, 0, KEYS, INDEX)
-    assert 0 <= numbers.min() and numbers.max() < 1
-    counts = np.histogram(numbers, bins=20, range=(0, 1))[0]
-    expected = len(KEYS) / 20
-    assert ((counts - expected) ** 2 / expected).sum() < 50  # chi-square, 19 degrees: 1 in 10,000
-    coins = keep_coins(0, 0, KEYS, INDEX, 0.05)
-    for below in (0.05, 0.5, 0.95):
-        assert abs(z_score(numbers[coins] < below, below)) < 4
-    assert (numbers != uniforms(0, 1, KEYS, INDEX)).all()
 
 
 def test_a_prompt_that_stands_again_in_a_batch_has_another_number():

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duet_trl.gate.parameters import GateRequest, gate_parameters, parse_gate_parameters
+from duet_trl.gate.parameters import gate_parameters, parse_gate_parameters
 from duet_trl.gate.replay import GateSpec
+from duet_trl.gate.streaming import GateRequest
 from duet_trl.gate.thoughts import Delimiters
 
 THINK = Delimiters("<think>", "</think>")

@@ -1,5 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
-
 import numpy as np
 import pytest
 
@@ -19,7 +18,7 @@ def replayed(length: list[int], answered_at: list[int], aborted: int = 0) -> Rep
 
 
 def step(unit: PricedThresholds, rewards: list[float], price: float, **rollouts) -> None:
-    unit.observe(replayed(**rollouts), np.ones(len(rewards)), np.array(rewards), 1, price)
+    unit.observe(replayed(**rollouts), np.array(rewards), 1, price)
 
 
 def early(count: int) -> dict[str, list[int]]:

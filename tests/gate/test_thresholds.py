@@ -1,41 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duet_trl.gate.replay import Outcome, Replay
-from duet_trl.gate.thresholds import LengthThresholds, reward_bar, weighted_quantile
+from duet_trl.gate.thresholds import LengthThresholds, reward_bar
 
 
-def observe(thresholds: LengthThresholds, lengths, propensity=None, step: int = 1) -> None:
-    """Kept rollouts of these lengths (K,), with their propensities; None: 1 each."""
+def observe(thresholds: LengthThresholds, lengths, step: int = 1) -> None:
+    """Kept rollouts of these lengths (K,)."""
     lengths = np.asarray(lengths)
     size = len(lengths)
     unknown = np.full(size, -1)
     replay = Replay(np.full(size, Outcome.NATURAL), unknown, np.zeros(size, bool), lengths, unknown, unknown)
-    propensity = np.ones(size) if propensity is None else np.asarray(propensity)
-    thresholds.observe(replay, propensity, np.zeros(size), step, float("nan"))
+    thresholds.observe(replay, np.zeros(size), step, float("nan"))
 
 
 def test_cold_start_is_the_papers():
     thresholds = LengthThresholds(3072)
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (921, 2150)
-    assert LengthThresholds(100, cold=(0.29, 0.57)).abort_threshold == 57  # 0.57 * 100 = 56.99999999999999
-
-
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.floats(0, 1))
-def test_equal_weights_are_numpys_inverted_cdf(lengths, quantile):
-    ours = weighted_quantile(np.array(lengths), np.full(len(lengths), 0.37), (quantile,))[0]
-    exact = np.quantile(lengths, quantile, method="inverted_cdf")
-    # where q * n is an integer up to rounding, the two neighbours are both right
-    nearby = np.quantile(lengths, np.clip([quantile - 1e-9, quantile + 1e-9], 0, 1), method="inverted_cdf")
-    assert ours in {exact, *nearby}
+    assert LengthThresholds(10).abort_threshold == 7  # 0.7 * 10 may come out as 6.999
 
 
 def test_shares_that_are_met_exactly_take_the_lower_length():
-    assert weighted_quantile(np.arange(1, 11), np.ones(10), (0.3, 0.8)).tolist() == [3, 8]
+    thresholds = LengthThresholds(1000, min_samples=1, refit_every=1)
+    observe(thresholds, np.arange(1, 11))
+    assert (thresholds.poll_threshold, thresholds.abort_threshold) == (3, 8)  # 0.3 * 10 = 3.0000000000000004
 
 
 def test_refit_happens_on_multiples_of_n_once_there_are_enough_samples():
@@ -54,22 +45,12 @@ def test_window_forgets_the_oldest_rollouts():
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (20, 40)
 
 
-def test_weighting_counts_a_rollout_kept_by_its_coin_for_those_that_were_not():
-    # Nine short ones and one of a hundred kept with probability 0.1, so for nineteen: K2 is the tenth of them.
-    lengths, propensity = np.array([10] * 9 + [100]), np.array([1.0] * 9 + [0.1])
-    for weighted, expected in ((True, 100), (False, 10)):
-        thresholds = LengthThresholds(1000, weighted=weighted, min_samples=1, refit_every=1)
-        observe(thresholds, lengths, propensity)
-        assert thresholds.abort_threshold == expected
-
-
 @given(
     st.integers(1, 400),
     st.lists(st.integers(0, 500), min_size=1, max_size=40),
-    st.tuples(st.floats(0, 1), st.floats(0, 1)).map(sorted),
 )
-def test_thresholds_stay_ordered_positive_and_below_the_cap(max_length, lengths, quantiles):
-    thresholds = LengthThresholds(max_length, quantiles=quantiles, min_samples=1, refit_every=1)
+def test_thresholds_stay_ordered_positive_and_below_the_cap(max_length, lengths):
+    thresholds = LengthThresholds(max_length, min_samples=1, refit_every=1)
     observe(thresholds, lengths)
     assert 1 <= thresholds.poll_threshold <= thresholds.abort_threshold <= max_length
     assert isinstance(thresholds.poll_threshold, int) and isinstance(thresholds.abort_threshold, int)
@@ -104,7 +85,7 @@ def test_aborted_and_unscored_rollouts_stay_out_of_the_window():
     thresholds = LengthThresholds(1000, min_samples=1, refit_every=1)
     outcome, unknown = np.array([Outcome.NATURAL, Outcome.ABORTED, Outcome.KEPT]), np.full(3, -1)
     replay = Replay(outcome, unknown, np.zeros(3, bool), np.array([10, 20, 30]), unknown, unknown)
-    thresholds.observe(replay, np.ones(3), np.array([0.0, 0.0, np.nan]), 1, 1.0)
+    thresholds.observe(replay, np.array([0.0, 0.0, np.nan]), 1, 1.0)
     assert (thresholds.poll_threshold, thresholds.abort_threshold) == (10, 10)
 
 
@@ -114,5 +95,5 @@ def test_foreign_state_is_an_error():
         thresholds.load_state_dict({"poll_threshold": 1})
     with pytest.raises(ValueError, match="length cap of 50"):
         LengthThresholds(50).load_state_dict(thresholds.state_dict())
-    with pytest.raises(ValueError, match="expected .*lengths.*resume with that version"):
+    with pytest.raises(ValueError, match="expected .*lengths.*Resume from a checkpoint"):
         thresholds.load_state_dict({k: v for k, v in thresholds.state_dict().items() if k != "lengths"})

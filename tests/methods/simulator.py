@@ -66,8 +66,8 @@ def rollouts(
         rewards_per_func=torch.from_numpy(per_func),
         rewards=np.where(abstained, np.nan, np.nansum(per_func, axis=1)),
         answers=tuple(answers),
-        classify=lambda: np.where(abstained, -1, np.unique(np.nan_to_num(per_func[:, 0]), return_inverse=True)[1]),
-        fetch=lambda rows: [([int(row)] * int(length[row]), [-1.0] * int(length[row])) for row in rows],
+        answer_class=lambda: np.where(abstained, -1, np.unique(np.nan_to_num(per_func[:, 0]), return_inverse=True)[1]),
+        tokens=lambda rows: [([int(row)] * int(length[row]), [-1.0] * int(length[row])) for row in rows],
     )
 
 

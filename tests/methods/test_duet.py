@@ -98,9 +98,9 @@ def test_a_state_without_parts_is_refused(tmp_path):
 
 def test_the_state_of_other_counts_or_another_method_is_refused(tmp_path):
     even, uneven = duet(tmp_path, **PAPER, allocate=False), duet(tmp_path, **PAPER)
-    with pytest.raises(ValueError, match="allocator state"):
+    with pytest.raises(ValueError, match="Allocator state"):
         uneven.load_state_dict(even.state_dict())
-    with pytest.raises(ValueError, match="allocator state"):
+    with pytest.raises(ValueError, match="Allocator state"):
         even.load_state_dict(uneven.state_dict())
     with pytest.raises(ValueError, match="method paper state"):
         even.load_state_dict(duet(tmp_path).state_dict())
@@ -174,7 +174,7 @@ def test_the_coin_of_a_step_is_the_propensity_of_its_rollouts(tmp_path):
         gated(unit, np.tile([1.0, 0.0, 1.0, 0.0], 8), step)
     of = prompts(KEYS[:8], 9)
     jobs = unit.jobs(of, None)
-    coin = unit.gate.keep_probability
+    coin = unit.keep_probability
     assert coin < 0.5
     gated_ones = done(of, jobs, np.full(32, Outcome.KEPT), [100] * 32, np.zeros(32))
     judgement = unit.judge(gated_ones)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """GRESO: what is skipped and how often, the refill, the filter with its adaptive batches, the two probabilities."""
 
+import numpy as np
 import pytest
 
 from duet_trl.methods.dapo import DapoOptions
-from duet_trl.methods.greso import EASY, HARD, Greso
+from duet_trl.methods.greso import Greso
 
 from .simulator import counts, make_prompts, plan, run_step, setting, table
 
@@ -15,7 +16,7 @@ MANY = [f"p{number}" for number in range(4000)]
 def trained(streaks: dict[str, int], easy: float = 0.5, hard: float = 0.5, **options) -> Greso:
     """A method that remembers streaks: positive for visits in a row that were easy, negative for hard ones."""
     method = Greso(setting(num_prompts=len(MANY), num_generations=2), DapoOptions(**options))
-    method.load_state_dict({"visits_in_a_row": streaks, "p_easy": easy, "p_hard": hard, "reward_range": [0.0, 1.0]})
+    method.load_state_dict({"visits_in_a_row": streaks, "probability": [easy, hard], "reward_range": [0.0, 1.0]})
     return method
 
 
@@ -71,7 +72,7 @@ def streaks(method: Greso, keys: str) -> list[int]:
 
 def test_streaks_count_visits_in_a_row_of_one_kind() -> None:
     method = Greso(setting(), DapoOptions(max_batches=1))
-    method.probability = {EASY: 1.0, HARD: 1.0}  # none is skipped
+    method.probability = np.ones(2)  # none is skipped
     visit(method, easy=(1,), hard=(0,), inside=(0.5,), mixed=(0, 1), silent=(NAN,))
     kinds = "easy hard inside mixed silent"
     assert streaks(method, kinds) == [1, -1, 0, 0, 0]
@@ -94,14 +95,14 @@ def test_probabilities_move_toward_their_targets_from_the_second_epoch_on() -> N
     method = Greso(setting(num_prompts=5), DapoOptions(max_batches=1))
     rewards = {"a": (1,), "b": (0, 1), "c": (0, 1), "d": (0, 1), "e": (0, 1)}
     visit(method, **rewards)
-    assert (method.probability[EASY], method.probability[HARD]) == (0.5, 0.5)
+    assert tuple(method.probability) == (0.5, 0.5)
     visit(method, epoch=1, **{**rewards, "a": (1, 0), "b": (1,)})  # b was never easy, so it is never skipped
-    assert (method.probability[EASY], method.probability[HARD]) == pytest.approx((0.49, 0.51))
+    assert tuple(method.probability) == pytest.approx((0.49, 0.51))
     assert method.metrics()["p_easy"] == pytest.approx(0.49) and method.metrics()["easy_prompts"] == 1.0
     for _ in range(60):
-        method.streaks.clear()  # none is skipped
+        method.visits_in_a_row.clear()  # none is skipped
         visit(method, epoch=1, **{**rewards, "a": (1,)})
-    assert (method.probability[EASY], method.probability[HARD]) == pytest.approx((0.05, 0.95))
+    assert tuple(method.probability) == pytest.approx((0.05, 0.95))
 
 
 def test_degenerate_groups_leave_gradient_and_divisor_and_a_smaller_batch_replaces_them() -> None:

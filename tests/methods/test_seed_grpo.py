@@ -43,7 +43,7 @@ def test_rao_asks_about_rollouts_only_where_the_engine_has_no_log_probs() -> Non
     prompts, method = make_prompts("ab"), SeedGRPO(setting(num_prompts=2), SeedGRPOOptions())
     done = rollouts(prompts, [method.jobs(prompts, None)], [0, 1] * 4, [3] * 8)
     assert method.jobs(prompts, done) == []
-    without = replace(done, fetch=lambda rows: [([int(row)] * 3, None) for row in rows])
+    without = replace(done, tokens=lambda rows: [([int(row)] * 3, None) for row in rows])
     queries = method.jobs(prompts, without)
     assert queries == [Query(row // 4, (row,) * 3) for row in range(8)]
     assert method.jobs(prompts, replace(without, answers=tuple(np.zeros(3) for _ in queries))) == []
@@ -55,9 +55,9 @@ def test_answers_and_sampling_log_probs_weigh_alike_and_longer_is_not_less_likel
     method = SeedGRPO(setting(num_prompts=1, scale_rewards="none"), SeedGRPOOptions(alpha=1.0))
     logprobs = [[0.0], [-np.log(3.0)] * 5] * 2
     done = rollouts(prompts, [method.jobs(prompts, None)], [0, 1] * 2, [1, 5] * 2)
-    sampled = replace(done, fetch=lambda rows: [([0], logprobs[row]) for row in rows])
+    sampled = replace(done, tokens=lambda rows: [([0], logprobs[row]) for row in rows])
     asked = replace(
-        done, fetch=lambda rows: [([0], None) for _ in rows], answers=tuple(np.array(one) for one in logprobs)
+        done, tokens=lambda rows: [([0], None) for _ in rows], answers=tuple(np.array(one) for one in logprobs)
     )
     expected = 1 / (1 + (0.75 * np.log(4 / 3) + 0.25 * LN4) / LN4)
     for each in (sampled, asked):
@@ -70,6 +70,6 @@ def test_a_log_prob_that_is_not_known_is_left_out() -> None:
     np.testing.assert_array_equal(mean_logps([[None, None], [None]]), [0.0, 0.0])
     prompts, method = make_prompts("a"), SeedGRPO(setting(num_prompts=1), SeedGRPOOptions())
     done = rollouts(prompts, [method.jobs(prompts, None)], [0, 1] * 2, [3] * 4)
-    unknown = replace(done, fetch=lambda rows: [([7] * 3, [-1.0, None, -1.0]) for _ in rows])
-    known = replace(done, fetch=lambda rows: [([7] * 3, [-1.0] * 3) for _ in rows])
+    unknown = replace(done, tokens=lambda rows: [([7] * 3, [-1.0, None, -1.0]) for _ in rows])
+    known = replace(done, tokens=lambda rows: [([7] * 3, [-1.0] * 3) for _ in rows])
     np.testing.assert_array_equal(method.judge(unknown).advantages, method.judge(known).advantages)

@@ -52,7 +52,7 @@ def test_a_prompt_that_stands_twice_in_a_batch_uses_no_draft_twice():
 def test_an_engine_without_log_probs_has_the_model_score_its_rollouts_once():
     method, prompts_ = spec_rl(), make_prompts("ab")
     done = rollouts(prompts_, [method.jobs(prompts_, None)], np.zeros(8))
-    blind = replace(done, fetch=lambda rows: [([5, 6], None) for _ in rows])
+    blind = replace(done, tokens=lambda rows: [([5, 6], None) for _ in rows])
     asked = method.jobs(prompts_, blind)
     assert asked == [Query(row // 4, (5, 6)) for row in range(8)]
     answered = replace(blind, answers=tuple(np.array([-0.1 * row, -2.0]) for row in range(8)))

@@ -178,7 +178,7 @@ def test_the_method_samples_from_the_enumerated_law():
     done = replace(
         rollouts(prompts, [method.jobs(prompts, None)], np.zeros(count), [len(ids) for ids in drafts]),
         terminated=np.array([ids[-1] == END for ids in drafts]),
-        fetch=lambda rows: [fetched[row] for row in rows],
+        tokens=lambda rows: [fetched[row] for row in rows],
     )
     assert not method.jobs(prompts, done)
     method.observe(done, method.judge(done), np.zeros(count))

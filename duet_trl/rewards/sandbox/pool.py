@@ -50,15 +50,10 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the program of a check may use; the judge has the same. Memory, files and threads: see `jail.py`.
+    """What the program of a check may use; the judge has the same. Memory, files and threads: see `jail.py`."""
 
-    Attributes:
-        cpu_seconds (int): Processor time of the process with its threads.
-        wall_seconds (float): Time from start to verdict; for programs that wait. Killing takes a second at most.
-    """
-
-    cpu_seconds: int = 3
-    wall_seconds: float = 6.0
+    cpu_seconds: int = 3  # processor time of the process with its threads
+    wall_seconds: float = 6.0  # from start to verdict, for programs that wait; killing takes a second at most
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -70,40 +65,24 @@ class Limits:
 
 @dataclass(frozen=True)
 class Check:
-    """A program and its tests.
+    """A program and its tests."""
 
-    Attributes:
-        source (str): The program, which defines `names`.
-        names (tuple[str, ...]): What the tests call; only these reach the program.
-        tests (tuple[str, ...]): Python code that raises if the program is wrong; run in order, in one namespace.
-        setup (tuple[str, ...]): Code that the tests need: imports, helpers.
-        preamble (str): Code before the program, such as the beginning of a function whose body it is.
-        reads_input (bool): The program is a script: each name is a function from its input to what it prints.
-    """
-
-    source: str
-    names: tuple[str, ...]
-    tests: tuple[str, ...]
-    setup: tuple[str, ...] = ()
-    preamble: str = ""
-    reads_input: bool = False
+    source: str  # the program, which defines `names`
+    names: tuple[str, ...]  # what the tests call; only these reach the program
+    tests: tuple[str, ...]  # code that raises if the program is wrong; run in order, in one namespace
+    setup: tuple[str, ...] = ()  # code that the tests need: imports, helpers
+    preamble: str = ""  # code before the program, such as the beginning of a function whose body it is
+    reads_input: bool = False  # it is a script: each name is a function from its input to what it prints
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of a check.
+    """Outcome of a check."""
 
-    Attributes:
-        passed (bool | None): Whether all tests passed; None if the tests do not run, or the sandbox broke.
-        reason (str): One line.
-        isolation (str): The isolation that the check ran in.
-        seconds (float): Wall-clock time of the check.
-    """
-
-    passed: bool | None
-    reason: str
-    isolation: str
-    seconds: float = field(compare=False)
+    passed: bool | None  # whether all tests passed; None if the tests do not run, or the sandbox broke
+    reason: str  # one line
+    isolation: str  # that the check ran in
+    seconds: float = field(compare=False)  # wall-clock time of the check
 
 
 class Sandbox:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from duet_trl.allocate.allocators import Budget, MixedAllocator
-from duet_trl.allocate.openness import mixed_allocation, mixed_probability
+from duet_trl.allocate.neyman import mixed_allocation, mixed_probability
 from tests.allocate.oracles import ROUNDING
 
 KEYS = ["easy", "hopeless", "undecided", "other"]
