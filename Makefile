@@ -129,5 +129,5 @@ build: install ## build sdist and wheel into dist/
 	@$(PIP) wheel -q --no-deps --no-build-isolation -w dist "$$(ls -t dist/*.tar.gz | head -n 1)"
 	@ls -1 dist
 
-install-check: build ## use the wheel in empty environments, with the newest and the lowest versions that setup.cfg allows
+install-check: build ## use the wheel in an empty environment, with the newest and the lowest versions that setup.cfg allows
 	$(PY) -m tests.install_check "$$(ls -t dist/*.whl | head -n 1)" --torch "$(TORCH)" --torch_index "$(TORCH_INDEX)"

@@ -66,7 +66,7 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
         return [sys.executable, str(ROOT / "benchmarks" / name), "--check", "--seed", str(seed), *arguments]
 
     swap = ["gpu_parts/swap.py", "--model", str(model), *["--quick"] * quick, "--method"]
-    shorter = ["--sizes", "100"] if quick else []
+    smaller = ["--policies", *(["two_ways", "--sizes", "100"] if quick else ["smollm2_135m"])]
     return [
         Step(
             "gate_kernel",
@@ -77,7 +77,7 @@ def all_steps(model: Path, seed: int, quick: bool) -> list[Step]:
         ),
         Step("swap_duet", script(*swap, "duet"), 180, "gpu_swap_duet"),
         Step("swap_grpo", script(*swap, "grpo"), 120, "gpu_swap_grpo"),
-        Step("divergence", script("divergence.py", "--policies", "smollm2_135m", *shorter), 150, "divergence"),
+        Step("divergence", script("divergence.py", *smaller), 150, "divergence"),
     ]
 
 
@@ -88,7 +88,7 @@ def main() -> int:
     parser.add_argument("--steps", nargs="+", choices=names, default=names, help="default: all")
     parser.add_argument("--model", type=Path, default=FOLDER / "smollm2_135m", help="folder of the policy of swap_*")
     parser.add_argument("--limit_scale", type=float, default=1.0, help="factor on every time limit")
-    parser.add_argument("--quick", action="store_true", help="fewest batches and tokens, for a CPU")
+    parser.add_argument("--quick", action="store_true", help="fewest batches and tokens, smallest policy, for a CPU")
     arguments = parser.parse_args()
     chosen = [s for s in all_steps(arguments.model, arguments.seed, arguments.quick) if s.name in arguments.steps]
     found = run_all(chosen, about(arguments.model, arguments.seed, arguments.quick), arguments.limit_scale)

@@ -37,14 +37,16 @@ if TYPE_CHECKING:
 
 # Begun last, one of them would leave the other worker idle for minutes.
 LONGEST_FIRST = (
-    "test_several_pretrained",
     "test_distributed",
+    "test_notebooks",
+    "test_vllm_parallel",
     "test_trainer_vllm",
     "test_trainer_server_lost",
-    "test_vllm_parallel",
-    "test_notebooks",
+    "test_arena_run",
+    "test_several_pretrained",
     "test_trainer_pretrained",
     "test_chaos",
+    "test_math_tiny",
 )
 
 

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`make install-check`: what a user gets who installs the wheel without extras, with new packages and with old ones.
 
-Installs the wheel of `make build` into two empty environments, one with the newest versions that setup.cfg allows and
-one with the lowest, and runs `tests/install_run.py` there, in a folder from which the repository cannot be imported.
+Installs the wheel of `make build` into an empty environment, with the newest versions that setup.cfg allows and then
+with the lowest, and runs `tests/install_run.py` there, in a folder from which the repository cannot be imported.
 It trains with DUET and compares the method grpo with `GRPOTrainer`, which scales accumulated gradients by the version
 of transformers.
 
-PyTorch is the same in both, that of `make install`: which of its builds is the one for CPUs depends on the package
+PyTorch is the same for both, that of `make install`: which of its builds is the one for CPUs depends on the package
 index that it comes from, and every other version would bring gigabytes of CUDA.
 """
 
@@ -53,11 +53,10 @@ def pip(command: str, *arguments: str, python: Path | None = None) -> None:
 
 
 def check(name: str, folder: Path, wheel: Path, pins: list[str], torch: str, torch_index: str) -> None:
-    """Install the wheel into an empty environment and use it there."""
+    """Give the environment these versions and use the wheel there."""
     begin = time.perf_counter()
     print(f"==> {name} versions", flush=True)
-    venv.create(folder / name, with_pip=False)
-    python = folder / name / "bin" / "python"
+    python = folder / "environment" / "bin" / "python"
     pip("install", torch, *(["--index-url", torch_index] if torch_index else []), python=python)
     pip("install", str(wheel), torch, *pins, python=python)
     # Offline, but for an address where nothing listens: a push must fail as it does without a network.
@@ -65,7 +64,6 @@ def check(name: str, folder: Path, wheel: Path, pins: list[str], torch: str, tor
     # -I: neither PYTHONPATH nor the script's folder can bring the repository in.
     command = [str(python), "-I", "install_run.py", json.dumps(sorted(NEEDS_EXTRA))]
     subprocess.run(command, cwd=folder, env=environment, check=True)
-    shutil.rmtree(folder / name)
     print(f"==> {name} versions work ({time.perf_counter() - begin:.0f} s)", flush=True)
 
 
@@ -89,6 +87,7 @@ def main() -> None:
         check_description(folder, [args.wheel.resolve(), *args.wheel.resolve().parent.glob("*.tar.gz")])
         for script in ("install_run.py", "tiny.py"):
             shutil.copy(ROOT / "tests" / script, folder)
+        venv.create(folder / "environment", with_pip=False)
         check("newest", folder, args.wheel.resolve(), [], args.torch, args.torch_index)
         check("lowest", folder, args.wheel.resolve(), lowest(), args.torch, args.torch_index)
 

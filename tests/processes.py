@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ import torch
 
 ROOT = Path(__file__).parents[1]
 IMPORTED = ("tests.runs", "peft")
-IMPORTED_OF_VLLM = ("vllm.entrypoints.llm", "vllm.model_executor.models.qwen3", "vllm.v1.worker.cpu_worker")
+IMPORTED_OF_VLLM = (
+    *("vllm.entrypoints.llm", "vllm.entrypoints.cli.serve", "vllm.entrypoints.openai.api_server"),
+    *("vllm.model_executor.models.qwen3", "vllm.v1.worker.cpu_worker"),
+)
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -61,15 +65,11 @@ def forked(
         arguments, cwd, env, timeout: As there.
         processes: That many of one group, as torchrun starts them. The first that fails ends all.
     """
-    imported = IMPORTED + IMPORTED_OF_VLLM * (importlib.util.find_spec("vllm") is not None)
-    _CONTEXT.set_forkserver_preload(list(imported))  # of effect once, at the first process
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for environment in _group(dict(env or _environment()), processes):
             streams = [str(Path(folder) / f"{name}{len(started)}") for name in ("stdout", "stderr")]
-            child = (list(arguments), str(cwd), environment, streams, imported)
-            started.append(_CONTEXT.Process(target=_child, args=child))
-            started[-1].start()
+            started.append(launched(arguments, cwd, environment, streams))
         until = time.monotonic() + timeout
         while (running := [process for process in started if process.exitcode is None]) and time.monotonic() < until:
             if any(process.exitcode for process in started):
@@ -88,6 +88,31 @@ def forked(
     return subprocess.CompletedProcess(list(arguments), status, stdout, stderr)
 
 
+def launched(
+    arguments: Sequence[str], cwd: Path, env: Mapping[str, str], streams: Sequence[str], session: bool = False
+) -> BaseProcess:
+    """A process that was forked, running a script.
+
+    Args:
+        arguments, cwd, env: As for `fresh`.
+        streams: Files for stdout and stderr.
+        session: It leads a process group of its own.
+    """
+    imported = IMPORTED + IMPORTED_OF_VLLM * (importlib.util.find_spec("vllm") is not None)
+    _CONTEXT.set_forkserver_preload(list(imported))  # of effect once, at the first process
+    child = (list(arguments), str(cwd), dict(env), list(streams), imported, session)
+    process = _CONTEXT.Process(target=_child, args=child)
+    process.start()
+    return process
+
+
+def fork_workers() -> None:
+    """From now on vLLM's engines fork their processes; on a CPU it starts interpreters, which import it all again."""
+    for name in ("engine.utils", "engine.coordinator", "executor.multiproc_executor"):
+        module = importlib.import_module(f"vllm.v1.{name}")
+        module.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
@@ -102,10 +127,17 @@ def _group(environment: dict[str, str], processes: int) -> list[dict[str, str]]:
 
 
 def _child(
-    arguments: list[str], cwd: str, environment: dict[str, str], streams: list[str], imported: Sequence[str]
+    arguments: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    streams: list[str],
+    imported: Sequence[str],
+    session: bool,
 ) -> None:
+    if session:
+        os.setsid()
     for descriptor, path in enumerate(streams, start=1):
-        with open(path, "w") as stream:
+        with open(path, "a") as stream:
             os.dup2(stream.fileno(), descriptor)
     missing = [name for name in imported if name not in sys.modules]
     assert not missing, f"the server that forks has not imported {missing}"

@@ -6,9 +6,8 @@ import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,19 @@ import torch
 from duet_trl.engines.colocated import PROCESSOR
 from duet_trl.engines.engine import ServerLost
 from duet_trl.engines.server import GateServer
-from tests.processes import ROOT, free_port
+from tests.processes import ROOT, free_port, launched
 
 START_SECONDS = 240.0
+
+SERVE = """
+from vllm.entrypoints.cli.main import main
+
+from tests.processes import fork_workers
+
+fork_workers()
+main()
+"""
+"""The command `vllm serve`, but for the imports that its processes need not make."""
 
 GATE = ("--logits-processors", PROCESSOR)
 GUARD = ("--middleware", "duet_trl.engines.guard.TokenGuard")
@@ -56,11 +65,11 @@ class ServerProcess:
         self.url = f"http://127.0.0.1:{self.port}"
         self.client = GateServer(self.url, self.token)
         self.weights.mkdir()
-        self._command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+        self._command = ["-c", SERVE, "serve", str(model)]
         self._command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
         self._command += ["--max-model-len", "256", "--gpu-memory-utilization", "0.1"]
         self._command += ["--logprobs-mode", logprobs_mode, *arguments]
-        self._process: subprocess.Popen | None = None
+        self._process: BaseProcess | None = None
 
     def __enter__(self) -> "ServerProcess":
         self.start()
@@ -81,17 +90,10 @@ class ServerProcess:
 
     def launch(self) -> None:
         """Start the process without waiting for it."""
+        # A server too busy to read for five seconds takes a connection in use for an idle one, and closes it.
+        environment = {**self.environment, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"}
         # Killed with its whole group, which takes the engine's processes along.
-        with self.log.open("a") as log:
-            self._process = subprocess.Popen(
-                self._command,
-                # A server too busy to read for five seconds takes a connection in use for an idle one, and closes it.
-                env={**self.environment, "VLLM_SERVER_DEV_MODE": "1", "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60"},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.log.parent,
-                start_new_session=True,
-            )
+        self._process = launched(self._command, self.log.parent, environment, [str(self.log)] * 2, session=True)
 
     def start(self) -> None:
         """Start the process unless it runs, and wait until it is healthy."""
@@ -102,7 +104,7 @@ class ServerProcess:
                 self.client.wait(1.0)
                 return
             except ServerLost:
-                if self._process.poll() is not None:
+                if self._process.exitcode is not None:
                     break
         self.kill()
         raise RuntimeError(f"vllm serve did not become healthy:\n{self.log.read_text()[-4000:]}")
@@ -118,7 +120,7 @@ class ServerProcess:
                 self.signal(signal.SIGKILL)
             except ProcessLookupError:  # it has died already, with all its children
                 pass
-            self._process.wait()
+            self._process.join()
             self._process = None
 
     def request(self, method: str, path: str, *, token: str | None = "", **kwargs: Any) -> requests.Response:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are killed at random moments; `make chaos` kills ten times as many."""
+"""Runs that are killed at random moments; `make chaos` kills thirty times as many."""
 
 import os
 import re
@@ -15,14 +15,15 @@ from tests.chaos_world import NAMES, PHASES
 @pytest.mark.slow
 def test_no_run_is_lost_wherever_it_is_killed():
     done = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--moments", "12", "--seed", "1"],
+        # By chance in an update, a save and an error among others, of methods that have the gate, a head and a memory.
+        [sys.executable, "-m", "tests.chaos", "--moments", "6", "--seed", "1244"],
         capture_output=True,
         text=True,
         timeout=550,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert re.search(r"^all +12 of 12 +0 ", done.stdout, flags=re.M), done.stdout
+    assert re.search(r"^all +6 of 6 +0 ", done.stdout, flags=re.M), done.stdout
 
 
 def test_the_moments_are_spread_over_methods_and_phases():

@@ -104,23 +104,14 @@ def test_the_engines_log_probs_stand_for_those_before_the_updates_without_a_forw
 @pytest.mark.parametrize(
     "overrides",
     [
-        {"marker": "4...2", "entropy_threshold": 0.0},
+        {"marker": "4...2", "entropy_threshold": 0.0, "repetition": True},
         {"top_p": 0.95, "vllm_importance_sampling_correction": False, "beta": 0.04},
         {"lora": True, "learning_rate": 1e-2, "extra_eos_tokens": ["\u0120the"]},
         {"extra_eos_tokens": ["\u0120the"], "method": "grpo"},
-        {"repetition": True},
         {"method": "arrol", "method_kwargs": {"head_warmup_steps": 1, "detect_at": 12}},
         {"method": "spec_rl"},
     ],
-    ids=[
-        "custom-marker",
-        "papers-nucleus",
-        "lora-extra-eos",
-        "grpo-extra-eos",
-        "repetition",
-        "continued",
-        "reused",
-    ],
+    ids=["marker-repetition", "papers-nucleus", "lora-extra-eos", "grpo-extra-eos", "continued", "reused"],
 )
 def test_every_kind_of_run_trains_on_the_engine(tiny_path, tmp_path, overrides):
     report = run(tiny_path, tmp_path, **overrides)

@@ -68,7 +68,7 @@ PROFILES = {
         entrants=(REFERENCE, "grpo_4", "duet"),
     ),
     "smoke": Profile(
-        factors=(1.0, 2.0),
+        factors=(1.0,),
         rungs=((2, 1), (4, 1)),
         tuning_problems=5,
         settling=1,

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.common import write_result
 from benchmarks.gpu import Step, run_all
-from tests.pretrained import smollm2
 from tests.processes import ROOT, fresh
 
 COMMON = {"device": "a machine", "seed": 0}
@@ -73,11 +72,9 @@ def test_the_kernel_is_measured_before_anything_but_torch_and_triton_is_installe
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_a_cpu_runs_all_but_the_kernel_on_a_pretrained_model(folder):
-    model = smollm2()
+def test_a_cpu_runs_all_but_the_kernel(tiny_path, folder):
     script = str(ROOT / "benchmarks" / "gpu.py")
-    # Alone on a core the longest step takes a minute; other tests may run beside it.
-    command = [script, "--quick", "--check", "--limit_scale", "10", "--model", str(model)]
+    command = [script, "--quick", "--check", "--limit_scale", "10", "--model", str(tiny_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     done = fresh(command, cwd=folder.parents[1], env=environment, timeout=3300)
     assert done.returncode == 0, done.stdout + done.stderr + (folder / "gpu.json").read_text()
@@ -89,9 +86,9 @@ def test_a_cpu_runs_all_but_the_kernel_on_a_pretrained_model(folder):
         assert steps[name]["status"] == "done" and all(figures["targets_met"].values())
         (batch,) = figures["batches"]
         assert figures["medians"]["tokens_per_second"] == batch["tokens"] / batch["seconds_generate"] > 0
-        assert 0.5 < figures["peak_memory_gib"] < 64  # 135 million weights in float32 are 0.5 GiB
+        assert 0.2 < figures["peak_memory_gib"] < 64
     gate = steps["swap_duet"]["result"]["gate"]
     assert gate["gate_share"] == 1 - gate["step_ms"] / gate["gated_step_ms"]
     # Half of the rollouts, which the gate may stop before the 16 tokens at which the others are cut.
     assert steps["swap_duet"]["result"]["batches"][0]["tokens"] <= 8 * 16
-    assert {row["policy"] for row in steps["divergence"]["result"]["rows"]} == {"smollm2_135m"}
+    assert {row["policy"] for row in steps["divergence"]["result"]["rows"]} == {"two_ways"}

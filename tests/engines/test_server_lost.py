@@ -2,32 +2,39 @@
 """vLLM servers that were started otherwise, that die, or that fall silent: each is a process of its own."""
 
 import signal
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from duet_trl.engines import server as server_client
 from duet_trl.engines.engine import ServerError, ServerLost
+from tests.engines.tiny_gate import TinyGate
 from tests.server_process import GATE, ServerProcess
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "logprobs_mode", "message"),
-    [
-        ((), "processed_logprobs", "does not run the gate"),
-        (GATE, "raw_logprobs", "Restart it with --logprobs-mode processed_logprobs"),
-    ],
-    ids=["no-processor", "raw-logprobs"],
-)
-def test_probe_finds_a_server_that_was_started_otherwise(
-    tiny_path, tiny_gate, tmp_path, arguments, logprobs_mode, message
-):
-    with ServerProcess(tiny_path, tmp_path, *arguments, logprobs_mode=logprobs_mode) as other:
-        with pytest.raises(ServerError, match=message) as found:
-            other.client.probe("math", tiny_gate.automaton.fingerprint, tiny_gate.sentinel, tiny_gate.eos_ids)
-        assert type(found.value) is ServerError  # waiting would not help
+@pytest.fixture(scope="module")
+def without_gate(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tiny_path, tmp_path_factory.mktemp("without_gate")) as server:
+        yield server
+
+
+def assert_started_otherwise(server: ServerProcess, gate: TinyGate, message: str) -> None:
+    with pytest.raises(ServerError, match=message) as found:
+        server.client.probe("math", gate.automaton.fingerprint, gate.sentinel, gate.eos_ids)
+    assert type(found.value) is ServerError  # waiting would not help
+
+
+def test_probe_finds_a_server_that_says_other_log_probs(tiny_path, tiny_gate, tmp_path):
+    with ServerProcess(tiny_path, tmp_path, *GATE, logprobs_mode="raw_logprobs") as other:
+        assert_started_otherwise(other, tiny_gate, "Restart it with --logprobs-mode processed_logprobs")
+
+
+def test_probe_finds_a_server_that_does_not_run_the_gate(without_gate, tiny_gate):
+    assert_started_otherwise(without_gate, tiny_gate, "does not run the gate")
 
 
 def running(pool: ThreadPoolExecutor, server: ServerProcess) -> Future:
@@ -42,8 +49,9 @@ def running(pool: ThreadPoolExecutor, server: ServerProcess) -> Future:
     return rollouts
 
 
-def test_a_server_that_falls_silent_and_one_that_dies_lose_the_whole_batch(tiny_path, tmp_path, monkeypatch):
-    with ServerProcess(tiny_path, tmp_path) as server, ThreadPoolExecutor(1) as pool:
+def test_a_server_that_falls_silent_and_one_that_dies_lose_the_whole_batch(without_gate, monkeypatch):
+    server = without_gate
+    with ThreadPoolExecutor(1) as pool:
         rollouts = running(pool, server)
         server.signal(signal.SIGSTOP)  # as a machine that vanishes: no connection is closed
         try:

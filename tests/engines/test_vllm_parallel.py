@@ -5,14 +5,10 @@ No rank tells another what the gate decides. They must come to it alone, from th
 """
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,46 +31,19 @@ from tests.engines.parallel_run import (
     SPEC_OF_ROW,
 )
 from tests.engines.tiny_gate import CAP, SPECS, TinyGate, assert_algorithm_1, replay_all
-from tests.server_process import GATE, GUARD, ROOT, ServerProcess, free_port
+from tests.processes import forked, process_environment
+from tests.server_process import GATE, GUARD, ServerProcess
 
 pytestmark = pytest.mark.vllm
 
-HELPER = "tests.engines.parallel_run"
+HELPER = Path(__file__).with_name("parallel_run.py")
 SHARED = {"temperature": 1.0, "max_tokens": CAP}
 
 
-@contextmanager
-def running(log: Path, *command: str, **environment: str) -> Iterator[subprocess.Popen]:
-    """A Python process and all that it starts; none of them outlives the context."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", *command],
-            env={**os.environ, "PYTHONPATH": path, **environment},
-            cwd=ROOT,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(60)
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-
-
-def run_parallel(mode: str, model: Path, folder: Path, **environment: str) -> dict:
-    return finished(folder, HELPER, mode, str(model), str(folder), **environment)[f"{mode}0"]
-
-
-def finished(folder: Path, *command: str, **environment: str) -> dict[str, dict]:
-    """What the processes of a command have written into their folder, by name."""
-    log = folder / "log"
-    with running(log, *command, **environment) as process:
-        assert process.wait(400) == 0, log.read_text()[-6000:]
+def finished(folder: Path, *arguments: str, processes: int = 1) -> dict[str, dict]:
+    """What the processes of the helper have written into their folder, by name."""
+    done = forked([str(HELPER), *arguments], env=process_environment(), timeout=400, processes=processes)
+    assert done.returncode == 0, done.stderr[-6000:]
     return {report.stem: json.loads(report.read_text()) for report in folder.glob("*.json")}
 
 
@@ -99,7 +68,7 @@ def logprob_difference(gate: TinyGate, weights: dict, prompts: list, ids: list, 
 def tensor(tiny_gate: TinyGate, tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("tensor")
     weights = changed_weights(tiny_gate, folder / "changed")
-    return {**run_parallel("tensor", tiny_gate.path, folder), "weights": weights}
+    return {**finished(folder, "tensor", str(tiny_gate.path), str(folder))["tensor0"], "weights": weights}
 
 
 @pytest.mark.distributed
@@ -107,7 +76,7 @@ def tensor(tiny_gate: TinyGate, tmp_path_factory: pytest.TempPathFactory) -> dic
 def test_every_tensor_parallel_rank_samples_from_the_same_edited_logits(tensor):
     (first, calls, digest), second = tensor["ranks"]
     assert (first, second) == (0, [1, calls, digest])
-    assert calls > 500
+    assert calls > 300
 
 
 @pytest.mark.distributed
@@ -232,33 +201,17 @@ def test_new_weights_reach_both_engines_of_a_data_parallel_server(engines, tiny_
 # Tensor parallelism inside the trainer: each process is one rank
 
 
-def train(model: Path, folder: Path, **overrides) -> tuple[dict, dict]:
-    reports = finished(
-        folder,
-        *("torch.distributed.run", "--nproc_per_node", "2", "--master_addr", "127.0.0.1"),
-        *("--master_port", str(free_port()), "-m", HELPER, "train", str(model), str(folder), json.dumps(overrides)),
-        ACCELERATE_USE_CPU="true",
-    )
-    return reports["train0"], reports["train1"]
-
-
 @pytest.mark.distributed
 @pytest.mark.slow
 def test_trainers_that_share_an_engine_gate_alike_and_sample_from_the_policy_they_train(tiny_path, tmp_path):
-    first, second = train(tiny_path, tmp_path, max_steps=3)
-    assert first == second  # controller, weights, metrics, and every edited logit
+    first, second = finished(tmp_path, "train", str(tiny_path), str(tmp_path), processes=2).values()
+    same = [{**one, "random_state": None} for one in (first, second)]
+    assert same[0] == same[1]  # controller, weights, metrics, and every edited logit
+    assert first["random_state"] != second["random_state"]  # dropout parts them, or that would show nothing
     assert first["moved"] > 1e-4
-    assert max(first["logged"]["sampling/sampling_logp_difference/max"]) < 1e-3
+    # Dropout itself changes a log-probability by some 0.2 nats; a rank that attends to other tokens, by some 12.
+    differences = first["logged"]["sampling/sampling_logp_difference/max"]
+    assert max(differences[:2]) < 1e-3 and 1e-3 < max(differences[2:]) < 1.0
     for name in ("duet/abort_rate", "duet/trim_rate", "duet/keep_rate"):
         assert max(first["logged"][name]) > 0, name
     assert [len(row) for row in first["samples"]] == [1, 1, 1]  # three prompts over two processes
-
-
-@pytest.mark.distributed
-@pytest.mark.slow
-def test_trainers_that_share_an_engine_sample_alike_though_dropout_parts_their_random_states(tiny_path, tmp_path):
-    first, second = train(tiny_path, tmp_path, max_steps=4, model_init_kwargs={"attention_dropout": 0.2})
-    assert first["decisions"] == second["decisions"]
-    assert first["random_state"] != second["random_state"]  # or the test shows nothing
-    # Dropout itself changes a log-probability by some 0.2 nats; a rank that attends to other tokens, by some 12.
-    assert max(first["logged"]["sampling/sampling_logp_difference/max"]) < 1.0

@@ -148,4 +148,4 @@ def test_real_v2_runner_stops_rollouts_where_algorithm_1_does(tiny_path):
     assert report["runner"].startswith("vllm.v1.worker.cpu.") and report["kernel"] and report["preemptions"] > 0
     assert min(report["outcomes"]) > 0 and report["at_the_end"] > 0 and report["early"] > 0
     assert report["forced_logprobs"] == [0.0] and report["ungated_forced"] == 0 and report["left_out"] <= 2
-    assert report["never_firing"]["equal"] and report["never_firing"]["tokens"] > 80
+    assert report["never_firing"]["equal"] and report["never_firing"]["tokens"] > 40

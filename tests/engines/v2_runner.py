@@ -109,7 +109,7 @@ def check_never_firing(llm: "LLM", gate: "TinyGate") -> dict[str, Any]:
     from duet_trl.gate.replay import GateSpec
     from tests.engines.tiny_gate import random_prompts
 
-    prompts = [{"prompt_token_ids": ids} for ids in random_prompts(10, seed=2, longest=6)]
+    prompts = [{"prompt_token_ids": ids} for ids in random_prompts(5, seed=2, longest=6)]
     params = SamplingParams(temperature=1.0, max_tokens=16, seed=7, logit_bias={gate.sentinel: -100.0})
     spec = GateSpec(100, 110, 10, entropy_threshold=1.0)
     tokens = []

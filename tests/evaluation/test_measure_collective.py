@@ -2,13 +2,13 @@
 """Several processes agree on every verdict and decision, and one of them writes."""
 
 import json
-import subprocess
+from pathlib import Path
 
 import pytest
 
 from duet_trl.evaluation.measure import on_first
 from tests.evaluation.policy import write_jsonl
-from tests.processes import process_environment, python_command
+from tests.processes import forked, process_environment
 
 
 def test_a_process_that_is_alone_does_everything_itself():
@@ -21,8 +21,8 @@ def test_a_process_that_is_alone_does_everything_itself():
 @pytest.mark.slow
 def test_process_zero_grades_writes_and_decides_for_all(tmp_path):
     data = write_jsonl(tmp_path / "m.jsonl", [{"problem": f"p{number}", "answer": "42"} for number in range(3)])
-    command = [*python_command(2), "-m", "tests.evaluation.collective_run", data, str(tmp_path)]
-    done = subprocess.run(command, env=process_environment(), capture_output=True, text=True, timeout=300)
+    script = str(Path(__file__).with_name("collective_run.py"))
+    done = forked([script, data, str(tmp_path)], env=process_environment(), processes=2)
     assert done.returncode == 0, done.stderr[-3000:]
     zero, one = (json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2))
     assert zero["told"] == one["told"] == "from 0"
