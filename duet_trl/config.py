@@ -231,9 +231,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     overlap: bool = config_field(
-        "Let the server generate the rollouts of the next step while this one trains. They are of the weights before "
-        "the updates, and corrected by the engine's log-probs.",
-        default=False,
+        "Let the server generate the next step's rollouts, of the weights as they are, while this one trains.", False
     )
 
     # Parameters that control identity and records
@@ -367,8 +365,6 @@ class DUETGRPOConfig(GRPOConfig):
                 f"generation_kwargs sets {sorted(repeated)}, but every rollout is a request of its own: 'n' would "
                 "multiply them, and with one 'seed' all rollouts of a prompt would be the same. Remove them."
             )
-        if self.overlap:
-            self._check_overlap()
         if self.use_transformers_continuous_batching:
             raise ValueError(
                 "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
@@ -385,18 +381,6 @@ class DUETGRPOConfig(GRPOConfig):
                 f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} {found}: the sampler's log-probs are "
                 f"renormalised inside the nucleus, and the ratio would be that of two distributions. Set {remedy}, or "
                 "sample with top_p=1."
-            )
-
-    def _check_overlap(self) -> None:
-        if not _ON_SERVER.when(self):
-            raise ValueError(
-                "overlap=True lets a server generate while the policy trains; here both share a device. It needs "
-                f"{_ON_SERVER.condition}. Set that, or overlap=False."
-            )
-        if not self.vllm_importance_sampling_correction and self.old_logps != "engine":
-            raise ValueError(
-                "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
-                "difference. Set vllm_importance_sampling_correction=True or old_logps='engine', or overlap=False."
             )
 
 

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from duet_trl import DUETGRPOConfig
 from duet_trl.seams.checkpoint import STATE_FILE, read_state
 from duet_trl.seams.data_checks import prompt_keys
 from duet_trl.seams.overlap import Ahead
-from tests.runs import duet_settings, duet_trainer, logged, prompts
+from tests.runs import duet_trainer, logged, prompts
 
 
 @given(st.lists(st.integers(), max_size=12), st.integers(0, 5), st.lists(st.integers(0, 8), max_size=12))
@@ -32,7 +31,7 @@ def test_what_is_shown_ahead_is_what_comes(items, first, looks):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "both share a device. It needs use_vllm=True and vllm_mode='server'"),
+        ({}, "both share a device. Set use_vllm=True and vllm_mode='server'"),
         ({"use_vllm": True, "vllm_mode": "colocate"}, "both share a device"),
         (
             {"use_vllm": True, "vllm_mode": "server", "vllm_importance_sampling_correction": False},
@@ -40,9 +39,9 @@ def test_what_is_shown_ahead_is_what_comes(items, first, looks):
         ),
     ],
 )
-def test_what_cannot_overlap_is_an_error(tmp_path, given, message):
+def test_what_cannot_overlap_is_an_error_before_a_model_is_loaded(tmp_path, given, message):
     with pytest.raises(ValueError, match=message):
-        DUETGRPOConfig(**duet_settings(tmp_path, overlap=True, **given))
+        duet_trainer(tmp_path / "absent", tmp_path, overlap=True, **given)
 
 
 @pytest.fixture

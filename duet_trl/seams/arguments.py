@@ -12,6 +12,7 @@ from ..methods import build_method, setting_of
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
 from .data_checks import check_data, check_evaluation, check_reward_columns
+from .overlap import check_overlap
 from .scoring import answer_verifier
 
 _DECIDING = ("jobs", "judge", "observe")
@@ -49,6 +50,8 @@ def check_arguments(
     needs = check_method(method, args, reward_funcs)
     check_engine(engine)
     own_rules = ends_by_own_rules(others, args)
+    if args.overlap:
+        check_overlap(args)
     needs_prompt = not others.get("environment_factory")
     check_data(data[0], args, needs_prompt=needs_prompt)
     check_evaluation(data[1], needs_prompt=needs_prompt)
