@@ -230,6 +230,10 @@ class DUETGRPOConfig(GRPOConfig):
         ),
     )
 
+    overlap: bool = config_field(
+        "Let the server generate the next step's rollouts, of the weights as they are, while this one trains.", False
+    )
+
     # Parameters that control identity and records
     prompt_id_column: str | None = config_field(
         "Data-set column that identifies a prompt across epochs. None: a hash of the prompt."

@@ -44,6 +44,9 @@ class Host(Protocol):
     def share_logs(self, rows: np.ndarray) -> dict[str, list]:
         """Columns that the reward functions have just logged, for all rollouts of the round in global order."""
 
+    def begin(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> None:
+        """Begin what `generate` will be asked for with these arguments, and return at once."""
+
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, equal on every process."""
 
@@ -95,6 +98,14 @@ class Loop:
             )
         step.nonfinite = ~step.done.scored & ~step.done.superseded
 
+    def begin(self, step: StepRecord) -> bool:
+        """Decide the first round of a step, and begin to generate it; False: the method asks the policy first."""
+        step.planned = jobs, queries = self._next_round(step)
+        if jobs and not queries:
+            placement = Placement(len(jobs), self.exchange.num_processes, self.interleaved)
+            self.host.begin(step, *self._own(placement, jobs))
+        return not queries
+
     def judge(self, step: StepRecord) -> None:
         """Fill in the judgement."""
         started = time.perf_counter()
@@ -120,6 +131,9 @@ class Loop:
     # ---- One round ----------------------------------------------------------------------------------------------
 
     def _next_round(self, step: StepRecord) -> tuple[list[Job], list[Query]]:
+        if step.planned is not None:
+            planned, step.planned = step.planned, None
+            return planned
         started = time.perf_counter()
         # The decision of process 0 counts, so that a last bit of a float cannot part the processes.
         asked = self.method.jobs(step.prompts, step.done)
@@ -229,10 +243,7 @@ class Loop:
         """Generate, replay and score one round, and add it to `step.done`."""
         placement = Placement(len(jobs), self.exchange.num_processes, self.interleaved)
         rows = placement.rows(self.exchange.process_index)
-        # A process without a rollout generates one that nobody reads: the collectives need it.
-        generated_rows = rows if len(rows) else np.zeros(1, dtype=np.int64)
-        own = [jobs[row] for row in generated_rows]
-        padding = placement.rows_per_process - len(own)
+        own, padding = self._own(placement, jobs)
 
         started = time.perf_counter()
         rollouts = self.host.generate(step, own, padding)
@@ -250,6 +261,13 @@ class Loop:
         _extend(step.extra_logs, first, len(jobs), self.host.share_logs(rows))
         step.seconds["score"] += time.perf_counter() - started
         self._add(step, jobs, found, terminated, rewards, answers)
+
+    def _own(self, placement: Placement, jobs: list[Job]) -> tuple[list[Job], int]:
+        """Jobs of this process, and how often the last of them is repeated to have as many rows on each."""
+        rows = placement.rows(self.exchange.process_index)
+        # A process without a rollout generates one that nobody reads: the collectives need it.
+        own = [jobs[row] for row in (rows if len(rows) else np.zeros(1, dtype=np.int64))]
+        return own, placement.rows_per_process - len(own)
 
     def _outcomes(
         self, placement: Placement, jobs: list[Job], rollouts: Sequence[LocalRollout]

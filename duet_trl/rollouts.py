@@ -238,6 +238,7 @@ class StepRecord:
     jobs: list[Job] = field(default_factory=list)  # what each rollout was asked for as, length N
     done: Rollouts | None = None  # all rollouts so far
     rounds: int = 0  # of rollouts
+    planned: tuple[list[Job], list[Query]] | None = None  # the next round, where it is decided already
     judgement: Judgement | None = None
     nonfinite: np.ndarray | None = None  # no usable reward: lost, (N,)
     asked_tokens: int = 0  # of the questions to the model

@@ -9,7 +9,7 @@ advantages, in which every loss type is positively homogeneous.
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
 from .seams.metrics import RunWatch
+from .seams.overlap import Overlap
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
@@ -68,6 +69,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     _current: StepRecord | None = None  # the generation step that is trained
     _sampler: Any = None  # of the training data; a stream has none
     several: SeveralUpdates | None = None
+    overlap: Overlap | None = None  # None: generation and training take turns
     clipped_norm: float  # of the last gradient, as the optimizer gets it
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
@@ -125,6 +127,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         if args.updates != "once":
             self.several = SeveralUpdates(self)
             self.add_callback(self.several)
+        if args.overlap:
+            self.overlap = Overlap(self)
         self.watch = RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
@@ -193,7 +197,8 @@ class DUETGRPOTrainer(GRPOTrainer):
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         if self._is_stock:
             return super()._generate_and_score_completions(inputs)
-        step = self._current = StepRecord(self._prompts_of_step(inputs))
+        prompts = self.prompts_of_step(inputs)
+        step = self._current = StepRecord(prompts) if self.overlap is None else self.overlap.step(prompts)
         logged = {name: len(values) for name, values in self._metrics["train"].items()}
         with self.checkpoints.if_failing():
             self.loop.run(step)
@@ -207,9 +212,19 @@ class DUETGRPOTrainer(GRPOTrainer):
         self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))
         if self.several is not None:
             self.several.begin(step)
+        if self.overlap is not None:
+            started = time.perf_counter()
+            self.overlap.begin()
+            step.seconds["generate"] += time.perf_counter() - started
         return rows
 
-    def _prompts_of_step(self, inputs: list[dict[str, Any]]) -> Prompts:
+    def get_batch_samples(self, epoch_iterator: Iterator, *args: Any) -> tuple:
+        """TRL's batches of an optimizer step, from an iterator that shows those of the next generation step."""
+        batches = epoch_iterator if self.overlap is None else self.overlap.ahead(epoch_iterator)
+        return super().get_batch_samples(batches, *args)
+
+    def prompts_of_step(self, inputs: list[dict[str, Any]]) -> Prompts:
+        """Prompts of all processes, from the rows that TRL has for this one: the next step that is not observed."""
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
         return self._source.prompts(

@@ -144,9 +144,7 @@ class TurnEngine:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See [`Engine.generate`]. ValueError for a length out of range, or a gate in a run without a marker."""
-        gates = [self._gate(request) for request in requests]
-        limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
-        with self._each(gates, limits):
+        with self._each(*self._gates_and_limits(requests)):
             ids, logprobs = self._turn([request.input_ids for request in requests])
         found = []
         for row, request in enumerate(requests):
@@ -174,6 +172,10 @@ class TurnEngine:
     def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
         """While active, a turn gives each prompt its gate and its length limit; None: no gate, that of the turn."""
         raise NotImplementedError
+
+    def _gates_and_limits(self, requests: Sequence[Request]) -> tuple[list[GateRequest | None], list[int | None]]:
+        limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
+        return [self._gate(request) for request in requests], limits
 
     def _gate(self, request: Request) -> GateRequest | None:
         if not 1 <= request.new_tokens <= self._max_tokens:

@@ -1,22 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine that is a vLLM server: a request per rollout, weights that are proven, a server that may be restarted."""
 
+import concurrent.futures
+import hashlib
 import logging
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from ..gate.parameters import GateRequest
-from .engine import ServerError, ServerLost, TurnEngine
+from .engine import Request, ServerError, ServerLost, TurnEngine
 from .server import Choice
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 3
 """How often a batch is generated, or weights are sent, before a server that keeps dying ends the run."""
+
+
+Row = tuple[list[int], GateRequest | None, int | None]
+"""Prompt, gate and length limit of one completion."""
+
+
+@dataclass(eq=False)
+class Begun:
+    """Rollouts that are generated beside training; `found` is the main process's alone."""
+
+    digest: str  # of the rows of all processes
+    found: concurrent.futures.Future | None
+    taken: bool = False  # asked for since
 
 
 class ServerEngine(TurnEngine):
@@ -48,6 +66,7 @@ class ServerEngine(TurnEngine):
         self._exchange, self._process, self._timeout = exchange, process, timeout
         self._rows: list[tuple[GateRequest | None, int | None]] | None = None
         self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
+        self._begun: Begun | None = None
         self._together(self._probe)
 
     def _each(self, gates: list[GateRequest | None], limits: list[int | None]) -> AbstractContextManager:
@@ -57,7 +76,12 @@ class ServerEngine(TurnEngine):
         return stack
 
     def sync_weights(self) -> None:
-        """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away."""
+        """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away.
+
+        What was begun is generated to its end first, under the weights that it began with.
+        """
+        if self._begun is not None and self._begun.found is not None:
+            concurrent.futures.wait([self._begun.found])
 
         def attempt() -> Any:
             return self._shared(self._send) or self._on_main(self._name)
@@ -84,15 +108,86 @@ class ServerEngine(TurnEngine):
         rows = [(None, None)] * len(prompts) if self._rows is None else self._rows
         sizes = self._exchange.objects([len(prompts)])
         everything = self._exchange.objects([(ids, *row) for ids, row in zip(prompts, rows, strict=True)])
+        # Evaluation asks for completions of its own between the two.
+        begun = None if self._rows is None else self._take(everything)
+
+        def once() -> Any:
+            nonlocal begun
+            known, begun = begun, None  # what was lost with a server is generated anew
+            return self._on_main(lambda: self._complete(everything) if known is None else known.result())
+
         with profiler or nullcontext():
-            once = partial(self._on_main, lambda: self._complete(everything))
             found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
         local = found[first : first + len(prompts)]
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
-    def _complete(self, everything: list[tuple[list[int], GateRequest | None, int | None]]) -> list[Choice]:
+    # ---- Beside training --------------------------------------------------------------------------------------------
+
+    @property
+    def begun(self) -> bool:
+        """Whether rollouts are begun that nobody has asked for yet."""
+        return self._begun is not None and not self._begun.taken
+
+    def begin(self, requests: Sequence[Request]) -> None:
+        """Begin to generate what `generate` will be asked for next, and return at once.
+
+        The server keeps its weights until that is done. An error of the server is raised where the rollouts are asked
+        for; a server that was lost is waited for there, and generates them again with the weights of then.
+        """
+        asked = zip((request.input_ids for request in requests), *self._gates_and_limits(requests), strict=True)
+        everything = self._exchange.objects(list(asked))
+        found = None
+        if self._connection is not None:
+            found = concurrent.futures.Future()
+            # A thread of its own: an interpreter that ends waits for those of a pool.
+            threading.Thread(target=_fulfil, args=(found, partial(self._complete, everything)), daemon=True).start()
+        self._begun = Begun(_digest(everything), found)
+
+    def forget_begun(self) -> None:
+        """Nothing is begun any more: the step that asked for it is done."""
+        self._begun = None
+
+    def begun_state(self) -> dict[str, Any]:
+        """What is begun, waited for, as a checkpoint holds it: JSON values and arrays; empty if it is nothing."""
+        if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
+            return {}
+        choices: list[Choice] = self._begun.found.result()
+        return {
+            "digest": self._begun.digest,
+            "lengths": np.array([len(choice.token_ids) for choice in choices], dtype=np.int64),
+            "token_ids": np.array([token for choice in choices for token in choice.token_ids], dtype=np.int64),
+            "logprobs": np.array([value for choice in choices for value in choice.logprobs], dtype=np.float64),
+            "finish_reason": [choice.finish_reason for choice in choices],
+            "stop_reason": [choice.stop_reason for choice in choices],
+        }
+
+    def load_begun(self, state: dict[str, Any]) -> None:
+        """Restore `begun_state()`."""
+        if not state:
+            return
+        ends = np.cumsum(state["lengths"])[:-1]
+        columns = [[part.tolist() for part in np.split(state[name], ends)] for name in ("token_ids", "logprobs")]
+        found = concurrent.futures.Future()
+        found.set_result([*map(Choice, *columns, state["finish_reason"], state["stop_reason"])])
+        self._begun = Begun(state["digest"], found)
+
+    def _take(self, everything: list[Row]) -> concurrent.futures.Future | None:
+        """What was begun, if it is what is asked for now; None: nothing was, or this is not the main process."""
+        if not self.begun:
+            return None
+        self._begun.taken = True
+        if self._begun.digest == _digest(everything):
+            return self._begun.found
+        logger.warning(
+            "The rollouts that were generated beside training are not those of this step, as where a run resumes with "
+            "other data or on another number of processes. They are dropped, and the step is generated now."
+        )
+        self.sync_weights()
+        return None
+
+    def _complete(self, everything: list[Row]) -> list[Choice]:
         prompts, gates, limits = zip(*everything, strict=True)
         gates = [gate and replace(gate, weights=self._connection.weights) for gate in gates]
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
@@ -155,3 +250,16 @@ class ServerEngine(TurnEngine):
         except ServerError as error:
             result = error
         return self._exchange.first(result)
+
+
+def _fulfil(found: concurrent.futures.Future, work: Callable[[], Any]) -> None:
+    try:
+        found.set_result(work())
+    except Exception as error:  # noqa: BLE001 - raised where the rollouts are asked for
+        found.set_exception(error)
+
+
+def _digest(everything: list[Row]) -> str:
+    """Tells batches apart, also in another process: by what of a row decides about its tokens."""
+    rows = [(ids, gate and (gate.spec, gate.keep, gate.prefix_length), limit) for ids, gate, limit in everything]
+    return hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()

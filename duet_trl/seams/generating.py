@@ -64,15 +64,16 @@ class Generation:
             count = len(jobs) if trainer.vllm_tensor_parallel_size == 1 else len(prompt_ids)
             asked = [*jobs, *jobs[-1:] * (count - len(jobs))]
             opened[:] = self.thoughts.open_after(prompt_ids).tolist()
-            requests = [self._request(*one) for one in zip(asked, prompt_ids, opened, strict=False)]
-            self._sync_engine()
+            requests = self._requests(asked, prompt_ids, opened)
+            if trainer.overlap is None or not self.engine.begun:
+                self._sync_engine()
             done[:] = self._completions(asked, requests)
             ids = [[*job.prefix, *one.token_ids] for job, one in zip(asked, done, strict=True)]
             logprobs = None if done[0].logprobs is None else [*map(_logprobs, asked, done)]
             rest = len(prompt_ids) - count
             return ids + ids[-1:] * rest, None if logprobs is None else logprobs + logprobs[-1:] * rest
 
-        prompts = [step.prompts[job.prompt].example["prompt"] for job in [*jobs, *jobs[-1:] * padding]]
+        prompts = _prompts(step, [*jobs, *jobs[-1:] * padding])
         try:
             with standing_in(trainer, _generate_single_turn=single_turn, num_generations=1):
                 generated = GRPOTrainer._generate(trainer, prompts)
@@ -87,6 +88,13 @@ class Generation:
             return LocalRollout(list(prompt_ids[row]), ids, completions[row], known, *ends)
 
         return [rollout(row) for row in range(len(prompts))]
+
+    def begin(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> None:
+        """Begin what `generate` will be asked for; see [`~duet_trl.loop.Host`]."""
+        prompt_ids = self.trainer._tokenize_prompts(_prompts(step, [*jobs, *jobs[-1:] * padding]))[0]
+        opened = self.thoughts.open_after(prompt_ids).tolist()
+        self._sync_engine()
+        self.engine.begin(self._sent(jobs, self._requests(jobs, prompt_ids, opened))[1])
 
     def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
         """Rewards of one round; see [`~duet_trl.loop.Host`]."""
@@ -183,11 +191,7 @@ class Generation:
 
     def _completions(self, jobs: Sequence[Job], requests: list[Request]) -> list[Completion]:
         """What is generated for each request: nothing where the job is a whole rollout."""
-        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
-        # there are fewer, whole rollouts stand in, with a token that nobody reads.
-        rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
-        sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
-        asked = [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
+        rows, asked = self._sent(jobs, requests)
         found = self.exchange.fail_together(lambda: self.checks.completions(self.engine.generate(asked), asked))
         done = dict(zip(rows, found, strict=False))
 
@@ -196,6 +200,17 @@ class Generation:
             return Completion([], "eos" if ended else "length", None if found[0].logprobs is None else [])
 
         return [whole(job) if job.whole else done[row] for row, job in enumerate(jobs)]
+
+    def _sent(self, jobs: Sequence[Job], requests: list[Request]) -> tuple[list[int], list[Request]]:
+        """Jobs in the order in which the engine is asked for them, and the requests that it gets."""
+        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
+        # there are fewer, whole rollouts stand in, with a token that nobody reads.
+        rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
+        sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
+        return rows, [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
+
+    def _requests(self, jobs: Sequence[Job], prompt_ids: list[list[int]], opened: list[bool]) -> list[Request]:
+        return [self._request(*one) for one in zip(jobs, prompt_ids, opened, strict=False)]
 
     def _request(self, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
         if job.whole:  # every process sends as many requests, so this one may have a token drawn that nobody reads
@@ -232,6 +247,10 @@ class Generation:
         self._sync_engine()
         found = self.exchange.spread(len(prompts) * num_samples, size, sample)
         return [found[first : first + num_samples] for first in range(0, len(found), num_samples)]
+
+
+def _prompts(step: StepRecord, jobs: Sequence[Job]) -> list:
+    return [step.prompts[job.prompt].example["prompt"] for job in jobs]
 
 
 def _logprobs(job: Job, rollout: Completion) -> list[float]:

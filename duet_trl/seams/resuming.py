@@ -115,9 +115,10 @@ class Checkpoints:
 
     def write(self, folder: Path) -> None:
         """Write what the method remembers into a folder, as every checkpoint has it."""
-        several = self.trainer.several
-        updates = {} if several is None else several.state_dict()
-        write_state(folder, self.trainer.loop.state_dict() | updates, self._identity)
+        state = self.trainer.loop.state_dict()
+        for part in filter(None, (self.trainer.several, self.trainer.overlap)):
+            state |= part.state_dict()
+        write_state(folder, state, self._identity)
 
     def folder(self, trial: Any = None) -> Path:
         """Where the checkpoint of the step is written."""
@@ -146,9 +147,8 @@ class Checkpoints:
                 torch.randperm(sampler.num_samples, generator=sampler.generator)
         self._compare_data(checkpoint / DATA_FILE)
         state = read_state(checkpoint, self._identity)
-        self.trainer.loop.load_state_dict(state)
-        if self.trainer.several is not None:
-            self.trainer.several.load_state_dict(state)
+        for part in filter(None, (self.trainer.loop, self.trainer.several, self.trainer.overlap)):
+            part.load_state_dict(state)
 
     def _compare_data(self, path: Path) -> None:
         saved = json.loads(path.read_text()) if path.exists() else None

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generation beside training: while a step trains, the server generates the rollouts of the next one.
+
+They are of the weights before the updates of the step, so one step behind when they are trained; the log-probs of the
+engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides how
+many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from trl import GRPOTrainer
+
+from ..config import DUETGRPOConfig
+from ..rollouts import Prompts, StepRecord
+
+logger = logging.getLogger(__name__)
+
+
+def check_overlap(args: DUETGRPOConfig) -> None:
+    """ValueError unless a server generates, and something corrects for weights that are one step behind."""
+    if not (args.use_vllm and args.vllm_mode == "server"):
+        raise ValueError(
+            "overlap=True lets a server generate while the policy trains; here both share a device. Set "
+            "use_vllm=True and vllm_mode='server', or overlap=False."
+        )
+    if not args.vllm_importance_sampling_correction and args.old_logps != "engine":
+        raise ValueError(
+            "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
+            "difference. Set vllm_importance_sampling_correction=True or old_logps='engine', or overlap=False."
+        )
+
+
+class Ahead:
+    """An iterator that shows what it will return; `first_step` numbers its first item."""
+
+    def __init__(self, items: Iterator, first_step: int) -> None:
+        self.items = items
+        self._next = first_step
+        self._seen: deque = deque()
+
+    def __iter__(self) -> Iterator:
+        """Itself."""
+        return self
+
+    def __next__(self) -> Any:
+        """The next item."""
+        item = self._seen.popleft() if self._seen else next(self.items)
+        self._next += 1
+        return item
+
+    def item(self, number: int) -> Any:
+        """The item of a number that has not been returned yet; None: there are not so many."""
+        while self._next + len(self._seen) <= number:
+            try:
+                self._seen.append(next(self.items))
+            except StopIteration:
+                return None
+        return self._seen[number - self._next]
+
+
+class Overlap:
+    """Begins the next step of a trainer; its `loop` and `engine` do the work."""
+
+    def __init__(self, trainer: GRPOTrainer) -> None:
+        self.trainer = trainer
+        self._ahead: Ahead | None = None
+        self._next: StepRecord | None = None
+        self._warned = False
+
+    def ahead(self, batches: Iterator) -> Ahead:
+        """The batches of an epoch, from which the next step is read in advance."""
+        if self._ahead is None or self._ahead.items is not batches:
+            self._ahead = Ahead(batches, self.trainer._step)
+        return self._ahead
+
+    def step(self, prompts: Prompts) -> StepRecord:
+        """The step that was begun for some prompts; a new one if none was, as at the start of an epoch."""
+        begun, self._next = self._next, None
+        if begun is None:
+            return StepRecord(prompts)
+        if begun.prompts.keys != prompts.keys:
+            raise RuntimeError(
+                "The prompts of a step are not those that its rollouts were begun for: this version of transformers "
+                "or TRL draws batches in another order. Set overlap=False."
+            )
+        return begun
+
+    def begin(self) -> None:
+        """Begin the step behind the one that was just scored, before that one trains."""
+        trainer = self.trainer
+        trainer.engine.forget_begun()
+        inputs = self._next_inputs()
+        if inputs is None:
+            return
+        self._next = StepRecord(trainer.prompts_of_step(inputs))
+        begun = trainer.loop.begin(self._next)
+        self._next.seconds["plan"] = 0.0  # spent in the step before, which counts them
+        if not begun and not self._warned:
+            self._warned = True
+            logger.warning(
+                "%s asks the policy before it asks for rollouts, so none are generated while the policy trains. "
+                "overlap=False has the same effect.",
+                type(trainer.method).__name__,
+            )
+
+    def _next_inputs(self) -> Any:
+        """The batch of the next generation step; None at the end of the epoch or of the run."""
+        trainer, args = self.trainer, self.trainer.args
+        per_batch = args.steps_per_generation * trainer.num_iterations
+        done, last = trainer.state.global_step, trainer.state.max_steps
+        if (last - done) * args.gradient_accumulation_steps <= per_batch:
+            return None
+        return self._ahead.item(trainer._step + per_batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the step that was begun: JSON values and arrays."""
+        return {"begun": self.trainer.engine.begun_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict()`, or take up a run that had no overlap."""
+        self.trainer.engine.load_begun(state.get("begun", {}))
