@@ -177,10 +177,7 @@ class DUETGRPOConfig(GRPOConfig):
     exclude_zero_variance_groups: bool = config_field(
         "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
-        acts=Acts(
-            lambda v: v.beta == 0 or not v.exclude_zero_variance_groups,
-            "beta=0, as the KL term of these rollouts counts",
-        ),
+        acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: the KL term needs them"),
     )
     updates: str = config_field(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "

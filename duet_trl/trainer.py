@@ -19,7 +19,6 @@ from torch.utils.data import Sampler
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
-from trl.trainer.utils import split_tensor_dict
 
 from .config import DUETGRPOConfig
 from .engines.engine import Engine, Policy, Sampling
@@ -38,12 +37,10 @@ from .seams.embeddings import embedder
 from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
-from .seams.metrics import RunWatch
 from .seams.overlap import Overlap
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
-from .seams.train_rows import standing_in
 
 
 class DUETGRPOTrainer(GRPOTrainer):
@@ -129,7 +126,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.add_callback(self.several)
         if args.overlap:
             self.overlap = Overlap(self)
-        self.watch = RunWatch(args.marker, args.max_completion_length)
+        self.watch = metrics.RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> TrainOutput:
@@ -180,13 +177,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         before = self._current
         inputs = super()._prepare_inputs(generation_batch)
         if self._current is not before:
-            chunks = self._buffered_inputs
-            if not self._current.keeps_order:
-                # TRL shuffles rows over micro-batches; the packing put neighbours in length together.
-                chunks = split_tensor_dict(self._current.train_rows, self.args.steps_per_generation)
-            self._buffered_inputs = [train_rows.trim_columns(chunk, self.pad_to_multiple_of) for chunk in chunks]
-            self._current.train_rows = {}
-            inputs = self._buffered_inputs[self._step % self.args.steps_per_generation]
+            chunks = train_rows.micro_batches(self._current, self._buffered_inputs, self.pad_to_multiple_of)
+            self._buffered_inputs, inputs = chunks, chunks[self._step % self.args.steps_per_generation]
         return inputs
 
     def _calculate_rewards(
@@ -213,9 +205,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         if self.several is not None:
             self.several.begin(step)
         if self.overlap is not None:
-            started = time.perf_counter()
-            self.overlap.begin()
-            step.seconds["generate"] += time.perf_counter() - started
+            self.overlap.begin(step)
         return rows
 
     def get_batch_samples(self, epoch_iterator: Iterator, *args: Any) -> tuple:
@@ -251,7 +241,7 @@ class DUETGRPOTrainer(GRPOTrainer):
             score = self._get_per_token_logps_and_entropies
             known["_get_per_token_logps_and_entropies"] = train_rows.first_known(logps, score)
         step.seconds["overhead"] += time.perf_counter() - started
-        with standing_in(self, **known):
+        with train_rows.standing_in(self, **known):
             output = super()._generate_and_score_completions(inputs)
         train_rows.weigh(step, output, process)
         if self.aux_loss_enabled:
@@ -280,7 +270,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
         with (
             train_rows.scaled_terms(self, inputs, scale),
-            standing_in(self, _get_per_token_logps_and_entropies=scored),
+            train_rows.standing_in(self, _get_per_token_logps_and_entropies=scored),
         ):
             loss = super()._compute_loss(model, weighted)
         if not step.keeps_order and train_rows.is_empty(step, self._step % spg, spg):
@@ -384,8 +374,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         Args:
             prompts (list): Prompts in the data set's form (text or messages), length P, the same on every process.
             num_samples (int): Completions per prompt.
-            temperature, top_p (float | None): Temperature 0 is greedy; None: as in training.
-            max_tokens (int | None): Maximum number of tokens; None: `max_completion_length`.
+            temperature, top_p, max_tokens (float | int | None): Temperature 0 is greedy; None: as in training.
 
         Returns:
             list[list[list[int]]]: Token ids, P x num_samples completions, the same on every process.

@@ -7,6 +7,7 @@ many there are and when each stops. Only the first round of a step is begun earl
 """
 
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -88,16 +89,17 @@ class Overlap:
             )
         return begun
 
-    def begin(self) -> None:
-        """Begin the step behind the one that was just scored, before that one trains."""
-        trainer = self.trainer
+    def begin(self, scored: StepRecord) -> None:
+        """Begin the step behind the one that was just scored, before that one trains; its seconds are that one's."""
+        trainer, started = self.trainer, time.perf_counter()
         trainer.engine.forget_begun()
         inputs = self._next_inputs()
         if inputs is None:
             return
         self._next = StepRecord(trainer.prompts_of_step(inputs))
         begun = trainer.loop.begin(self._next)
-        self._next.seconds["plan"] = 0.0  # spent in the step before, which counts them
+        self._next.seconds["plan"] = 0.0
+        scored.seconds["generate"] += time.perf_counter() - started
         if not begun and not self._warned:
             self._warned = True
             logger.warning(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from trl.trainer.utils import pad
+from trl.trainer.utils import pad, split_tensor_dict
 
 from ..config import DUETGRPOConfig
 from ..exchange import PADDING_ROW, Exchange, pack
@@ -216,6 +216,16 @@ _COMPLETION_COLUMNS = (
     "sampling_per_token_logps",
     "importance_sampling_ratio",
 )
+
+
+def micro_batches(step: StepRecord, shuffled: list[dict], multiple: int | None) -> list[dict[str, torch.Tensor]]:
+    """Micro-batches of this process without columns that are padding in every row; `shuffled` are TRL's.
+
+    TRL shuffles rows over micro-batches; the packing put neighbours in length together.
+    """
+    rows, step.train_rows = step.train_rows, {}
+    chunks = shuffled if step.keeps_order else split_tensor_dict(rows, len(shuffled))
+    return [trim_columns(chunk, multiple) for chunk in chunks]
 
 
 def trim_columns(chunk: dict[str, torch.Tensor], multiple: int | None) -> dict[str, torch.Tensor]:
