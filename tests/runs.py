@@ -110,13 +110,15 @@ def trained(model: Path | str, output_dir: Path, **options: Any) -> DUETGRPOTrai
     return trainer
 
 
-def abort_early(trainer: DUETGRPOTrainer, **options: Any) -> None:
-    """Give the gate of `duet` the thresholds of `paper`.
+def abort_early(trainer: DUETGRPOTrainer, cold: tuple[float, float] | None = None, **options: Any) -> None:
+    """Give the gate of `duet` the thresholds of `paper`; `cold` are those before lengths are known, as shares.
 
     By lengths rollouts are aborted from the first step on; by price they are once answers are known.
     """
     options = {"keep_probability": 0.3, "refit_every": 1, "window": 64} | options
     thresholds = LengthThresholds(trainer.args.max_completion_length, **options)
+    if cold is not None:
+        thresholds.poll_threshold, thresholds.abort_threshold = (int(share * thresholds.max_length) for share in cold)
     trainer.method.thresholds = trainer.method.parts["gate"] = thresholds
 
 

@@ -75,8 +75,7 @@ def test_the_appendix_of_the_paper_is_in_its_method(tmp_path):
         build_method(config(tmp_path, method="paper", **own)) for own in ({}, {"surrogate": "constant"})
     )
     assert (found.allocator.floor, found.allocator.warmup, constant.allocator.warmup) == (0.01, 1, None)
-    assert not found.allocator.price_aborted and not found.gate.thresholds.weighted
-    assert found.gate.keep_probability == 0.05
+    assert not found.allocator.price_aborted and found.thresholds.keep_probability == 0.05
 
 
 def test_an_explicit_value_beats_the_methods(tmp_path):
