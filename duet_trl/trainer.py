@@ -192,13 +192,14 @@ class DUETGRPOTrainer(GRPOTrainer):
         prompts = self.prompts_of_step(inputs)
         step = self._current = StepRecord(prompts) if self.overlap is None else self.overlap.step(prompts)
         logged = {name: len(values) for name, values in self._metrics["train"].items()}
+        tokens = self.state.num_input_tokens_seen
         with self.checkpoints.if_failing():
             self.loop.run(step)
             self.checkpoints.stop_if_unscored(step)
             self.loop.judge(step)
         metrics.merge_rounds(self._metrics["train"], logged)
-        self.state.num_input_tokens_seen -= sum(len(job.prefix) for job in step.jobs)  # were counted when generated
-        self._metrics["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
+        self.state.num_input_tokens_seen = tokens = tokens + metrics.tokens_seen(step, self.exchange)
+        self._metrics["train"]["num_tokens"] = [tokens]
         self.watch.judged(step)
         rows = self._train_rows(step)
         self.report(metrics.step_metrics(step, self.num_generations, self.max_completion_length))

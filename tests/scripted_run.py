@@ -23,6 +23,7 @@ from transformers import AutoTokenizer
 from benchmarks.common import grouped
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from duet_trl.engines.engine import Completion, Policy, Request, Sampling
+from duet_trl.gate import thresholds
 from duet_trl.gate.streaming import StreamingGate
 from duet_trl.rollouts import NO_GATE
 from recipes.tiny_math.policy import CHECKPOINT
@@ -131,7 +132,8 @@ def build(output_dir: Path, scripted: bool = True, **options: Any) -> DUETGRPOTr
     data = Dataset.from_dict({"prompt": [f"Compute {i} + {i % 5} = " for i in range(NUM_PROMPTS)]})
     engine = ScriptedEngine if scripted else None
     trainer = DUETGRPOTrainer(str(CHECKPOINT), reward, args=args, train_dataset=data, engine=engine)
-    abort_early(trainer, keep_probability=0.5, quantiles=(0.3, 0.35))  # every outcome of the gate within 64 tokens
+    thresholds.QUANTILES = 0.3, 0.35  # every outcome of the gate within 64 tokens
+    abort_early(trainer, keep_probability=0.5)
     if scripted:
         trainer.engine.interleaved = trainer.loop.interleaved
     return trainer

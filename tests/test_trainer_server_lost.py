@@ -185,17 +185,20 @@ def test_a_restarted_server_gets_the_weights_again_and_no_rollout_counts_twice(m
     assert first["state"]["step"] == NUM_STEPS == len(first["plans"])
     assert sum(first["plans"][0]) == 27  # one more on the first process than on the second
     history = json.loads((tmp_path / f"checkpoint-{NUM_STEPS}" / "trainer_state.json").read_text())["log_history"]
-    differences, generated = (
+    differences, generated, num_tokens = (
         [entry[name] for entry in history if name in entry]
-        for name in ("sampling/sampling_logp_difference/max", "duet/generated_tokens")
+        for name in ("sampling/sampling_logp_difference/max", "duet/generated_tokens", "num_tokens")
     )
     # A server with the weights it started with would be far off after two steps at this learning rate.
     assert len(differences) == NUM_STEPS and max(differences) < 1e-3
 
-    for step, (plan, own) in enumerate(zip(first["plans"], generated, strict=True), start=1):
+    tokenizer, total = tiny_tokenizer(), 0
+    for step, (plan, own, counted) in enumerate(zip(first["plans"], generated, num_tokens, strict=True), start=1):
         rows = pq.read_table(tmp_path / "duet_audit" / f"step_{step:06d}.parquet").to_pydict()
         assert sorted(Counter(rows["prompt"]).values()) == sorted(plan)
         assert sum(rows["length"]) == own
+        total += own + sum(len(tokenizer(prompt).input_ids) for prompt in rows["prompt"])
+        assert counted == total
 
 
 def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(mortal, wire, tiny_path, tmp_path):

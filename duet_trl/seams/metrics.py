@@ -132,6 +132,12 @@ def merge_rounds(metrics: dict[str, list], before: dict[str, int]) -> None:
         del values[before.get(name, 0) + 1 :]
 
 
+def tokens_seen(step: StepRecord, exchange: Exchange) -> int:
+    """Tokens of prompts and of what was generated; TRL also counts prefixes, and rows that fill up a process."""
+    prompts = exchange.objects([sum(len(one.prompt_ids) for one in step.local.values())])
+    return sum(prompts) + int(step.done.new_tokens.sum())
+
+
 def correct_trl_metrics(step: StepRecord, trainer: GRPOTrainer) -> None:
     """Rewrite the metrics of this step that TRL computed from the trained rows alone, over all rollouts."""
     metrics, rewards = trainer._metrics["train"], step.done.rewards_per_func
