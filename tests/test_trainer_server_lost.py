@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from tests.processes import forked, process_environment
 from tests.runs import duet_trainer, logged
 from tests.server_process import GATE, GUARD, ServerProcess
+from tests.tiny import tiny_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
