@@ -213,6 +213,14 @@ class DUETGRPOConfig(GRPOConfig):
             "correction, num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
         ),
     )
+    shared_prompts: bool | None = config_field(
+        "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model can and it "
+        "pays. True: an error where the model cannot. It needs per_device_train_batch_size above 1, best a multiple "
+        "of num_generations.",
+        acts=Acts(
+            lambda v: not v.shared_prompts or v.per_device_train_batch_size > 1, "per_device_train_batch_size above 1"
+        ),
+    )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
     server_weight_sync: str | None = config_field(

@@ -39,6 +39,7 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
 from .seams.metrics import RunWatch
+from .seams.prompt_sharing import PromptSharing, prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
@@ -68,6 +69,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     _current: StepRecord | None = None  # the generation step that is trained
     _sampler: Any = None  # of the training data; a stream has none
     several: SeveralUpdates | None = None
+    sharing: PromptSharing | None = None
     clipped_norm: float  # of the last gradient, as the optimizer gets it
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
@@ -125,6 +127,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         if args.updates != "once":
             self.several = SeveralUpdates(self)
             self.add_callback(self.several)
+        self.sharing = None if self._own_rules else prompt_sharing(self)
         self.watch = RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
@@ -226,7 +229,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         train_rows.count_tokens(
             step, mask_truncated, self.args.exclude_zero_variance_groups, self.method.teaches_ending
         )
-        train_rows.place(step, self.args, self.accelerator.num_processes)
+        train_rows.place(step, self.args, self.accelerator.num_processes, self.sharing is not None)
         inputs, generated, rewards = train_rows.replay_batch(
             step, self.exchange, process, self.eos_token_ids[0], mask_truncated
         )
@@ -248,6 +251,10 @@ class DUETGRPOTrainer(GRPOTrainer):
             step.capture(output, output["old_per_token_logps"])
             self._finish(step)
         return output
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        score = super()._get_per_token_logps_and_entropies
+        return score(*args, **kwargs) if self.sharing is None else self.sharing.score(score, *args, **kwargs)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._is_stock:

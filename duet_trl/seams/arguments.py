@@ -168,7 +168,7 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
     if given and args.audit_log:
         raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
-    trains = ("updates", "old_logps", "exclude_zero_variance_groups")
+    trains = ("updates", "old_logps", "exclude_zero_variance_groups", "shared_prompts")
     of_batches = [(name, value) for name in trains if (value := args.__dict__[name]) not in (None, False, "once")]
     if given and of_batches:
         raise ValueError(

@@ -54,8 +54,11 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
 
 
-def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int) -> None:
-    """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
+def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_prompts: bool) -> None:
+    """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows).
+
+    Where prompts are shared, the rows of one stay together within an optimizer step.
+    """
     if step.keeps_order:
         step.packed_rows = np.arange(len(step.jobs)).reshape(num_processes, -1)
         return
@@ -64,7 +67,8 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int) -> None:
         num_windows = 1  # optimizer steps and generation steps are out of phase
     trained = np.flatnonzero(step.judgement.in_gradient)
     lengths = step.row_tokens[trained]
-    packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
+    groups = step.done.prompt[trained] if shares_prompts else None
+    packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows, groups)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
