@@ -20,6 +20,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from ..update.divergence import in_float32
 from ..update.shared_prompt import NO_LABEL, SharedMask, SharedRow, shared_row
 from .train_rows import side_by_side
 
@@ -65,7 +66,7 @@ def laid_out(row: SharedRow) -> Iterator[None]:
         _ROW.reset(token)
 
 
-def _forward(model: nn.Module, row: SharedRow) -> Any:
+def _forward(model: Callable[..., Any], row: SharedRow) -> Any:
     """TRL's fused head at each position of a row."""
     # Without a mask transformers would take positions that do not run on for those of packed sequences.
     tokens = {"input_ids": row.ids, "attention_mask": torch.ones_like(row.ids), "position_ids": row.positions}
@@ -175,26 +176,26 @@ def _deviation(trainer: Any) -> str | None:
 
 @torch.no_grad()
 def _compared(trainer: Any) -> str | None:
-    """How log-probs of random tokens from a shared row differ from those of separate rows, if not by rounding."""
+    """How log-probs of random tokens from a shared row differ from those of separate rows, if not by rounding.
+
+    In float32: bf16 would round away what is wrong with an untrained model. Quantised models have it no better.
+    """
     model = trainer.model
-    device, training = next(model.parameters()).device, model.training
-    draws = torch.Generator().manual_seed(0)
+    exact = all(one.dtype.itemsize > 1 for one in model.parameters())
+    device, draws = next(model.parameters()).device, torch.Generator().manual_seed(0)
     random = torch.randint(_base(model).config.vocab_size, (5, 16), generator=draws).tolist()
     prompts = [random[0][:9]] * 3 + [random[1][:5]] * 2
     ids, mask, width = side_by_side(prompts, [random[2], *(one[:7] for one in random[1:])], 0, device)
     row, labels = shared_row(ids, mask, width), ids.masked_fill(mask == 0, NO_LABEL)
     labels[:, :-width] = NO_LABEL
-    model.eval()
     try:
-        with trainer.accelerator.autocast():
-            apart = model(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs[:, -width:]
-            shared = row.unpacked(_forward(model, row).log_probs)
+        with in_float32(model) if exact else trainer.accelerator.autocast() as wide:
+            forward = wide or model
+            apart = forward(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
+            shared = row.unpacked(_forward(forward, row).log_probs)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
         return f"cannot compute such a row ({type(error).__name__}: {error})"
-    finally:
-        model.train(training)
-    apart, shared = (one[row.in_answer].double() for one in (apart, shared))
-    precision = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(trainer.accelerator.mixed_precision)
-    bound = torch.finfo(precision or _base(model).dtype).eps ** 0.5 * apart.std()
+    apart, shared = apart[:, -width:][row.in_answer].double(), shared[row.in_answer].double()
+    bound = torch.finfo(torch.float32 if exact else _base(model).dtype).eps ** 0.5 * apart.std()
     found = (apart - shared).abs().max()
     return None if found <= bound else f"computes log-probs {found:.2g} nats apart, where rounding makes {bound:.2g}"
