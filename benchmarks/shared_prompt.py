@@ -4,12 +4,13 @@
 Loss, forward and backward pass of one micro-batch, n random answers of L tokens to a random prompt of P tokens, by
 `GRPOTrainer` and by `DUETGRPOTrainer(method="grpo")`, on SmolLM2-135M (`make models`) in float32, in turn in one
 process; medians. n is the largest of --rows with which separate rows have at most --most_tokens tokens; where there is
-none, the table says that the cell was left out. Expected is the ratio of tokens, (P + L) n / (P + n L). Memory is the
-peak above the memory before: of the process on a CPU, of the device on a GPU.
+none, the cell is left out. Expected is the ratio of tokens, (P + L) n / (P + n L). Seconds are processor time on a
+CPU. Memory is the peak above the memory before, of the process on a CPU and of the device on a GPU.
 
 Needs one core, 10 GiB and about six minutes on a CPU.
 """
 
+import ctypes
 import statistics
 import sys
 import tempfile
@@ -67,13 +68,14 @@ def micro_batch(prompt: int, answer: int, rows: int, vocab_size: int, device: to
 
 
 def update(trainer: Any, batch: dict[str, torch.Tensor]) -> tuple[float, float]:
-    """Seconds and peak memory, GiB, of TRL's loss and its gradients."""
+    """Seconds and peak memory, GiB, of TRL's loss and its gradients; on a CPU seconds of the processor."""
     trainer.model.zero_grad()
-    before, started = _begin(), time.perf_counter()
+    clock = time.perf_counter if torch.cuda.is_available() else time.process_time
+    before, started = _begin(), clock()
     GRPOTrainer._compute_loss(trainer, trainer.model, dict(batch)).backward()
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return time.perf_counter() - started, (_peak() - before) / 2**30
+    return clock() - started, (_peak() - before) / 2**30
 
 
 def _begin() -> int:
@@ -82,6 +84,7 @@ def _begin() -> int:
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.synchronize()
         return torch.cuda.memory_allocated()
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed would be used again without being counted
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

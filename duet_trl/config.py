@@ -177,10 +177,7 @@ class DUETGRPOConfig(GRPOConfig):
     exclude_zero_variance_groups: bool = config_field(
         "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
-        acts=Acts(
-            lambda v: v.beta == 0 or not v.exclude_zero_variance_groups,
-            "beta=0, as the KL term of these rollouts counts",
-        ),
+        acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
@@ -215,11 +212,8 @@ class DUETGRPOConfig(GRPOConfig):
     )
     shared_prompts: bool | None = config_field(
         "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model can and it "
-        "pays. True: an error where the model cannot. It needs per_device_train_batch_size above 1, best a multiple "
-        "of num_generations.",
-        acts=Acts(
-            lambda v: not v.shared_prompts or v.per_device_train_batch_size > 1, "per_device_train_batch_size above 1"
-        ),
+        "pays. True: an error where it cannot.",
+        acts=Acts(lambda v: v.per_device_train_batch_size > 1, "per_device_train_batch_size above 1"),
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*

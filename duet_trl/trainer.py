@@ -39,7 +39,7 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
 from .seams.metrics import RunWatch
-from .seams.prompt_sharing import PromptSharing, prompt_sharing
+from .seams.prompt_sharing import prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
@@ -69,7 +69,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _current: StepRecord | None = None  # the generation step that is trained
     _sampler: Any = None  # of the training data; a stream has none
     several: SeveralUpdates | None = None
-    sharing: PromptSharing | None = None
     clipped_norm: float  # of the last gradient, as the optimizer gets it
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
@@ -226,9 +225,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         plain = self.method.plain and bool(step.judgement.in_gradient.all())
         step.keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
         mask_truncated, process = self.mask_truncated_completions, self.accelerator.process_index
-        train_rows.count_tokens(
-            step, mask_truncated, self.args.exclude_zero_variance_groups, self.method.teaches_ending
-        )
+        leaves_out, teaches_ending = self.args.exclude_zero_variance_groups, self.method.teaches_ending
+        train_rows.count_tokens(step, mask_truncated, leaves_out, teaches_ending)
         train_rows.place(step, self.args, self.accelerator.num_processes, self.sharing is not None)
         inputs, generated, rewards = train_rows.replay_batch(
             step, self.exchange, process, self.eos_token_ids[0], mask_truncated

@@ -54,7 +54,7 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
 
 
-def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_prompts: bool) -> None:
+def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_prompts: bool = False) -> None:
     """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows).
 
     Where prompts are shared, the rows of one stay together within an optimizer step.
