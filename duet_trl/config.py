@@ -28,6 +28,7 @@ from .gate.thoughts import parse_delimiters
 from .gate.thresholds import scaled_grace_window
 from .methods import METHODS
 from .update.trust_region import CUT_FIELDS, CUTS, DESIRED_KL, cut_batch
+from .upstream import check_upstream
 
 _PARENTS = {
     "max_completion_length": at_least(1),
@@ -177,7 +178,7 @@ class DUETGRPOConfig(GRPOConfig):
     exclude_zero_variance_groups: bool = config_field(
         "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
         default=False,
-        acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: the KL term needs them"),
+        acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
         "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
@@ -209,6 +210,11 @@ class DUETGRPOConfig(GRPOConfig):
             "use_vllm=True, where TRL computes log-probs before the updates: with vllm_importance_sampling_"
             "correction, num_iterations above 1, or gradient_accumulation_steps below steps_per_generation",
         ),
+    )
+    shared_prompts: bool | None = config_field(
+        "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model can and it "
+        "pays. True: an error where it cannot.",
+        acts=Acts(lambda v: v.per_device_train_batch_size > 1, "per_device_train_batch_size above 1"),
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
@@ -269,7 +275,7 @@ class DUETGRPOConfig(GRPOConfig):
             self.desired_kl = DESIRED_KL
         self._check_relations()
         METHODS[self.method].check(self)
-        self._check_upstream()
+        check_upstream(self)
         self.filled_in = {name: [given[name], now] for name in _OPEN if given[name] != (now := self.__dict__[name])}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -349,36 +355,6 @@ class DUETGRPOConfig(GRPOConfig):
     def duet_active(self) -> bool:
         """Whether anything differs from plain GRPO."""
         return self.parts_on or self.method not in ("duet", "paper", "grpo")
-
-    def _check_upstream(self) -> None:
-        if self.updates != "once" and self.deepspeed_plugin is not None:
-            raise ValueError(
-                f"updates={self.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "
-                "updates='once'."
-            )
-        repeated = {"n", "seed"} & (self.generation_kwargs or {}).keys()
-        if self.use_vllm and repeated:
-            raise ValueError(
-                f"generation_kwargs sets {sorted(repeated)}, but every rollout is a request of its own: 'n' would "
-                "multiply them, and with one 'seed' all rollouts of a prompt would be the same. Remove them."
-            )
-        if self.use_transformers_continuous_batching:
-            raise ValueError(
-                "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
-                "generate."
-            )
-        sequence_level = self.vllm_importance_sampling_mode.startswith("sequence")
-        corrected = self.use_vllm and self.vllm_importance_sampling_correction and sequence_level
-        if (corrected or self.old_logps == "engine") and (self.top_p < 1 or self.top_k > 0 or (self.min_p or 0) > 0):
-            found = f"with vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}"
-            remedy = "vllm_importance_sampling_correction=False (the paper's setting)"
-            if not corrected:
-                found, remedy = "with old_logps='engine'", "old_logps='trainer'"
-            raise ValueError(
-                f"top_p={self.top_p}, top_k={self.top_k}, min_p={self.min_p} {found}: the sampler's log-probs are "
-                f"renormalised inside the nucleus, and the ratio would be that of two distributions. Set {remedy}, or "
-                "sample with top_p=1."
-            )
 
 
 DECLARED = declarations(DUETGRPOConfig)

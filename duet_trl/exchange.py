@@ -23,7 +23,13 @@ PADDING_ROW = -1
 """Stands for a row that the trainer fills with one masked token."""
 
 
-def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_window: int) -> np.ndarray:
+def pack(
+    lengths: np.ndarray,
+    num_ranks: int,
+    num_windows: int,
+    chunks_per_window: int,
+    groups: np.ndarray | None = None,
+) -> np.ndarray:
     """Places rollouts on ranks, optimizer-step windows and micro-batches (chunks), balanced by length.
 
     Rollouts are dealt in falling length, back and forth, over the windows, so that every optimizer step sees the whole
@@ -33,6 +39,9 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
 
     Returns the rollout index or `PADDING_ROW`, shape (num_ranks, num_windows * chunks_per_window, rows_per_chunk),
     int64; every rollout exactly once. `lengths` are tokens, shape (K,); K = 0 gives padding only.
+
+    With `groups`, the prompt of each rollout, shape (K,), a window has the same rollouts, and those of one prompt stay
+    together as far as a chunk holds them; whole chunks are dealt over the ranks instead of rows.
 
     Example:
         >>> pack([5, 9, 7], num_ranks=2, num_windows=1, chunks_per_window=1).tolist()
@@ -44,8 +53,23 @@ def pack(lengths: np.ndarray, num_ranks: int, num_windows: int, chunks_per_windo
     order = np.full(num_chunks * rows_per_chunk, PADDING_ROW, dtype=np.int64)
     order[: len(lengths)] = np.argsort(-lengths, kind="stable")
     windows = _deal(order, num_windows)  # (num_windows, rows of a window), longest first
+    if groups is not None:
+        shape = (num_ranks, chunks_per_window, rows_per_chunk)
+        windows = np.stack([_by_prompt(window, lengths, np.asarray(groups), shape) for window in windows])
+        return windows.swapaxes(0, 1).reshape(num_ranks, num_windows * chunks_per_window, rows_per_chunk)
     dealt = np.stack([_deal(window, num_ranks) for window in windows], axis=1)  # (num_ranks, num_windows, rows)
     return dealt.reshape(num_ranks, num_windows * chunks_per_window, rows_per_chunk)
+
+
+def _by_prompt(window: np.ndarray, lengths: np.ndarray, groups: np.ndarray, shape: tuple[int, int, int]) -> np.ndarray:
+    """Cuts the rows of a window, prompt after prompt, into chunks: (ranks, chunks of a rank, rows), longest first."""
+    rows = window[window != PADDING_ROW]  # longest first
+    _, first, group = np.unique(groups[rows], return_index=True, return_inverse=True)
+    window = np.append(rows[np.argsort(first[group], kind="stable")], window[window == PADDING_ROW])
+    chunks = window.reshape(-1, shape[2])
+    tokens = np.where(chunks == PADDING_ROW, 0, np.append(lengths, 0)[chunks]).sum(axis=1)
+    order = _deal(np.argsort(-tokens, kind="stable"), shape[0])  # (ranks, chunks)
+    return chunks[order].reshape(shape)
 
 
 def _deal(order: np.ndarray, num_hands: int) -> np.ndarray:

@@ -38,6 +38,7 @@ from .seams.gate_setup import load_tokenizer, prepare_gate, thought_delimiters
 from .seams.generating import Generation
 from .seams.hub import PAPER, extend_card, pushing
 from .seams.overlap import Overlap
+from .seams.prompt_sharing import prompt_sharing
 from .seams.resuming import Checkpoints, StopAfterStep, restore_to_numbered_cpu
 from .seams.scoring import Thoughts, add_ending_reward
 from .seams.several_updates import SeveralUpdates
@@ -66,8 +67,6 @@ class DUETGRPOTrainer(GRPOTrainer):
     _current: StepRecord | None = None  # the generation step that is trained
     _sampler: Any = None  # of the training data; a stream has none
     several: SeveralUpdates | None = None
-    overlap: Overlap | None = None  # None: generation and training take turns
-    clipped_norm: float  # of the last gradient, as the optimizer gets it
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
 
     def __init__(
@@ -124,8 +123,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         if args.updates != "once":
             self.several = SeveralUpdates(self)
             self.add_callback(self.several)
-        if args.overlap:
-            self.overlap = Overlap(self)
+        self.overlap = Overlap(self) if args.overlap else None
+        self.sharing = None if self._own_rules else prompt_sharing(self)
         self.watch = metrics.RunWatch(args.marker, args.max_completion_length)
         self._reporters = metrics.Reporters()
 
@@ -218,9 +217,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         """Prompts of all processes, from the rows that TRL has for this one: the next step that is not observed."""
         first = self.accelerator.process_index * len(inputs)
         local = [x for row, x in enumerate(inputs, start=first) if row % self.num_generations == 0]
-        return self._source.prompts(
-            self.exchange.objects(local), self.loop.num_steps + 1, self.checkpoints.epochs_done
-        )
+        examples = self.exchange.objects(local)
+        return self._source.prompts(examples, self.loop.num_steps + 1, self.checkpoints.epochs_done)
 
     def _train_rows(self, step: StepRecord) -> dict[str, Any]:
         """TRL's batch of this process: what it makes of rollouts that it is told it has generated and scored."""
@@ -229,10 +227,8 @@ class DUETGRPOTrainer(GRPOTrainer):
         plain = self.method.plain and bool(step.judgement.in_gradient.all())
         step.keeps_order = train_rows.keeps_order(plain, self.args, self.aux_loss_enabled)
         mask_truncated, process = self.mask_truncated_completions, self.accelerator.process_index
-        train_rows.count_tokens(
-            step, mask_truncated, self.args.exclude_zero_variance_groups, self.method.teaches_ending
-        )
-        train_rows.place(step, self.args, self.accelerator.num_processes)
+        train_rows.count_tokens(step, self.args, self.method.teaches_ending)
+        train_rows.place(step, self.args, self.accelerator.num_processes, self.sharing is not None)
         inputs, generated, rewards = train_rows.replay_batch(
             step, self.exchange, process, self.eos_token_ids[0], mask_truncated
         )
@@ -254,6 +250,10 @@ class DUETGRPOTrainer(GRPOTrainer):
             step.capture(output, output["old_per_token_logps"])
             self._finish(step)
         return output
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple:
+        score = super()._get_per_token_logps_and_entropies
+        return score(*args, **kwargs) if self.sharing is None else self.sharing.score(score, *args, **kwargs)
 
     def _compute_loss(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
         if self._is_stock:
@@ -317,7 +317,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
         norm = super()._get_grad_norm(model, grad_norm)
         if self.several is not None:
-            self.clipped_norm = min(float(norm), self.args.max_grad_norm or math.inf)
+            self.several.clipped_norm = min(float(norm), self.args.max_grad_norm or math.inf)
         return norm
 
     # ---- Checkpoints ------------------------------------------------------------------------------------------------

@@ -152,7 +152,8 @@ def run(case: Case, exchange: Exchange) -> dict[str, Any]:
     loop.run(step)
     loop.judge(step)
     args = SimpleNamespace(steps_per_generation=case.chunks * case.windows, gradient_accumulation_steps=case.chunks)
-    train_rows.count_tokens(step, mask_truncated=False, exclude_zero_variance=False, teaches_ending=False)
+    args.mask_truncated_completions = args.exclude_zero_variance_groups = False
+    train_rows.count_tokens(step, args, teaches_ending=False)
     train_rows.place(step, args, exchange.num_processes)
     process = exchange.process_index
     _, generated, _ = train_rows.replay_batch(step, exchange, process, END, mask_truncated=False)

@@ -108,3 +108,21 @@ def test_worked_example():
     # Sorted: 50 40 30 20 10 and a pad. Over 2 ranks: 50 | 40, then 30 to rank 1 and 20 to rank 0, then 10 | pad.
     rows = pack([10, 20, 30, 40, 50], num_ranks=2, num_windows=1, chunks_per_window=3)
     assert rows.tolist() == [[[4], [1], [0]], [[3], [2], [PADDING_ROW]]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3072), st.integers(0, 9)), max_size=120), COUNTS)
+def test_rows_of_a_prompt_stay_together_and_each_window_keeps_its_rows(rollouts, counts):
+    lengths, groups = np.array(rollouts, dtype=np.int64).reshape(-1, 2).T
+    num_ranks, num_windows, chunks_per_window = counts
+    by_length, by_prompt = (
+        pack(lengths, *counts, groups=one).reshape(num_ranks, num_windows, chunks_per_window, -1)
+        for one in (None, groups)
+    )
+    for window in range(num_windows):
+        rows = by_prompt[:, window]
+        assert sorted(rows.flat) == sorted(by_length[:, window].flat)
+        chunks = [set(groups[chunk[chunk != PADDING_ROW]].tolist()) for chunk in rows.reshape(-1, rows.shape[2])]
+        # A cut between two chunks splits one prompt at most.
+        assert sum(map(len, chunks)) <= len(set().union(*chunks)) + len(chunks) - 1
+        tokens = placed_lengths(rows, lengths).sum(axis=2)  # (ranks, chunks)
+        assert (tokens.min(axis=0)[:-1] >= tokens.max(axis=0)[1:]).all()

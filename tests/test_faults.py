@@ -187,7 +187,9 @@ def test_a_disk_that_is_full_during_a_save_costs_the_steps_since_the_last_one(
 @pytest.mark.parametrize("broken", ["one", "all"])
 def test_log_probs_that_are_nan_stop_the_run_before_its_weights_are(tiny_path, tmp_path, broken):
     """One row is enough: the gradient of all of them is NaN."""
-    trainer = build(tiny_path, tmp_path, "grpo", Killer(None), save_strategy="steps", save_steps=1)
+    trainer = build(
+        tiny_path, tmp_path, "grpo", Killer(None), save_strategy="steps", save_steps=1, shared_prompts=False
+    )
     with pytest.MonkeyPatch.context() as patch:
         original = GRPOTrainer._get_per_token_logps_and_entropies
 

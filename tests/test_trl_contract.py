@@ -64,6 +64,9 @@ def test_generate_returns_what_the_replay_returns():
 def test_log_probabilities_come_first():
     source = inspect.getsource(GRPOTrainer._get_per_token_logps_and_entropies)
     assert "return logps, entropies, aux_loss" in source
+    names = ["self", "model", "input_ids", "attention_mask", "logits_to_keep", "batch_size", "compute_entropy"]
+    parameters = inspect.signature(GRPOTrainer._get_per_token_logps_and_entropies).parameters
+    assert list(parameters)[:8] == [*names, "compute_aux_loss"]
 
 
 @pytest.mark.parametrize(

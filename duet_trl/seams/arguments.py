@@ -12,7 +12,6 @@ from ..methods import build_method, setting_of
 from ..methods.method import Method
 from .checkpoint import check_json, round_trip
 from .data_checks import check_data, check_evaluation, check_reward_columns
-from .overlap import check_overlap
 from .scoring import answer_verifier
 
 _DECIDING = ("jobs", "judge", "observe")
@@ -50,8 +49,6 @@ def check_arguments(
     needs = check_method(method, args, reward_funcs)
     check_engine(engine)
     own_rules = ends_by_own_rules(others, args)
-    if args.overlap:
-        check_overlap(args)
     needs_prompt = not others.get("environment_factory")
     check_data(data[0], args, needs_prompt=needs_prompt)
     check_evaluation(data[1], needs_prompt=needs_prompt)
@@ -171,7 +168,7 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
         raise ValueError(f"{given[0]} ends rollouts by its own rules, as DUET's gate does. Set method='grpo' for it.")
     if given and args.audit_log:
         raise ValueError(f"audit_log=True records what DUET decides; with {given[0]} there is nothing. Remove it.")
-    trains = ("updates", "old_logps", "exclude_zero_variance_groups", "overlap")
+    trains = ("updates", "old_logps", "exclude_zero_variance_groups", "overlap", "shared_prompts")
     of_batches = [(name, value) for name in trains if (value := args.__dict__[name]) not in (None, False, "once")]
     if given and of_batches:
         raise ValueError(

@@ -14,24 +14,9 @@ from typing import Any
 
 from trl import GRPOTrainer
 
-from ..config import DUETGRPOConfig
 from ..rollouts import Prompts, StepRecord
 
 logger = logging.getLogger(__name__)
-
-
-def check_overlap(args: DUETGRPOConfig) -> None:
-    """ValueError unless a server generates, and something corrects for weights that are one step behind."""
-    if not (args.use_vllm and args.vllm_mode == "server"):
-        raise ValueError(
-            "overlap=True lets a server generate while the policy trains; here both share a device. Set "
-            "use_vllm=True and vllm_mode='server', or overlap=False."
-        )
-    if not args.vllm_importance_sampling_correction and args.old_logps != "engine":
-        raise ValueError(
-            "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
-            "difference. Set vllm_importance_sampling_correction=True or old_logps='engine', or overlap=False."
-        )
 
 
 class Ahead:

@@ -51,6 +51,7 @@ class SeveralUpdates(TrainerCallback):
         self._logps: list[torch.Tensor] = []  # before the first update
         self._start: list[torch.Tensor] = []
         self._rounding: float | None = None
+        self.clipped_norm = 0.0  # of the last gradient, as the optimizer gets it
 
     @cached_property
     def _exact(self) -> bool:
@@ -86,7 +87,7 @@ class SeveralUpdates(TrainerCallback):
         if self.closed:
             self.trainer.optimizer.zero_grad()
         elif self.epsilon is not None:
-            self.epsilon.set(self.trainer.optimizer, self.trainer.clipped_norm)
+            self.epsilon.set(self.trainer.optimizer, self.clipped_norm)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
         """Measure where an update led, and judge it."""

@@ -54,8 +54,11 @@ def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
 
 
-def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int) -> None:
-    """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows)."""
+def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_prompts: bool = False) -> None:
+    """Place the trained rollouts on processes, optimizer steps and micro-batches: `step.packed_rows` (W, rows).
+
+    Where prompts are shared, the rows of one stay together within an optimizer step.
+    """
     if step.keeps_order:
         step.packed_rows = np.arange(len(step.jobs)).reshape(num_processes, -1)
         return
@@ -64,7 +67,8 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int) -> None:
         num_windows = 1  # optimizer steps and generation steps are out of phase
     trained = np.flatnonzero(step.judgement.in_gradient)
     lengths = step.row_tokens[trained]
-    packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows)
+    groups = step.done.prompt[trained] if shares_prompts else None
+    packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows, groups)
     # The last entry answers the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
@@ -300,7 +304,7 @@ _ROUNDING = 1e-2
 """Below it an advantage of equal rewards is what float32 leaves of them over the 1e-4 added to their deviation."""
 
 
-def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: bool, teaches_ending: bool) -> None:
+def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -> None:
     """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
 
     With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
@@ -310,9 +314,11 @@ def count_tokens(step: StepRecord, mask_truncated: bool, exclude_zero_variance: 
     cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
     step.row_tokens = np.where(cut, step.replay.completed_at, step.replay.length)
     step.taught_to_end = cut & judgement.in_gradient & (judgement.weight * judgement.advantages > 0)
-    step.loss_tokens = np.where(mask_truncated & step.truncated, 0, step.row_tokens)
+    step.loss_tokens = np.where(args.mask_truncated_completions & step.truncated, 0, step.row_tokens)
     step.num_train_tokens = int(step.loss_tokens[judgement.in_gradient].sum())
-    step.in_divisor = judgement.in_divisor & ~_zero_variance(step) if exclude_zero_variance else judgement.in_divisor
+    step.in_divisor = judgement.in_divisor
+    if args.exclude_zero_variance_groups:
+        step.in_divisor = judgement.in_divisor & ~_zero_variance(step)
     step.num_kept_tokens = int(step.loss_tokens[step.in_divisor].sum())
 
 

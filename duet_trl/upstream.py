@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What TRL's own fields must be beside ours."""
+
+from trl import GRPOConfig
+
+
+def check_upstream(config: GRPOConfig) -> None:
+    """ValueError for fields of TRL under which ours could not be right; it names the values and what to set."""
+    if config.updates != "once" and config.deepspeed_plugin is not None:
+        raise ValueError(
+            f"updates={config.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "
+            "updates='once'."
+        )
+    repeated = {"n", "seed"} & (config.generation_kwargs or {}).keys()
+    if config.use_vllm and repeated:
+        raise ValueError(
+            f"generation_kwargs sets {sorted(repeated)}, but every rollout is a request of its own: 'n' would "
+            "multiply them, and with one 'seed' all rollouts of a prompt would be the same. Remove them."
+        )
+    if config.use_transformers_continuous_batching:
+        raise ValueError(
+            "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
+            "generate."
+        )
+    sequence_level = config.vllm_importance_sampling_mode.startswith("sequence")
+    corrected = config.use_vllm and config.vllm_importance_sampling_correction and sequence_level
+    if (corrected or config.old_logps == "engine") and (
+        config.top_p < 1 or config.top_k > 0 or (config.min_p or 0) > 0
+    ):
+        found = f"with vllm_importance_sampling_mode={config.vllm_importance_sampling_mode!r}"
+        remedy = "vllm_importance_sampling_correction=False (the paper's setting)"
+        if not corrected:
+            found, remedy = "with old_logps='engine'", "old_logps='trainer'"
+        raise ValueError(
+            f"top_p={config.top_p}, top_k={config.top_k}, min_p={config.min_p} {found}: the sampler's log-probs are "
+            f"renormalised inside the nucleus, and the ratio would be that of two distributions. Set {remedy}, or "
+            "sample with top_p=1."
+        )
+    if config.overlap:
+        _check_overlap(config)
+
+
+def _check_overlap(config: GRPOConfig) -> None:
+    """A server must generate, and something correct for weights that are one step behind."""
+    if not (config.use_vllm and config.vllm_mode == "server"):
+        raise ValueError(
+            "overlap=True lets a server generate while the policy trains; here both share a device. Set "
+            "use_vllm=True and vllm_mode='server', or overlap=False."
+        )
+    if not config.vllm_importance_sampling_correction and config.old_logps != "engine":
+        raise ValueError(
+            "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
+            "difference. Set vllm_importance_sampling_correction=True or old_logps='engine', or overlap=False."
+        )
