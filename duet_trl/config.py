@@ -215,6 +215,12 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
+    engine: str | None = config_field(
+        "Where the gate of a server runs: 'vllm', inside it, in a processor that it is started with, or 'openai', in "
+        "the trainer, on the stream of any server that returns token ids with log-probs. None: 'vllm'.",
+        rule=one_of("vllm", "openai"),
+        acts=_ON_SERVER,
+    )
     server_weight_sync: str | None = config_field(
         "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
         "None: 'nccl' where the trainer runs on CUDA, else 'disk'.",

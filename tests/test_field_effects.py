@@ -64,6 +64,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("desired_kl", 0.1, {"updates": "several"}, {"updates": "sfpo"}),
     ("old_logps", "engine", {"use_vllm": True}, {}),
     ("old_logps", "engine", {**TWICE, **PLAIN_VLLM}, PLAIN_VLLM),
+    ("engine", "openai", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),

@@ -159,6 +159,8 @@ BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy"
 NEEDS_EXTRA = {
     "duet_trl.engines.server": "vllm",
     "duet_trl.engines.server_engine": "vllm",
+    "duet_trl.engines.stream": "vllm",
+    "duet_trl.engines.stream_engine": "vllm",
     "duet_trl.engines.vllm": "vllm",
     "duet_trl.rewards.math_worker": "math",
     "duet_trl.seams.server_generation": "vllm",
