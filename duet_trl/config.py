@@ -216,8 +216,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
     engine: str | None = config_field(
-        "Where the gate of a server runs: 'vllm', inside it, in a processor that it is started with, or 'openai', in "
-        "the trainer, on the stream of any server that returns token ids with log-probs. None: 'vllm'.",
+        "Gate of a server: 'vllm', in it, or 'openai', on the streams of a server without one. None: 'vllm'.",
         rule=one_of("vllm", "openai"),
         acts=_ON_SERVER,
     )
@@ -270,8 +269,7 @@ class DUETGRPOConfig(GRPOConfig):
         for name, rule in (_PARENTS | {name: said.rule for name, said in DECLARED.items()}).items():
             check_rule(name, self.__dict__[name], rule)
         self._resolve()
-        if self.updates == "several" and self.desired_kl is None:
-            self.desired_kl = DESIRED_KL
+        self.desired_kl = (self.desired_kl or DESIRED_KL) if self.updates == "several" else self.desired_kl
         self._check_relations()
         METHODS[self.method].check(self)
         self._check_upstream()
@@ -358,8 +356,7 @@ class DUETGRPOConfig(GRPOConfig):
     def _check_upstream(self) -> None:
         if self.updates != "once" and self.deepspeed_plugin is not None:
             raise ValueError(
-                f"updates={self.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "
-                "updates='once'."
+                f"updates={self.updates!r} moves weights, which DeepSpeed keeps to itself. Use FSDP2, or 'once'."
             )
         repeated = {"n", "seed"} & (self.generation_kwargs or {}).keys()
         if self.use_vllm and repeated:
@@ -369,8 +366,7 @@ class DUETGRPOConfig(GRPOConfig):
             )
         if self.use_transformers_continuous_batching:
             raise ValueError(
-                "use_transformers_continuous_batching=True cannot stop single rollouts. Use use_vllm=True, or plain "
-                "generate."
+                "use_transformers_continuous_batching=True cannot stop single rollouts. Use vLLM, or plain generate."
             )
         sequence_level = self.vllm_importance_sampling_mode.startswith("sequence")
         corrected = self.use_vllm and self.vllm_importance_sampling_correction and sequence_level

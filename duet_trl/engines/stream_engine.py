@@ -8,7 +8,7 @@ from ..gate.parameters import GateRequest
 from .engine import Completion, Request, ServerError
 from .server import Choice
 from .server_engine import ServerEngine
-from .stream import GATE
+from .stream_rollout import GATE
 
 
 class StreamEngine(ServerEngine):

@@ -65,6 +65,8 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
             self._gates = HostGates(vllm_config.scheduler_config.max_num_seqs)
         else:
             self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device)
+        if current_platform.is_cpu():
+            mend_reload()
         delimiters = self._markers.delimiters()
         for name in MARKERS:
             self._gates.add_automaton(self._markers.compile(name, delimiters))
@@ -184,7 +186,7 @@ class _Markers:
         return tokenizer
 
 
-def _mend_reload() -> None:
+def mend_reload() -> None:
     """Let every model runner of this process pack its output layer after `reload_weights`, however that is called.
 
     vLLM's CPU backend multiplies with packed copies of the weights. Its `reload_weights` packs every layer that it
@@ -204,11 +206,3 @@ def _mend_reload() -> None:
         head.quant_method.process_weights_after_loading(head)
 
     GPUModelRunner.reload_weights = reload_weights
-
-
-class CPUWorker:
-    """The mended reload in a server without the gate: `--worker-extension-cls duet_trl.engines.vllm.CPUWorker`."""
-
-
-if current_platform.is_cpu():
-    _mend_reload()

@@ -42,7 +42,7 @@ class DUETClient(VLLMClient):
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
         """Wait for the server, with the token; `VLLMClient` calls it before anything else."""
-        self.gate = (StreamServer if streams(self._args) else GateServer)(self.base_url, self._token)
+        self.gate = (StreamServer if self._args.engine == "openai" else GateServer)(self.base_url, self._token)
         self.session.headers.update(self.gate.headers)
         self.session.trust_env = False  # a proxy must not see the token, nor .netrc replace it
         self.gate.wait(total_timeout)
@@ -103,11 +103,11 @@ class DUETClient(VLLMClient):
             return
         with _lost_connections():
             served = self.get_server_info()
-        if served["device_config"]["device_type"] == "cpu" and "duet_trl.engines.vllm" not in str(served):
+        if served["device_config"]["device_type"] == "cpu" and "duet_trl.engines." not in str(served):
             raise ServerError(
                 "vLLM on a CPU keeps a packed copy of the output layer, which is the embedding in this model, and "
                 "leaves it as it was when weights are loaded. Start the server with --worker-extension-cls "
-                "duet_trl.engines.vllm.CPUWorker."
+                "duet_trl.engines.cpu_worker.CPUWorker."
             )
 
     def reconnect(self) -> None:
@@ -138,7 +138,7 @@ class ServerBackend(Backend):
     def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> ServerEngine:
         generation, accelerator = trainer.vllm_generation, trainer.accelerator
         build = ServerEngine
-        if streams(self.args):
+        if self.args.engine == "openai":
             text = "So 6 x 7 = \\boxed{42}, \u00e9 \u6570"
             ids = trainer._tokenizer(text, add_special_tokens=False)["input_ids"]
             build = partial(StreamEngine, text=(text, ids), report=trainer.report)
@@ -155,11 +155,6 @@ class ServerBackend(Backend):
         )
         generation.generate, generation.sync_weights = engine.complete, engine.sync_weights
         return engine
-
-
-def streams(args: DUETGRPOConfig) -> bool:
-    """Whether the gate reads the server's streams, instead of running in the server."""
-    return args.engine == "openai"
 
 
 def _sampling(generation: VLLMGeneration) -> dict[str, Any]:

@@ -2,22 +2,19 @@
 """The gate on the streams of `vllm serve` as it comes, with and without speculative decoding, and training on them."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 
 from duet_trl.engines.engine import Completion, Request, ServerError
-from duet_trl.engines.server_engine import ServerEngine
-from duet_trl.engines.stream import StreamServer, entropy_bound
-from duet_trl.engines.stream_engine import StreamEngine
-from duet_trl.exchange import Exchange
+from duet_trl.engines.server import GateServer
+from duet_trl.engines.stream import StreamServer
+from duet_trl.engines.stream_rollout import GATE, entropy_bound
+from duet_trl.gate.parameters import GateRequest
 from duet_trl.gate.replay import GateSpec, Outcome
-from tests.engines.tiny_gate import TinyGate, check_continued, random_prompts
+from tests.engines.tiny_gate import MARKER, TinyGate, check_continued, random_prompts
 from tests.runs import duet_trainer, logged
 from tests.server_process import ServerProcess
 from tests.tiny import MODEL_VOCAB, tiny_tokenizer
@@ -33,22 +30,25 @@ SPECS = (
     GateSpec(16, 32, 8, poll_interval=4, abort=False, window=20),
 )
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}'
-ROOMY = ("--max-num-seqs", "64", "--logprobs-mode", "raw_logprobs")  # the mode that vLLM has by itself
 SAMPLED = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": CAP}
 GREEDY = SAMPLED | {"temperature": 0.0}
 
 
+def serving(model: Path, folder: Path, *arguments: str) -> ServerProcess:
+    # The mode of log-probs that vLLM has by itself.
+    return ServerProcess(model, folder, "--max-num-seqs", "64", *arguments, logprobs_mode="raw_logprobs")
+
+
 @pytest.fixture(scope="module")
 def plain(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    mended = "--worker-extension-cls", "duet_trl.engines.vllm.CPUWorker"
-    with ServerProcess(tiny_path, tmp_path_factory.mktemp("plain"), *ROOMY, *mended) as process:
+    mended = "--worker-extension-cls", "duet_trl.engines.cpu_worker.CPUWorker"
+    with serving(tiny_path, tmp_path_factory.mktemp("plain"), *mended) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
 def speculative(tiny_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    arguments = *ROOMY, "--speculative-config", NGRAM
-    with ServerProcess(tiny_path, tmp_path_factory.mktemp("ngram"), *arguments) as process:
+    with serving(tiny_path, tmp_path_factory.mktemp("ngram"), "--speculative-config", NGRAM) as process:
         yield process
 
 
@@ -63,53 +63,55 @@ class BoundGate(TinyGate):
         return np.where(np.isin(logits.argmax(-1).numpy(), self.eos_ids), np.inf, bound)
 
 
-def engine_of(process: ServerProcess, gate: TinyGate, sampling: dict, *, streams: bool = True) -> ServerEngine:
-    def turn(prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
-        _, ids, logprobs, _ = engine.complete(prompts, None, 1)
-        return ids, [[value for (value,) in row] for row in logprobs]
+def complete(client: GateServer, gate: TinyGate, requests: list[Request], sampling: dict) -> list[Completion]:
+    asked = [
+        one.gate
+        and GateRequest(one.gate, one.keep, MARKER, gate.sentinel, {*gate.eos_ids}, prefix_length=len(one.prefix))
+        for one in requests
+    ]
+    limits = [one.new_tokens for one in requests]
+    found = client.complete([one.input_ids for one in requests], sampling, asked, gate.eos_ids, limits)
+    done = []
+    for choice in found:
+        ids = choice.token_ids[: -1 if choice.token_ids[-1:] == [gate.sentinel] else None]
+        stopped = choice.finish_reason == GATE or len(ids) < len(choice.token_ids)
+        finish = "gate" if stopped else "eos" if ids[-1] in gate.eos_ids else "length"
+        done.append(Completion(ids, finish, choice.logprobs[: len(ids)]))
+    return done
 
-    text = "So \\boxed{42}"
-    stream = {"text": (text, tiny_tokenizer()(text, add_special_tokens=False)["input_ids"]), "report": lambda _: None}
-    client = StreamServer(process.url) if streams else process.client
-    engine = (StreamEngine if streams else ServerEngine)(
-        *(turn, gate.setup, gate.eos_ids, CAP, lambda sampling: nullcontext()),
-        connection=SimpleNamespace(gate=client, weights="", check_reload=lambda: None),
-        sampling=lambda: sampling,
-        send=lambda: None,
-        exchange=Exchange(Accelerator(cpu=True)),
-        process=0,
-        timeout=60.0,
-        **(stream if streams else {}),
-    )
-    return engine
+
+def streaming(process: ServerProcess, gate: TinyGate) -> StreamServer:
+    client = StreamServer(process.url)
+    client.automaton = gate.automaton
+    return client
 
 
 def requests(num_rows: int, specs: tuple[GateSpec, ...], begun: list[Completion] | None = None) -> list[Request]:
-    random, prompts = np.random.default_rng(3), random_prompts(num_rows, seed=7, longest=30)
-    made = []
-    for row, ids in enumerate(prompts):
-        first = begun[row].token_ids if begun else []
-        prefix = tuple(first[: int(random.integers(len(first)))]) if first and row % 4 else ()
-        spec = specs[row % len(specs)] if row % 5 else None
-        made.append(Request(ids, prefix, CAP, spec, bool(random.random() < 0.4), number=row))
+    """Some without a gate, some that continue the beginning of what was completed before."""
+    random, made = np.random.default_rng(3), []
+    for row, ids in enumerate(random_prompts(num_rows, seed=7, longest=30)):
+        first = begun[row].token_ids if begun and row % 4 else []
+        prefix = tuple(first[: int(random.integers(len(first)))]) if first else ()
+        made.append(
+            Request(ids, prefix, CAP, specs[row % len(specs)] if row % 5 else None, bool(random.random() < 0.4))
+        )
     return made
 
 
 @pytest.mark.parametrize("name", ["plain", "speculative"])
 def test_sampled_rollouts_stop_where_algorithm_1_stops_them(request, tiny_path, name):
     process, gate = request.getfixturevalue(name), BoundGate(tiny_path)
-    engine = engine_of(process, gate, SAMPLED)
-    begun = engine.generate(requests(160, (None,)))
-    asked = requests(160, SPECS, begun)
-    found = engine.generate(asked)
-    outcomes = [check_continued(gate, *one) for one in zip(asked, found, strict=True)]  # replays, and checks log-probs
-    assert {*outcomes} >= set(Outcome)
-    early = [
-        len(one.prefix) + len(done.token_ids)
-        for one, done in zip(asked, found, strict=True)
-        if one.gate is SPECS[1] and done.finish == "gate"
-    ]
-    assert any(length % 8 not in (0, 4) for length in early)  # neither an abort nor the end of a grace window
+    client, text = streaming(process, gate), "So \\boxed{42}"
+    client.try_out(SAMPLED, gate.eos_ids, text, tiny_tokenizer()(text, add_special_tokens=False)["input_ids"])
+    asked = requests(160, SPECS, complete(client, gate, requests(160, (None,)), SAMPLED))
+    found = complete(client, gate, asked, SAMPLED)
+    pairs = [*zip(asked, found, strict=True)]
+    outcomes = {check_continued(gate, *pair) for pair in pairs}  # replays, and checks log-probs
+    assert outcomes >= set(Outcome)
+    early = {
+        len(one.prefix) + len(row.token_ids) for one, row in pairs if one.gate is SPECS[1] and row.finish == "gate"
+    }
+    assert any(length % 4 for length in early)  # neither an abort nor the end of a grace window
     if name == "speculative":
         assert process.metric("vllm:spec_decode_num_accepted_tokens") > 100
 
@@ -118,37 +120,37 @@ def test_greedy_outcomes_are_those_of_the_gate_in_the_engine_with_and_without_sp
     server, plain, speculative, tiny_gate
 ):
     asked = requests(150, (SPECS[0], *SPECS[2:]))
-    inside = engine_of(server, tiny_gate, GREEDY, streams=False).generate(asked)
+    inside = complete(server.client, tiny_gate, asked, GREEDY)
+    assert {row.finish for row in inside} == {"gate", "eos", "length"}
     for process in (plain, speculative):
-        engine = engine_of(process, tiny_gate, GREEDY)
-        found = engine.generate(asked)
-        assert [(one.token_ids, one.finish) for one in found] == [(one.token_ids, one.finish) for one in inside]
-        assert 0 <= engine._connection.gate.waste < 0.1
+        client = streaming(process, tiny_gate)
+        found = complete(client, tiny_gate, asked, GREEDY)
+        assert [(row.token_ids, row.finish) for row in found] == [(row.token_ids, row.finish) for row in inside]
+        assert 0 <= client.waste < 0.1
+
+
+def trainer_on(process: ServerProcess, model: Path, output_dir: Path, monkeypatch, **overrides):
+    monkeypatch.setenv("DUET_WEIGHTS_DIR", str(process.weights))
+    monkeypatch.delenv("DUET_SERVER_TOKEN", raising=False)
+    server = {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": process.url, "engine": "openai"}
+    return duet_trainer(model, output_dir, **server, **overrides)
 
 
 def test_training_samples_from_the_weights_that_the_last_step_left(plain, tiny_path, tmp_path, monkeypatch):
-    monkeypatch.setenv("DUET_WEIGHTS_DIR", str(plain.weights))
-    monkeypatch.delenv("DUET_SERVER_TOKEN", raising=False)
-    trainer = duet_trainer(
-        *(tiny_path, tmp_path),
-        **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": plain.url, "engine": "openai"},
-        **{"max_steps": 2, "learning_rate": 1e-2, "per_device_train_batch_size": 16},
-        aborts_early={"cold": (0.1, 0.7)},
-    )
+    fates = {"per_device_train_batch_size": 16, "aborts_early": {"cold": (0.1, 0.7)}}
+    trainer = trainer_on(plain, tiny_path, tmp_path, monkeypatch, max_steps=2, learning_rate=1e-2, **fates)
     trainer.train()
     differences = logged(trainer, "sampling/sampling_logp_difference/max")
     assert len(differences) == 2 and max(differences) < 1e-3
     for name in ("abort_rate", "trim_rate", "keep_rate"):
         assert max(logged(trainer, f"duet/{name}")) > 0, name
     assert all(0 <= share < 0.2 for share in logged(trainer, "duet/waste_share"))
-    assert trainer.sample(["Say 1 "], 2, temperature=0.0, max_tokens=10)[0][0]
+    greedy = trainer.sample(["Say 1 "], 2, temperature=0.0, max_tokens=10)
+    plain.request("POST", "/update_weight_version", json={"new_version": "restarted"})
+    assert trainer.sample(["Say 1 "], 2, temperature=0.0, max_tokens=10) == greedy
+    assert plain.request("GET", "/weight_info").json()["weight_version"].endswith("-4")  # sent again
 
 
 def test_a_server_that_would_keep_old_weights_is_refused(speculative, tiny_path, tmp_path, monkeypatch):
-    monkeypatch.setenv("DUET_WEIGHTS_DIR", str(speculative.weights))
-    monkeypatch.delenv("DUET_SERVER_TOKEN", raising=False)
-    with pytest.raises(ServerError, match="--worker-extension-cls duet_trl.engines.vllm.CPUWorker"):
-        duet_trainer(
-            *(tiny_path, tmp_path),
-            **{"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": speculative.url, "engine": "openai"},
-        )
+    with pytest.raises(ServerError, match="--worker-extension-cls duet_trl.engines.cpu_worker.CPUWorker"):
+        trainer_on(speculative, tiny_path, tmp_path, monkeypatch)
