@@ -125,6 +125,10 @@ class StreamServer(GateServer):
                 "Serve the model that is trained, with its tokenizer."
             )
 
+    def configuration(self) -> dict[str, Any]:
+        """That of a vLLM server in its development mode."""
+        return self._ask("GET", "/server_info?config_format=json")["vllm_config"]
+
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
         """Read one rollout to its end, or to its stop, and hang up."""
         url, events = f"{self.base_url}/v1/completions", Events()

@@ -32,7 +32,8 @@ _TOP = 5
 
 _LATE_SHARE = 0.02
 _LONGEST_INTERVAL = 16
-"""A chunk holds at most this share of the tokens before the earliest stop, on average half of it behind the stop."""
+"""Tokens of a chunk, at most so many that half of them are this share of those before the earliest stop: a stop lies
+anywhere in its chunk, and each chunk costs the server as much as a token."""
 
 _LONGEST_LINE = 2**24
 
@@ -76,7 +77,7 @@ class Stream:
             prefix = prompt[len(prompt) - begun :]
             gate.admit(slot, spec, request.keep, prefix=prefix, in_thought=request.in_thought)
             earliest = min(spec.trim_at, spec.abort_at) - begun
-            interval = max(1, min(int(_LATE_SHARE * earliest), _LONGEST_INTERVAL))
+            interval = max(1, min(1 + int(2 * _LATE_SHARE * earliest), _LONGEST_INTERVAL))
             top = _TOP if spec.trims_early and vocab_size else 0
             self._ask()
         self.body = {"prompt": prompt, "max_tokens": limit, "logprobs": top, "stream_interval": interval}
