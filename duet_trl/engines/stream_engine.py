@@ -29,6 +29,7 @@ class StreamEngine(ServerEngine):
         **server: Any,
     ) -> None:
         self._text, self._report = text, report
+        self._trained_on = server["sampling"]()  # a server may be lost in an evaluation, which samples otherwise
         super().__init__(*turn, **server)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -60,4 +61,4 @@ class StreamEngine(ServerEngine):
         self._connection.check_reload()
         gate = self._connection.gate
         gate.automaton = None if self.setup is None else self.setup.automaton
-        gate.try_out(self._sampling(), self._eos_ids, *self._text)
+        gate.try_out(self._trained_on, self._eos_ids, *self._text)
