@@ -99,8 +99,10 @@ class DUETClient(VLLMClient):
 
     def check_reload(self) -> None:
         """Raise ServerError for a server without the gate that would keep a part of the old weights."""
-        served = self.gate.configuration() if self.tied and self.folder is not None else {}
-        if served.get("device_config", {}).get("device_type") == "cpu" and "duet_trl.engines." not in str(served):
+        if not self.tied or self.folder is None:
+            return
+        served = self.gate.configuration()
+        if served["device_config"]["device"] == "cpu" and "duet_trl.engines." not in str(served):
             raise ServerError(
                 "vLLM on a CPU keeps a packed copy of the output layer, which is the embedding in this model, and "
                 "leaves it as it was when weights are loaded. Start the server with --worker-extension-cls "
