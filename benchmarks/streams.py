@@ -3,7 +3,8 @@
 
 Two `vllm serve` of the tiny policy, one with DUETLogitsProcessor and one without, in turn on the same cores with their
 client. Half of the rollouts are aborted at 72 of 128 tokens, an answer trims others. Rounds rotate, ratios are taken
-within a round. Tokens behind a stop are counted by the server.
+within a round: of seconds, and of processor seconds, which other work on the machine hardly changes. Tokens behind a
+stop are counted by the server.
 """
 
 import os
@@ -56,6 +57,17 @@ class Served:
             )
         self.name, self.client = name, client(f"http://127.0.0.1:{port}")
 
+    def processor_seconds(self) -> float:
+        """Of all its processes and of this one."""
+        ticks = 0
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = path.read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):  # ended meanwhile
+                continue
+            ticks += int(fields[11]) + int(fields[12]) if int(fields[2]) == self._process.pid else 0
+        return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
     def close(self) -> None:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -64,20 +76,21 @@ class Served:
 def measure(servers: Sequence[Served], gates: Sequence[GateRequest], vocab: int, rounds: int, seed: int) -> dict:
     """Tokens that rollouts have, a second, and waste of as many rollouts as there are gates."""
     rng, size = np.random.default_rng(seed), len(gates)
-    rates: dict[str, list[float]] = {served.name: [] for served in servers}
+    rates: dict[str, list[float]] = {f"{way}{served.name}": [] for served in servers for way in ("", "processor_")}
     waste: list[float] = []
     for number in range(rounds + 1):
         prompts = rng.integers(0, vocab, (size, PROMPT_TOKENS)).tolist()
         for served in servers[:: 1 if number % 2 else -1]:
-            begin = time.perf_counter()
+            begin, before = time.perf_counter(), served.processor_seconds()
             found = served.client.complete(prompts, SAMPLING, gates, sorted(gates[0].eos_ids))
-            seconds = time.perf_counter() - begin
+            seconds, busy = time.perf_counter() - begin, served.processor_seconds() - before
             if number:  # the first round fills caches
                 kept = sum(len(row.token_ids) - (gates[0].sentinel in row.token_ids) for row in found)
                 rates[served.name].append(kept / seconds)
+                rates[f"processor_{served.name}"].append(kept / busy)
                 waste += [served.client.waste] if isinstance(served.client, StreamServer) else []
-    ratio = np.array(rates["stream"]) / np.array(rates["server"])
-    return {name: spread(values) for name, values in {**rates, "ratio": ratio, "waste": waste}.items()}
+    ratios = {f"{way}ratio": np.array(rates[f"{way}stream"]) / rates[f"{way}server"] for way in ("", "processor_")}
+    return {name: spread(values) for name, values in {**rates, **ratios, "waste": waste}.items()}
 
 
 def main() -> int:
@@ -106,11 +119,18 @@ def main() -> int:
         finally:
             for served in servers:
                 served.close()
-    names = ["server", "stream", "ratio", "waste"]
-    forms = dict(zip(names, (",.0f", ",.0f", ".2f", ".1%"), strict=True))
-    headers = ["rollouts", "gate in the server, tokens/s", "gate on the stream, tokens/s", "ratio", "waste"]
-    table = [[f"{size:,}", *(between(row[name], forms[name]) for name in names)] for size, row in figures.items()]
-    print(text_table(headers, table))
+    forms = {"server": ",.0f", "stream": ",.0f", "ratio": ".2f", "processor_ratio": ".2f", "waste": ".1%"}
+    headers = [
+        "rollouts",
+        "gate in the server, tokens/s",
+        "on the stream, tokens/s",
+        "ratio",
+        "of processor s",
+        "waste",
+    ]
+    table = [
+        [f"{size:,}", *(between(row[name], form) for name, form in forms.items())] for size, row in figures.items()
+    ]
     targets = {
         f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}": row["waste"]["median"] <= MAXIMUM_WASTE
         for size, row in figures.items()
