@@ -120,17 +120,11 @@ def main() -> int:
             for served in servers:
                 served.close()
     forms = {"server": ",.0f", "stream": ",.0f", "ratio": ".2f", "processor_ratio": ".2f", "waste": ".1%"}
-    headers = [
-        "rollouts",
-        "gate in the server, tokens/s",
-        "on the stream, tokens/s",
-        "ratio",
-        "of processor s",
-        "waste",
-    ]
+    headers = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio", "of processor s", "waste"]
     table = [
         [f"{size:,}", *(between(row[name], form) for name, form in forms.items())] for size, row in figures.items()
     ]
+    print(text_table(headers, table))
     targets = {
         f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}": row["waste"]["median"] <= MAXIMUM_WASTE
         for size, row in figures.items()
