@@ -38,6 +38,8 @@ SPEC = GateSpec(16, 56, 16, entropy_threshold=0.1)
 TOKENS, PROMPT_TOKENS = 128, 24
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
 MAXIMUM_WASTE, MINIMUM_RATIO = 0.02, 0.95
+FORMS = {"server": ",.0f", "stream": ",.0f", "ratio": ".2f", "processor_ratio": ".2f", "waste": ".1%"}
+HEADERS = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio", "of processor s", "waste"]
 
 
 class Served:
@@ -97,8 +99,9 @@ def main() -> int:
     """Measure, print, write; 1 if a target is missed and --check was given."""
     parser = argument_parser(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few small runs, to see that everything works")
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    sizes, rounds = ((8, 16), 1) if arguments.quick else ((64, 256, 1_024), 3)
+    sizes, rounds = ((8, 16), 1) if arguments.quick else ((64, 256, 1_024), arguments.rounds)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
     rows = AutoConfig.from_pretrained(MODEL).vocab_size
     automaton = compile_automaton(get_marker("math"), vocabulary_bytes(tokenizer, rows))
@@ -115,16 +118,12 @@ def main() -> int:
                 served.client.wait(600.0)
             for size in sizes:
                 gates = [GateRequest(SPEC, row % 2 == 0, "math", sentinel, eos_ids) for row in range(size)]
-                figures[size] = measure(servers, gates, len(tokenizer), rounds, arguments.seed)
+                row = figures[size] = measure(servers, gates, len(tokenizer), rounds, arguments.seed)
+                cells = [f"{size:,}", *(between(row[name], form) for name, form in FORMS.items())]
+                print(text_table(HEADERS, [cells]), flush=True)
         finally:
             for served in servers:
                 served.close()
-    forms = {"server": ",.0f", "stream": ",.0f", "ratio": ".2f", "processor_ratio": ".2f", "waste": ".1%"}
-    headers = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio", "of processor s", "waste"]
-    table = [
-        [f"{size:,}", *(between(row[name], form) for name, form in forms.items())] for size, row in figures.items()
-    ]
-    print(text_table(headers, table))
     targets = {
         f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}": row["waste"]["median"] <= MAXIMUM_WASTE
         for size, row in figures.items()
