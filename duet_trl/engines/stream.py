@@ -39,10 +39,7 @@ class StreamServer(GateServer):
     waste = 0.0
     """Of the tokens generated for the last batch, the share that no rollout has: those behind a stop."""
     _generated: float | None = None  # by the server in its life, as it said behind the last batch
-
-    def __init__(self, base_url: str, token: str | None = None) -> None:
-        super().__init__(base_url, token)
-        self._said: set[str] = set()
+    _said: frozenset[str] = frozenset()  # warnings
 
     def complete(
         self,
@@ -92,16 +89,10 @@ class StreamServer(GateServer):
         return [stream.choice for stream in streams]
 
     def try_out(self, sampling: Mapping[str, Any], eos_ids: Sequence[int], text: str, ids: list[int]) -> None:
-        """Make sure that the server streams what training needs.
+        """Make sure that the server streams what training with this `sampling` needs, before it begins.
 
-        Args:
-            sampling (Mapping[str, Any]): Body of the run's requests.
-            eos_ids (Sequence[int]): All ids that end a rollout by itself.
-            text, ids (str, list[int]): A text, and what the policy's tokenizer makes of it.
-
-        Raises:
-            ServerError: If it returns no token ids or no log-probs, has another tokenizer, or returns log-probs that
-                are not those of the sampling distribution.
+        ServerError: it returns no token ids or no log-probs, or log-probs that are not those of the sampling
+        distribution, or its tokenizer does not read `text` as `ids`.
         """
         prompt = [eos_ids[0]]
         self.complete([prompt], {**sampling, "max_tokens": 2}, [None], eos_ids)
@@ -197,7 +188,7 @@ class StreamServer(GateServer):
 
     def _say_once(self, sentence: str) -> None:
         if sentence not in self._said:
-            self._said.add(sentence)
+            self._said |= {sentence}
             logger.warning("%s: %s", self.base_url, sentence)
 
 

@@ -14,11 +14,8 @@ from .stream_rollout import GATE
 class StreamEngine(ServerEngine):
     """A server without the gate, which the main process talks to for all of them.
 
-    Args:
-        *turn, **server (Any): As for `ServerEngine`; the `connection` has a `StreamServer`, and `check_reload()` for
-            one that cannot take weights.
-        text (tuple[str, list[int]]): A text, and what the policy's tokenizer makes of it.
-        report (Callable[[Mapping[str, float]], None]): Takes the metrics of a batch, on the main process.
+    Beside what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
+    metrics on the main process. `connection` has a `StreamServer`, and `check_reload()` refuses one without new weights.
     """
 
     def __init__(

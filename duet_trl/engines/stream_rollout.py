@@ -43,25 +43,17 @@ class Stream:
 
     Its gate is read where a decision may fall, which its tokens so far foretell: the decisions are those of a gate
     that reads every token at once.
-
-    Args:
-        prompt (list[int]): With the prefix.
-        limit (int): Tokens it may have.
-        eos_ids (frozenset[int]): That end it; empty where it runs on behind them.
-        gate (StreamingGate): Which has its `slot`.
-        request (GateRequest | None): None: no gate.
-        vocab_size (int): Tokens of the policy; 0: the log-probs are not the policy's, and the entropy stops nothing.
     """
 
     def __init__(
         self,
-        prompt: list[int],
-        limit: int,
-        eos_ids: frozenset[int],
+        prompt: list[int],  # with the prefix
+        limit: int,  # tokens it may have
+        eos_ids: frozenset[int],  # that end it; empty where it runs on behind them
         gate: StreamingGate,
-        slot: int,
-        request: GateRequest | None,
-        vocab_size: int,
+        slot: int,  # of the gate
+        request: GateRequest | None,  # None: no gate
+        vocab_size: int,  # 0: the log-probs are not the policy's, and the entropy stops nothing
     ) -> None:
         self.prompt, self.limit, self.eos_ids = prompt, limit, eos_ids
         self.ids: list[int] = []
