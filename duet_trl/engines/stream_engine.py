@@ -15,7 +15,7 @@ class StreamEngine(ServerEngine):
     """A server without the gate, which the main process talks to for all of them.
 
     Beside what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
-    metrics on the main process. `connection` has a `StreamServer`, and `check_reload()` refuses one without new weights.
+    metrics on the main process. `connection` has a `StreamServer`, `check_reload()` refuses one without new weights.
     """
 
     def __init__(
