@@ -75,6 +75,8 @@ class GateServer:
     """How to start such a server."""
     buffer_bytes = 2**16
     """Read ahead from each connection."""
+    heard = 0
+    """Pieces of answers so far, where they come in pieces: a server that sends some is not silent."""
 
     def __init__(self, base_url: str, token: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
@@ -258,14 +260,14 @@ class GateServer:
 
     async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
         """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
-        missed = 0
+        missed = heard = 0
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             try:
                 await _call(session, "GET", f"{self.base_url}/health", seconds=2 * _HEARTBEAT_SECONDS)
                 missed = 0
             except ServerLost as error:
-                missed += 1
+                missed, heard = missed + 1 if heard == self.heard else 0, self.heard
                 if missed >= _HEARTBEATS_MISSED:
                     raise ServerLost(f"the vLLM server at {self.base_url} fell silent ({error}).") from error
 

@@ -126,6 +126,7 @@ class StreamServer(GateServer):
         response = await self._open(session, url, body)
         try:
             async for piece in response.content.iter_any():
+                self.heard += 1
                 choices = iter(events.feed(piece))
                 for choice in choices:
                     if stream.take(choice):

@@ -58,6 +58,7 @@ class StreamPeer:
     pauses: dict[int, int] = field(default_factory=dict)
     buffers: bool = False
     goes_on: bool = False
+    busy: bool = False  # too much so to answer /health
     changes: dict[str, Any] = field(default_factory=dict)  # of each chunk
     raw: bytes = b""  # a body in the place of every stream
     others: dict[str, Any] = field(default_factory=lambda: {"/tokenize": {"tokens": [1, 2]}})  # answers by path
@@ -94,7 +95,9 @@ class StreamPeer:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0] or 0)
             body, path = json.loads(await reader.readexactly(length) or b"null"), head.split()[1].partition("?")[0]
-            if path == "/v1/completions" and body.get("stream") and not self.raw:
+            if path == "/health" and self.busy:
+                await reader.read()
+            elif path == "/v1/completions" and body.get("stream") and not self.raw:
                 await self._stream(reader, writer, body)
             else:
                 text = self.raw if self.raw and path == "/v1/completions" else self._other(path, body).encode()

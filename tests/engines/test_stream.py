@@ -11,6 +11,7 @@ from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duet_trl.engines import server as server_client
 from duet_trl.engines.engine import Request, ServerError, ServerLost
 from duet_trl.engines.server import Choice
 from duet_trl.engines.stream import StreamServer
@@ -117,6 +118,17 @@ def test_streams_that_a_proxy_buffers_are_named_with_the_remedy(caplog):
         for _ in range(2):
             assert_oracle(prompts, server.complete(prompts, PLAIN, gates, [EOS], limits))
     assert len(caplog.records) == 1 and "proxy_buffering off" in caplog.text and server.waste > 0.1
+
+
+def test_a_server_too_busy_for_its_health_is_not_lost_while_it_streams(monkeypatch):
+    monkeypatch.setattr(server_client, "_HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr(server_client, "_HEARTBEATS_MISSED", 10)
+    prompts, gates, limits = asked(400)
+    with StreamPeer(busy=True).running() as peer:
+        assert_oracle(prompts, client(peer).complete(prompts, PLAIN, gates, [EOS], limits))
+        with pytest.raises(ServerLost, match="fell silent"):
+            peer.pauses = {0: 1}
+            client(peer).complete([[0, EOS]], PLAIN, [None], [EOS])
 
 
 @pytest.mark.parametrize(("row", "how"), [(3, "ended a stream after"), (6, "broke a stream after")])
