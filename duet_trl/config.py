@@ -218,6 +218,11 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
+    engine: str | None = config_field(
+        "Gate of a server: 'vllm', in it, or 'openai', on the streams of a server without one. None: 'vllm'.",
+        rule=one_of("vllm", "openai"),
+        acts=_ON_SERVER,
+    )
     server_weight_sync: str | None = config_field(
         "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
         "None: 'nccl' where the trainer runs on CUDA, else 'disk'.",
@@ -271,8 +276,7 @@ class DUETGRPOConfig(GRPOConfig):
         for name, rule in (_PARENTS | {name: said.rule for name, said in DECLARED.items()}).items():
             check_rule(name, self.__dict__[name], rule)
         self._resolve()
-        if self.updates == "several" and self.desired_kl is None:
-            self.desired_kl = DESIRED_KL
+        self.desired_kl = (self.desired_kl or DESIRED_KL) if self.updates == "several" else self.desired_kl
         self._check_relations()
         METHODS[self.method].check(self)
         check_upstream(self)

@@ -88,7 +88,7 @@ def duet_trainer(
     trainer_kwargs = {
         k: overrides.pop(k)
         for k in ("peft_config", "eval_dataset", "callbacks", "rollout_func", "engine")
-        if k in overrides
+        if k in overrides and not isinstance(overrides[k], str)  # a name of an engine is a field
     }
     trainer = DUETGRPOTrainer(
         str(model),

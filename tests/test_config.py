@@ -226,6 +226,7 @@ BY_NAME = [
     ({"loss_type": "ppo"}, "loss_type must be one of"),
     ({"exclude_zero_variance_groups": True, "beta": 0.1}, "it acts only with beta=0"),
     ({"server_weight_sync": "http"}, "server_weight_sync must be one of"),
+    ({"engine": "sglang"}, "engine must be one of"),
     ({"use_vllm": True, "generation_kwargs": {"seed": 1}}, r"generation_kwargs sets \['seed'\]"),
     ({"use_transformers_continuous_batching": True}, "cannot stop single rollouts"),
     ({"use_vllm": True, "top_p": 0.95}, "vllm_importance_sampling_correction=False"),

@@ -65,6 +65,7 @@ PAIRS = [  # the value, fields under which it acts, fields under which it does n
     ("old_logps", "engine", {"use_vllm": True}, {}),
     ("old_logps", "engine", {**TWICE, **PLAIN_VLLM}, PLAIN_VLLM),
     ("shared_prompts", True, {}, {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32}),
+    ("engine", "openai", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weight_sync", "disk", SERVER, {}),
     ("server_weight_sync", "disk", SERVER, {"use_vllm": True, "vllm_mode": "colocate"}),
     ("server_weights_dir", "w", SERVER, {"use_vllm": False, "vllm_mode": "server"}),

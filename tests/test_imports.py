@@ -157,8 +157,12 @@ def test_the_drawing_shows_every_import_and_no_arrow_runs_back_up() -> None:
 IMPORTED_AS = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "math-verify": "math_verify"}
 BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy": "math_verify"}
 NEEDS_EXTRA = {
+    "duet_trl.engines.cpu_worker": "vllm",
     "duet_trl.engines.server": "vllm",
     "duet_trl.engines.server_engine": "vllm",
+    "duet_trl.engines.stream": "vllm",
+    "duet_trl.engines.stream_engine": "vllm",
+    "duet_trl.engines.stream_rollout": "vllm",
     "duet_trl.engines.vllm": "vllm",
     "duet_trl.rewards.math_worker": "math",
     "duet_trl.seams.server_generation": "vllm",

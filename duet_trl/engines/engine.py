@@ -150,7 +150,7 @@ class TurnEngine:
         for row, request in enumerate(requests):
             policy, stopped = ids[row][: request.new_tokens] if self._pads else ids[row], False
             if request.gate is not None:
-                (policy,), (stopped,) = split_sentinel([policy], self.setup.sentinel)
+                policy, stopped = self._split(row, policy)
             finish: Finish = "length" if len(policy) == request.new_tokens else "other"
             if stopped or not {*policy[-1:]}.isdisjoint(self._eos_ids):
                 finish = "gate" if stopped else "eos"
@@ -176,6 +176,11 @@ class TurnEngine:
     def _gates_and_limits(self, requests: Sequence[Request]) -> tuple[list[GateRequest | None], list[int | None]]:
         limits = [None if request.new_tokens == self._max_tokens else request.new_tokens for request in requests]
         return [self._gate(request) for request in requests], limits
+
+    def _split(self, row: int, ids: list[int]) -> tuple[list[int], bool]:
+        """The policy's tokens of a gated row of the turn, and whether the gate stopped it."""
+        (policy,), (stopped,) = split_sentinel([ids], self.setup.sentinel)
+        return policy, bool(stopped)
 
     def _gate(self, request: Request) -> GateRequest | None:
         if not 1 <= request.new_tokens <= self._max_tokens:

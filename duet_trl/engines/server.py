@@ -51,7 +51,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-class _NoSuchPath(ServerError):
+class NoSuchPath(ServerError):
     """The server answered with status 404."""
 
 
@@ -71,6 +71,13 @@ class Choice:
 class GateServer:
     """Client of one vLLM server, at `http://127.0.0.1:8000` or the like; `token` is what `TokenGuard` asks for."""
 
+    start = _START
+    """How to start such a server."""
+    buffer_bytes = 2**16
+    """Read ahead from each connection."""
+    heard = 0
+    """Pieces of answers so far, where they come in pieces: a server that sends some is not silent."""
+
     def __init__(self, base_url: str, token: str | None = None) -> None:
         self.base_url = base_url.rstrip("/")
         self.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -89,7 +96,7 @@ class GateServer:
                 if time.monotonic() >= deadline:
                     raise ServerLost(
                         f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
-                        f"{_START}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
+                        f"{self.start}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
                         "vllm_server_timeout says how long to wait."
                     ) from error
             time.sleep(0.5)
@@ -125,8 +132,7 @@ class GateServer:
 
         async def complete(session: aiohttp.ClientSession) -> list[Choice]:
             done: list[Choice | None] = [None] * len(prompts)
-            # Every request holds a connection, which is a file; heartbeat and trainer need some, too.
-            room = asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+            room = room_for_requests()
 
             async def send(rows: list[int]) -> None:
                 first = rows[0]
@@ -214,7 +220,7 @@ class GateServer:
         """Name the weights that were just sent; a server that is restarted forgets it. False: it keeps no names."""
         try:
             self._ask("POST", "/update_weight_version", {"new_version": name})
-        except _NoSuchPath:  # a vLLM older than these names
+        except NoSuchPath:  # a vLLM older than these names
             return False
         return True
 
@@ -229,34 +235,39 @@ class GateServer:
 
     async def _guarded(self, session: aiohttp.ClientSession, requests: list[Coroutine]) -> None:
         """Run requests together; the first failure, or a server that falls silent, ends all of them."""
-        tasks = [asyncio.ensure_future(request) for request in (self._heartbeat(session), *requests)]
+        tasks = [asyncio.ensure_future(request) for request in requests]
+        # One future for all of them: to wait for thousands one by one takes a pass over all for each that ends.
+        ends = asyncio.ensure_future(self._heartbeat(session)), asyncio.gather(*tasks)
         try:
-            pending = {*tasks}
-            while len(pending) > 1:
-                done, pending = await asyncio.wait(pending, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
+            waiting = len(tasks)
+            while True:
+                done, _ = await asyncio.wait(ends, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for end in done:
+                    end.result()
+                if done:
+                    return
+                before, waiting = waiting, sum(not task.done() for task in tasks)
+                if waiting == before:
                     logger.warning(
                         "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
                         "healthy. If its own log shows no progress, restart it: the batch is generated again.",
-                        *(self.base_url, len(pending) - 1, _SLOW_SECONDS),  # the heartbeat is none of them
+                        *(self.base_url, waiting, _SLOW_SECONDS),
                     )
-                for task in done:
-                    task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, *ends):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, *ends, return_exceptions=True)
 
     async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
         """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
-        missed = 0
+        missed = heard = 0
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
             try:
                 await _call(session, "GET", f"{self.base_url}/health", seconds=2 * _HEARTBEAT_SECONDS)
                 missed = 0
             except ServerLost as error:
-                missed += 1
+                missed, heard = missed + 1 if heard == self.heard else 0, self.heard
                 if missed >= _HEARTBEATS_MISSED:
                     raise ServerLost(f"the vLLM server at {self.base_url} fell silent ({error}).") from error
 
@@ -265,7 +276,8 @@ class GateServer:
 
         async def with_session() -> T:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)  # vLLM closes one that idles for 5 s
-            async with aiohttp.ClientSession(connector=connector, headers=self.headers) as session:
+            size = self.buffer_bytes
+            async with aiohttp.ClientSession(connector=connector, headers=self.headers, read_bufsize=size) as session:
                 return await work(session)
 
         future = asyncio.run_coroutine_threadsafe(with_session(), self._loop)
@@ -273,6 +285,11 @@ class GateServer:
             return future.result()
         finally:
             future.cancel()  # an interrupt does not wait for the rollouts
+
+
+def room_for_requests() -> asyncio.Semaphore:
+    """Room for as many requests at a time as may be connected: each holds a file, and others need some, too."""
+    return asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
 
 
 def _batches(asked: Iterable[tuple[GateRequest | None, int | None]]) -> list[list[int]]:
@@ -313,15 +330,21 @@ def _choices(answer: Any, count: int) -> list[Choice]:
     return [_choice(found[index]) for index in range(count)]
 
 
-def _choice(choice: Mapping[str, Any]) -> Choice:
+def check_finish(choice: Mapping[str, Any]) -> None:
+    """Raise ServerLost or ServerError unless a whole rollout ends so."""
     reason = choice["finish_reason"]
     if reason == "abort":
         raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
     if reason not in _FINISHED:
         raise ServerError(
-            f"the server ended a request with {reason!r} (stop_reason {choice['stop_reason']!r}). Leave out of "
+            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Leave out of "
             f"generation_kwargs what ends rollouts in this way. {_REMEDY}"
         )
+
+
+def _choice(choice: Mapping[str, Any]) -> Choice:
+    check_finish(choice)
+    reason = choice["finish_reason"]
     ids, logprobs = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
     if not ids or len(ids) != len(logprobs):
         raise ServerError(
@@ -352,11 +375,14 @@ async def _call(
             return json.loads(text) if text else None
         except json.JSONDecodeError as error:
             raise ServerError(f"{method} {url} was not answered by a vLLM server but with {text[:200]!r}.") from error
-    said = f"{method} {url} was answered with status {response.status}: {text[:2000]}"
-    if response.status in (401, 403):
-        raise ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
-    if response.status == 404 and method == "POST" and "/v1/" not in url:
-        raise _NoSuchPath(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
-    if response.status >= 500:
-        raise failure(said)
-    raise ServerError(said)
+    raise refusal(method, url, response.status, text, failure)
+
+
+def refusal(method: str, url: str, status: int, text: str, failure: type[ServerError] = ServerLost) -> ServerError:
+    """What an answer with another status than 200 is raised as; `failure`: 5xx."""
+    said = f"{method} {url} was answered with status {status}: {text[:2000]}"
+    if status in (401, 403):
+        return ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
+    if status == 404 and method == "POST" and "/v1/" not in url:
+        return NoSuchPath(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
+    return failure(said) if status >= 500 else ServerError(said)

@@ -64,6 +64,7 @@ class ServerEngine(TurnEngine):
         super().__init__(*turn)
         self._connection, self._sampling, self._send = connection, sampling, send
         self._exchange, self._process, self._timeout = exchange, process, timeout
+        self._local: list[Choice] = []  # of the last turn
         self._rows: list[tuple[GateRequest | None, int | None]] | None = None
         self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
         self._begun: Begun | None = None
@@ -119,7 +120,7 @@ class ServerEngine(TurnEngine):
         with profiler or nullcontext():
             found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
-        local = found[first : first + len(prompts)]
+        self._local = local = found[first : first + len(prompts)]
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 

@@ -67,7 +67,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
         else:
             self._gates = DeviceGates(self._req_states.max_num_reqs, self._req_states.device)
         if current_platform.is_cpu():
-            _mend_reload()
+            mend_reload()
         delimiters = self._markers.delimiters()
         for name in MARKERS:
             self._gates.add_automaton(self._markers.compile(name, delimiters))
@@ -187,7 +187,7 @@ class _Markers:
         return tokenizer
 
 
-def _mend_reload() -> None:
+def mend_reload() -> None:
     """Let every model runner of this process pack its output layer after `reload_weights`, however that is called.
 
     vLLM's CPU backend multiplies with packed copies of the weights. Its `reload_weights` packs every layer that it

@@ -21,6 +21,8 @@ from ..engines.engine import ServerError, ServerLost, Turn
 from ..engines.guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 from ..engines.server import GateServer
 from ..engines.server_engine import ServerEngine
+from ..engines.stream import StreamServer
+from ..engines.stream_engine import StreamEngine
 from ..exchange import Exchange
 from ..gate.streaming import GateSetup
 from .backend import Backend, replaced, turn_arguments, vllm_sampling
@@ -35,11 +37,12 @@ class DUETClient(VLLMClient):
         self._token = token
         self.folder: WeightFolder | None = None
         self.weights = ""
+        self.tied = False  # whether the policy's output layer is its embedding
         super().__init__(**kwargs)
 
     def check_server(self, total_timeout: float = 0.0, retry_interval: float = 2.0) -> None:
         """Wait for the server, with the token; `VLLMClient` calls it before anything else."""
-        self.gate = GateServer(self.base_url, self._token)
+        self.gate = (StreamServer if self._args.engine == "openai" else GateServer)(self.base_url, self._token)
         self.session.headers.update(self.gate.headers)
         self.session.trust_env = False  # a proxy must not see the token, nor .netrc replace it
         self.gate.wait(total_timeout)
@@ -94,6 +97,18 @@ class DUETClient(VLLMClient):
         """Forget what was cached under the old weights."""
         self.gate.reset_prefix_cache()
 
+    def check_reload(self) -> None:
+        """Raise ServerError for a server without the gate that would keep a part of the old weights."""
+        if not self.tied or self.folder is None:
+            return
+        served = self.gate.configuration()
+        if served["device_config"]["device"] == "cpu" and "duet_trl.engines." not in str(served):
+            raise ServerError(
+                "vLLM on a CPU keeps a packed copy of the output layer, which is the embedding in this model, and "
+                "leaves it as it was when weights are loaded. Start the server with --worker-extension-cls "
+                "duet_trl.engines.cpu_worker.CPUWorker."
+            )
+
     def reconnect(self) -> None:
         """Prepare weight sync with a server that was restarted."""
         self.weights = ""
@@ -121,7 +136,14 @@ class ServerBackend(Backend):
 
     def _engine(self, trainer: GRPOTrainer, turn: Turn, setup: GateSetup | None, exchange: Exchange) -> ServerEngine:
         generation, accelerator = trainer.vllm_generation, trainer.accelerator
-        engine = ServerEngine(
+        build = ServerEngine
+        if self.args.engine == "openai":
+            text = "So 6 x 7 = \\boxed{42}, \u00e9 \u6570"
+            ids = trainer._tokenizer(text, add_special_tokens=False)["input_ids"]
+            build = partial(StreamEngine, text=(text, ids), report=trainer.report)
+            if accelerator.is_main_process:
+                generation.vllm_client.tied = trainer.model.config.get_text_config().tie_word_embeddings
+        engine = build(
             *turn_arguments(trainer, turn, setup, partial(vllm_sampling, generation)),
             connection=generation.vllm_client if accelerator.is_main_process else None,
             sampling=partial(_sampling, generation),
