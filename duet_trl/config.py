@@ -276,7 +276,8 @@ class DUETGRPOConfig(GRPOConfig):
         for name, rule in (_PARENTS | {name: said.rule for name, said in DECLARED.items()}).items():
             check_rule(name, self.__dict__[name], rule)
         self._resolve()
-        self.desired_kl = (self.desired_kl or DESIRED_KL) if self.updates == "several" else self.desired_kl
+        if self.updates == "several" and self.desired_kl is None:
+            self.desired_kl = DESIRED_KL
         self._check_relations()
         METHODS[self.method].check(self)
         check_upstream(self)
