@@ -7,7 +7,7 @@ process; medians. n is the largest of --rows with which separate rows have at mo
 none, the cell is left out. Expected is the ratio of tokens, (P + L) n / (P + n L). Seconds are processor time on a
 CPU. Memory is the peak above the memory before, of the process on a CPU and of the device on a GPU.
 
-Needs one core, 10 GiB and about six minutes on a CPU.
+Needs one core and, on a CPU, some 10 GiB at the default limit; --prompts, --answers and --most_tokens ask for less.
 """
 
 import ctypes
