@@ -40,7 +40,8 @@ TABLE = {
     "engines": Room(NUMERIC | set(ENGINES) | {"aiohttp", "triton"}, frozenset({"gate"})),
     "methods": Room(NUMERIC | {"sklearn"}, CORE | {"rollouts", "field_types"}),
     "field_types": Room(frozenset(), frozenset()),
-    "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types"}),
+    "upstream": Room(frozenset({"trl"}), frozenset()),
+    "config": Room(NUMERIC | {"trl"}, CORE | {"methods", "field_types", "upstream"}),
     "exchange": Room(NUMERIC | {"accelerate"}, frozenset()),
     "loop": Room(NUMERIC, frozenset({"gate", "update", "rollouts", "methods", "exchange"})),
     "seams": Room(

@@ -18,8 +18,8 @@ from duet_trl.engines.stream import StreamServer
 from duet_trl.engines.stream_engine import StreamEngine
 from duet_trl.engines.stream_rollout import GATE, Events, entropy_bound
 from duet_trl.exchange import Exchange
-from duet_trl.gate.parameters import GateRequest, GateSetup
 from duet_trl.gate.replay import GateSpec, Outcome, replay
+from duet_trl.gate.streaming import GateRequest, GateSetup
 from tests.engines.stream_server import THRESHOLD, Script, StreamPeer, toy_vocabulary
 from tests.gate.oracle import EOS, Rollout, continued, toy_ends
 
