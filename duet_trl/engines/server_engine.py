@@ -166,6 +166,7 @@ class ServerEngine(TurnEngine):
 
     def load_begun(self, state: dict[str, Any]) -> None:
         """Restore `begun_state()`."""
+        self._begun = None
         if not state:
             return
         ends = np.cumsum(state["lengths"])[:-1]
@@ -182,8 +183,9 @@ class ServerEngine(TurnEngine):
         if self._begun.digest == _digest(everything):
             return self._begun.found
         logger.warning(
-            "The rollouts that were generated beside training are not those of this step, as where a run resumes with "
-            "other data or on another number of processes. They are dropped, and the step is generated now."
+            "The rollouts that were generated beside training are not those of this step, as where a run resumes "
+            "inside a batch, with other data or on another number of processes. They are dropped, and the step is "
+            "generated now."
         )
         self.sync_weights()
         return None

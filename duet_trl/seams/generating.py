@@ -61,8 +61,8 @@ class Generation:
         trainer, done, opened = self.trainer, list[Completion](), list[bool]()
 
         def single_turn(prompt_ids: list, *_: Any, **__: Any) -> tuple:
-            count = len(jobs) if trainer.vllm_tensor_parallel_size == 1 else len(prompt_ids)
-            asked = [*jobs, *jobs[-1:] * (count - len(jobs))]
+            asked = self._filled_up(jobs, len(prompt_ids))
+            count = len(asked)
             opened[:] = self.thoughts.open_after(prompt_ids).tolist()
             requests = self._requests(asked, prompt_ids, opened)
             if trainer.overlap is None or not self.engine.begun:
@@ -94,7 +94,8 @@ class Generation:
         prompt_ids = self.trainer._tokenize_prompts(_prompts(step, [*jobs, *jobs[-1:] * padding]))[0]
         opened = self.thoughts.open_after(prompt_ids).tolist()
         self._sync_engine()
-        self.engine.begin(self._sent(jobs, self._requests(jobs, prompt_ids, opened))[1])
+        asked = self._filled_up(jobs, len(prompt_ids))
+        self.engine.begin(self._sent(asked, self._requests(asked, prompt_ids, opened))[1])
 
     def score(self, step: StepRecord, jobs: Sequence[Job], rollouts: Sequence[LocalRollout]) -> torch.Tensor:
         """Rewards of one round; see [`~duet_trl.loop.Host`]."""
@@ -208,6 +209,10 @@ class Generation:
         rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
         return rows, [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
+
+    def _filled_up(self, jobs: Sequence[Job], rows: int) -> list[Job]:
+        """The jobs that are asked for; processes that share an engine ask for as many each."""
+        return [*jobs, *jobs[-1:] * (0 if self.trainer.vllm_tensor_parallel_size == 1 else rows - len(jobs))]
 
     def _requests(self, jobs: Sequence[Job], prompt_ids: list[list[int]], opened: list[bool]) -> list[Request]:
         return [self._request(*one) for one in zip(jobs, prompt_ids, opened, strict=False)]

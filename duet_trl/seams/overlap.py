@@ -14,6 +14,7 @@ from typing import Any
 
 from trl import GRPOTrainer
 
+from ..engines.engine import ServerError
 from ..rollouts import Prompts, StepRecord
 
 logger = logging.getLogger(__name__)
@@ -54,12 +55,15 @@ class Overlap:
         self.trainer = trainer
         self._ahead: Ahead | None = None
         self._next: StepRecord | None = None
-        self._warned = False
+        self._restored = self._warned = False
 
     def ahead(self, batches: Iterator) -> Ahead:
         """The batches of an epoch, from which the next step is read in advance."""
         if self._ahead is None or self._ahead.items is not batches:
-            self._ahead = Ahead(batches, self.trainer._step)
+            self._ahead, self._next = Ahead(batches, self.trainer._step), None
+            if not self._restored:  # what a training before this one has left
+                self.trainer.engine.forget_begun()
+            self._restored = False
         return self._ahead
 
     def step(self, prompts: Prompts) -> StepRecord:
@@ -67,7 +71,7 @@ class Overlap:
         begun, self._next = self._next, None
         if begun is None:
             return StepRecord(prompts)
-        if begun.prompts.keys != prompts.keys:
+        if begun.prompts.keys[: begun.prompts.num_drawn] != prompts.keys:
             raise RuntimeError(
                 "The prompts of a step are not those that its rollouts were begun for: this version of transformers "
                 "or TRL draws batches in another order. Set overlap=False."
@@ -82,7 +86,11 @@ class Overlap:
         if inputs is None:
             return
         self._next = StepRecord(trainer.prompts_of_step(inputs))
-        begun = trainer.loop.begin(self._next)
+        try:
+            begun = trainer.loop.begin(self._next)
+        except ServerError as error:  # here no checkpoint could be written that holds the step once
+            logger.warning("The next step is generated in turn, as the server could not begin it: %s", error)
+            begun = True
         self._next.seconds["plan"] = 0.0
         scored.seconds["generate"] += time.perf_counter() - started
         if not begun and not self._warned:
@@ -108,4 +116,6 @@ class Overlap:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`, or take up a run that had no overlap."""
-        self.trainer.engine.load_begun(state.get("begun", {}))
+        # Where each node writes a checkpoint of its own, that of process 0 has the rollouts.
+        self.trainer.engine.load_begun(self.trainer.exchange.first(state.get("begun", {})))
+        self._restored = True

@@ -3,7 +3,7 @@
 
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..engines.stream import StreamServer
 from ..engines.stream_engine import StreamEngine
 from ..exchange import Exchange
 from ..gate.streaming import GateSetup
-from .backend import Backend, replaced, turn_arguments, vllm_sampling
+from .backend import Backend, replaced, reshard, turn_arguments, vllm_sampling
 from .weight_folder import WeightFolder
 
 
@@ -147,13 +147,18 @@ class ServerBackend(Backend):
             *turn_arguments(trainer, turn, setup, partial(vllm_sampling, generation)),
             connection=generation.vllm_client if accelerator.is_main_process else None,
             sampling=partial(_sampling, generation),
-            send=generation.sync_weights,
+            send=partial(_send, trainer.model, generation.sync_weights),
             exchange=exchange,
             process=accelerator.process_index,
             timeout=self.args.vllm_server_timeout,
         )
         generation.generate, generation.sync_weights = engine.complete, engine.sync_weights
         return engine
+
+
+def _send(model: torch.nn.Module, sync_weights: Callable[[], None]) -> None:
+    reshard(model)  # TRL reads what is whole as a shard
+    sync_weights()
 
 
 def _sampling(generation: VLLMGeneration) -> dict[str, Any]:
