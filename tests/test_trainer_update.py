@@ -56,7 +56,7 @@ def test_the_entropy_is_that_of_the_trained_tokens(tiny_path, tmp_path):
 SGD = {"optim": "sgd", "learning_rate": 1.0, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "max_steps": 1}
 
 
-@pytest.mark.parametrize("options", [{}, {"num_iterations": 2, "epsilon": 1e-9}], ids=["one pass", "clipped"])
+@pytest.mark.parametrize("options", [{}, {"num_iterations": 2, "epsilon": 1e-4}], ids=["one pass", "clipped"])
 def test_the_gradient_is_that_of_answers_and_of_ends_behind_good_ones(tiny_path, tmp_path, options):
     trainer = duet_trainer(tiny_path, tmp_path, **SGD, **options)
     if options:  # the second pass is what the clip would silence
