@@ -208,6 +208,15 @@ def test_a_run_is_the_same_with_and_without_shared_prompts(tiny_path, tmp_path, 
     check_same(sharing, apart, ())
 
 
+def test_a_run_in_bf16_shares_and_differs_by_rounding(tiny_path, tmp_path):
+    settings = {"bf16": True, "method": "grpo", "max_steps": 1}
+    sharing, apart = (run(tiny_path, tmp_path / str(on), **settings, shared_prompts=on) for on in (True, False))
+    assert sharing.sharing.num_shared
+    start = torch.cat([p.flatten() for p in Qwen3ForCausalLM.from_pretrained(tiny_path).parameters()]).float()
+    moved, other = weights(sharing).float() - start, weights(apart).float() - start
+    assert 0 < (moved - other).norm() < 0.02 * other.norm()
+
+
 def test_rows_are_not_shared_where_they_would_save_little(tiny_path, tmp_path):
     endless = {"max_completion_length": 150, "generation_kwargs": {"min_new_tokens": 150}}
     trainer = run(tiny_path, tmp_path, prompts(), **endless, method="grpo", max_steps=1)
