@@ -2,6 +2,7 @@
 """The gate on a stream, against a server that is no vLLM: where rollouts stop, what is lost, and what is refused."""
 
 import json
+import resource
 import time
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -89,8 +90,11 @@ def test_rollouts_stop_where_algorithm_1_stops_them_and_continue_prefixes():
 
 def test_4096_ragged_streams_through_refusals_none_is_lost_and_none_comes_twice():
     prompts, gates, limits = asked(4096)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with StreamPeer(refuses=300).running() as peer:
         found = client(peer).complete(prompts, PLAIN, gates, [EOS], limits)
+    # KiB: 50 for both ends of a stream, where the likeliest tokens alone would be more if they were kept.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 4096
     assert_oracle(prompts, found)
     own = [choice.logprobs[0] for choice in found if choice.logprobs]
     assert len(own) == len(set(own)) > 3000 and len(peer.began) >= len(own) and set(peer.began.values()) == {1}
