@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -41,7 +42,7 @@ _FINISHED = ("stop", "length", "repetition")
 """What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
 _START = (
-    "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
+    "vllm serve <model> --host 127.0.0.1 --port {port} --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
     "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
 )
 
@@ -72,7 +73,7 @@ class GateServer:
     """Client of one vLLM server, at `http://127.0.0.1:8000` or the like; `token` is what `TokenGuard` asks for."""
 
     start = _START
-    """How to start such a server."""
+    """How to start such a server, on {port}."""
     buffer_bytes = 2**16
     """Read ahead from each connection."""
     heard = 0
@@ -96,7 +97,7 @@ class GateServer:
                 if time.monotonic() >= deadline:
                     raise ServerLost(
                         f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
-                        f"{self.start}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
+                        f"{self._started}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
                         "vllm_server_timeout says how long to wait."
                     ) from error
             time.sleep(0.5)
@@ -178,7 +179,7 @@ class GateServer:
         if sentinel not in ids:
             raise ServerError(
                 f"the vLLM server at {self.base_url} does not run the gate: it ignored the duet_ parameters of a "
-                f"request. Restart it with the processor: {_START}."
+                f"request. Restart it with the processor: {self._started}."
             )
         if len(ids) == 1:
             if weights and len(ask(fingerprint, "").token_ids) > 1:
@@ -228,6 +229,11 @@ class GateServer:
         """Make sure that the server has the weights that were sent under a name; ServerLost if it was restarted."""
         if self._ask("GET", "/weight_info")["weight_version"] != name:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
+
+    @property
+    def _started(self) -> str:
+        """How to start it where it was looked for."""
+        return self.start.format(port=urlsplit(self.base_url).port or "<port>")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """The answer to one request by itself; options as of `_call`."""

@@ -28,12 +28,20 @@ Row = tuple[list[int], GateRequest | None, int | None]
 """Prompt, gate and length limit of one completion."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts of all processes, and of the tokens generated for them the share that none of them has."""
+
+    choices: list[Choice]
+    waste: float = 0.0
+
+
 @dataclass(eq=False)
 class Begun:
     """Rollouts that are generated beside training; `found` is the main process's alone."""
 
     digest: str  # of the rows of all processes
-    found: concurrent.futures.Future | None
+    found: concurrent.futures.Future | None  # a `Batch`
     taken: bool = False  # asked for since
 
 
@@ -65,6 +73,7 @@ class ServerEngine(TurnEngine):
         self._connection, self._sampling, self._send = connection, sampling, send
         self._exchange, self._process, self._timeout = exchange, process, timeout
         self._local: list[Choice] = []  # of the last turn
+        self._waste = 0.0  # in it
         self._rows: list[tuple[GateRequest | None, int | None]] | None = None
         self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
         self._begun: Begun | None = None
@@ -118,9 +127,10 @@ class ServerEngine(TurnEngine):
             return self._on_main(lambda: self._complete(everything) if known is None else known.result())
 
         with profiler or nullcontext():
-            found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
+            batch: Batch = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
-        self._local = local = found[first : first + len(prompts)]
+        self._local = local = batch.choices[first : first + len(prompts)]
+        self._waste = batch.waste
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
@@ -154,9 +164,11 @@ class ServerEngine(TurnEngine):
         """What is begun, waited for, as a checkpoint holds it: JSON values and arrays; empty if it is nothing."""
         if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
             return {}
-        choices: list[Choice] = self._begun.found.result()
+        batch: Batch = self._begun.found.result()
+        choices = batch.choices
         return {
             "digest": self._begun.digest,
+            "waste": batch.waste,
             "lengths": np.array([len(choice.token_ids) for choice in choices], dtype=np.int64),
             "token_ids": np.array([token for choice in choices for token in choice.token_ids], dtype=np.int64),
             "logprobs": np.array([value for choice in choices for value in choice.logprobs], dtype=np.float64),
@@ -172,7 +184,8 @@ class ServerEngine(TurnEngine):
         ends = np.cumsum(state["lengths"])[:-1]
         columns = [[part.tolist() for part in np.split(state[name], ends)] for name in ("token_ids", "logprobs")]
         found = concurrent.futures.Future()
-        found.set_result([*map(Choice, *columns, state["finish_reason"], state["stop_reason"])])
+        choices = [*map(Choice, *columns, state["finish_reason"], state["stop_reason"])]
+        found.set_result(Batch(choices, state["waste"]))
         self._begun = Begun(state["digest"], found)
 
     def _take(self, everything: list[Row]) -> concurrent.futures.Future | None:
@@ -190,7 +203,7 @@ class ServerEngine(TurnEngine):
         self.sync_weights()
         return None
 
-    def _complete(self, everything: list[Row]) -> list[Choice]:
+    def _complete(self, everything: list[Row]) -> Batch:
         prompts, gates, limits = zip(*everything, strict=True)
         gates = [gate and replace(gate, weights=self._connection.weights) for gate in gates]
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
@@ -201,7 +214,7 @@ class ServerEngine(TurnEngine):
             self._probe()
         if self._named and (None in gates or not self._connection.weights):
             self._connection.gate.check_weights(self._named)
-        return found
+        return Batch(found)
 
     def _probe(self) -> None:
         if self.setup is not None:

@@ -21,7 +21,8 @@ from .server import Choice, GateServer, NoSuchPath, refusal, room_for_requests
 from .stream_rollout import REMEDY, Events, Stream, tokens_of
 
 _REFUSALS = 8
-"""How often a request may be refused by status 429 or 503 before its first token: half a minute in all."""
+"""How often a request may be refused by status 429 or 503 before its first token. The waits between them double, and
+make half a minute in all, unless the server names its own (Retry-After)."""
 
 _MOST_WASTE = 0.1
 _FEW_TOKENS = 1000
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 class StreamServer(GateServer):
     """Client of a server that streams completions; `automaton` is the marker of the run's gates, None without any."""
 
-    start = "vllm serve <model> --host 127.0.0.1 (docs/engines.md has the whole line)"
+    start = "vllm serve <model> --host 127.0.0.1 --port {port} (docs/engines.md has the whole line)"
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
@@ -148,7 +149,7 @@ class StreamServer(GateServer):
     async def _open(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
         """The stream of a request. One that is refused for lack of room has generated nothing, and is sent again."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)  # the heartbeat notices a server that is away
-        for attempt in range(_REFUSALS):
+        for refused in range(1, _REFUSALS + 1):
             try:
                 response = await session.post(url, json=body, timeout=timeout)
                 if response.status == 200:
@@ -158,8 +159,9 @@ class StreamServer(GateServer):
                 raise ServerLost(f"POST {url} failed: {type(error).__name__} {error}".rstrip()) from error
             if response.status not in (429, 503):
                 raise refusal("POST", url, response.status, text)
-            wished = response.headers.get("Retry-After", "")
-            await asyncio.sleep(float(wished) if wished.isdecimal() else 0.25 * 2**attempt)
+            if refused < _REFUSALS:
+                wished = response.headers.get("Retry-After", "")
+                await asyncio.sleep(float(wished) if wished.isdecimal() else 0.125 * 2**refused)
         raise ServerLost(
             f"POST {url} was refused {_REFUSALS} times with status {response.status}: {text[:2000]} Give the server, "
             "or the proxy in front of it, room for more requests."
