@@ -14,7 +14,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -30,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "recipes")]
 from benchmarks.common import RESULTS, argument_parser, finish, spread  # noqa: E402
 from duet_trl.report.intervals import t_interval  # noqa: E402
 from duet_trl.report.tables import text_table  # noqa: E402
+from tests.processes import free_port  # noqa: E402
 
 SMOLLM2 = ROOT / "outputs" / "models" / "smollm2_135m"
 ARMS = {
@@ -120,9 +120,7 @@ def serving(model: Path, cores: int, folder: Path) -> Iterator[dict[str, str]]:
     from duet_trl.engines.server import GateServer
 
     folder.mkdir(parents=True, exist_ok=True)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     shared = {
         "DUET_SERVER_TOKEN": secrets.token_urlsafe(32),
         "DUET_WEIGHTS_DIR": str((folder / "weights").absolute()),

@@ -155,12 +155,12 @@ def options(server: ServerProcess | Wire, **overrides) -> dict:
 class Failure(TrainerCallback):
     """Kills the server in the middle of the second batch."""
 
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
+    def __init__(self, wire: Wire, then: Callable[[], object] = lambda: None) -> None:
+        self.wire, self.then = wire, then
 
     def on_step_begin(self, args, state, control, **kwargs):
         if state.global_step == 1:
-            self.wire.strike(1)
+            self.wire.strike(1, self.then)
 
 
 # The rollouts of a step are four requests or more, so that the server dies in the second step or the third.
@@ -218,6 +218,19 @@ def test_a_server_that_stays_away_ends_the_run_with_a_checkpoint_to_go_on_from(m
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert resumed.state.global_step == NUM_STEPS == resumed.loop.num_steps
     assert max(logged(resumed, "sampling/sampling_logp_difference/max")) < 1e-3
+
+
+def test_a_step_that_was_begun_on_a_killed_server_has_the_rollouts_of_the_weights_of_then(
+    mortal, wire, tiny_path, tmp_path, caplog
+):
+    """All other steps but the first are one update behind."""
+    trainer = duet_trainer(
+        tiny_path, tmp_path, callbacks=[Failure(wire, mortal.launch)], **options(wire, overlap=True)
+    )
+    trainer.train()
+    assert wire.struck.is_set() and caplog.text.count("The vLLM server was lost: ") == 1
+    current = [value < 1e-3 for value in logged(trainer, "sampling/sampling_logp_difference/max")]
+    assert len(current) == NUM_STEPS and current[0] and sum(current) == 2
 
 
 def test_a_restart_between_two_batches_is_noticed_also_without_a_gate(mortal, tiny_path, tmp_path, caplog):

@@ -90,8 +90,11 @@ class ServerEngine(TurnEngine):
 
         What was begun is generated to its end first, under the weights that it began with.
         """
-        if self._begun is not None and self._begun.found is not None:
-            concurrent.futures.wait([self._begun.found])
+        if self.begun:
+            lost = self._on_main(self._lost_begun)
+            if lost is not None:
+                self._begun.found = None  # it is generated where it is asked for
+                self._recover(lost)
 
         def attempt() -> Any:
             return self._shared(self._send) or self._on_main(self._name)
@@ -202,6 +205,11 @@ class ServerEngine(TurnEngine):
         )
         self.sync_weights()
         return None
+
+    def _lost_begun(self) -> ServerLost | None:
+        """The loss of the server that ended what was begun, once that has ended."""
+        error = None if self._begun.found is None else self._begun.found.exception()
+        return error if isinstance(error, ServerLost) else None
 
     def _complete(self, everything: list[Row]) -> Batch:
         prompts, gates, limits = zip(*everything, strict=True)
