@@ -40,7 +40,7 @@ ARMS = {
 BATCHES = {"two_ways": 40, "smollm2": 12}
 WANTED = 1.6
 """Seconds in turn over seconds with overlap, a core each."""
-EVALUATED = 128
+EVALUATED = 96
 HEADERS = ("task", "arm", "s a batch", "of them waiting for rollouts", "in turn / overlap", "tokens", "accuracy")
 
 
@@ -90,14 +90,9 @@ def run(task: str, arm: str, seed: int, url: str) -> dict[str, Any]:
     _, overlap, cores = ARMS[arm]
     torch.set_num_threads(cores)
     model, train, held_out, fields = problems(task)
-    config = DUETGRPOConfig(
-        **(settings(task) | fields | {"output_dir": str(RESULTS / "overlap" / arm), "overlap": overlap}),
-        seed=seed,
-        vllm_server_base_url=url,
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-    )
+    own = {"seed": seed, "overlap": overlap, "vllm_server_base_url": url, "use_cpu": True, "report_to": "none"}
+    own |= {"output_dir": str(RESULTS / "overlap" / arm), "disable_tqdm": True}
+    config = DUETGRPOConfig(**(settings(task) | fields | own))
     trainer = DUETGRPOTrainer(str(model), reward, config, Dataset.from_list(train))
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "step_time" in entry][1:]
