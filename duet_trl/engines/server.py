@@ -245,7 +245,7 @@ class GateServer:
         # One future for all of them: to wait for thousands one by one takes a pass over all for each that ends.
         ends = asyncio.ensure_future(self._heartbeat(session)), asyncio.gather(*tasks)
         try:
-            waiting = len(tasks)
+            waiting, heard = len(tasks), self.heard
             while True:
                 done, _ = await asyncio.wait(ends, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for end in done:
@@ -253,12 +253,13 @@ class GateServer:
                 if done:
                     return
                 before, waiting = waiting, sum(not task.done() for task in tasks)
-                if waiting == before:
+                if waiting == before and heard == self.heard:
                     logger.warning(
                         "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
                         "healthy. If its own log shows no progress, restart it: the batch is generated again.",
                         *(self.base_url, waiting, _SLOW_SECONDS),
                     )
+                heard = self.heard
         finally:
             for task in (*tasks, *ends):
                 task.cancel()
@@ -295,7 +296,8 @@ class GateServer:
 
 def room_for_requests() -> asyncio.Semaphore:
     """Room for as many requests at a time as may be connected: each holds a file, and others need some, too."""
-    return asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return asyncio.Semaphore(2**20 if files == resource.RLIM_INFINITY else max(1, files // 2))
 
 
 def _batches(asked: Iterable[tuple[GateRequest | None, int | None]]) -> list[list[int]]:

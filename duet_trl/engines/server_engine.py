@@ -157,7 +157,7 @@ class ServerEngine(TurnEngine):
             found = concurrent.futures.Future()
             # A thread of its own: an interpreter that ends waits for those of a pool.
             threading.Thread(target=_fulfil, args=(found, partial(self._complete, everything)), daemon=True).start()
-        self._begun = Begun(_digest(everything), found)
+        self._begun = Begun(_digest(type(self).__name__, everything), found)
 
     def forget_begun(self) -> None:
         """Nothing is begun any more: the step that asked for it is done."""
@@ -196,7 +196,7 @@ class ServerEngine(TurnEngine):
         if not self.begun:
             return None
         self._begun.taken = True
-        if self._begun.digest == _digest(everything):
+        if self._begun.digest == _digest(type(self).__name__, everything):
             return self._begun.found
         logger.warning(
             "The rollouts that were generated beside training are not those of this step, as where a run resumes "
@@ -283,7 +283,7 @@ def _fulfil(found: concurrent.futures.Future, work: Callable[[], Any]) -> None:
         found.set_exception(error)
 
 
-def _digest(everything: list[Row]) -> str:
-    """Tells batches apart, also in another process: by what of a row decides about its tokens."""
+def _digest(engine: str, everything: list[Row]) -> str:
+    """Tells batches apart, also in another process: by the engine, and what of a row decides about its tokens."""
     rows = [(ids, gate and (gate.spec, gate.keep, gate.prefix_length), limit) for ids, gate, limit in everything]
-    return hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((engine, rows)).encode(), digest_size=16).hexdigest()

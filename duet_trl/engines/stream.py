@@ -22,7 +22,8 @@ from .stream_rollout import REMEDY, Events, Stream, tokens_of
 
 _REFUSALS = 8
 """How often a request may be refused by status 429 or 503 before its first token. The waits between them double, and
-make half a minute in all, unless the server names its own (Retry-After)."""
+make half a minute in all, unless the server names others (Retry-After)."""
+_LONGEST_WAIT = 60.0  # seconds, whatever it names
 
 _MOST_WASTE = 0.1
 _FEW_TOKENS = 1000
@@ -98,8 +99,8 @@ class StreamServer(GateServer):
         prompt = [eos_ids[0]]
         self.complete([prompt], {**sampling, "max_tokens": 2}, [None], eos_ids)
         if not is_plain(sampling):
-            body = {"model": self._model, "prompt": prompt, "logprobs": 1, "max_tokens": 1}
-            answers = (self._ask("POST", "/v1/completions", body | way) for way in ({**sampling} | body, _NEUTRAL))
+            body = {"model": self._model, "prompt": prompt, "logprobs": 1, "max_tokens": 1, **_NEUTRAL}
+            answers = (self._ask("POST", "/v1/completions", body | {"temperature": way}) for way in (1.0, 0.5))
             first, second = (max(a["choices"][0]["logprobs"]["top_logprobs"][0].values()) for a in answers)
             if first == second:
                 raise ServerError(
@@ -119,7 +120,7 @@ class StreamServer(GateServer):
 
     def configuration(self) -> dict[str, Any]:
         """That of a vLLM server in its development mode."""
-        return self._ask("GET", "/server_info?config_format=json")["vllm_config"]
+        return self._ask("GET", "/server_info?config_format=json").get("vllm_config", {})
 
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
         """Read one rollout to its end, or to its stop, and hang up."""
@@ -137,10 +138,12 @@ class StreamServer(GateServer):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             broke = f"{url} broke a stream after {len(stream.ids)} tokens: {type(error).__name__} {error}"
             raise ServerLost(broke.rstrip()) from error
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON that is none of these chunks
+            raise ServerError(f"{url} streamed a chunk of another form ({error!r}). {REMEDY}") from error
         finally:
             response.close()
         if not events.any:
-            raise ServerError(f"{url} was asked for a stream and answered with {events.rest[:200]!r}. {REMEDY}")
+            raise ServerError(f"{url} was asked for a stream and answered with {events.begin!r}. {REMEDY}")
         raise ServerLost(
             f"{url} ended a stream after {len(stream.ids)} tokens without a reason. A server that is shut down does "
             "so, or a proxy with a time limit, which must be longer than a rollout takes."
@@ -161,7 +164,7 @@ class StreamServer(GateServer):
                 raise refusal("POST", url, response.status, text)
             if refused < _REFUSALS:
                 wished = response.headers.get("Retry-After", "")
-                await asyncio.sleep(float(wished) if wished.isdecimal() else 0.125 * 2**refused)
+                await asyncio.sleep(min(float(wished), _LONGEST_WAIT) if wished.isdecimal() else 0.125 * 2**refused)
         raise ServerLost(
             f"POST {url} was refused {_REFUSALS} times with status {response.status}: {text[:2000]} Give the server, "
             "or the proxy in front of it, room for more requests."
@@ -184,7 +187,7 @@ class StreamServer(GateServer):
         self.waste = 1.0 - counted / max(generated, 1)
         if self.waste > _MOST_WASTE and generated >= _FEW_TOKENS:
             self._say_once(
-                "many tokens are generated behind a stop of the gate, and lost (duet/waste_share). A proxy buffers "
+                "many tokens are generated after the stop of the gate and dropped (duet/waste_share). A proxy buffers "
                 "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
                 "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
                 "the server itself, and alone, or run the gate in it (docs/engines.md)."

@@ -195,7 +195,7 @@ def _compared(trainer: Any) -> str | None:
     row, labels = shared_row(ids, mask, width), ids.masked_fill(mask == 0, NO_LABEL)
     labels[:, :-width] = NO_LABEL
     try:
-        with in_float32(model) if exact else trainer.accelerator.autocast() as wide:
+        with in_float32(model, "highest") if exact else trainer.accelerator.autocast() as wide:
             forward = wide or model
             apart = forward(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
             shared = row.unpacked(_forward(forward, row).log_probs)

@@ -172,6 +172,8 @@ def test_a_server_that_is_away_is_started_where_it_was_looked_for():
         ({"changes": {"finish_reason": "stop", "token_ids": [5]}}, r"behind \[5\], which is none of the end tokens"),
         ({"changes": {"finish_reason": "content_filter"}}, "'content_filter'.*generation_kwargs"),
         ({"raw": b'{"choices": []}'}, "asked for a stream and answered with"),
+        ({"raw": b"<html>\n"}, "answered with b'<html>"),
+        ({"raw": b'data: {"choices": [null]}\n\n'}, "a chunk of another form .*return_token_ids"),
         ({"raw": b"data: {\n\n"}, "an event that is no JSON object"),
         ({"raw": b'data: {"error": {"code": 400, "message": "too long"}}\n\n'}, "with an error.*too long"),
         ({"others": {"/tokenize": {"tokens": [1]}}}, r"another tokenizer: it reads 'ab' as \[1\] instead of \[1, 2\]"),

@@ -149,7 +149,8 @@ def test_a_row_holds_each_prompt_once_and_no_padding(batch):
     answers = sum(length for _, lengths in batch for length in lengths)
     assert row.ids.numel() == sum(len(prompt) - 1 for prompt in prompts) + answers
     assert (row.labels != NO_LABEL).sum() == answers == row.in_answer.sum()
-    assert row.saving == ids.numel() / row.ids.numel()
+    used = mask[mask[:, -width:].any(dim=1)].any(dim=0)
+    assert row.saving == len(ids) * used.sum() / row.ids.numel()
     torch.testing.assert_close(row.unpacked(row.labels), torch.where(row.in_answer, ids[:, -width:], 0))
 
 
