@@ -7,7 +7,7 @@ process; medians. n is the largest of --rows with which separate rows have at mo
 none, the cell is left out. Expected is the ratio of tokens, (P + L) n / (P + n L). Seconds are processor time on a
 CPU. Memory is the peak above the memory before, of the process on a CPU and of the device on a GPU.
 
-Needs one core and, on a CPU, some 10 GiB at the default limit; --prompts, --answers and --most_tokens ask for less.
+Needs one core and, on a CPU, some 12 GiB at the default limit; --prompts, --answers and --most_tokens ask for less.
 """
 
 import ctypes
@@ -154,7 +154,7 @@ def main() -> int:
     parser.add_argument("--answers", type=int, nargs="+", default=ANSWERS, help="L, tokens")
     parser.add_argument("--rows", type=int, nargs="+", default=(8, 4, 2), help="n, answers to a prompt")
     parser.add_argument("--repeats", type=int, default=3, help=f"of cells with fewer than {ONCE} tokens")
-    parser.add_argument("--most_tokens", type=int, default=100_000 if torch.cuda.is_available() else 2500)
+    parser.add_argument("--most_tokens", type=int, default=100_000 if torch.cuda.is_available() else 4000)
     parser.add_argument("--model", type=Path, default=FOLDER / "smollm2_135m")
     args = parser.parse_args()
     cells = [(prompt, answer) for answer in args.answers for prompt in args.prompts]

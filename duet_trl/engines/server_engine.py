@@ -28,12 +28,20 @@ Row = tuple[list[int], GateRequest | None, int | None]
 """Prompt, gate and length limit of one completion."""
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Rollouts of all processes, and of the tokens generated for them the share that none of them has."""
+
+    choices: list[Choice]
+    waste: float = 0.0
+
+
 @dataclass(eq=False)
 class Begun:
     """Rollouts that are generated beside training; `found` is the main process's alone."""
 
     digest: str  # of the rows of all processes
-    found: concurrent.futures.Future | None
+    found: concurrent.futures.Future | None  # a `Batch`
     taken: bool = False  # asked for since
 
 
@@ -65,6 +73,7 @@ class ServerEngine(TurnEngine):
         self._connection, self._sampling, self._send = connection, sampling, send
         self._exchange, self._process, self._timeout = exchange, process, timeout
         self._local: list[Choice] = []  # of the last turn
+        self._waste = 0.0  # in it
         self._rows: list[tuple[GateRequest | None, int | None]] | None = None
         self._run, self._sent, self._named = secrets.token_hex(8), 0, ""
         self._begun: Begun | None = None
@@ -121,9 +130,10 @@ class ServerEngine(TurnEngine):
             return self._on_main(lambda: self._complete(everything) if known is None else known.result())
 
         with profiler or nullcontext():
-            found: list[Choice] = self._retried(once, "in one batch", self.sync_weights)
+            batch: Batch = self._retried(once, "in one batch", self.sync_weights)
         first = sum(sizes[: self._process])
-        self._local = local = found[first : first + len(prompts)]
+        self._local = local = batch.choices[first : first + len(prompts)]
+        self._waste = batch.waste
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
@@ -147,7 +157,7 @@ class ServerEngine(TurnEngine):
             found = concurrent.futures.Future()
             # A thread of its own: an interpreter that ends waits for those of a pool.
             threading.Thread(target=_fulfil, args=(found, partial(self._complete, everything)), daemon=True).start()
-        self._begun = Begun(_digest(everything), found)
+        self._begun = Begun(_digest(type(self).__name__, everything), found)
 
     def forget_begun(self) -> None:
         """Nothing is begun any more: the step that asked for it is done."""
@@ -157,9 +167,11 @@ class ServerEngine(TurnEngine):
         """What is begun, waited for, as a checkpoint holds it: JSON values and arrays; empty if it is nothing."""
         if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
             return {}
-        choices: list[Choice] = self._begun.found.result()
+        batch: Batch = self._begun.found.result()
+        choices = batch.choices
         return {
             "digest": self._begun.digest,
+            "waste": batch.waste,
             "lengths": np.array([len(choice.token_ids) for choice in choices], dtype=np.int64),
             "token_ids": np.array([token for choice in choices for token in choice.token_ids], dtype=np.int64),
             "logprobs": np.array([value for choice in choices for value in choice.logprobs], dtype=np.float64),
@@ -175,7 +187,8 @@ class ServerEngine(TurnEngine):
         ends = np.cumsum(state["lengths"])[:-1]
         columns = [[part.tolist() for part in np.split(state[name], ends)] for name in ("token_ids", "logprobs")]
         found = concurrent.futures.Future()
-        found.set_result([*map(Choice, *columns, state["finish_reason"], state["stop_reason"])])
+        choices = [*map(Choice, *columns, state["finish_reason"], state["stop_reason"])]
+        found.set_result(Batch(choices, state["waste"]))
         self._begun = Begun(state["digest"], found)
 
     def _take(self, everything: list[Row]) -> concurrent.futures.Future | None:
@@ -183,7 +196,7 @@ class ServerEngine(TurnEngine):
         if not self.begun:
             return None
         self._begun.taken = True
-        if self._begun.digest == _digest(everything):
+        if self._begun.digest == _digest(type(self).__name__, everything):
             return self._begun.found
         logger.warning(
             "The rollouts that were generated beside training are not those of this step, as where a run resumes "
@@ -198,7 +211,7 @@ class ServerEngine(TurnEngine):
         error = None if self._begun.found is None else self._begun.found.exception()
         return error if isinstance(error, ServerLost) else None
 
-    def _complete(self, everything: list[Row]) -> list[Choice]:
+    def _complete(self, everything: list[Row]) -> Batch:
         prompts, gates, limits = zip(*everything, strict=True)
         gates = [gate and replace(gate, weights=self._connection.weights) for gate in gates]
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
@@ -209,7 +222,7 @@ class ServerEngine(TurnEngine):
             self._probe()
         if self._named and (None in gates or not self._connection.weights):
             self._connection.gate.check_weights(self._named)
-        return found
+        return Batch(found)
 
     def _probe(self) -> None:
         if self.setup is not None:
@@ -270,7 +283,7 @@ def _fulfil(found: concurrent.futures.Future, work: Callable[[], Any]) -> None:
         found.set_exception(error)
 
 
-def _digest(everything: list[Row]) -> str:
-    """Tells batches apart, also in another process: by what of a row decides about its tokens."""
+def _digest(engine: str, everything: list[Row]) -> str:
+    """Tells batches apart, also in another process: by the engine, and what of a row decides about its tokens."""
     rows = [(ids, gate and (gate.spec, gate.keep, gate.prefix_length), limit) for ids, gate, limit in everything]
-    return hashlib.blake2b(repr(rows).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr((engine, rows)).encode(), digest_size=16).hexdigest()

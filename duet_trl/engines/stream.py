@@ -21,7 +21,9 @@ from .server import Choice, GateServer, NoSuchPath, refusal, room_for_requests
 from .stream_rollout import REMEDY, Events, Stream, tokens_of
 
 _REFUSALS = 8
-"""How often a request may be refused by status 429 or 503 before its first token: half a minute in all."""
+"""How often a request may be refused by status 429 or 503 before its first token. The waits between them double, and
+make half a minute in all, unless the server names others (Retry-After)."""
+_LONGEST_WAIT = 60.0  # seconds, whatever it names
 
 _MOST_WASTE = 0.1
 _FEW_TOKENS = 1000
@@ -33,7 +35,7 @@ logger = logging.getLogger(__name__)
 class StreamServer(GateServer):
     """Client of a server that streams completions; `automaton` is the marker of the run's gates, None without any."""
 
-    start = "vllm serve <model> --host 127.0.0.1 (docs/engines.md has the whole line)"
+    start = "vllm serve <model> --host 127.0.0.1 --port {port} (docs/engines.md has the whole line)"
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
@@ -97,8 +99,8 @@ class StreamServer(GateServer):
         prompt = [eos_ids[0]]
         self.complete([prompt], {**sampling, "max_tokens": 2}, [None], eos_ids)
         if not is_plain(sampling):
-            body = {"model": self._model, "prompt": prompt, "logprobs": 1, "max_tokens": 1}
-            answers = (self._ask("POST", "/v1/completions", body | way) for way in ({**sampling} | body, _NEUTRAL))
+            body = {"model": self._model, "prompt": prompt, "logprobs": 1, "max_tokens": 1, **_NEUTRAL}
+            answers = (self._ask("POST", "/v1/completions", body | {"temperature": way}) for way in (1.0, 0.5))
             first, second = (max(a["choices"][0]["logprobs"]["top_logprobs"][0].values()) for a in answers)
             if first == second:
                 raise ServerError(
@@ -118,7 +120,7 @@ class StreamServer(GateServer):
 
     def configuration(self) -> dict[str, Any]:
         """That of a vLLM server in its development mode."""
-        return self._ask("GET", "/server_info?config_format=json")["vllm_config"]
+        return self._ask("GET", "/server_info?config_format=json").get("vllm_config", {})
 
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
         """Read one rollout to its end, or to its stop, and hang up."""
@@ -136,10 +138,12 @@ class StreamServer(GateServer):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             broke = f"{url} broke a stream after {len(stream.ids)} tokens: {type(error).__name__} {error}"
             raise ServerLost(broke.rstrip()) from error
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON that is none of these chunks
+            raise ServerError(f"{url} streamed a chunk of another form ({error!r}). {REMEDY}") from error
         finally:
             response.close()
         if not events.any:
-            raise ServerError(f"{url} was asked for a stream and answered with {events.rest[:200]!r}. {REMEDY}")
+            raise ServerError(f"{url} was asked for a stream and answered with {events.begin!r}. {REMEDY}")
         raise ServerLost(
             f"{url} ended a stream after {len(stream.ids)} tokens without a reason. A server that is shut down does "
             "so, or a proxy with a time limit, which must be longer than a rollout takes."
@@ -148,7 +152,7 @@ class StreamServer(GateServer):
     async def _open(self, session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> aiohttp.ClientResponse:
         """The stream of a request. One that is refused for lack of room has generated nothing, and is sent again."""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=None)  # the heartbeat notices a server that is away
-        for attempt in range(_REFUSALS):
+        for refused in range(1, _REFUSALS + 1):
             try:
                 response = await session.post(url, json=body, timeout=timeout)
                 if response.status == 200:
@@ -158,8 +162,9 @@ class StreamServer(GateServer):
                 raise ServerLost(f"POST {url} failed: {type(error).__name__} {error}".rstrip()) from error
             if response.status not in (429, 503):
                 raise refusal("POST", url, response.status, text)
-            wished = response.headers.get("Retry-After", "")
-            await asyncio.sleep(float(wished) if wished.isdecimal() else 0.25 * 2**attempt)
+            if refused < _REFUSALS:
+                wished = response.headers.get("Retry-After", "")
+                await asyncio.sleep(min(float(wished), _LONGEST_WAIT) if wished.isdecimal() else 0.125 * 2**refused)
         raise ServerLost(
             f"POST {url} was refused {_REFUSALS} times with status {response.status}: {text[:2000]} Give the server, "
             "or the proxy in front of it, room for more requests."
@@ -182,9 +187,10 @@ class StreamServer(GateServer):
         self.waste = 1.0 - counted / max(generated, 1)
         if self.waste > _MOST_WASTE and generated >= _FEW_TOKENS:
             self._say_once(
-                "many tokens are generated behind a stop of the gate, and lost (duet/waste_share). A proxy buffers "
-                "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, or the "
-                "server has other users. Ask the server itself, and alone."
+                "many tokens are generated after the stop of the gate and dropped (duet/waste_share). A proxy buffers "
+                "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
+                "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
+                "the server itself, and alone, or run the gate in it (docs/engines.md)."
             )
 
     def _say_once(self, sentence: str) -> None:

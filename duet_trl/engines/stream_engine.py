@@ -4,10 +4,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..gate.parameters import GateRequest
 from .engine import Completion, Request, ServerError
-from .server import Choice
-from .server_engine import ServerEngine
+from .server_engine import Batch, Row, ServerEngine
 from .stream_rollout import GATE
 
 
@@ -33,18 +31,19 @@ class StreamEngine(ServerEngine):
         """See [`Engine.generate`]."""
         found = super().generate(requests)
         if self._connection is not None:
-            self._report({"waste_share": self._connection.gate.waste})
+            self._report({"waste_share": self._waste})
         return found
 
     def _split(self, row: int, ids: list[int]) -> tuple[list[int], bool]:
         return ids, self._local[row].finish_reason == GATE
 
-    def _complete(self, everything: list[tuple[list[int], GateRequest | None, int | None]]) -> list[Choice]:
+    def _complete(self, everything: list[Row]) -> Batch:
         prompts, gates, limits = zip(*everything, strict=True)
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
+        batch = Batch(found, self._connection.gate.waste)
         if self._named:  # whoever has them now had them then
             self._connection.gate.check_weights(self._named)
-        return found
+        return batch
 
     def _name(self) -> None:
         super()._name()

@@ -147,9 +147,11 @@ class Events:
 
     def __init__(self) -> None:
         self.rest, self.any = b"", False
+        self.begin = b""  # of what came
 
     def feed(self, piece: bytes) -> list[dict[str, Any]]:
         """The choices that are whole now. ServerLost or ServerError for an event that is an error."""
+        self.begin = self.begin or piece[:200]
         *lines, self.rest = (self.rest + piece).split(b"\n")
         if len(self.rest) > _LONGEST_LINE:
             raise ServerError(f"the server sent a line of more than {_LONGEST_LINE} bytes. {REMEDY}")
@@ -161,7 +163,7 @@ class Events:
                 found += event.get("choices") or ()
             except (ValueError, AttributeError) as error:
                 raise ServerError(f"the server sent an event that is no JSON object: {text[:200]!r}.") from error
-            if "error" in event:
+            if event.get("error"):
                 code = event["error"].get("code") if isinstance(event["error"], dict) else None
                 kind = ServerError if isinstance(code, int) and 400 <= code < 500 else ServerLost
                 raise kind(f"the server ended a stream with an error: {event['error']!s:.2000}")

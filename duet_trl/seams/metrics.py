@@ -127,9 +127,11 @@ class Reporters:
 
 
 def merge_rounds(metrics: dict[str, list], before: dict[str, int]) -> None:
-    """Keep one entry of what TRL has reported for each round of a step; the figures themselves are rewritten later."""
+    """Keep the mean of what was reported for each round of a step; TRL's own figures are rewritten later."""
     for name, values in metrics.items():
-        del values[before.get(name, 0) + 1 :]
+        rounds = values[before.get(name, 0) :]
+        if len(rounds) > 1:
+            values[before.get(name, 0) :] = [sum(rounds) / len(rounds)]
 
 
 def tokens_seen(step: StepRecord, exchange: Exchange) -> int:

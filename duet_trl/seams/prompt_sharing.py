@@ -124,10 +124,13 @@ def prompt_sharing(trainer: Any) -> PromptSharing | None:
     wanted = trainer.args.shared_prompts
     if wanted is False or (wanted is None and trainer.args.per_device_train_batch_size == 1):
         return None
-    # The placement of rows depends on it, so process 0 decides.
-    reason = trainer.exchange.first(_obstacle(trainer) or _deviation(trainer))
+    exchange = trainer.exchange
+    own = exchange.fail_together(lambda: _obstacle(trainer) or _deviation(trainer))
+    reason = next(filter(None, exchange.objects([own])), None)  # the placement of rows depends on it
     if reason is None:
         return PromptSharing(trainer)
+    if own is None:
+        _set_attention(trainer, "sdpa")
     if wanted:
         raise ValueError(f"shared_prompts=True, but {reason}. With shared_prompts=None it trains without.")
     logger.warning("Rows of one prompt do not share its forward pass: %s. shared_prompts=False is silent.", reason)
@@ -163,15 +166,18 @@ def _obstacle(trainer: Any) -> str | None:
 
 def _deviation(trainer: Any) -> str | None:
     """Give the models our attention and try it on a few tokens: what is wrong with it, if anything."""
-    model = _base(trainer.model)
-    model.set_attn_implementation(NAME)
+    _set_attention(trainer, NAME)
     found = _compared(trainer)
-    if found is not None:
-        model.set_attn_implementation("sdpa")
-        return f"{type(model).__name__} {found}. A model in which only attention mixes tokens can"
+    if found is None:
+        return None
+    _set_attention(trainer, "sdpa")
+    return f"{type(_base(trainer.model)).__name__} {found}. A model in which only attention mixes tokens can"
+
+
+def _set_attention(trainer: Any, name: str) -> None:
+    _base(trainer.model).set_attn_implementation(name)
     if trainer.ref_model is not None:
-        trainer.accelerator.unwrap_model(trainer.ref_model).set_attn_implementation(NAME)
-    return None
+        trainer.accelerator.unwrap_model(trainer.ref_model).set_attn_implementation(name)
 
 
 @torch.no_grad()
@@ -189,10 +195,12 @@ def _compared(trainer: Any) -> str | None:
     row, labels = shared_row(ids, mask, width), ids.masked_fill(mask == 0, NO_LABEL)
     labels[:, :-width] = NO_LABEL
     try:
-        with in_float32(model) if exact else trainer.accelerator.autocast() as wide:
+        with in_float32(model, "highest") if exact else trainer.accelerator.autocast() as wide:
             forward = wide or model
             apart = forward(input_ids=ids, attention_mask=mask, labels=labels, fused_lm_head=True).log_probs
             shared = row.unpacked(_forward(forward, row).log_probs)
+    except torch.OutOfMemoryError:  # has nothing to do with the row
+        raise
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError) as error:
         return f"cannot compute such a row ({type(error).__name__}: {error})"
     apart, shared = apart[:, -width:][row.in_answer].double(), shared[row.in_answer].double()

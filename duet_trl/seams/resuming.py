@@ -80,7 +80,7 @@ class Checkpoints:
     def stop(self, reason: str) -> NoReturn:
         """End training with a checkpoint of the state before the step."""
         self.save_once()
-        raise TrainingStopped(f"Training stopped: {reason}. The state before it is in {self.folder()}.")
+        raise TrainingStopped(f"Training stopped: {reason.rstrip('.')}. The state before it is in {self.folder()}.")
 
     def stop_if_unscored(self, step: StepRecord) -> None:
         """End training if a step has nothing to learn from; plain GRPO goes on, as TRL does."""

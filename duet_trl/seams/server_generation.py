@@ -102,7 +102,7 @@ class DUETClient(VLLMClient):
         if not self.tied or self.folder is None:
             return
         served = self.gate.configuration()
-        if served["device_config"]["device"] == "cpu" and "duet_trl.engines." not in str(served):
+        if served.get("device_config", {}).get("device") == "cpu" and "duet_trl.engines." not in str(served):
             raise ServerError(
                 "vLLM on a CPU keeps a packed copy of the output layer, which is the embedding in this model, and "
                 "leaves it as it was when weights are loaded. Start the server with --worker-extension-cls "

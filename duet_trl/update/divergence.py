@@ -31,20 +31,22 @@ def divergence_sums(moved: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
-def in_float32(model: nn.Module) -> Iterator[Callable[..., object]]:
+def in_float32(model: nn.Module, precision: str = "high") -> Iterator[Callable[..., object]]:
     """While active, the model computes in float32, whatever its weights are stored in; the weights stay as they are.
 
     Weights of a lower precision are widened while the module that holds them computes, those of the output layer for
     as long as this lasts. The model is neither sharded nor quantised. Yields the forward pass without the autocast
     that accelerate wraps around it.
+
+    `precision` is that of `torch.set_float32_matmul_precision`: "high" is TF32 on a GPU, with an eighth of the
+    rounding of bf16, a hundredth of what it adds.
     """
     head = model.get_output_embeddings()
     narrow = [module for module in model.modules() if module is not head and _narrow(module)]
-    precision, training = torch.get_float32_matmul_precision(), model.training
+    before, training = torch.get_float32_matmul_precision(), model.training
     with ExitStack() as stack:
-        stack.callback(torch.set_float32_matmul_precision, precision)
-        # On a GPU that is TF32, with an eighth of the rounding of bf16: a hundredth of what it adds.
-        torch.set_float32_matmul_precision("high")
+        stack.callback(torch.set_float32_matmul_precision, before)
+        torch.set_float32_matmul_precision(precision)
         stack.callback(model.train, training)
         model.eval()
         if head is not None:

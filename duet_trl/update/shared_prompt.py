@@ -79,7 +79,7 @@ class SharedRow:
         labels (Tensor): The token that each position predicts, or `NO_LABEL`, shape (1, T).
         blocks (tuple[Block, ...]): How attention takes the row apart, in the order of the row.
         in_answer (Tensor): Where the micro-batch has tokens of answers, shape (B, C), bool.
-        saving (float): Tokens of the micro-batch, padding included, over those of the row.
+        saving (float): Tokens of the micro-batch, padding of rows included, over those of the row.
     """
 
     ids: torch.Tensor
@@ -120,6 +120,7 @@ def shared_row(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_answer
         raise ValueError("A prompt does not end where the answers begin. Pad prompts on the left.")
     columns = mask[used].any(dim=0).nonzero()[:, 0]  # all others are padding
     ids = torch.where(mask, input_ids, -1)[used][:, columns]  # -1 is no token
+    tokens_apart = len(mask) * len(columns)
     last = int((columns < width).sum()) - 1  # last column of the prompts
     # What an answer predicts stands a column further on, so its first column is the prompt's last.
     columns = columns[:-1]
@@ -142,7 +143,7 @@ def shared_row(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_answer
         labels=torch.cat([row.new_full((count,), NO_LABEL), labels[in_row]])[None],
         blocks=(of_prompts, of_answers) if count else (of_answers,),
         in_answer=in_answer,
-        saving=input_ids.numel() / row.numel(),
+        saving=tokens_apart / row.numel(),
     )
 
 

@@ -48,12 +48,14 @@ class Script:
 class StreamPeer:
     """A server on a port of its own; the prompt [row, EOS, *prefix] is continued as `Script(row)` says.
 
-    Its faults: it `refuses` some requests by 503; `breaks` streams off once, and `pauses` them until the client
-    hangs up, by their row behind so many new tokens; `buffers` them whole; `goes_on` generating behind a hang-up.
+    Its faults: it `refuses` some requests by 503, and asks for `last_wait` seconds behind the last of them; `breaks`
+    streams off once, and `pauses` them until the client hangs up, by their row behind so many new tokens; `buffers`
+    them whole; `goes_on` generating behind a hang-up.
     """
 
     longest: int = 60
     refuses: int = 0
+    last_wait: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, int] = field(default_factory=dict)
     buffers: bool = False
@@ -121,7 +123,8 @@ class StreamPeer:
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         if self.refuses:
             self.refuses -= 1
-            writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nContent-Length: 4\r\n\r\nbusy")
+            wait = 0 if self.refuses else self.last_wait
+            writer.write(b"HTTP/1.1 503 Busy\r\nRetry-After: %d\r\nContent-Length: 4\r\n\r\nbusy" % wait)
             return
         row, begun = body["prompt"][0], max(len(body["prompt"]) - 2, 0)
         self.began[row] += 1

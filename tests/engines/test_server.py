@@ -202,8 +202,9 @@ def test_probe_passes_for_thoughts_that_only_the_request_names(server, tiny_gate
 
 
 def test_no_server_is_said_within_the_timeout_with_the_line_that_starts_one():
-    url, started = f"http://127.0.0.1:{free_port()}", time.monotonic()
-    with pytest.raises(ServerLost, match=f"(?s){url} after 1 s.*--host 127.0.0.1 --logits-processors duet_trl"):
+    port, started = free_port(), time.monotonic()
+    url = f"http://127.0.0.1:{port}"
+    with pytest.raises(ServerLost, match=f"(?s){url} after 1 s.*--port {port} --logits-processors duet_trl"):
         GateServer(url).wait(1.0)
     assert time.monotonic() - started < 10
     with pytest.raises(ServerLost, match=url):

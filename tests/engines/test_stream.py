@@ -2,6 +2,8 @@
 """The gate on a stream, against a server that is no vLLM: where rollouts stop, what is lost, and what is refused."""
 
 import json
+import resource
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -20,6 +22,7 @@ from duet_trl.engines.stream_rollout import GATE, Events, entropy_bound
 from duet_trl.exchange import Exchange
 from duet_trl.gate.replay import GateSpec, Outcome, replay
 from duet_trl.gate.streaming import GateRequest, GateSetup
+from duet_trl.seams.checkpoint import round_trip
 from tests.engines.stream_server import THRESHOLD, Script, StreamPeer, toy_vocabulary
 from tests.gate.oracle import EOS, Rollout, continued, toy_ends
 
@@ -87,8 +90,11 @@ def test_rollouts_stop_where_algorithm_1_stops_them_and_continue_prefixes():
 
 def test_4096_ragged_streams_through_refusals_none_is_lost_and_none_comes_twice():
     prompts, gates, limits = asked(4096)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with StreamPeer(refuses=300).running() as peer:
         found = client(peer).complete(prompts, PLAIN, gates, [EOS], limits)
+    # KiB: 50 for both ends of a stream, where the likeliest tokens alone would be more if they were kept.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 4096
     assert_oracle(prompts, found)
     own = [choice.logprobs[0] for choice in found if choice.logprobs]
     assert len(own) == len(set(own)) > 3000 and len(peer.began) >= len(own) and set(peer.began.values()) == {1}
@@ -137,9 +143,20 @@ def test_a_stream_that_breaks_off_loses_the_batch(row, how):
         client(peer).complete([[row, EOS] for row in range(8)], PLAIN, [None] * 8, [EOS])
 
 
-def test_a_server_without_room_is_given_up_after_a_while():
-    with StreamPeer(refuses=10**6).running() as peer, pytest.raises(ServerLost, match="refused 8 times.*503: busy"):
+def test_a_server_without_room_is_given_up_with_its_eighth_refusal():
+    started = time.monotonic()
+    with (
+        StreamPeer(refuses=8, last_wait=30).running() as peer,
+        pytest.raises(ServerLost, match="refused 8 times.*503: busy"),
+    ):
         client(peer).complete([[1, EOS]], PLAIN, [None], [EOS])
+    assert time.monotonic() - started < 20  # nothing is asked again, so nothing is waited for
+
+
+def test_a_server_that_is_away_is_started_where_it_was_looked_for():
+    for url, port in (("http://127.0.0.1:1", "1"), ("http://localhost.invalid", "<port>")):
+        with pytest.raises(ServerLost, match=f"Start it: vllm serve <model> --host 127.0.0.1 --port {port} "):
+            StreamServer(url).wait(0.0)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +172,8 @@ def test_a_server_without_room_is_given_up_after_a_while():
         ({"changes": {"finish_reason": "stop", "token_ids": [5]}}, r"behind \[5\], which is none of the end tokens"),
         ({"changes": {"finish_reason": "content_filter"}}, "'content_filter'.*generation_kwargs"),
         ({"raw": b'{"choices": []}'}, "asked for a stream and answered with"),
+        ({"raw": b"<html>\n"}, "answered with b'<html>"),
+        ({"raw": b'data: {"choices": [null]}\n\n'}, "a chunk of another form .*return_token_ids"),
         ({"raw": b"data: {\n\n"}, "an event that is no JSON object"),
         ({"raw": b'data: {"error": {"code": 400, "message": "too long"}}\n\n'}, "with an error.*too long"),
         ({"others": {"/tokenize": {"tokens": [1]}}}, r"another tokenizer: it reads 'ab' as \[1\] instead of \[1, 2\]"),
@@ -260,3 +279,20 @@ def test_a_lost_or_restarted_server_gets_the_weights_and_the_whole_batch_again(c
     for row, one in enumerate(done):
         rollout = expected(row, 0)
         assert (one.token_ids, one.finish == "gate") == (rollout.ids, rollout.stopped)
+
+
+def test_the_waste_of_rollouts_that_were_begun_is_reported_with_them_also_behind_a_checkpoint():
+    requests = [Request([row, EOS], (), 60, SPECS[row % 4], row % 3 == 0, number=row) for row in range(40)]
+    reports = []
+    with StreamPeer(buffers=True).running() as peer:
+        engine = engine_of(peer, [], reports)
+        engine.begin(requests)
+        state = round_trip("engine", engine.begun_state())
+        resumed = engine_of(peer, [], reports)  # whose server has generated for nobody else yet
+        resumed.load_begun(state)
+        engine.sample([[0, EOS]], PLAIN)  # an evaluation, which wastes nothing
+        peer.began.clear()
+        assert engine.generate(requests) == resumed.generate(requests) and not peer.began
+    rollouts = [(Script(row, 60).ids, expected(row, 0).ids) for row in range(40)]
+    whole, kept = (sum(map(len, ids)) for ids in zip(*rollouts, strict=True))
+    assert [one["waste_share"] for one in reports] == [pytest.approx(1 - kept / whole)] * 2 and kept < whole

@@ -149,7 +149,8 @@ def test_a_row_holds_each_prompt_once_and_no_padding(batch):
     answers = sum(length for _, lengths in batch for length in lengths)
     assert row.ids.numel() == sum(len(prompt) - 1 for prompt in prompts) + answers
     assert (row.labels != NO_LABEL).sum() == answers == row.in_answer.sum()
-    assert row.saving == ids.numel() / row.ids.numel()
+    used = mask[mask[:, -width:].any(dim=1)].any(dim=0)
+    assert row.saving == len(ids) * used.sum() / row.ids.numel()
     torch.testing.assert_close(row.unpacked(row.labels), torch.where(row.in_answer, ids[:, -width:], 0))
 
 
@@ -206,6 +207,15 @@ def test_a_run_is_the_same_with_and_without_shared_prompts(tiny_path, tmp_path, 
     apart = run(tiny_path, tmp_path / "apart", **RUNS[name])
     assert apart.sharing.num_shared == 0
     check_same(sharing, apart, ())
+
+
+def test_a_run_in_bf16_shares_and_differs_by_rounding(tiny_path, tmp_path):
+    settings = {"bf16": True, "method": "grpo", "max_steps": 1}
+    sharing, apart = (run(tiny_path, tmp_path / str(on), **settings, shared_prompts=on) for on in (True, False))
+    assert sharing.sharing.num_shared
+    start = torch.cat([p.flatten() for p in Qwen3ForCausalLM.from_pretrained(tiny_path).parameters()]).float()
+    moved, other = weights(sharing).float() - start, weights(apart).float() - start
+    assert 0 < (moved - other).norm() < 0.02 * other.norm()
 
 
 def test_rows_are_not_shared_where_they_would_save_little(tiny_path, tmp_path):
