@@ -219,7 +219,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     # Parameters that control a vLLM server, beside TRL's vllm_server_*
     engine: str | None = config_field(
-        "Where a server's gate runs: 'vllm', in it, or 'openai', on the streams of a server without one. None: 'vllm'.",
+        "Where a server's gate runs: 'vllm', in it; 'openai', on the streams of one without it. None: 'vllm'.",
         rule=one_of("vllm", "openai"),
         acts=_ON_SERVER,
     )
