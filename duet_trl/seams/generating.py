@@ -374,8 +374,8 @@ class EngineChecks:
             self._warned = True
             logger.warning(
                 "The log-probs of %s are %.2g nats a token away from those of the policy, and were %.2g in the first "
-                "step: new weights may not reach it, or it computes in float32 what trains in bf16, where a small update "
-                "is rounded away. See duet/engine_gap, its sync_weights and its dtype.",
+                "step: new weights may not reach it, or it computes in float32 what trains in bf16, where a small "
+                "update is rounded away. See duet/engine_gap, its sync_weights and its dtype.",
                 self.name,
                 gap,
                 self._first_gap,
