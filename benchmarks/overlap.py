@@ -53,7 +53,7 @@ def settings(task: str) -> dict[str, Any]:
     for name in ("model_name_or_path", "dtype", "vllm_importance_sampling_correction"):
         fields.pop(name, None)
     fields |= {"method": "duet", "use_vllm": True, "vllm_mode": "server", "max_steps": BATCHES[task]}
-    # In bfloat16 the log-probs of SmolLM2 move away from the server's by more than a step of delay moves them.
+    # The server computes in float32, where the policy moves by updates that bfloat16 would round away.
     return fields | {"model_init_kwargs": {"dtype": "float32"}, "bf16": False}
 
 

@@ -9,7 +9,6 @@ stop are counted by the server.
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,22 +18,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from common import argument_parser, between, finish, spread
-from transformers import AutoConfig, AutoTokenizer
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-from duet_trl.engines.engine import ServerLost
-from duet_trl.engines.server import GateServer
-from duet_trl.engines.stream import StreamServer
-from duet_trl.gate.automaton import compile_automaton
-from duet_trl.gate.markers import get_marker
-from duet_trl.gate.parameters import GateRequest
-from duet_trl.gate.replay import GateSpec
-from duet_trl.gate.sentinel import find_sentinel
-from duet_trl.gate.vocabulary import vocabulary_bytes
-from duet_trl.report.tables import text_table
+import numpy as np  # noqa: E402
+from transformers import AutoConfig, AutoTokenizer  # noqa: E402
 
-MODEL = Path(__file__).resolve().parents[1] / "recipes" / "tiny_math" / "checkpoint"
+from benchmarks.common import argument_parser, between, finish, spread  # noqa: E402
+from duet_trl.engines.engine import ServerLost  # noqa: E402
+from duet_trl.engines.server import GateServer  # noqa: E402
+from duet_trl.engines.stream import StreamServer  # noqa: E402
+from duet_trl.gate.automaton import compile_automaton  # noqa: E402
+from duet_trl.gate.markers import get_marker  # noqa: E402
+from duet_trl.gate.parameters import GateRequest  # noqa: E402
+from duet_trl.gate.replay import GateSpec  # noqa: E402
+from duet_trl.gate.sentinel import find_sentinel  # noqa: E402
+from duet_trl.gate.vocabulary import vocabulary_bytes  # noqa: E402
+from duet_trl.report.tables import text_table  # noqa: E402
+from tests.processes import free_port  # noqa: E402
+
+MODEL = ROOT / "recipes" / "tiny_math" / "checkpoint"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
 SPEC = GateSpec(16, 56, 16, entropy_threshold=0.1)
 TOKENS, PROMPT_TOKENS = 128, 24
@@ -51,9 +54,7 @@ class Served:
     def __init__(
         self, name: str, client: type[GateServer], model: Path, size: int, log: Path, *arguments: str
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), "--host", "127.0.0.1"]
         command += ["--port", str(port), "--dtype", "float32", "--enforce-eager", "--max-num-seqs", str(size)]
         command += ["--max-model-len", str(PROMPT_TOKENS + TOKENS + 8), "--gpu-memory-utilization", "0.1", *arguments]
