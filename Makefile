@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 PYTHON ?=
-# Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (docs/operations.md).
+# Address of a package index that holds PyTorch's CPU builds; empty means pip's own configuration (CONTRIBUTING.md).
 TORCH_INDEX ?=
 TORCH := torch==2.13.0
 EXTRAS := vllm,peft,math,eval,report,notebooks,test,lint,docs

@@ -139,7 +139,7 @@ def _trainings() -> Iterator[Finding]:
                 continue
             shown = "".join(f"\n{'':8}| {line}" for line in lines[-TAIL_LINES:])
             what = f"{engine}: training ended with exit status {done.returncode}{shown}"
-            yield FAILED, what, "docs/operations.md, or an issue with these lines"
+            yield FAILED, what, "docs/troubleshooting.md, or an issue with these lines"
 
 
 def train(engine: str, policy: str, folder: str) -> None:

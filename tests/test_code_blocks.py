@@ -23,7 +23,8 @@ from tests.runs import count_fours, settings
 from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md"), ROOT / "notebooks/README.md"])
+TOP = (ROOT / "README.md", ROOT / "CONTRIBUTING.md")
+PAGES = sorted([*TOP, *ROOT.glob("docs/*.md"), *ROOT.glob("notebooks/**/*.md")])
 RECIPES = ROOT / "recipes"
 sys.path.insert(0, str(RECIPES))
 
@@ -42,9 +43,12 @@ SCRIPTS: dict[str, dict[str, str]] = {
     "docs/evaluation.md": {"load_suite(name)": "load_suite(name, LOCAL[name])"},
     "docs/extending.md": {},
     "docs/from_grpo.md": {},
-    "docs/operations.md": {"max_steps=15": "max_steps=1", "max_completion_length=320": "max_completion_length=48"},
     "docs/own_task.md": {},
     "docs/recipes.md": {'output_dir="out",': 'output_dir="out", use_cpu=True, bf16=False,'},
+    "notebooks/data/README.md": {
+        "max_steps=15": "max_steps=1",
+        "max_completion_length=320": "max_completion_length=48",
+    },
 }
 LANGUAGES = {"", "bash", "diff", "mermaid", "python", "yaml"}
 """Of every block; those without one are trees, formulas and what a command printed."""
@@ -138,7 +142,7 @@ def test_every_page_with_python_is_run() -> None:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_python_of_a_page_runs_as_one_script(name: str, clone: Path) -> None:
     run_python(blocks(ROOT / name, "python"), SCRIPTS[name], **taken_for_granted(name, clone))
-    if name == "docs/operations.md":  # the command that the page runs on what the script left
+    if name == "notebooks/data/README.md":  # what docs/quickstart.md runs on what the script left
         from duet_trl.__main__ import main
 
         assert main(["estimate", "out"]) == 0
@@ -296,6 +300,7 @@ CHECKS = {
     "accelerate": accelerate,
     "curl": curl,
     "export": shell,
+    "git": shell,
     "kill": shell,
     "make": make,
     "pip": pip,

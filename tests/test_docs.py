@@ -4,6 +4,7 @@
 import ast
 import doctest
 import importlib
+import json
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -94,15 +95,28 @@ def test_file_tree_of_the_readme_exists() -> None:
     assert missing == []
 
 
-def test_operations_md_shows_the_estimate_of_the_bundled_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quickstart_md_shows_the_estimate_of_the_bundled_log(capsys: pytest.CaptureFixture[str]) -> None:
     from duet_trl.__main__ import main
 
-    block = re.search(r"```\n(It would have.*?)```", (DOCS / "operations.md").read_text(), flags=re.S)[1]
+    block = re.search(r"```\n(It would have.*?)```", (DOCS / "quickstart.md").read_text(), flags=re.S)[1]
     log, tokenizer = ROOT / "notebooks" / "data" / "grpo_log", ROOT / "recipes" / "tiny_math" / "checkpoint"
     assert main(["estimate", str(log), "--tokenizer", str(tokenizer)]) == 0
     printed = {line.strip() for line in capsys.readouterr().out.splitlines()}
-    assert len(block.splitlines()) == 8
+    assert len(block.splitlines()) == 3
     assert set(block.splitlines()) - printed == set()
+
+
+def test_quickstart_md_shows_the_log_of_the_demo() -> None:
+    section = (DOCS / "quickstart.md").read_text().split("## A healthy log")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `([^`]+)` \| ([\d.]+) \| ([\d.]+) \|", section, flags=re.M)
+    assert len(rows) == 10
+    history = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())["runs"][2]["history"]
+    assert sum("duet/generated_tokens" in entry for entry in history) == 28  # batches of the page
+    for name, *shown in rows:
+        logged = [entry[name] for entry in history if entry.get(name) is not None]
+        for text, value in zip(shown, (logged[0], logged[-1]), strict=True):
+            digits = len(text.partition(".")[2])
+            assert float(text) == round(value, digits), name
 
 
 def defined_names(path: Path) -> set[str]:
@@ -216,17 +230,18 @@ def messages_in_the_source() -> str:
     return "\n".join(lines)
 
 
-def test_messages_in_operations_md_are_the_ones_that_are_raised() -> None:
-    section = (DOCS / "operations.md").read_text().split("## Errors and warnings")[1]
-    quoted = re.findall(r"^\| `([^`]+)`", section, flags=re.M)
-    assert len(quoted) > 10
+def test_messages_in_troubleshooting_md_are_the_ones_that_are_raised() -> None:
+    section = (DOCS / "troubleshooting.md").read_text().split("## Errors and warnings")[1]
+    first_cells = re.findall(r"^\|([^|]*)\|", section, flags=re.M)
+    quoted = [message for cell in first_cells for message in re.findall(r"`([^`]+)`", cell)]
+    assert len(quoted) > 30
     source = messages_in_the_source()
     pieces = {piece.strip() for message in quoted for piece in message.split("...") if piece.strip()}
     assert {piece for piece in pieces if piece not in source} == set()
 
 
 def test_every_fault_names_tests_that_exist() -> None:
-    section = (DOCS / "operations.md").read_text().split("## Faults\n")[1].split("\n## ")[0]
+    section = (ROOT / "tests" / "FAULTS.md").read_text()
     lines = [line for line in section.splitlines() if line.startswith("| ")][1:]
     assert len(lines) >= 25
     for line in lines:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults injected into a run: what the user sees, and what is left to resume from (docs/operations.md#faults)."""
+"""Faults injected into a run: what the user sees, and what is left to resume from (tests/FAULTS.md)."""
 
 import json
 import re

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/engines.md)."""
+"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager

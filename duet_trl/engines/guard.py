@@ -5,7 +5,7 @@ vLLM's own `--api-key` leaves the development endpoints open, through which weig
 
     DUET_SERVER_TOKEN=<token> vllm serve <model> --middleware duet_trl.engines.guard.TokenGuard
 
-docs/operations.md says what the server exposes and to whom.
+docs/safety.md#the-server lists what the server exposes.
 """
 
 import glob

@@ -43,7 +43,7 @@ _FINISHED = ("stop", "length", "repetition")
 
 _START = (
     "vllm serve <model> --host 127.0.0.1 --port {port} --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
-    "--logprobs-mode processed_logprobs (docs/engines.md has the whole line)"
+    "--logprobs-mode processed_logprobs (docs/servers.md has the whole line)"
 )
 
 _REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 class StreamServer(GateServer):
     """Client of a server that streams completions; `automaton` is the marker of the run's gates, None without any."""
 
-    start = "vllm serve <model> --host 127.0.0.1 --port {port} (docs/engines.md has the whole line)"
+    start = "vllm serve <model> --host 127.0.0.1 --port {port} (docs/servers.md has the whole line)"
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
@@ -190,7 +190,7 @@ class StreamServer(GateServer):
                 "many tokens are generated after the stop of the gate and dropped (duet/waste_share). A proxy buffers "
                 "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
                 "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
-                "the server itself, and alone, or run the gate in it (docs/engines.md)."
+                "the server itself, and alone, or run the gate in it (docs/servers.md)."
             )
 
     def _say_once(self, sentence: str) -> None:

@@ -135,7 +135,7 @@ def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None 
     if missing:
         raise ImportError(
             f"use_vllm=True with vllm_mode={args.vllm_mode!r} needs {', '.join(missing)}, which a plain installation "
-            "does not have. Install the extra: pip install 'duet-trl[vllm]', on a CPU as docs/operations.md says; or "
+            "does not have. Install the extra: pip install 'duet-trl[vllm]', on a CPU by `make install`; or "
             "set use_vllm=False."
         )
     if not server:
@@ -212,7 +212,7 @@ def _free_port() -> int:
 
 
 def _share_cores() -> None:
-    """Let vLLM and training use the same CPU cores: what docs/engines.md#on-a-cpu asks for and nobody has set.
+    """Let vLLM and training use the same CPU cores: what docs/servers.md#on-a-cpu asks for and nobody has set.
 
     vLLM binds its threads to cores that training uses as well, and threads that wait for each other crawl.
     """

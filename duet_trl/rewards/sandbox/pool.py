@@ -90,7 +90,7 @@ class Sandbox:
 
     Args:
         isolation (str): "auto" takes the first of "bubblewrap" and "landlock" that a trial run proves to hold here.
-            "limits" lets programs read the files of the user. docs/operations.md describes them.
+            "limits" lets programs read the files of the user. docs/safety.md describes them.
         limits (Limits): Of each check.
         workers (int | None): Checks that run at a time. None: one per core, shared between a machine's ranks.
 
