@@ -73,14 +73,19 @@ def test_grpo_is_stock_on_a_pretrained_model(tmp_path):
 SCRIPT = """
 import sys
 from pathlib import Path
+import torch
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
 from tests.runs import logged
 from tests.test_trainer_pretrained import SMALL, assert_new_user_trains, train
 
-model, output_dir = sys.argv[1:]
+model, output_dir, weights = sys.argv[1:]
 engine = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 128}
+engine["model_init_kwargs"] = {"dtype": weights}
 trainer = train(DUETGRPOTrainer, Path(model), DUETGRPOConfig(output_dir=output_dir, **SMALL, **engine))
 assert_new_user_trains(trainer)
+assert str(trainer.model.dtype) == f"torch.{weights}"
+# Both multiply in bfloat16: where only one side rounds, they drift apart as weights move.
+assert trainer.vllm_generation.llm.llm_engine.model_config.dtype == torch.bfloat16
 # Nats a token between two kinds of bfloat16; another tokenizer, template or weight would be tenths.
 assert max(logged(trainer, "sampling/sampling_logp_difference/mean")) < 0.05
 """
@@ -88,10 +93,10 @@ assert max(logged(trainer, "sampling/sampling_logp_difference/mean")) < 0.05
 
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.parametrize("model", [smollm2, gemma3])
-def test_two_steps_with_colocated_vllm(model, tmp_path):
+@pytest.mark.parametrize(("model", "weights"), [(smollm2, "float32"), (smollm2, "bfloat16"), (gemma3, "bfloat16")])
+def test_two_steps_with_colocated_vllm(model, weights, tmp_path):
     """gemma-3 has sliding windows and 262,144 tokens."""
-    done = forked(["-c", SCRIPT, str(model()), str(tmp_path)], cwd=tmp_path)
+    done = forked(["-c", SCRIPT, str(model()), str(tmp_path), weights], cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -92,10 +92,12 @@ class ColocatedBackend(Backend):
                 # accelerate fixes the port on a CPU, so that a second run on the machine could not start its engine.
                 os.environ["MASTER_PORT"] = str(_free_port())
                 _PORTS.add(os.environ["MASTER_PORT"])
-            # On a CPU vLLM would sample from a bfloat16 copy of a float32 policy, and compile longer than it gains.
             options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
             if on_cpu:
-                options |= {"dtype": str(trainer.model.dtype).removeprefix("torch."), "enforce_eager": True}
+                # vLLM would compile longer than it gains, and choose a precision of its own. The policy is what the
+                # trainer multiplies: where only one side rounds to bfloat16, they drift apart as weights move.
+                dtype = torch.bfloat16 if trainer.args.bf16 else trainer.model.dtype
+                options |= {"dtype": str(dtype).removeprefix("torch."), "enforce_eager": True}
             return original(*args, **{**options, **kwargs})
 
         return replaced("LLM", build)
