@@ -14,7 +14,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "duet_trl"
-PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *(ROOT / "notebooks").glob("*.md")])
+FOLDERS = (ROOT, DOCS, ROOT / "notebooks", ROOT / "benchmarks")
+PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 CORE = ("allocate", "gate", "update")
 
 
@@ -50,8 +51,8 @@ def test_links_inside_the_docs_resolve(page: Path) -> None:
 def test_docstrings_point_at_sections_that_exist() -> None:
     broken = []
     for path in PACKAGE.rglob("*.py"):
-        for name, fragment in re.findall(r"docs/([\w-]+\.md)(?:#([\w-]+))?", path.read_text()):
-            page = DOCS / name
+        for name, fragment in re.findall(r"((?:docs|benchmarks)/[\w-]+\.md)(?:#([\w-]+))?", path.read_text()):
+            page = ROOT / name
             if not page.exists() or (fragment and fragment not in anchors(page)):
                 broken.append(f"{relative(path)}: {name}#{fragment}")
     assert broken == []

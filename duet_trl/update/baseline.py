@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase 3: advantages over a baseline that remembers earlier visits of a prompt.
 
-With a prompt's discounted rewards in the baseline, two rollouts do nearly the work of three (docs/benchmarks.md), and
-a lone rollout has an advantage. How much the history and the pool are worth is measured (`MeasuredWeights`). Where
+With a prompt's discounted rewards in the baseline, groups whose rewards agree teach too, and a lone rollout has an
+advantage. How much the history and the pool are worth is measured (`MeasuredWeights`). Where
 failures have the longer gradients, the baseline of least noise is lower than the mean (`LeastNoise`).
 docs/fidelity.md#advantage_baseline.
 """
