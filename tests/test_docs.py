@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "duet_trl"
-FOLDERS = (ROOT, DOCS, ROOT / "notebooks", ROOT / "benchmarks")
+FOLDERS = (ROOT, DOCS, ROOT / "notebooks", ROOT / "benchmarks", ROOT / "recipes" / "paper")
 PAGES = sorted(page for folder in FOLDERS for page in folder.glob("*.md"))
 CORE = ("allocate", "gate", "update")
 
@@ -131,8 +131,8 @@ def defined_names(path: Path) -> set[str]:
     return names
 
 
-def test_functions_named_in_algorithm_md_exist() -> None:
-    references = re.findall(r"`([\w/]+\.py)::([\w.]+)`", (DOCS / "algorithm.md").read_text())
+def test_functions_named_in_how_it_works_md_exist() -> None:
+    references = re.findall(r"`([\w/]+\.py)::([\w.]+)`", (DOCS / "how_it_works.md").read_text())
     assert len(references) > 20
     missing = [
         f"{path}::{name}"
@@ -142,11 +142,10 @@ def test_functions_named_in_algorithm_md_exist() -> None:
     assert missing == []
 
 
-def table_rows(page: Path, heading: str) -> set[str]:
-    """Names in backticks in the first cell of every table row of a section, sub-sections included."""
-    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", page.read_text(), flags=re.M | re.S).group(1)
-    first_cells = re.findall(r"^\|([^|]*)\|", section, flags=re.M)
-    return {name for cell in first_cells for name in re.findall(r"`([^`]+)`", cell)}
+def listed_names(page: Path) -> set[str]:
+    """Names in backticks before the first colon of every item of a list."""
+    heads = re.findall(r"^\* ((?:`[^`]+`(?:, )?)+):", page.read_text(), flags=re.M)
+    return {name for head in heads for name in re.findall(r"`([^`]+)`", head)}
 
 
 def test_configuration_md_has_the_tables_of_fields_that_are_declared() -> None:
@@ -212,8 +211,8 @@ def reported_metrics() -> set[str]:
     return found
 
 
-def test_notation_md_lists_the_metrics() -> None:
-    documented = table_rows(DOCS / "notation.md", "Metrics")
+def test_metrics_md_lists_the_metrics() -> None:
+    documented = listed_names(DOCS / "metrics.md")
     reported = reported_metrics()
     assert {"generated_tokens", "poll_threshold", "dual", "overhead_share"} <= reported
     assert reported - documented == set()

@@ -10,7 +10,7 @@ r"""The text of the paper: Algorithm 1 with its appendix's values. What `duet` d
    s_pre.
 4. **Observe.** Lengths, sigma, and the window from which K1 and K2 follow.
 
-docs/algorithm.md maps every line of the paper to code.
+docs/how_it_works.md maps every line of the paper to code.
 """
 
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cells of the paper's tables: against its table of values (docs/fidelity.md) and each other."""
+"""The cells of the paper's tables: against its table of values (recipes/paper/values.md) and each other."""
 
 import dataclasses
 import functools
@@ -59,9 +59,9 @@ class Row:
 
 @functools.cache
 def table() -> list[Row]:
-    section = (ROOT / "docs" / "fidelity.md").read_text().split("## Experimental values")[1]
+    page = (ROOT / "recipes" / "paper" / "values.md").read_text()
     rows = []
-    for line in re.findall(r"^\|(.*)\|$", section, flags=re.M)[2:]:
+    for line in re.findall(r"^\|(.*)\|$", page, flags=re.M)[2:]:
         _, paper, place, keys = (cell.strip() for cell in line.split("|"))
         pairs = (yaml.safe_load(text) for text in re.findall(r"`([^`]+)`", keys))
         rows.append(Row(paper, place.replace("`", ""), [item for pair in pairs for item in pair.items()]))
