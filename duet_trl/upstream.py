@@ -44,11 +44,12 @@ def _check_overlap(config: GRPOConfig) -> None:
     """A server must generate, and something correct for weights that are one step behind."""
     if not (config.use_vllm and config.vllm_mode == "server"):
         raise ValueError(
-            "overlap=True lets a server generate while the policy trains; here both share a device. Set "
-            "use_vllm=True and vllm_mode='server', or overlap=False."
+            "overlap=True lets a server generate while the policy trains, and there is none with "
+            f"use_vllm={config.use_vllm}, vllm_mode={config.vllm_mode!r}. Set use_vllm=True and vllm_mode='server', "
+            "or overlap=False."
         )
     if not config.vllm_importance_sampling_correction and config.old_logps != "engine":
         raise ValueError(
             "overlap=True trains on rollouts of the weights before the last updates, and nothing corrects for the "
-            "difference. Set vllm_importance_sampling_correction=True or old_logps='engine', or overlap=False."
+            "difference. Set vllm_importance_sampling_correction=True, or overlap=False."
         )

@@ -160,10 +160,7 @@ BROUGHT_BY = {"triton": "torch", "latex2sympy2_extended": "math_verify", "sympy"
 NEEDS_EXTRA = {
     "duet_trl.engines.cpu_worker": "vllm",
     "duet_trl.engines.server": "vllm",
-    "duet_trl.engines.server_engine": "vllm",
     "duet_trl.engines.stream": "vllm",
-    "duet_trl.engines.stream_engine": "vllm",
-    "duet_trl.engines.stream_rollout": "vllm",
     "duet_trl.engines.vllm": "vllm",
     "duet_trl.rewards.math_worker": "math",
     "duet_trl.seams.server_generation": "vllm",

@@ -13,7 +13,6 @@ import resource
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -23,7 +22,7 @@ from ..gate.parameters import GateRequest, gate_parameters
 from ..gate.replay import GateSpec
 from ..gate.thoughts import Delimiters
 from .engine import ServerError, ServerLost
-from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
+from .server_answers import Choice, NoSuchPath, choices, refusal
 
 _PROMPTS_PER_REQUEST = 8
 """One body carries one set of parameters, so rollouts that share theirs share requests; small ones spread over the
@@ -38,35 +37,13 @@ _HEARTBEATS_MISSED = 6
 _SLOW_SECONDS = 600.0
 """Longer than any of the requests of a batch takes, as a rule."""
 
-_FINISHED = ("stop", "length", "repetition")
-"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
-
 _START = (
     "vllm serve <model> --host 127.0.0.1 --port {port} --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor "
     "--logprobs-mode processed_logprobs (docs/servers.md has the whole line)"
 )
 
-_REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."
-
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
-
-
-class NoSuchPath(ServerError):
-    """The server answered with status 404."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One rollout as the server returned it: sampled ids, stop token included, and log-probs as sampled, in nats.
-
-    `finish_reason` is one of `_FINISHED`; `stop_reason` the stop token that ended it, None for EOS and the limit.
-    """
-
-    token_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str
-    stop_reason: int | str | None
 
 
 class GateServer:
@@ -88,6 +65,8 @@ class GateServer:
 
     def wait(self, timeout: float) -> None:
         """Return once the server is healthy; ServerLost if it is not within `timeout` seconds."""
+        if urlsplit(self.base_url).path.endswith("/v1"):
+            raise ServerError(f"leave /v1 out of vllm_server_base_url={self.base_url!r}: it is added to each request.")
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -129,7 +108,7 @@ class GateServer:
             ServerError: If the server refuses a request; its own text is part of the message.
         """
         limits = limits or [None] * len(prompts)
-        self._model = model = self._model or self._ask("GET", "/v1/models", seconds=30.0)["data"][0]["id"]
+        model = self._served()
 
         async def complete(session: aiohttp.ClientSession) -> list[Choice]:
             done: list[Choice | None] = [None] * len(prompts)
@@ -143,7 +122,7 @@ class GateServer:
                 async with room:
                     # The heartbeat notices a server that is away; with 4,096 connections to make 30 s may be too few.
                     answer = await _call(session, "POST", url, body, connect_seconds=None)
-                for row, choice in zip(rows, _choices(answer, len(rows)), strict=True):
+                for row, choice in zip(rows, choices(answer, len(rows)), strict=True):
                     done[row] = choice
 
             await self._guarded(session, [send(rows) for rows in _batches(zip(gates, limits, strict=True))])
@@ -229,6 +208,29 @@ class GateServer:
         """Make sure that the server has the weights that were sent under a name; ServerLost if it was restarted."""
         if self._ask("GET", "/weight_info")["weight_version"] != name:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
+
+    def configuration(self) -> dict[str, Any]:
+        """That of a vLLM server in its development mode; ServerError if it says nothing of the kind."""
+        answer = self._ask("GET", "/server_info?config_format=json")
+        found = answer.get("vllm_config") if isinstance(answer, dict) else None
+        if not isinstance(found, dict) or "logprobs_mode" not in (found.get("model_config") or {}):
+            raise ServerError(
+                f"{self.base_url}/server_info is not that of a vLLM server: {str(answer)[:200]!r}. Weights are sent "
+                "by vLLM's development endpoints: use a vLLM that setup.cfg names, under VLLM_SERVER_DEV_MODE=1."
+            )
+        return found
+
+    def _served(self) -> str:
+        """Name of the model that is served."""
+        if self._model is None:
+            answer = self._ask("GET", "/v1/models", seconds=30.0)
+            try:
+                self._model = answer["data"][0]["id"]
+            except (IndexError, KeyError, TypeError) as error:
+                raise ServerError(
+                    f"{self.base_url}/v1/models names no model: {str(answer)[:200]!r}. Serve the one that is trained."
+                ) from error
+        return self._model
 
     @property
     def _started(self) -> str:
@@ -324,43 +326,6 @@ def _body(
     return {**body, "stop_token_ids": sorted(stops)}
 
 
-def _choices(answer: Any, count: int) -> list[Choice]:
-    """The choices of an answer in the order of their prompts."""
-    choices = answer.get("choices") if isinstance(answer, dict) else None
-    if not isinstance(choices, list):
-        raise ServerError(f"the prompts were not completed by a vLLM server: it said {str(answer)[:200]!r}.")
-    found = {choice.get("index"): choice for choice in choices}
-    if len(choices) != count or found.keys() != set(range(count)):
-        raise ServerError(
-            f"the server was asked to complete {count} prompts and answered with {len(choices)} choices, numbered "
-            f"{sorted(found, key=str)[:20]}. {_REMEDY}"
-        )
-    return [_choice(found[index]) for index in range(count)]
-
-
-def check_finish(choice: Mapping[str, Any]) -> None:
-    """Raise ServerLost or ServerError unless a whole rollout ends so."""
-    reason = choice["finish_reason"]
-    if reason == "abort":
-        raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
-    if reason not in _FINISHED:
-        raise ServerError(
-            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Leave out of "
-            f"generation_kwargs what ends rollouts in this way. {_REMEDY}"
-        )
-
-
-def _choice(choice: Mapping[str, Any]) -> Choice:
-    check_finish(choice)
-    reason = choice["finish_reason"]
-    ids, logprobs = choice.get("token_ids") or [], (choice.get("logprobs") or {}).get("token_logprobs") or []
-    if not ids or len(ids) != len(logprobs):
-        raise ServerError(
-            f"the server returned a rollout of {len(ids)} token ids with {len(logprobs)} log-probs. {_REMEDY}"
-        )
-    return Choice(ids, logprobs, reason, choice["stop_reason"])
-
-
 async def _call(
     session: aiohttp.ClientSession,
     method: str,
@@ -384,13 +349,3 @@ async def _call(
         except json.JSONDecodeError as error:
             raise ServerError(f"{method} {url} was not answered by a vLLM server but with {text[:200]!r}.") from error
     raise refusal(method, url, response.status, text, failure)
-
-
-def refusal(method: str, url: str, status: int, text: str, failure: type[ServerError] = ServerLost) -> ServerError:
-    """What an answer with another status than 200 is raised as; `failure`: 5xx."""
-    said = f"{method} {url} was answered with status {status}: {text[:2000]}"
-    if status in (401, 403):
-        return ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
-    if status == 404 and method == "POST" and "/v1/" not in url:
-        return NoSuchPath(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
-    return failure(said) if status >= 500 else ServerError(said)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..gate.parameters import GateRequest
 from .engine import Request, ServerError, ServerLost, TurnEngine
-from .server import Choice
+from .server_answers import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +90,14 @@ class ServerEngine(TurnEngine):
 
         What was begun is generated to its end first, under the weights that it began with.
         """
-        if self.begun:
-            lost = self._on_main(self._lost_begun)
-            if lost is not None:
-                self._begun.found = None  # it is generated where it is asked for
-                self._recover(lost)
+        lost = self._on_main(self._lost_begun) if self.begun else None
+        if lost is not None:
+            self._begun.found = None  # it is generated where it is asked for
 
         def attempt() -> Any:
             return self._shared(self._send) or self._on_main(self._name)
 
-        self._retried(attempt, "while weights were sent to it")
+        self._retried(attempt, "while weights were sent to it", lost=lost)
 
     def _name(self) -> None:
         """Name the weights that the server has now, for requests that cannot say which ones they mean."""
@@ -235,28 +233,44 @@ class ServerEngine(TurnEngine):
                 delimiters=self.setup.delimiters,
             )
 
-    def _retried(self, attempt: Callable[[], Any], when: str, then: Callable[[], None] = lambda: None) -> Any:
-        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again."""
+    def _retried(
+        self,
+        attempt: Callable[[], Any],
+        when: str,
+        then: Callable[[], None] = lambda: None,
+        lost: ServerLost | None = None,
+    ) -> Any:
+        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again.
+
+        A server that is `lost` already is waited for first. One that is healthy and is lost again where its gate is
+        probed has cost an attempt.
+        """
         for _ in range(_ATTEMPTS):
-            found = attempt()
-            if not isinstance(found, ServerError):
-                return found
-            if not isinstance(found, ServerLost):
-                raise found
-            self._recover(found)
-            then()
-        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times {when}; last: {found}")
+            if lost is None:
+                found = attempt()
+                if not isinstance(found, ServerError):
+                    return found
+                if not isinstance(found, ServerLost):
+                    raise found
+                lost = found
+            last, lost = lost, self._recover(lost)
+            if lost is None:
+                then()
+        raise ServerError(f"the vLLM server was lost {_ATTEMPTS} times {when}; last: {last}")
 
-    def _recover(self, lost: ServerLost) -> None:
-        """Wait for the server to come back with its gate."""
+    def _recover(self, lost: ServerLost) -> ServerLost | None:
+        """Wait for the server to come back; returns how it was lost while it was asked for its gate."""
         logger.warning("The vLLM server was lost: %s Waiting up to %g s for it to come back.", lost, self._timeout)
+        self._together(lambda: self._connection.gate.wait(self._timeout))
 
-        def recover() -> None:
-            self._connection.gate.wait(self._timeout)
+        def probe() -> None:
             self._connection.reconnect()
             self._probe()
 
-        self._together(recover)
+        failure = self._on_main(probe)
+        if isinstance(failure, ServerError) and not isinstance(failure, ServerLost):
+            raise failure
+        return failure
 
     def _together(self, work: Callable[[], None]) -> None:
         """Let the main process do something; if it fails, every process does."""

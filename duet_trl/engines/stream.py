@@ -17,7 +17,8 @@ from ..gate.automaton import TokenAutomaton
 from ..gate.parameters import GateRequest
 from ..gate.streaming import StreamingGate
 from .engine import ServerError, ServerLost
-from .server import Choice, GateServer, NoSuchPath, refusal, room_for_requests
+from .server import GateServer, room_for_requests
+from .server_answers import Choice, NoSuchPath, refusal
 from .stream_rollout import REMEDY, Events, Stream, tokens_of
 
 _REFUSALS = 8
@@ -55,7 +56,7 @@ class StreamServer(GateServer):
 
         A rollout that the gate stops has the finish reason `GATE`, and no token for it.
         """
-        self._model = model = self._model or self._ask("GET", "/v1/models", seconds=30.0)["data"][0]["id"]
+        model = self._served()
         plain = is_plain(sampling)
         if not plain and any(gate is not None and gate.spec.trims_early for gate in gates):
             self._say_once(
@@ -109,7 +110,8 @@ class StreamServer(GateServer):
                 )
         try:
             body = {"model": self._model, "prompt": text, "add_special_tokens": False}
-            found = self._ask("POST", "/tokenize", body)["tokens"]
+            answer = self._ask("POST", "/tokenize", body)
+            found = answer.get("tokens") if isinstance(answer, dict) else answer
         except NoSuchPath:  # not every server has it; other tokens would have other log-probs (duet/engine_gap)
             return
         if found != ids:
@@ -117,10 +119,6 @@ class StreamServer(GateServer):
                 f"the server at {self.base_url} has another tokenizer: it reads {text!r} as {found} instead of {ids}. "
                 "Serve the model that is trained, with its tokenizer."
             )
-
-    def configuration(self) -> dict[str, Any]:
-        """That of a vLLM server in its development mode."""
-        return self._ask("GET", "/server_info?config_format=json").get("vllm_config", {})
 
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
         """Read one rollout to its end, or to its stop, and hang up."""
@@ -161,7 +159,8 @@ class StreamServer(GateServer):
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise ServerLost(f"POST {url} failed: {type(error).__name__} {error}".rstrip()) from error
             if response.status not in (429, 503):
-                raise refusal("POST", url, response.status, text)
+                error = refusal("POST", url, response.status, text)
+                raise type(error)(f"{error} {REMEDY}" if response.status in (400, 422) else str(error))
             if refused < _REFUSALS:
                 wished = response.headers.get("Retry-After", "")
                 await asyncio.sleep(min(float(wished), _LONGEST_WAIT) if wished.isdecimal() else 0.125 * 2**refused)

@@ -17,7 +17,7 @@ import numpy as np
 from ..gate.parameters import GateRequest
 from ..gate.streaming import StreamingGate
 from .engine import ServerError, ServerLost
-from .server import Choice, check_finish
+from .server_answers import Choice, check_finish, check_logprobs
 
 GATE = "gate"
 """Finish reason of a rollout that the gate has stopped."""
@@ -188,6 +188,7 @@ def tokens_of(choice: Mapping[str, Any]) -> tuple[list[int], list[float], list[M
         ids = [_token_id(text) for text in scores.get("tokens") or ()]
     if len(ids) != len(logprobs) or None in logprobs or (choice.get("text") and not ids):
         raise ServerError(f"the server streamed {len(ids)} token ids with {len(logprobs)} log-probs. {REMEDY}")
+    check_logprobs(logprobs)
     return ids, logprobs, scores.get("top_logprobs") or []
 
 

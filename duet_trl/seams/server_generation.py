@@ -47,6 +47,10 @@ class DUETClient(VLLMClient):
         self.session.trust_env = False  # a proxy must not see the token, nor .netrc replace it
         self.gate.wait(total_timeout)
 
+    def get_server_info(self) -> dict[str, Any]:
+        """The resolved configuration of the server; TRL reads `model_config.logprobs_mode`."""
+        return self.gate.configuration()
+
     def init_communicator(self, device: torch.device | str | int = 0) -> None:
         """Prepare weight sync; a device without NCCL needs the folder."""
         self._device = device

@@ -55,6 +55,7 @@ class StreamPeer:
 
     longest: int = 60
     refuses: int = 0
+    status: int = 200  # of every completion
     last_wait: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
     pauses: dict[int, int] = field(default_factory=dict)
@@ -99,6 +100,8 @@ class StreamPeer:
             body, path = json.loads(await reader.readexactly(length) or b"null"), head.split()[1].partition("?")[0]
             if path == "/health" and self.busy:
                 await reader.read()
+            elif path == "/v1/completions" and self.status != 200:
+                writer.write(b"HTTP/1.1 %d No\r\nContent-Length: 0\r\n\r\n" % self.status)
             elif path == "/v1/completions" and body.get("stream") and not self.raw:
                 await self._stream(reader, writer, body)
             else:

@@ -18,7 +18,8 @@ import torch
 from accelerate import Accelerator
 
 from duet_trl.engines.engine import ServerError, ServerLost
-from duet_trl.engines.server import Choice, GateServer
+from duet_trl.engines.server import GateServer
+from duet_trl.engines.server_answers import Choice
 from duet_trl.engines.server_engine import ServerEngine
 from duet_trl.exchange import Exchange
 from duet_trl.gate.automaton import compile_automaton

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from duet_trl.engines.server import Choice
+from duet_trl.engines.server_answers import Choice
 from duet_trl.gate.replay import GateSpec, Outcome, replay, split_sentinel
 from tests.engines.tiny_gate import TinyGate, random_prompts
 from tests.server_process import ServerProcess

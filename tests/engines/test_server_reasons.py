@@ -8,7 +8,8 @@ import pytest
 
 from duet_trl.engines import server as server_client
 from duet_trl.engines.engine import ServerError, ServerLost
-from duet_trl.engines.server import Choice, GateServer
+from duet_trl.engines.server import GateServer
+from duet_trl.engines.server_answers import Choice
 from tests.engines.guarded_app import fastapi, serving
 
 

@@ -2,6 +2,7 @@
 """The gate on a stream, against a server that is no vLLM: where rollouts stop, what is lost, and what is refused."""
 
 import json
+import math
 import resource
 import time
 from contextlib import nullcontext
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from duet_trl.engines import server as server_client
 from duet_trl.engines.engine import Request, ServerError, ServerLost
-from duet_trl.engines.server import Choice
+from duet_trl.engines.server_answers import Choice
 from duet_trl.engines.stream import StreamServer
 from duet_trl.engines.stream_engine import StreamEngine
 from duet_trl.engines.stream_rollout import GATE, Events, entropy_bound
@@ -168,6 +169,8 @@ def test_a_server_that_is_away_is_started_where_it_was_looked_for():
         ),
         ({"changes": {"token_ids": None, "logprobs": {"tokens": ["a"]}}}, "names a token by its text, 'a'"),
         ({"changes": {"logprobs": None}}, "1 token ids with 0 log-probs"),
+        ({"changes": {"logprobs": {"token_logprobs": [math.nan]}}}, "the log-probability nan .*--dtype bfloat16"),
+        ({"changes": {"logprobs": {"token_logprobs": [-math.inf]}}}, "the log-probability -inf"),
         ({"changes": {"prompt_token_ids": [0, 1]}}, r"completed \[0, 1\]... instead of the prompt"),
         ({"changes": {"finish_reason": "stop", "token_ids": [5]}}, r"behind \[5\], which is none of the end tokens"),
         ({"changes": {"finish_reason": "content_filter"}}, "'content_filter'.*generation_kwargs"),
@@ -176,6 +179,8 @@ def test_a_server_that_is_away_is_started_where_it_was_looked_for():
         ({"raw": b'data: {"choices": [null]}\n\n'}, "a chunk of another form .*return_token_ids"),
         ({"raw": b"data: {\n\n"}, "an event that is no JSON object"),
         ({"raw": b'data: {"error": {"code": 400, "message": "too long"}}\n\n'}, "with an error.*too long"),
+        ({"others": {"/tokenize": {"ids": [1]}}}, r"reads 'ab' as None instead of \[1, 2\]"),
+        ({"others": {"/v1/models": {"data": []}}}, r"/v1/models names no model: .*Serve the one that is trained"),
         ({"others": {"/tokenize": {"tokens": [1]}}}, r"another tokenizer: it reads 'ab' as \[1\] instead of \[1, 2\]"),
     ],
 )
@@ -296,3 +301,33 @@ def test_the_waste_of_rollouts_that_were_begun_is_reported_with_them_also_behind
     rollouts = [(Script(row, 60).ids, expected(row, 0).ids) for row in range(40)]
     whole, kept = (sum(map(len, ids)) for ids in zip(*rollouts, strict=True))
     assert [one["waste_share"] for one in reports] == [pytest.approx(1 - kept / whole)] * 2 and kept < whole
+
+
+@pytest.mark.parametrize(("refuses", "is_lost"), [(8 + 4, False), (8 + 8 + 8 - 1, False), (3 * 8, True)])
+def test_a_healthy_server_that_refuses_where_it_is_probed_too_has_three_attempts(refuses, is_lost):
+    requests = [Request([1, EOS], (), 60, None, True, number=0)]
+    with StreamPeer().running() as peer:
+        engine = engine_of(peer, [], [])
+        peer.refuses = refuses  # eight of one request lose the server; it is probed by one request
+        if is_lost:
+            with pytest.raises(ServerError, match="was lost 3 times in one batch; last: .*refused 8 times"):
+                engine.generate(requests)
+        else:
+            assert len(engine.generate(requests)) == 1
+        assert peer.refuses == 0
+
+
+def test_a_request_that_is_not_understood_and_an_address_with_a_version_have_a_remedy():
+    with StreamPeer(status=422).running() as peer, pytest.raises(ServerError, match="status 422: .*return_token_ids"):
+        client(peer).try_out(PLAIN, [EOS], *TEXT)
+    with StreamPeer().running() as peer, pytest.raises(ServerError, match="leave /v1 out of vllm_server_base_url='"):
+        StreamServer(f"{peer.url}/v1").wait(1.0)
+
+
+@pytest.mark.parametrize("answer", [{}, {"vllm_config": None}, {"vllm_config": {"model_config": {}}}, [1]])
+def test_a_configuration_that_is_none_of_vllm_is_named(answer):
+    with StreamPeer(others={"/server_info": answer}).running() as peer:
+        with pytest.raises(ServerError, match="/server_info is not that of a vLLM server: .*VLLM_SERVER_DEV_MODE=1"):
+            client(peer).configuration()
+        peer.others["/server_info"] = {"vllm_config": {"model_config": {"logprobs_mode": "x"}}}
+        assert client(peer).configuration() == {"model_config": {"logprobs_mode": "x"}}
