@@ -43,8 +43,8 @@ def test_what_is_shown_ahead_is_what_comes(items, first, looks):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "both share a device. Set use_vllm=True and vllm_mode='server'"),
-        ({"use_vllm": True, "vllm_mode": "colocate"}, "both share a device"),
+        ({}, "none with use_vllm=False, vllm_mode='.*Set use_vllm=True and vllm_mode='server'"),
+        ({"use_vllm": True, "vllm_mode": "colocate"}, "none with use_vllm=True, vllm_mode='colocate'"),
         (
             {"use_vllm": True, "vllm_mode": "server", "vllm_importance_sampling_correction": False},
             "nothing corrects for the difference. Set vllm_importance_sampling_correction=True",
