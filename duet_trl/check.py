@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`duet-trl check`: can this machine train with DUET, and what would it train on?
 
-Versions are compared with what this package asks for. Then two steps of a policy of a few thousand parameters, made on
-the spot, run with DUET on each engine that is installed, each in a process of its own. The trainer itself reads every
-stop back from the token ids, so a run that ends well had the gate inside its engine.
+Versions are compared with what this package requires. Then two steps of a policy of a few thousand parameters, made on
+the spot, run with DUET on each engine that is installed, each in its own process. The trainer itself reads every stop
+back from the token ids, so a run that succeeds had the gate inside its engine.
 """
 
 import argparse
@@ -26,11 +26,11 @@ EXTRAS = {
     "math": "for the math verifier",
     "report": "for figures and the audit log",
 }
-"""Extras whose libraries are looked for, and what they are for."""
+"""Extras whose libraries are looked for, and their purpose."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
 TAIL_LINES = 12
-"""Of a failed training that are shown."""
+"""Lines of a failed training that are shown."""
 
 Finding = tuple[str, str, str]
 """`OK`, `NOTE` (training works, but) or `FAILED`; what was found; what to do about it."""
@@ -41,7 +41,7 @@ def add_command(commands: Any) -> None:
     command = commands.add_parser(
         "check",
         help="versions, GPU, engines and the gate inside them, in a minute or two",
-        description="Says whether this machine can train with DUET, and what to do where it cannot.",
+        description="Checks whether this machine can train with DUET, and shows what to do where it cannot.",
     )
     command.set_defaults(run=check)
     command.add_argument("--fast", action="store_true", help="train nothing: versions and devices only")
@@ -76,7 +76,7 @@ def _requirements() -> Iterator[Finding]:
     try:
         asked = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or ()]
     except importlib.metadata.PackageNotFoundError:
-        yield FAILED, "duet-trl is imported and not installed", "pip install -e . in its folder"
+        yield FAILED, "duet-trl is imported but not installed", "pip install -e . in its folder"
         return
     fitting, installed = [], versions(*(one.name for one in asked))
     for one in asked:
@@ -104,7 +104,7 @@ def _device() -> Finding:
     import torch
 
     if not torch.cuda.is_available():
-        what = f"no GPU that PyTorch {torch.__version__} sees; {len(os.sched_getaffinity(0))} cores"
+        what = f"PyTorch {torch.__version__} sees no GPU; {len(os.sched_getaffinity(0))} cores"
         return NOTE, what, "train with use_cpu=True, bf16=False, or install PyTorch for CUDA"
     what = f"{torch.cuda.device_count()} of {torch.cuda.get_device_name()}"
     if not torch.cuda.is_bf16_supported():
@@ -123,7 +123,7 @@ def _sandbox() -> Finding:
 
 
 def _trainings() -> Iterator[Finding]:
-    """Two steps on each engine that is installed, each in a process of its own."""
+    """Two steps on each engine that is installed, each in its own process."""
     from .report.environment import versions
 
     with tempfile.TemporaryDirectory(prefix="duet_check_") as folder:
@@ -143,7 +143,7 @@ def _trainings() -> Iterator[Finding]:
 
 
 def train(engine: str, policy: str, folder: str) -> None:
-    """Two steps with DUET whose rollouts are trimmed behind their first box; the last line printed says how many."""
+    """Two steps with DUET whose rollouts are trimmed after their first box; the last line printed shows how many."""
     import torch
     from datasets import Dataset
 
@@ -166,7 +166,7 @@ def train(engine: str, policy: str, folder: str) -> None:
     rates = [entry["duet/trim_rate"] for entry in trainer.state.log_history if "duet/trim_rate" in entry]
     if len(rates) != 2 or not min(rates) > 0:
         raise RuntimeError(f"the gate stopped nothing: share of trimmed rollouts {rates}")
-    sys.stdout.write(f"\n2 steps trained, the gate stopped {sum(rates) / 2:.0%} of the rollouts behind their answer\n")
+    sys.stdout.write(f"\n2 steps trained, the gate stopped {sum(rates) / 2:.0%} of the rollouts after their answer\n")
 
 
 def _length(completions: list[str], **_: Any) -> list[float]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every field that a user sets, checked; what one method alone reads stands in `method_kwargs`."""
+"""Every field that a user sets, with its checks; options of a single method are in `method_kwargs`."""
 
 import math
 from dataclasses import dataclass, fields
@@ -36,7 +36,7 @@ _PARENTS = {
     "loss_type": one_of("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "luspo", "sapo", "vespo"),
     "multi_objective_aggregation": one_of("sum_then_normalize", "normalize_then_sum"),
 }
-"""What values of TRL's own fields must be."""
+"""Rules for the values of TRL's own fields."""
 _GATED = Acts(lambda v: v.method == "own" or v.trim or v.abort, "trim=True or abort=True")
 _ON_SERVER = Acts(lambda v: v.use_vllm and v.vllm_mode == "server", "use_vllm=True and vllm_mode='server'")
 _DUETS = ("duet", "paper")
@@ -60,14 +60,14 @@ def _options_help() -> str:
     for method, entry in METHODS.items():
         takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
-    return f"What the method alone reads, a mapping; as JSON on the command line. {' '.join(lists)}"
+    return f"Options that only this method reads, a mapping; JSON on the command line. {' '.join(lists)}"
 
 
 @dataclass
 class DUETGRPOConfig(GRPOConfig):
     """Configuration of [`DUETGRPOTrainer`]; its fields are described by their `help` and in `docs/configuration.md`.
 
-    Everything of [`~trl.GRPOConfig`] stays as it is. `num_generations` becomes the *average* number of rollouts per
+    Everything in [`~trl.GRPOConfig`] stays as it is. `num_generations` becomes the *average* number of rollouts per
     prompt at `budget_fraction=1`, and `per_device_train_batch_size` the maximum rollouts of a micro-batch. A field
     whose default is `None` takes the value of the chosen `method`; after construction it holds that value. Setting
     one that cannot have an effect under the method is an error.
@@ -83,7 +83,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
     method_kwargs: dict[str, Any] | str | None = config_field(_options_help())
     allocate: bool | None = config_field(
-        "Uneven rollout counts (paper, section 3.1). False: as many for every prompt.",
+        "Uneven rollout counts (paper, section 3.1). False: the same for every prompt.",
         methods={"duet": False, "paper": True},
         unread=False,
     )
@@ -144,10 +144,10 @@ class DUETGRPOConfig(GRPOConfig):
         methods={"duet": "math", "paper": "math_paragraph", "own": "math"},
     )
     thought_delimiters: list[str] | None = config_field(
-        "What opens and closes a thought, in which no answer counts: two texts. None: as in the tokenizer. []: none."
+        "Two strings that open and close a thought, in which no answer counts. None: as in the tokenizer. []: none."
     )
     grace_window: int | None = config_field(
-        "G: tokens a rollout may run on after its marker, and past K2. Paper: 150 of 3,072.",
+        "G: tokens a rollout may continue after its marker, and past K2. Paper: 150 of 3,072.",
         rule=at_least(0),
         acts=_GATED,
         methods=dict.fromkeys(_DUETS, _GRACE),
@@ -166,38 +166,38 @@ class DUETGRPOConfig(GRPOConfig):
 
     # Parameters of every method
     extra_eos_tokens: list[str] | None = config_field(
-        "Tokens that end a rollout beside those that tokenizer and model declare: for a base model the end of turn of "
-        "its chat template."
+        "Tokens that end a rollout besides those that tokenizer and model declare: for a base model, the end-of-turn "
+        "token of its chat template."
     )
     ending_reward_weight: float = config_field(
-        "What a rollout earns for ending with an EOS, as a share of what the reward functions pay it, if that is "
-        "above 0. Logged as rewards/ending_reward/mean. 0: nothing (paper); duet teaches the ending by itself.",
+        "Extra reward for ending with an EOS, as a share of what the reward functions give the rollout, if that is "
+        "above 0. Logged as rewards/ending_reward/mean. 0: none (paper); duet teaches the ending by itself.",
         default=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
     )
     exclude_zero_variance_groups: bool = config_field(
-        "Prompts whose rewards are all equal leave the divisor of the loss (trl#6365). False: they count (TRL).",
+        "Leave prompts whose rewards are all equal out of the divisor of the loss (trl#6365). False: as in TRL.",
         default=False,
         acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
-        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation say (TRL: one). "
-        "'several': two passes in two mini-batches each, inside a trust region: the learning rate, which starts at "
-        "learning_rate, follows desired_kl, and an update that would go too far is skipped or pulled back. Takes the "
-        "memory of one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "
-        "SFPO has it. An optimizer step (max_steps) is one update.",
+        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation define (TRL: one). "
+        "'several': two passes in two mini-batches each, inside a trust region: the learning rate starts at "
+        "learning_rate and adapts to desired_kl, and an update that would go too far is skipped or pulled back. Needs "
+        "memory for one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "
+        "in SFPO. An optimizer step (max_steps) is one update.",
         default="once",
         rule=one_of("once", *CUTS),
     )
     desired_kl: float | None = config_field(
-        "With updates='several': KL divergence, nats per token, of the policy before the updates of a batch from the "
-        f"one after. None: {DESIRED_KL:g}.",
+        "With updates='several': target KL divergence, nats per token, of the policy before the updates of a batch "
+        f"from the one after. None: {DESIRED_KL:g}.",
         rule=(lambda x: 0 < x < math.inf, "above 0, nats per token; got {}"),
         acts=Acts(lambda v: v.updates == "several", "updates='several'"),
     )
     old_logps: str | None = config_field(
-        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', a forward pass over the "
-        "batch (TRL's way), or 'engine', those that vLLM drew the tokens with, without one. None: 'trainer'.",
+        "Log-probs before the updates of a batch, in the ratio that is clipped: 'trainer', from a forward pass over "
+        "the batch (as in TRL), or 'engine', from vLLM's sampling, without that pass. None: 'trainer'.",
         rule=one_of("trainer", "engine"),
         acts=Acts(
             lambda v: (
@@ -212,19 +212,19 @@ class DUETGRPOConfig(GRPOConfig):
         ),
     )
     shared_prompts: bool | None = config_field(
-        "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model can and it "
-        "pays. True: an error where it cannot.",
+        "Rows of one prompt in a micro-batch share its forward pass in training. None: where the model "
+        "supports it and it pays. True: an error where the model does not.",
         acts=Acts(lambda v: v.per_device_train_batch_size > 1, "per_device_train_batch_size above 1"),
     )
 
-    # Parameters that control a vLLM server, beside TRL's vllm_server_*
+    # Parameters that control a vLLM server, besides TRL's vllm_server_*
     engine: str | None = config_field(
-        "Where a server's gate runs: 'vllm', in it; 'openai', on the streams of one without it. None: 'vllm'.",
+        "Where the gate runs: 'vllm', in the server; 'openai', on the streams of a server without it. None: 'vllm'.",
         rule=one_of("vllm", "openai"),
         acts=_ON_SERVER,
     )
     server_weight_sync: str | None = config_field(
-        "How new weights reach the server: 'nccl' (TRL's way, GPU to GPU) or 'disk' (through server_weights_dir). "
+        "How new weights reach the server: 'nccl' (as in TRL, GPU to GPU) or 'disk' (through server_weights_dir). "
         "None: 'nccl' where the trainer runs on CUDA, else 'disk'.",
         rule=one_of("nccl", "disk"),
         acts=_ON_SERVER,
@@ -239,7 +239,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     overlap: bool = config_field(
-        "Let the server generate the next step's rollouts, of the weights as they are, while this one trains.", False
+        "Let the server generate the next step's rollouts, with the current weights, while this step trains.", False
     )
 
     # Parameters that control identity and records
@@ -252,7 +252,7 @@ class DUETGRPOConfig(GRPOConfig):
         acts=Acts(lambda v: v.audit_log, "audit_log=True"),
     )
     filled_in: dict[str, Any] | str | None = config_field(
-        "Not to be set: what was given for a field, and what it holds."
+        "Internal, do not set: what a field was given, and what it holds."
     )
 
     def __new__(cls, *args: Any, **given: Any) -> "DUETGRPOConfig":
@@ -288,7 +288,7 @@ class DUETGRPOConfig(GRPOConfig):
         return self.__dict__ | {"hub_token": None}
 
     def _resolve(self) -> None:
-        """Fill in what the user left open, and refuse what was set and cannot have an effect."""
+        """Fill in what the user left unset, and refuse what was set but cannot have an effect."""
         given = {name: value for name in DECLARED if (value := self.__dict__[name]) is not None}
         for name in sorted(given.keys() & METHOD_FIELDS - reads(self.method)):
             raise ValueError(
@@ -313,7 +313,7 @@ class DUETGRPOConfig(GRPOConfig):
     def _check_relations(self) -> None:
         delimiters = parse_delimiters(self.thought_delimiters or [])
         if self.marker is not None:
-            get_marker(self.marker, delimiters)  # what cannot be compiled is an error
+            get_marker(self.marker, delimiters)  # raises if it cannot be compiled
         least, most = self.num_rollouts_min or 1, self.num_rollouts_max
         if most is not None and least > most:
             raise ValueError(f"num_rollouts_min ({least}) is above num_rollouts_max ({most}).")
@@ -342,7 +342,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     @property
     def num_candidates(self) -> int:
-        """Prompts that compete for the M visits of a generation step; M: none but those that the sampler draws."""
+        """Prompts that compete for the M visits of a generation step; M: only those that the sampler draws."""
         return round(getattr(self.options, "prompt_candidates", 1) * self.num_prompts)
 
     @property
@@ -363,11 +363,11 @@ class DUETGRPOConfig(GRPOConfig):
 
 
 DECLARED = declarations(DUETGRPOConfig)
-"""What is declared of each field above, by name."""
+"""The declaration of each field above, by name."""
 METHOD_FIELDS = frozenset(name for name, said in DECLARED.items() if said.methods)
-"""Fields that some methods read and others do not. The other fields are of every method."""
+"""Fields that some methods read and others do not. Every method reads the other fields."""
 _OPEN = sorted({*METHOD_FIELDS, *CUT_FIELDS, "desired_kl", "generation_batch_size"})
-"""Fields that may hold something else than what was given."""
+"""Fields that may hold something other than what was given."""
 
 
 def reads(method: str) -> frozenset[str]:
@@ -376,5 +376,5 @@ def reads(method: str) -> frozenset[str]:
 
 
 def defaults_of(method: str) -> dict[str, Any]:
-    """What each of `METHOD_FIELDS` holds under a method while nobody set it: a value, or what it `Follows` from."""
+    """Default of each of `METHOD_FIELDS` under a method: a value, or what it `Follows` from."""
     return {name: DECLARED[name].methods.get(method, DECLARED[name].unread) for name in sorted(METHOD_FIELDS)}

@@ -20,7 +20,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
 PADDING_ROW = -1
-"""Stands for a row that the trainer fills with one masked token."""
+"""Marks a row that the trainer fills with one masked token."""
 
 
 def pack(
@@ -32,7 +32,7 @@ def pack(
 ) -> np.ndarray:
     """Places rollouts on ranks, optimizer-step windows and micro-batches (chunks), balanced by length.
 
-    Rollouts are dealt in falling length, back and forth, over the windows, so that every optimizer step sees the whole
+    Rollouts are dealt by falling length, back and forth, over the windows, so that every optimizer step sees the whole
     range of lengths, and inside a window over the ranks. Each rank cuts its share into chunks, the longest first. No
     other way to split a window has fewer tokens after padding each chunk to its longest row over all ranks; windows,
     and the ranks of a window, differ by at most the longest minus the shortest row.
@@ -128,7 +128,7 @@ class Exchange:
         return gather_object(local) if self.accelerator.num_processes > 1 else list(local)
 
     def first(self, value: Any) -> Any:
-        """The value of process 0, so that every process decides alike."""
+        """The value of process 0, so that every process makes the same decision."""
         return broadcast_object_list([value], from_process=0)[0]
 
     def numbers(self, placement: Placement, columns: np.ndarray) -> np.ndarray:
@@ -147,7 +147,7 @@ class Exchange:
         """Run local work; if it fails on one process, raise on all of them instead of leaving the others waiting.
 
         Raises:
-            RuntimeError: If it failed elsewhere, with what happened there; here its own error goes on as it is.
+            RuntimeError: If it failed elsewhere, with what happened there; here its own error is raised unchanged.
         """
         if self.num_processes == 1:
             return work()
@@ -191,10 +191,10 @@ class Exchange:
         return found
 
     def spread(self, count: int, size: int | None, work: Callable[[np.ndarray], list]) -> list:
-        """Share some work out over the processes: an object for each of 0..count-1, in order, on all of them.
+        """Distribute some work over the processes: an object for each of 0..count-1, in order, on all of them.
 
-        `work` gets numbers, at most `size` at a time (None: all of this process's), as often on each process: sharded
-        models gather their weights in it.
+        `work` gets numbers, at most `size` at a time (None: all of this process's), and runs equally often on each
+        process: sharded models gather their weights in it.
         """
         placement = Placement(count, self.num_processes, interleaved=True)
         own = placement.rows(self.process_index)

@@ -24,7 +24,7 @@ _NAMES = {
 
 
 Rule = tuple[Callable[[Any], bool], str]
-"""What a value must be: the test (a NaN fails each), and the words behind "must be", {} for the value."""
+"""What a value must be: the test (a NaN fails each), and the words after "must be", {} for the value."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Acts:
 
 @dataclass(frozen=True)
 class Follows:
-    """A default that follows from other fields: from the configuration, and how its help says it."""
+    """A default that follows from other fields: a function of the configuration, and its words in the help."""
 
     of: Callable[[Any], Any]
     words: str
@@ -47,17 +47,17 @@ class Follows:
 
 
 class Declaration(str):
-    """The help of a field, which carries what else is declared of it.
+    """The help of a field, which carries the rest of its declaration.
 
-    transformers' parser hands everything in the `metadata` of a field to argparse, so that only a help can be there.
+    transformers' parser passes everything in the `metadata` of a field to argparse, so only a help can be there.
     """
 
     rule: Rule | None = None  # what its value must be
     acts: Acts | None = None  # when it can have an effect
-    # methods that read it, each with its default: a value, `Follows`, or None; empty: it is of every method
+    # methods that read it, each with its default: a value, `Follows`, or None; empty: every method reads it
     methods: Mapping[str, Any] = {}
-    unread: Any = None  # what it holds under the other methods
-    follows: Follows | None = None  # of an option, its default where that is not a value
+    unread: Any = None  # its value under the other methods
+    follows: Follows | None = None  # default of an option, where that is not a value
 
 
 def config_field(
@@ -70,9 +70,9 @@ def config_field(
     unread: Any = None,
     follows: Follows | None = None,
 ) -> Any:
-    """A field of the configuration or an option of a method: its help, default, and what `Declaration` has.
+    """A field of the configuration or an option of a method: its help, its default, and the rest of a `Declaration`.
 
-    Here alone is what `--help`, docs/configuration.md, the checks and their errors say of it.
+    `--help`, docs/configuration.md, the checks and their errors are all made from it.
     """
     words: dict[str, list[str]] = {}
     for method, value in (methods or {}).items():
@@ -89,13 +89,13 @@ def config_field(
 
 
 def declarations(owner: Any) -> dict[str, Declaration]:
-    """What is declared of each field of a configuration or of `Options`, without fields of TRL."""
+    """The declaration of each field of a configuration or of `Options`, without fields of TRL."""
     found = {one.name: one.metadata.get("help") for one in fields(owner)}
     return {name: said for name, said in found.items() if isinstance(said, Declaration)}
 
 
 def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
-    """Fields of a copy that still hold what its original made of them, with what its original was given.
+    """Fields of a copy that still hold the values its original resolved, with what the original was given.
 
     dataclasses.replace, and a configuration made from `to_dict()`, pass every field as if it had been set.
     """
@@ -104,24 +104,24 @@ def as_given(values: Mapping[str, Any], filled_in: Any) -> dict[str, Any]:
 
 
 def one_of(*choices: str) -> Rule:
-    """One of some words."""
+    """One of several words."""
     return lambda value: value in choices, f"one of {list(choices)}, got {{!r}}"
 
 
 def at_least(least: int) -> Rule:
-    """A whole number from `least` on."""
+    """An integer of at least `least`."""
     return lambda value: _fits(value, int) and value >= least, f"an integer of at least {least}, got {{!r}}"
 
 
 def check_rule(name: str, value: Any, rule: Rule | None) -> None:
-    """Raise ValueError if a value breaks its rule; None, where nothing is chosen, passes."""
+    """Raise ValueError if a value breaks its rule; None, an unset value, passes."""
     if rule is not None and value is not None and not rule[0](value):
         raise ValueError(f"{name} must be {rule[1].format(value)}.")
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base of what `method_kwargs` are read into; ValueError if a value has another type or breaks its rule."""
+    """Base class that `method_kwargs` are read into; ValueError if a value has the wrong type or breaks its rule."""
 
     def __post_init__(self) -> None:
         check_types(self.__dict__, {one.name: one.type for one in fields(self)})
@@ -130,11 +130,11 @@ class Options:
 
 
 def read_json(text: dict[str, Any] | str | None) -> Any:
-    """The `method_kwargs` of a command line, JSON, as a mapping; anything else as it is."""
+    """The `method_kwargs` of a command line, JSON, as a mapping; anything else unchanged."""
     try:
         return json.loads(text) if isinstance(text, str) else text
     except json.JSONDecodeError as error:
-        raise ValueError(f"method_kwargs is no JSON: {error}, got {text!r}. Write '{{\"name\": value}}'.") from error
+        raise ValueError(f"method_kwargs is not JSON: {error}, got {text!r}. Write '{{\"name\": value}}'.") from error
 
 
 def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: str) -> Options:
@@ -147,14 +147,14 @@ def read_options(kind: type[Options], given: Mapping[str, Any] | None, method: s
 
 
 def settled(options: Options, config: Any) -> Options:
-    """Options with what follows from the configuration in place of what was left open."""
+    """Options whose unset values are filled in from the configuration."""
     follows = {name: said.follows for name, said in declarations(options).items() if vars(options)[name] is None}
     return replace(options, **{name: one.of(config) for name, one in follows.items() if one is not None})
 
 
 def _unknown(name: str, value: Any, known: list[str], method: str) -> str:
     if name in EARLIER:
-        return f"method_kwargs has no {name!r} any more. {EARLIER[name]} (CHANGELOG.md)."
+        return f"method_kwargs no longer has {name!r}. {EARLIER[name]} (CHANGELOG.md)."
     if not known:
         return f"method={method!r} takes no method_kwargs, got {name}={value!r}. Remove it."
     near = difflib.get_close_matches(str(name), known, 1)
@@ -169,29 +169,29 @@ _CONSTANTS = (
 )
 EARLIER = {
     "preset": "It is `method`",
-    "abort_rule": "By price is method='duet', by length method='paper'",
+    "abort_rule": "method='duet' aborts by price, method='paper' by length",
     "abort_answer_quantile": "method='duet' aborts by price, which needs none",
     "abort_answer_slack": "method='duet' aborts by price, which needs none",
-    "advantage_baseline": "Least noise is method='duet', the group is method='paper'",
-    "allocation_objective": "Counts for mixed groups are method='duet', those of Theorem 1 method='paper'",
+    "advantage_baseline": "method='duet' uses the baseline of least noise, method='paper' the group's",
+    "allocation_objective": "method='duet' plans for mixed groups, method='paper' by Theorem 1",
     "small_advantages": "Rollouts below advantage_cutoff are dropped",
     "grad_norm_quantile": "Use updates='several', which bounds a step by desired_kl",
     "ema_decay": "Use updates='several', which bounds a step by desired_kl",
 } | dict.fromkeys(_CONSTANTS, "It is a constant of the method")
-"""Fields and options of earlier versions, and what stands in their place."""
+"""Fields and options of earlier versions, and what replaces them."""
 
 
 def refuse_unknown(given: Iterable[str], owner: Any, options: Mapping[str, type[Options]]) -> None:
     """Raise ValueError for a field that an earlier version had, or that is an option of some methods."""
     for name in set(given) - {one.name for one in fields(owner)}:
         if name in EARLIER:
-            raise ValueError(f"{name} is no field any more. {EARLIER[name]} (CHANGELOG.md).")
+            raise ValueError(f"{name} is no longer a field. {EARLIER[name]} (CHANGELOG.md).")
         if takers := [method for method, kind in options.items() if name in declarations(kind)]:
             raise ValueError(f"{name} is an option of {takers}. Write method_kwargs={{{name!r}: ...}}.")
 
 
 def check_types(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
-    """Raise ValueError if a value has another type than its annotation says."""
+    """Raise ValueError if a value does not have the type of its annotation."""
     for name, kind in kinds.items():
         _check_type(name, values[name], kind)
 

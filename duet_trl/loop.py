@@ -6,8 +6,8 @@
     judgement = method.judge(done)
     ... rows -> GRPOTrainer's loss -> method.observe(done, judgement, sum_logps)
 
-The loop numbers rollouts over all rounds and processes, shares them out, replays the gate on what comes back, and
-checks what a method or an engine must not do. Generating, scoring and answering is the host's: the trainer.
+The loop numbers rollouts over all rounds and processes, distributes them, replays the gate on the results, and
+rejects what a method or an engine must not do. The host, which is the trainer, generates, scores and answers.
 """
 
 import time
@@ -27,11 +27,11 @@ from .rollouts import NO_GATE, Job, Judgement, LocalRollout, Query, Rollouts, St
 from .update.advantages import weighted_sum
 
 MAX_ROUNDS = 64
-"""A method that still asks after so many rounds never ends."""
+"""A method that still asks after this many rounds never ends."""
 
 
 class Host(Protocol):
-    """What the loop asks of a trainer. Every process makes each call, with rows of its own, as many on each."""
+    """What the loop needs from a trainer. Every process makes each call, each with its own rows, the same number."""
 
     reward_weights: torch.Tensor
 
@@ -45,7 +45,7 @@ class Host(Protocol):
         """Columns that the reward functions have just logged, for all rollouts of the round in global order."""
 
     def begin(self, step: StepRecord, jobs: Sequence[Job], padding: int) -> None:
-        """Begin what `generate` will be asked for with these arguments, and return at once."""
+        """Start what `generate` will be asked for with these arguments, and return at once."""
 
     def answer(self, step: StepRecord, queries: Sequence[Query]) -> list[np.ndarray]:
         """Answers of the model in training, equal on every process."""
@@ -64,7 +64,7 @@ class Loop:
     automaton: TokenAutomaton | None  # compiled marker; None: no job of the method carries a gate
     max_rollouts: int  # of a step over all rounds and processes
     max_tokens: int  # length limit of a rollout
-    vocab_size: int  # by which prefixes are checked
+    vocab_size: int  # that prefixes are checked against
     end_ids: set[int]  # tokens that end a rollout; none may be in a prefix
     interleaved: bool  # deal rollouts to the processes one by one instead of in blocks
     num_steps: int = 0  # generation steps that the method has observed
@@ -99,7 +99,7 @@ class Loop:
         step.nonfinite = ~step.done.scored & ~step.done.superseded
 
     def begin(self, step: StepRecord) -> bool:
-        """Decide the first round of a step, and begin to generate it; False: the method asks the policy first."""
+        """Decide the first round of a step, and start generating it; False: the method asks the policy first."""
         step.planned = jobs, queries = self._next_round(step)
         if jobs and not queries:
             placement = Placement(len(jobs), self.exchange.num_processes, self.interleaved)
@@ -135,7 +135,7 @@ class Loop:
             planned, step.planned = step.planned, None
             return planned
         started = time.perf_counter()
-        # The decision of process 0 counts, so that a last bit of a float cannot part the processes.
+        # The decision of process 0 counts, so that rounding cannot make the processes differ.
         asked = self.method.jobs(step.prompts, step.done)
         if not isinstance(asked, Iterable):
             raise TypeError(f"{self._name}.jobs returned {asked!r}. It must return a list, empty to end the step.")
@@ -211,7 +211,7 @@ class Loop:
             taken.add(row)
 
     def _none_yet(self, step: StepRecord) -> Rollouts:
-        """No rollouts, for the answers to questions that come before the first of them."""
+        """No rollouts, for answers to questions that come before the first rollout."""
         nothing = np.zeros(0, dtype=np.int64)
         return Rollouts(
             prompts=step.prompts,
@@ -228,7 +228,7 @@ class Loop:
     def _ask(self, step: StepRecord, queries: list[Query]) -> list[np.ndarray]:
         for query in queries:
             if not query.ids or not (query.hidden_at is None or 0 <= query.hidden_at < len(query.ids)):
-                raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at among them.")
+                raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at as one index.")
             if not 0 <= min(query.ids) <= max(query.ids) < self.vocab_size:
                 raise ValueError(
                     f"{query!r} asks about ids outside the vocabulary. Use ids in [0, {self.vocab_size})."
@@ -263,7 +263,7 @@ class Loop:
         self._add(step, jobs, found, terminated, rewards, answers)
 
     def _own(self, placement: Placement, jobs: list[Job]) -> tuple[list[Job], int]:
-        """Jobs of this process, and how often the last of them is repeated to have as many rows on each."""
+        """Jobs of this process, and how often the last one is repeated so that each process has as many rows."""
         rows = placement.rows(self.exchange.process_index)
         # A process without a rollout generates one that nobody reads: the collectives need it.
         own = [jobs[row] for row in (rows if len(rows) else np.zeros(1, dtype=np.int64))]
@@ -272,7 +272,7 @@ class Loop:
     def _outcomes(
         self, placement: Placement, jobs: list[Job], rollouts: Sequence[LocalRollout]
     ) -> tuple[Replay, np.ndarray]:
-        """Replay the gate on the local rollouts, and gather what every process must know of all of them."""
+        """Replay the gate on the local rollouts, and gather what every process must know about all of them."""
         local = self.exchange.fail_together(lambda: self._replay(jobs, rollouts))
         ended = np.array([rollout.terminated for rollout in rollouts[: len(jobs)]], dtype=bool)
         table = self.exchange.numbers(placement, np.stack([*vars(local).values(), ended], axis=1).astype(np.int64))
@@ -342,13 +342,13 @@ class Loop:
 
 
 def _extend(columns: dict[str, list], before: int, added: int, new: dict[str, list]) -> None:
-    """Add the columns of a round to those of the rounds before; what a round lacks is None."""
+    """Add the columns of a round to those of earlier rounds; a column that a round lacks is None."""
     for name in {*columns, *new}:
         columns[name] = columns.get(name, [None] * before) + new.get(name, [None] * added)
 
 
 def _without_lost(judgement: Judgement, lost: np.ndarray) -> Judgement:
-    """A rollout that nobody could score is no failure: it leaves gradient and divisor, and none stands for it."""
+    """A rollout that nobody could score is not a failure: it leaves gradient and divisor, and none replaces it."""
     return replace(judgement, in_gradient=judgement.in_gradient & ~lost, in_divisor=judgement.in_divisor & ~lost)
 
 
@@ -378,7 +378,7 @@ def _checked(judgement: Judgement, done: Rollouts, name: str) -> Judgement:
         row = int(np.flatnonzero(judgement.in_divisor & done.superseded)[0])
         raise ValueError(
             f"{name}.judge counts rollout {row}, which another one continues. Leave it out of in_gradient and "
-            "in_divisor: its tokens stand in the longer one."
+            "in_divisor: the longer one contains its tokens."
         )
     if (judgement.in_gradient & ~judgement.in_divisor).any():
         row = int(np.flatnonzero(judgement.in_gradient & ~judgement.in_divisor)[0])

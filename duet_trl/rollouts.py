@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words that a method and the loop share: prompts, jobs, the rollouts that came of them, and a judgement.
+"""The types that a method and the loop share: prompts, jobs, the rollouts they lead to, and a judgement.
 
 Below them is the record of one generation step on one process, which the loop and the trainer fill phase by phase.
 
-A generation step is rounds of jobs. A method sees the prompts and the rollouts of the rounds so far, and asks for
-more until it asks for nothing; then it judges all rollouts at once (docs/architecture.md#one-step). Everything here is
-equal on every process and knows nothing of TRL.
+A generation step consists of rounds of jobs. A method sees the prompts and the rollouts of the rounds so far, and asks
+for more until it needs none; then it judges all rollouts at once (docs/architecture.md#one-step). Everything here is
+equal on every process and independent of TRL.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,7 +68,7 @@ class Prompts:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Keys of all prompts, those that were added included."""
+        """Keys of all prompts, including those that were added."""
         return tuple(prompt.key for prompt in self._prompts)
 
     def more(self, count: int) -> range:
@@ -108,16 +108,16 @@ class Job:
     gate: GateSpec | None = None  # that it runs through, counted from its first token, prefix included; None: none
     keep: bool = False  # its coin: True survives the gate without a marker
     continues: int | None = None
-    """Number of the rollout of this step that it goes on with; the prefix is then all of that rollout's tokens. The
-    earlier one is superseded: it has no reward, and nothing counts it but the tokens that were generated for it.
+    """Number of the rollout of this step that it continues; the prefix is then all of that rollout's tokens. The
+    earlier one is superseded: it has no reward, and only the tokens that were generated for it count.
     None: the prefix, if there is one, is from elsewhere."""
     whole: bool = False
-    """The prefix is a rollout that has ended: its last token ends it, or it has the length limit. No token is
+    """The prefix is a rollout that has ended: its last token ends it, or it is at the length limit. No token is
     generated."""
 
 
 NO_GATE = GateSpec(poll_threshold=1, abort_threshold=1, grace_window=0, trim=False, abort=False)
-"""What a job without a gate is replayed with."""
+"""The gate that a job without one is replayed with."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Rollouts:
     processes that generated them hold them, so every process must ask for the same rows."""
     answer_class: Callable[[], np.ndarray] = field(default=lambda: np.zeros(0, dtype=np.int64), repr=False)
     """Class of each rollout's answer by the verifier's equivalence, shape (N,), int64: from 0 within a prompt, in the
-    order of first answers; -1: no answer. Only for a method that says `compares_answers`; every process must ask."""
+    order of first answers; -1: no answer. Only for a method that sets `compares_answers`; every process must ask."""
 
     def __len__(self) -> int:
         return len(self.jobs)
@@ -211,7 +211,7 @@ PHASES = ("plan", "generate", "score", "update", "overhead")
 
 @dataclass(frozen=True)
 class LocalRollout:
-    """A rollout on the process that generated it; it travels as it is to the one that trains it."""
+    """A rollout on the process that generated it; it is sent unchanged to the one that trains it."""
 
     prompt_ids: list[int]
     completion_ids: list[int]  # policy tokens, the prefix included, the forced stop removed
@@ -230,15 +230,15 @@ def policy_mask(batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 @dataclass
 class StepRecord:
-    """One generation step on one process. What has shape (N,) is equal on every process."""
+    """One generation step on one process. Everything of shape (N,) is equal on every process."""
 
     prompts: Prompts
     local: dict[int, LocalRollout] = field(default_factory=dict)  # generated here, by global number, ascending
-    spare: LocalRollout | None = None  # something generated here, even where no rollout is
-    jobs: list[Job] = field(default_factory=list)  # what each rollout was asked for as, length N
+    spare: LocalRollout | None = None  # one generated here, even where none is needed
+    jobs: list[Job] = field(default_factory=list)  # of each rollout, length N
     done: Rollouts | None = None  # all rollouts so far
     rounds: int = 0  # of rollouts
-    planned: tuple[list[Job], list[Query]] | None = None  # the next round, where it is decided already
+    planned: tuple[list[Job], list[Query]] | None = None  # the next round, if already decided
     judgement: Judgement | None = None
     nonfinite: np.ndarray | None = None  # no usable reward: lost, (N,)
     asked_tokens: int = 0  # of the questions to the model
@@ -246,9 +246,9 @@ class StepRecord:
     packed_rows: np.ndarray | None = None  # rollout of each row, -1: padding, (W, rows)
     extra_logs: dict[str, list] = field(default_factory=dict)  # columns of reward functions, all N
     train_rows: dict[str, torch.Tensor] = field(default_factory=dict)  # TRL's batch of this process
-    row_tokens: np.ndarray | None = None  # policy tokens that stand in a row of the batch, (N,)
+    row_tokens: np.ndarray | None = None  # policy tokens in its row of the batch, (N,)
     loss_tokens: np.ndarray | None = None  # those of them left in the loss, (N,)
-    taught_to_end: np.ndarray | None = None  # an EOS behind these is trained, (N,), bool
+    taught_to_end: np.ndarray | None = None  # an EOS after these is trained, (N,), bool
     in_divisor: np.ndarray | None = None  # counts in what the loss divides by, (N,), bool
     num_train_tokens: int = 0  # with a forward pass, all processes
     num_kept_tokens: int = 0  # N_t of Eq. 6
@@ -289,5 +289,5 @@ class StepRecord:
 
     @property
     def truncated(self) -> np.ndarray:
-        """Rollouts that neither an EOS nor the gate ended, at the length limit as a rule, shape (N,), bool."""
+        """Rollouts that neither an EOS nor the gate ended, usually at the length limit, shape (N,), bool."""
         return ~self.done.terminated & ~self.stopped

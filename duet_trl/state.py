@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of something that learns: some of its attributes."""
+"""What a checkpoint saves of an object that learns: some of its attributes."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -9,16 +9,16 @@ import numpy as np
 
 
 class Stateful:
-    """Something whose state is the attributes that it names: JSON values, numpy arrays, and what is stateful itself.
+    """An object whose state is the attributes that it names: JSON values, numpy arrays, and stateful objects.
 
     Attributes:
-        remembered (tuple[str, ...]): Their names, which without an underscore in front are the keys of a state.
+        remembered (tuple[str, ...]): Their names; without a leading underscore they are the keys of a state.
     """
 
     remembered: tuple[str, ...] = ()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restored run needs to decide alike."""
+        """What a restored run needs to make the same decisions."""
         return state_of(self, self.remembered)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -33,7 +33,7 @@ def state_of(one: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 def restore(one: Any, names: Iterable[str], state: dict[str, Any], owner: str) -> None:
-    """Set what `state_of` gave, arrays in the precision that they have; ValueError if it is of something else."""
+    """Set what `state_of` gave, arrays in the precision that they have; ValueError if it belongs to something else."""
     check_state(owner, state, [name.lstrip("_") for name in names])
     for name in names:
         before, value = vars(one)[name], state[name.lstrip("_")]

@@ -2,8 +2,8 @@
 """`DUETGRPOTrainer`: the one class that overrides TRL's `GRPOTrainer`.
 
 A generation step runs rounds -> judge -> train rows -> TRL's loss -> observe. TRL's `_generate_and_score_completions`
-is called on the surviving rollouts, with `_generate` and `_calculate_rewards` standing for what is already known, so
-that log-probabilities, importance sampling, reference model and logging stay TRL's. The weights ride on the
+is called on the surviving rollouts, with `_generate` and `_calculate_rewards` returning what is already known, so
+that log-probabilities, importance sampling, reference model and logging stay TRL's. The weights multiply the
 advantages, in which every loss type is positively homogeneous.
 """
 
@@ -47,15 +47,15 @@ from .seams.several_updates import SeveralUpdates
 class DUETGRPOTrainer(GRPOTrainer):
     """[`~trl.GRPOTrainer`] under a token budget.
 
-    Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script stays as it is.
+    Takes the arguments of `GRPOTrainer`; `args` is a [`DUETGRPOConfig`], and the rest of a script does not change.
 
     Args:
-        method (Method | None): A method of your own, with `args.method="own"` (docs/extending.md).
-        engine (Callable[[Policy], Engine] | None): Builds an engine of your own, which then generates the rollouts.
+        method (Method | None): Your own method, with `args.method="own"` (docs/extending.md).
+        engine (Callable[[Policy], Engine] | None): Builds your own engine, which then generates the rollouts.
 
     Raises:
         TypeError: If `args` or the data set is of another class.
-        ValueError: For anything that gate or weights cannot be right with (images, an EOS outside the vocabulary, no
+        ValueError: For anything that would make gate or weights wrong (images, an EOS outside the vocabulary, no
             free sentinel, ...), before a model is loaded. Tools, environments and `rollout_func` need
             `method="grpo"`, which is then `GRPOTrainer` without DUET's metrics.
     """
@@ -64,7 +64,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     _name = "DUET"
     _paper = PAPER
     _last_loaded_step = -1  # TRL's, which has it with vLLM only
-    _current: StepRecord | None = None  # the generation step that is trained
+    _current: StepRecord | None = None  # the generation step in training
     _sampler: Any = None  # of the training data; a stream has none
     several: SeveralUpdates | None = None
     card_configuration: str | None = None  # YAML for the model card; None: that of `args`
@@ -132,12 +132,12 @@ class DUETGRPOTrainer(GRPOTrainer):
         """[`~trl.GRPOTrainer.train`]; an interrupt ends it after the current step, with a checkpoint.
 
         Args:
-            resume_from_checkpoint (str | bool | None): A checkpoint, or True for the newest whole one of `output_dir`.
+            resume_from_checkpoint (str | bool | None): A checkpoint, or True: the newest complete one of `output_dir`.
 
         Raises:
             KeyboardInterrupt: After SIGINT, once the checkpoint is written.
-            SystemExit: After SIGTERM, likewise, with status 143.
-            ValueError: If the checkpoint was not written to its end.
+            SystemExit: After SIGTERM, in the same way, with status 143.
+            ValueError: If the checkpoint is incomplete.
         """
         found = self.exchange.fail_together(lambda: resume_point(resume_from_checkpoint, self.args.output_dir))
         with self._interrupt:
@@ -149,7 +149,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     @property
     def _is_stock(self) -> bool:
-        """GRPOTrainer works alone: in evaluation, and where rollouts end by rules of their own."""
+        """GRPOTrainer works alone: in evaluation, and where rollouts end by their own rules."""
         return self._own_rules or not self.model.training
 
     def training_step(self, model: torch.nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
@@ -221,7 +221,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         return self._source.prompts(examples, self.loop.num_steps + 1, self.checkpoints.epochs_done)
 
     def _train_rows(self, step: StepRecord) -> dict[str, Any]:
-        """TRL's batch of this process: what it makes of rollouts that it is told it has generated and scored."""
+        """TRL's batch of this process, from the rollouts as if TRL had generated and scored them."""
         started = time.perf_counter()
         # Where some rollouts get no forward pass, the others move up.
         plain = self.method.plain and bool(step.judgement.in_gradient.all())
@@ -286,7 +286,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         return loss
 
     def _finish(self, step: StepRecord) -> None:
-        """Let the method learn from the step, and report what it says of it."""
+        """Let the method learn from the step, and report its metrics."""
         try:
             train_rows.collect_logps(step, self.exchange)
         except train_rows.Nonfinite as error:
@@ -308,7 +308,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Several updates of a batch ---------------------------------------------------------------------------------
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        """transformers' schedule, times the factor by which the learning rate follows the divergence of updates."""
+        """transformers' schedule, times the factor that adapts the learning rate to the divergence of updates."""
         scheduler = super().create_scheduler(num_training_steps, optimizer)
         if self.several is not None and self.several.region is not None:
             self.several.region.steer(scheduler)
@@ -323,7 +323,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Checkpoints ------------------------------------------------------------------------------------------------
 
     def save_method_state(self, folder: Path) -> None:
-        """Write what the method remembers into a folder, as every checkpoint has it."""
+        """Write the method's state into a folder, as in every checkpoint."""
         self.checkpoints.write(folder)
 
     def _get_train_sampler(self, dataset: Any = None) -> Sampler:
@@ -337,7 +337,7 @@ class DUETGRPOTrainer(GRPOTrainer):
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        # The file that is written next says that the checkpoint is whole: with the parts of every process.
+        # The file that is written next marks the checkpoint as complete: with the parts of every process.
         self.accelerator.wait_for_everyone()
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -348,14 +348,14 @@ class DUETGRPOTrainer(GRPOTrainer):
             self.checkpoints.restore(Path(checkpoint), self._sampler)
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        # transformers asks whether the run is at its end after each step only: from its last checkpoint it would train
-        # one more.
+        # transformers checks only after a step whether the run has ended: resumed from its last checkpoint, it would
+        # train one more.
         if self.state.global_step >= self.state.max_steps:
             self.control.should_training_stop = True
         else:
             super()._run_epoch(*args, **kwargs)
 
-    # ---- Sampling outside of training, and what is published --------------------------------------------------------
+    # ---- Sampling outside of training, and publishing ---------------------------------------------------------------
 
     def unwrapped_model(self) -> torch.nn.Module:
         """The policy as `model.generate` of the step takes it, without what distributed training wraps around it."""

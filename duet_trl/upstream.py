@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What TRL's own fields must be beside ours."""
+"""Checks of TRL's own fields against ours."""
 
 from trl import GRPOConfig
 
 
 def check_upstream(config: GRPOConfig) -> None:
-    """ValueError for fields of TRL under which ours could not be right; it names the values and what to set."""
+    """Raise ValueError for fields of TRL that are incompatible with ours; it names the values and what to set."""
     if config.updates != "once" and config.deepspeed_plugin is not None:
         raise ValueError(
-            f"updates={config.updates!r} measures and moves weights, which DeepSpeed keeps to itself. Use FSDP2, or "
+            f"updates={config.updates!r} measures and moves weights, which DeepSpeed does not expose. Use FSDP2, or "
             "updates='once'."
         )
     repeated = {"n", "seed"} & (config.generation_kwargs or {}).keys()
     if config.use_vllm and repeated:
         raise ValueError(
-            f"generation_kwargs sets {sorted(repeated)}, but every rollout is a request of its own: 'n' would "
+            f"generation_kwargs sets {sorted(repeated)}, but every rollout is its own request: 'n' would "
             "multiply them, and with one 'seed' all rollouts of a prompt would be the same. Remove them."
         )
     if config.use_transformers_continuous_batching:
@@ -33,7 +33,7 @@ def check_upstream(config: GRPOConfig) -> None:
             found, remedy = "with old_logps='engine'", "old_logps='trainer'"
         raise ValueError(
             f"top_p={config.top_p}, top_k={config.top_k}, min_p={config.min_p} {found}: the sampler's log-probs are "
-            f"renormalised inside the nucleus, and the ratio would be that of two distributions. Set {remedy}, or "
+            f"renormalised inside the nucleus, and the ratio would compare two distributions. Set {remedy}, or "
             "sample with top_p=1."
         )
     if config.overlap:
@@ -41,7 +41,7 @@ def check_upstream(config: GRPOConfig) -> None:
 
 
 def _check_overlap(config: GRPOConfig) -> None:
-    """A server must generate, and something correct for weights that are one step behind."""
+    """A server must generate, and a correction must account for weights that are one step old."""
     if not (config.use_vllm and config.vllm_mode == "server"):
         raise ValueError(
             "overlap=True lets a server generate while the policy trains, and there is none with "

@@ -271,7 +271,7 @@ def test_a_value_that_cannot_work_is_refused_with_a_remedy(tmp_path, overrides, 
         ),
         ("paper", {"x": 1}, r"has no 'x' \(value 1\) under method='paper'. It takes \["),
         ("grpo", {"poll_interval": 4}, "method='grpo' takes no method_kwargs, got poll_interval=4. Remove it"),
-        ("duet", "{poll_interval: 4}", r"method_kwargs is no JSON: .*got '\{poll_interval: 4\}'. Write"),
+        ("duet", "{poll_interval: 4}", r"method_kwargs is not JSON: .*got '\{poll_interval: 4\}'. Write"),
         ("duet", "[1]", r"method_kwargs must be a mapping of names to values, got \[1\]"),
         ("duet", 4, "method_kwargs must be a mapping of names to values, got 4"),
         ("duet", {"marker": "qa"}, "has no 'marker'"),
@@ -287,8 +287,8 @@ def test_options_that_cannot_be_read_are_refused_with_what_can(tmp_path, method,
 
 
 EARLIER_NAMES = [
-    ("preset", "preset is no field any more. It is `method`"),
-    ("abort_rule", "By price is method='duet', by length method='paper'"),
+    ("preset", "preset is no longer a field. It is `method`"),
+    ("abort_rule", "method='duet' aborts by price, method='paper' by length"),
     ("ema_decay", "Use updates='several'"),
     ("reward_decay", "It is a constant of the method"),
 ]
@@ -298,7 +298,7 @@ EARLIER_NAMES = [
 def test_a_name_of_an_earlier_version_is_refused_with_what_stands_in_its_place(tmp_path, name, message):
     with pytest.raises(ValueError, match=message):
         DUETGRPOConfig(str(tmp_path), **FIXED, **{name: 1})
-    with pytest.raises(ValueError, match=f"has no '{name}' any more"):
+    with pytest.raises(ValueError, match=f"no longer has '{name}'"):
         DUETGRPOConfig(str(tmp_path), method_kwargs={name: 1}, **FIXED)
 
 
