@@ -228,7 +228,7 @@ class Loop:
     def _ask(self, step: StepRecord, queries: list[Query]) -> list[np.ndarray]:
         for query in queries:
             if not query.ids or not (query.hidden_at is None or 0 <= query.hidden_at < len(query.ids)):
-                raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at as one index.")
+                raise ValueError(f"{query!r} asks about no token of its ids. Give ids, and hidden_at within them.")
             if not 0 <= min(query.ids) <= max(query.ids) < self.vocab_size:
                 raise ValueError(
                     f"{query!r} asks about ids outside the vocabulary. Use ids in [0, {self.vocab_size})."

@@ -54,7 +54,7 @@ class TokenAutomaton:
     def completions(
         self, rows: Sequence[Sequence[int]], in_thought: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Every completion of a marker in N finished rollouts; `in_thought` (N,) says which begin in a thought.
+        """Every completion of a marker in N finished rollouts; `in_thought` (N,) marks those that begin in a thought.
 
         Returns:
             tuple: Row (C,) int64 and 1-based position (C,) int64 of each of the C completions, ordered by row, then
@@ -86,7 +86,7 @@ class TokenAutomaton:
         return entries & STATE_BITS, entries >= COMPLETED
 
     def _check(self, tokens: np.ndarray) -> None:
-        # read as unsigned, a negative id is huge: one pass checks both ends
+        # read as unsigned, a negative id is huge: one comparison checks both bounds
         if tokens.size and tokens.view(np.uint64).max() >= self.num_tokens:
             wrong = tokens[(tokens < 0) | (tokens >= self.num_tokens)][0]
             raise ValueError(
@@ -101,7 +101,7 @@ def compile_automaton(marker: Marker, vocabulary: Sequence[bytes | None]) -> Tok
     Args:
         marker (Marker): A marker of `markers.py`.
         vocabulary (Sequence[bytes | None]): Bytes of each token id, length V, as `vocabulary.vocabulary_bytes` gives.
-            None is a token without text (special or unused): it completes nothing and begins the text anew, without
+            None is a token without text (special or unused): it completes nothing and restarts the text, without
             leaving a thought.
 
     Example:

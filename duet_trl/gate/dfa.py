@@ -2,7 +2,7 @@
 """Byte automata: the common form of every answer marker of Phase 2 (Section 3.2).
 
 Exploring every reachable state of a step function turns it into a table; merging equal states makes the table small
-enough for seven bits, which is what one byte per (state, token) leaves beside the completion flag.
+enough for seven bits, which is what one byte per (state, token) leaves next to the completion flag.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ class Grammar(NamedTuple):
 
     start: State  # before the first byte
     step: Callable[[State, int], tuple[State, bool]]  # pure; a state is a tuple while an answer is open
-    symbols: bytes  # that the step function tells apart, `in_order`; all others are alike
+    symbols: bytes  # that the step function tells apart, `in_order`; it treats all others the same
 
 
 def build_dfa(grammar: Grammar) -> np.ndarray:
@@ -56,7 +56,7 @@ def in_order(*texts: bytes) -> bytes:
 
 
 def too_many(num_states: int | str) -> ValueError:
-    """The error of a marker that needs more than `MAX_STATES`."""
+    """The error for a marker that needs more than `MAX_STATES`."""
     return ValueError(
         f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten what it begins with."
     )
@@ -71,7 +71,7 @@ def tail_that_may_open(text: bytes, *openings: bytes) -> bytes:
 
 
 def outside_thoughts(grammar: Grammar, opening: bytes, closing: bytes) -> Grammar:
-    """A grammar that completes outside of thoughts only: the same search, begun anew behind each.
+    """A grammar that completes outside of thoughts only: the same search, restarted after each.
 
     Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
     so that none of them becomes part of an answer. A state is the tail in a thought that may be its closing delimiter,

@@ -38,7 +38,7 @@ def extract_boxed(text: str | Written, which: Which = "first") -> str | None:
     r"""Content of the first or last closed, brace-balanced `\boxed{...}` with an answer in it, or None.
 
     Empty boxes and placeholders such as `\boxed{ANSWER}` (`grammars.PLACEHOLDERS`) hold none. A box in a box is
-    content. `which` is as in `extract_answer`; surrounding ASCII whitespace is taken off.
+    content. `which` is as in `extract_answer`; surrounding ASCII whitespace is stripped.
 
     Example:
         >>> extract_boxed(r"so \boxed{} or rather \boxed{\frac{1}{2}}.")
@@ -91,7 +91,7 @@ def _thought_before(text: str, opening: str | None, begin: int, end: int) -> int
 
 
 Found = tuple[int, list[str], int]
-"""Where the content of an answer begins, the answers in it (none, as a rule one), and where to go on behind it."""
+"""Where the content of an answer begins, the answers in it (none, usually one), and where to continue after it."""
 
 
 def _finder(find: Callable[[str, int], Found | None]) -> Finder:
@@ -125,7 +125,7 @@ _BRACE = re.compile(rf"{re.escape(BOX_OPEN)}|\\.|[{{}}]", re.DOTALL)
 
 
 def _close_box(text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
-    """Span of the box whose content starts at `begin`, and where to go on behind it.
+    """Span of the box whose content starts at `begin`, and where to continue after it.
 
     If it never closes, the outermost closed boxes inside it take its place and the text is used up. One pass with a
     stack keeps this linear on degenerate texts that open thousands of boxes.
@@ -146,7 +146,7 @@ def _close_box(text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
     return inner, len(text)
 
 
-# sentencepiece decoders differ in whether they take back the blank before the first word
+# sentencepiece decoders differ in whether they remove the blank before the first word
 _BLOCK = re.compile(rf"(?:\A ?|(?<=\n)){FENCE}[^`\n]*\n(?P<body>.*?)(?:(?<=\n){FENCE}(?P<closed>)|\Z)", re.DOTALL)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What counts as an answer, byte by byte: the step functions behind the built-in markers (Section 3.2).
+"""What counts as an answer, byte by byte: the step functions of the built-in markers (Section 3.2).
 
 Each maps (state, byte) to (next state, marker completed here) and reads left to right without looking ahead. What one
 completes, its text-level twin in `extract.py` extracts. All bytes that the grammars tell apart are ASCII.
@@ -25,7 +25,7 @@ PLACEHOLDERS = frozenset(
         *_TEMPLATE_WORDS,
         *(f"\\text{{{word}}}" for word in _TEMPLATE_WORDS),
         *("...", "\u2026", "\\ldots", "\\dots", "\\cdots", "?"),
-        f"{_PHANTOM.decode()}}}",  # stands for any phantom without braces in it
+        f"{_PHANTOM.decode()}}}",  # represents any phantom without braces in it
     )
 )
 """Contents of a box that were copied from a prompt and answer nothing, without blanks and in lower case."""
@@ -57,8 +57,8 @@ def step_boxed(state: State, byte: int) -> tuple[State, bool]:
     r"""Completes at the brace that closes a `\boxed{...}` with an answer in it.
 
     A backslash escapes the next character, so `\{` and `\}` are not braces and `\\` is a backslash; this holds
-    inside a box only, outside the seven characters `\boxed{` open one wherever they stand. An empty box and one of
-    `PLACEHOLDERS` are passed over. A box inside a box is content. A box that never closes, or that nests deeper than
+    inside a box only, outside the seven characters `\boxed{` open one wherever they are. An empty box and one of
+    `PLACEHOLDERS` are skipped. A box inside a box is content. A box that never closes, or that nests deeper than
     `MAX_BOX_DEPTH`, hides whatever follows it: no false close.
     """
     if isinstance(state, bytes):
@@ -97,7 +97,7 @@ def _read_on(read: bytes | None, byte: int) -> bytes | None:
 def step_boxed_paragraph(state: State, byte: int) -> tuple[State, bool]:
     r"""The paper's literal marker: a closed box directly followed by two newlines or by a colon at a line's end.
 
-    Not the default, because real solutions hardly ever write it; see docs/fidelity.md#marker.
+    Not the default, because real solutions rarely contain it; see docs/fidelity.md#marker.
     """
     if state in (_AFTER_BREAK, _AFTER_COLON) and byte == ord("\n"):
         return b"", True
@@ -113,7 +113,7 @@ def step_fence(state: State, byte: int) -> tuple[State, bool]:
     A fence is three backticks at column 0. An opening one is followed by an info string without backticks and the
     end of the line, so neither inline code nor an opening fence alone completes anything; the next fence at column 0
     closes the block whatever follows it. The first line of the text may be indented by one blank, because
-    sentencepiece writes a blank before the first word and takes it back when decoding.
+    sentencepiece writes a blank before the first word and removes it when decoding.
     """
     char = chr(byte)
     if state == _INFO_STRING:
@@ -136,9 +136,9 @@ def step_fence(state: State, byte: int) -> tuple[State, bool]:
 
 
 def step_pair(opening: bytes, closing: bytes, state: State, byte: int) -> tuple[State, bool]:
-    """Completes at the end of the closing behind an opening with more than whitespace between them.
+    """Completes at the end of the closing after an opening with more than whitespace between them.
 
-    An opening is answered by its nearest closing; a second opening before it starts afresh, so an opening that is only
+    An opening is matched by its nearest closing; a second opening before it starts over, so an opening that is only
     mentioned does no harm once a real one follows.
     """
     if not isinstance(state, Between):

@@ -3,7 +3,7 @@
 
 A marker is a small byte automaton, so that neither the tokenisation nor a split UTF-8 character matters;
 `automaton.py` lifts it to the tokens of a vocabulary. Each has one extractor, shared with the verifiers: a marker that
-has completed means an answer that can be read. Where the model has thoughts it completes behind them only.
+has completed means an answer that can be read. Where the model has thoughts it completes only after them.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ from .grammars import GRAMMARS, pair_grammar
 from .thoughts import Delimiters, Written
 
 CONTENT = "..."
-"""Stands between the opening and the closing in the name of a custom marker."""
+"""Separates the opening and the closing in the name of a custom marker."""
 
 
 @dataclass(frozen=True, eq=False)
 class Marker:
-    """A byte automaton that completes where an answer does, and goes on searching behind it."""
+    """A byte automaton that completes where an answer does, and continues the search after it."""
 
     name: str  # in configs and requests
     table: np.ndarray
@@ -54,11 +54,11 @@ class Marker:
 def get_marker(name: str, delimiters: Delimiters | None = None) -> Marker:
     """The built-in marker of that name (a key of `MARKERS`), or a custom one from "opening...closing"; cached.
 
-    A custom marker completes at the end of `closing`, the nearest one behind `opening`, if there is more than
+    A custom marker completes at the end of `closing`, the nearest one after `opening`, if there is more than
     whitespace between them. "ANSWER: ..." without a closing ends with the line.
 
     Raises:
-        ValueError: If the name is neither, can never complete, or needs too many states, alone or beside the
+        ValueError: If the name is neither, can never complete, or needs too many states, alone or with the
             delimiters.
     """
     if name in MARKERS and delimiters is None:
@@ -71,17 +71,17 @@ def _ends(name: str) -> tuple[str, str]:
     opening, found, closing = name.partition(CONTENT)
     if not opening or not found or name.startswith("regex:"):
         raise ValueError(
-            f"unknown marker {name!r}. Choose one of {', '.join(MARKERS)}, or write what stands before and behind an "
+            f"unknown marker {name!r}. Choose one of {', '.join(MARKERS)}, or write the text before and after an "
             'answer, with three dots between them: "<final>...</final>", or "ANSWER: ..." to the end of the line.'
         )
     closing = closing or "\n"
     num_states = len((opening + closing).encode("utf-8", "surrogatepass"))
-    if num_states > MAX_STATES:  # each byte is a state; to explore many takes minutes, and anybody may ask a server
+    if num_states > MAX_STATES:  # each byte is a state; exploring many takes minutes, and anybody may ask a server
         raise too_many(f"{num_states} or more")
     if opening in closing[:-1]:
         raise ValueError(
             f"marker {name!r} can never complete: its closing {closing!r} contains its opening {opening!r}, which "
-            "begins an answer anew. Choose a closing without it."
+            "starts the answer again. Choose a closing without it."
         )
     return opening, closing
 
@@ -107,7 +107,7 @@ def extract_answer(name: str, text: str | Written, which: Which = "first") -> st
 def first_marker_end(marker: Marker, text: str, opened: bool = False) -> int | None:
     """Number n of characters of the shortest prefix in which the marker has completed, or None.
 
-    `opened` says whether the completion begins inside a thought.
+    `opened`: whether the completion begins inside a thought.
     """
     data = text.encode("utf-8", "surrogatepass")
     end = next(completion_ends(marker, data, opened), None)

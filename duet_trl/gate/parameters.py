@@ -18,7 +18,7 @@ from .thoughts import Delimiters
 PARAMETER = "duet_gate"
 
 GATE_VERSION = 5
-"""Goes up with every change of what the parameter means; trainer and engine must agree on it."""
+"""Incremented whenever the meaning of the parameter changes; trainer and engine must agree on it."""
 
 
 def gate_parameters(request: GateRequest) -> dict[str, str]:
@@ -50,7 +50,7 @@ def parse_gate_parameters(
     request = _read(str(parameters[PARAMETER]) if given == [PARAMETER] else "{}")
     if stop_token_ids is not None and request.sentinel not in stop_token_ids:
         raise ValueError(
-            f"sentinel {request.sentinel} must be in stop_token_ids, or the rollout runs on. Add it there."
+            f"sentinel {request.sentinel} must be in stop_token_ids, or the rollout continues. Add it there."
         )
     return request
 

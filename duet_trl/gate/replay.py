@@ -38,7 +38,7 @@ class Outcome(IntEnum):
 
     NATURAL = 0  # ended by EOS or the length cap before a poll saw a marker and before the abort gate
     ANSWERED = 1  # a poll saw a marker; then trimmed or not
-    KEPT = 2  # no marker at the abort gate, the coin let it run on
+    KEPT = 2  # no marker at the abort gate, the coin let it continue
     ABORTED = 3  # no marker at the abort gate, stopped there
 
 
@@ -58,7 +58,7 @@ class GateSpec:
     abort: bool = True  # stop marker-less rollouts at K2 + G unless their coin keeps them
     entropy_threshold: float = 0.0
     """An answered rollout stops as soon as the entropy of its next token is below this many nats and the likeliest
-    token is no EOS; 0: only at tau + G."""
+    token is not an EOS; 0: only at tau + G."""
     window: int | None = None  # a poll sees a marker that completed within this many last tokens; None: within all
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class GateSpec:
 
     @property
     def trim_at(self) -> int:
-        """Where trim stops a rollout at the earliest: at the first poll, or G behind it; `NEVER` with trim off."""
+        """Where trim stops a rollout at the earliest: at the first poll, or G after it; `NEVER` with trim off."""
         return self.first_poll + (0 if self.trims_early else self.grace_window) if self.trim else NEVER
 
     @property
@@ -106,7 +106,7 @@ class GateSpec:
 
     @property
     def polls(self) -> tuple[int, int, int, int]:
-        """The arguments of `first_poll_that_sees` behind the first one."""
+        """The arguments of `first_poll_that_sees` after the first one."""
         return self.poll_threshold, self.poll_interval, self.abort_at, NEVER if self.window is None else self.window
 
     def seen_at(self, completed_at: np.ndarray) -> np.ndarray:
@@ -120,7 +120,7 @@ Numbers = np.ndarray | int
 def first_poll_that_sees(
     completed_at: np.ndarray, poll_threshold: Numbers, poll_interval: Numbers, abort_at: Numbers, window: Numbers
 ) -> np.ndarray:
-    """`GateSpec.seen_at` of markers whose gates may differ; `NEVER` stands for no abort gate and for no window."""
+    """`GateSpec.seen_at` of markers whose gates may differ; `NEVER` means no abort gate or no window."""
     earliest = np.maximum(completed_at, poll_threshold)
     poll = np.minimum(round_up(earliest, poll_interval), abort_at)
     return np.where((earliest <= abort_at) & (poll - completed_at < window), poll, NEVER)
@@ -133,15 +133,15 @@ def round_up(count: Any, multiple: Any) -> Any:
 
 @dataclass(frozen=True)
 class Replay:
-    """What the gate did to N rollouts: arrays of shape (N,), int64 where nothing else is said."""
+    """What the gate did to N rollouts: arrays of shape (N,), int64 unless noted."""
 
     outcome: np.ndarray  # `Outcome` of each
     marker_at: np.ndarray  # tau; -1 where no poll saw a marker
     trimmed: np.ndarray  # stopped in the grace window, bool
-    length: np.ndarray  # policy tokens; the forced stop is none
+    length: np.ndarray  # policy tokens, without the forced stop
     answered_at: np.ndarray
     """The first poll time at or after a marker completed, wherever the rollout shows one: the tau of a rollout that
-    ended before it was polled, or that a gate far behind it would have polled; -1 without a marker."""
+    ended before it was polled, or that a gate far after it would have polled; -1 without a marker."""
     completed_at: np.ndarray  # tokens with which its first marker completes; -1 without one
 
 
@@ -166,10 +166,10 @@ def replay(
         completion_ids (Sequence[Sequence[int]]): Policy tokens of each rollout, length N; a sampled EOS included,
             the forced stop removed (`split_sentinel`).
         gate_stopped (np.ndarray): Whether the gate stopped it, shape (N,), bool.
-        keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: run on without a marker.
+        keep (np.ndarray): Coin of each rollout, shape (N,), bool; True: continue without a marker.
         in_thought (np.ndarray | None): Whether its prompt opened a thought, shape (N,), bool; None: nowhere.
-        prefix_length (np.ndarray | None): How many of its tokens existed before the engine met it, shape (N,); one
-            whose stop lies within them is stopped behind them. None: 0 each.
+        prefix_length (np.ndarray | None): How many of its tokens existed before the engine received it, shape (N,);
+            one whose stop lies within them is stopped after them. None: 0 each.
 
     Raises:
         GateMismatch: If a rollout was stopped where this gate stops none, or ran past a forced stop.
@@ -241,7 +241,7 @@ def _mismatch(row: int, num_wrong: int, length: np.ndarray, gate_stopped: np.nda
     return (
         f"{found}, but this gate {expected} ({num_wrong} of {len(length)} rollouts disagree). The engine did not "
         "run this gate with these coins. Give trainer and engine the same marker and tokenizer; a vLLM engine needs "
-        "duet_trl.engines.vllm:DUETLogitsProcessor in logits_processors, one of your own asks StreamingGate before "
+        "duet_trl.engines.vllm:DUETLogitsProcessor in logits_processors, your own engine asks StreamingGate before "
         "each token, with the gate, coin, prefix and in_thought of its Request."
     )
 
@@ -271,7 +271,7 @@ def keep_coins(
 
 
 def occurrence(keys: Sequence[str]) -> np.ndarray:
-    """How often each key stood before, shape (N,), so that a prompt drawn twice in a batch gets distinct numbers."""
+    """How often each key came before, shape (N,), so that a prompt drawn twice in a batch gets distinct numbers."""
     seen: Counter[str] = Counter()
     index = []
     for key in keys:
@@ -284,7 +284,7 @@ def check_keep_probability(keep_probability: float) -> None:
     """Raise ValueError unless it is in (0, 1]."""
     if not 0.0 < keep_probability <= 1.0:
         raise ValueError(
-            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let every rollout run on."
+            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let all rollouts continue."
         )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The token that says "the gate stopped this rollout".
+"""The token that means "the gate stopped this rollout".
 
 A forced stop must not look like a sampled EOS, which is a policy token. So the gate writes an id of the model's
 vocabulary that no text uses; the engine stops on it and the trainer cuts it off again.
@@ -14,7 +14,7 @@ from .vocabulary import special_tokens
 _RESERVED_WORD = r"(?:reserved|unused|extra|dummy|placeholder|special|control)[a-z_]*\d+"
 _RESERVED = re.compile(rf"<\|{_RESERVED_WORD}\|>|<{_RESERVED_WORD}>|\[{_RESERVED_WORD}\]", re.IGNORECASE)
 _ROLES = ("_token_id", "_token_ids", "_token_index", "suppress_tokens")
-"""How settings end that give tokens a role; one that is suppressed could not be forced."""
+"""Endings of settings that give tokens a role; one that is suppressed could not be forced."""
 
 
 def find_sentinel(
@@ -24,7 +24,7 @@ def find_sentinel(
 
     The highest row of the model's vocabulary that the tokenizer does not use. Where the vocabulary has no padding, the
     highest token without a role: a reserved one (such as `<|reserved_special_token_7|>`, `<unused7>`), else a special
-    one. A role have bos, eos, pad and unk, what the chat template writes, and what is taken.
+    one. Tokens with a role: bos, eos, pad and unk, what the chat template writes, and what is taken.
 
     Args:
         tokenizer (PreTrainedTokenizerBase): The policy's.

@@ -3,9 +3,10 @@
 
 The state is a column of numbers per slot of the engine's batch, a function of the rollout's own tokens, so slots can
 be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
-count. A marker that completes settles tau, the poll that will see it, and with it where the rollout is to stop.
+count. A marker that completes determines tau, the poll that will see it, and so where the rollout is to stop.
 
-Above them is what a run sets up and what a request asks for; `parameters.py` writes the latter for engines elsewhere.
+The classes before it hold what a run sets up and what a request asks for; `parameters.py` writes the latter for
+engines elsewhere.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from .replay import NEVER, GateSpec, first_poll_that_sees, round_up
 from .thoughts import Delimiters
 
 MAX_EOS_IDS = 32
-"""Most token ids that may end a rollout: engines keep them in rows of this width."""
+"""Maximum token ids that may end a rollout: engines keep them in rows of this width."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +71,13 @@ _WANTED = {bool: "true or false", str: "a string", int: "an integer in [0, 2**31
 
 
 _COLUMNS = (
-    # what its tokens did
+    # the effect of its tokens
     "row",  # of the joined table: where the automaton's state begins
     "length",  # t, tokens so far
     "tau",  # length of the poll that sees, or will see, a marker
     "stop_at",  # length at which the next token is a forced stop
     "early_until",  # from tau to this, a nearly certain next token is a forced stop too
-    # what is asked for
+    # the request
     "table",  # offset of its automaton in the joined table
     *("poll_threshold", "poll_interval", "abort_at", "window"),  # `GateSpec.polls`
     "grace",  # from tau to `stop_at`
@@ -113,7 +114,7 @@ class StreamingGate:
             return self._automata.index(automaton)
         if self._automata and automaton.num_tokens != self._automata[0].num_tokens:
             raise ValueError(
-                f"all markers need one vocabulary, got {automaton.num_tokens} tokens beside "
+                f"all markers need one vocabulary, got {automaton.num_tokens} tokens and "
                 f"{self._automata[0].num_tokens}. Compile them from the same tokenizer."
             )
         flat = automaton.table.reshape(-1)
@@ -132,7 +133,7 @@ class StreamingGate:
         prefix: Sequence[int] = (),  # tokens it has generated so far
         in_thought: bool = False,  # whether its first token continues a thought
     ) -> None:
-        """Start a rollout in a slot, or resume one whose first tokens exist; what the slot held is forgotten."""
+        """Start a rollout in a slot, or resume one whose first tokens exist; the slot's previous content is lost."""
         table, compiled = self._offsets[automaton], self._automata[automaton]
         first = compiled.first_state(in_thought)
         self._columns[:, slot] = _first_column(spec, keep, table, table + first * compiled.num_tokens)
@@ -196,7 +197,7 @@ class StreamingGate:
     def stops(self, slots: np.ndarray, certain: np.ndarray | None = None) -> np.ndarray:
         """Where the next token must be a forced stop, shape (R,), bool; consumes nothing, so it can be asked again.
 
-        `certain` (R,) says whether it is nearly certain, and no EOS, by the thresholds of the rollout's gate; it is
+        `certain` (R,): whether it is nearly certain, and not an EOS, by the thresholds of the rollout's gate; it is
         read where `armed` only. None: nowhere.
         """
         due = self._length[slots] >= self._stop_at[slots]

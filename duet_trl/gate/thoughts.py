@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a completion of a thinking model may answer: behind its thought (Section 3.2; docs/fidelity.md#thoughts).
+"""Where a completion of a thinking model may answer: after its thought (Section 3.2; docs/fidelity.md#thoughts).
 
 The answer region is the whole completion for a model without thoughts. For others an opening delimiter ends it and the
-next closing one starts it anew, as if the text began there; a thought that never closes leaves no answer. Inside an
+next closing one restarts it, as if the text began there; a thought that never closes leaves no answer. Inside an
 answer that is open (a box, a fenced block, a tag, a sentence) an opening delimiter is content.
 """
 
@@ -16,7 +16,7 @@ from .vocabulary import special_tokens
 
 @dataclass(frozen=True)
 class Delimiters:
-    """What opens and closes a thought, as `<think>` and `</think>` do; neither is empty or contains the other."""
+    """Texts that open and close a thought, as `<think>` and `</think>`; neither is empty or contains the other."""
 
     opening: str
     closing: str
@@ -24,7 +24,7 @@ class Delimiters:
     def __post_init__(self) -> None:
         if not self.opening or not self.closing or self.opening in self.closing or self.closing in self.opening:
             raise ValueError(
-                f"thought delimiters must be two texts of which neither contains the other, got {self.opening!r} and "
+                f"thought delimiters must be two texts, neither containing the other, got {self.opening!r} and "
                 f'{self.closing!r}. Write for example ["<think>", "</think>"], or [] for a model without thoughts.'
             )
 
@@ -43,7 +43,7 @@ KNOWN_DELIMITERS = (
     Delimiters("<thinking>", "</thinking>"),
     Delimiters("<thought>", "</thought>"),
 )
-"""Delimiters that are looked for in tokenizers, chat templates, and texts of which nothing else is known."""
+"""Delimiters that are looked for in tokenizers, chat templates, and texts without further information."""
 
 _ANY_KNOWN = re.compile("|".join(re.escape(part) for pair in KNOWN_DELIMITERS for part in pair.parts))
 
@@ -74,15 +74,15 @@ def find_delimiters(tokenizer: Any) -> Delimiters | None:
 
 
 def ends_in_thought(text: str, delimiters: Delimiters) -> bool:
-    """Whether a thought is open at the end of a text: the last opening delimiter is behind the last closing one."""
+    """Whether a thought is open at the end of a text: the last opening delimiter is after the last closing one."""
     return text.rfind(delimiters.opening) > text.rfind(delimiters.closing)
 
 
 def prompt_opens_thought(prompt_ids: Sequence[int], tokenizer: Any, delimiters: Delimiters | None) -> bool:
     """Whether the completion of a prompt begins inside a thought.
 
-    A delimiter that is only mentioned, in a system prompt or a question, has the special tokens of a chat template
-    behind it: only what follows the last special token that is no delimiter counts.
+    A delimiter that is only mentioned, in a system prompt or a question, is followed by special tokens of the chat
+    template: only what follows the last special token that is not a delimiter counts.
     """
     if delimiters is None:
         return False
@@ -93,7 +93,7 @@ def prompt_opens_thought(prompt_ids: Sequence[int], tokenizer: Any, delimiters: 
 
 
 def recognise(text: str) -> Written:
-    """A completion of which only its decoded text is known.
+    """A completion known only by its decoded text.
 
     The delimiters are the first of `KNOWN_DELIMITERS` in it. If that is a closing one, the thought was opened in the
     prompt, or by a special token that the text does not show.
@@ -119,7 +119,7 @@ def are_special(delimiters: Delimiters, tokenizer: Any) -> bool:
 def _added_tokens(tokenizer: Any) -> dict[str, int]:
     try:
         return tokenizer.get_added_vocab()
-    except AttributeError:  # Mistral's own has no others than special ones
+    except AttributeError:  # Mistral's own has only special ones
         return {token: number for number, token in special_tokens(tokenizer).items()}
 
 

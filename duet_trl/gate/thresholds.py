@@ -2,9 +2,9 @@
 """What sets K1, K2 and the coin of the gate from step to step.
 
 `paper`: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50). Kept rollouts lack most of those that
-reached the abort gate, so K2 ratchets down. `duet`: a rollout without an answer goes on as long as it pays the price
-of its tokens, which is that of the allocation, what one more rollout earns per token (`allocate/statistics.py`); an
-answer that turns a failure into a success counts 1. See `AnswerTimes` for K2 and docs/how_it_works.md for the whole.
+reached the abort gate, so K2 ratchets down. `duet`: a rollout without an answer continues as long as it pays the price
+of its tokens, which is the allocation's: what one more rollout earns per token (`allocate/statistics.py`); an answer
+that turns a failure into a success counts 1. See `AnswerTimes` for K2 and docs/how_it_works.md for the whole.
 """
 
 import math
@@ -18,16 +18,16 @@ from .replay import Outcome, Replay
 QUANTILES, COLD = (0.3, 0.8), (0.3, 0.7)
 """K1 and K2 of the paper: quantiles of lengths, and before the first refit shares of max_completion_length."""
 FOLLOWED = 16.0
-"""Rollouts beyond the gate that the coin keeps within memory: twice what outweighs the optimism about them."""
+"""Rollouts beyond the gate that the coin keeps within memory: twice as many as outweigh the optimism about them."""
 KEEP_LEAST, KEEP_MOST = 0.02, 0.5
-"""Bounds of the coin: below, a change would go unseen; above, hardly anything would be saved."""
+"""Bounds of the coin: below, a change would go unseen; above, almost nothing would be saved."""
 PRICE_MEMORY = 10.0
-"""Steps over which the price is averaged: that of a single batch jumps."""
+"""Steps over which the price is averaged: the price of a single batch jumps."""
 PRODUCTIVITY_SHARE = 0.5
 """The price is at most this share of what uncut rollouts earn per token. A posterior that is too hopeful about a pool
 of hopeless prompts would otherwise price out every rollout."""
 REWARDS = 4096
-"""Latest rewards, by which a rollout is told to be rewarded."""
+"""Latest rewards, which decide whether a rollout counts as rewarded."""
 
 
 class LengthThresholds(Stateful):
@@ -57,12 +57,12 @@ class LengthThresholds(Stateful):
             replay (Replay): Outcomes of the N rollouts of a step.
             rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
             step (int): Generation step, from 1.
-            price (float): What one more rollout earns per token, nan: not known; it has no part here.
+            price (float): What one more rollout earns per token, nan: not known; it is ignored here.
         """
         kept = replay.length[(replay.outcome != Outcome.ABORTED) & ~np.isnan(rewards)]
         self._lengths = np.append(self._lengths, kept)[-self.window :]
         if step % self.refit_every == 0 and len(self._lengths) >= self.min_samples:
-            # A length that occurred. A share that is met exactly must not be missed by the rounding of q n.
+            # A length that occurred. Rounding of q n must not miss a share that is met exactly.
             shares = np.array(QUANTILES) * (1.0 - 1e-12)
             poll, abort = np.quantile(self._lengths, shares, method="inverted_cdf")
             self._set(int(poll), int(max(abort, poll)))
@@ -77,7 +77,7 @@ class LengthThresholds(Stateful):
             )
 
     def _set(self, poll: int, abort: int) -> None:
-        """Keep 1 <= K1 <= K2 <= max_length whatever the quantiles say."""
+        """Keep 1 <= K1 <= K2 <= max_length whatever the quantiles are."""
         self.abort_threshold = min(max(abort, 1), self.max_length)
         self.poll_threshold = min(max(poll, 1), self.abort_threshold)
 
@@ -139,11 +139,11 @@ def scaled_grace_window(max_length: int) -> int:
 
 
 def reward_bar(rewards: np.ndarray) -> float:
-    """Least reward of a success, of finite rewards in any unit, shape (K,), K >= 1.
+    """Minimum reward of a success, from finite rewards in any unit, shape (K,), K >= 1.
 
     It lies halfway between the mean of the rewards above the overall mean and the mean of those below: between 0 and
-    1, or -1 and 1, where there are two values, and hardly moved by a format bonus, a price on length or an outlier
-    that leaves the mean below the right answers. Where all rewards are alike, all are successes: K2 errs upwards.
+    1, or -1 and 1, where there are two values, and barely moved by a format bonus, a price on length or an outlier
+    that leaves the mean below the right answers. Where all rewards are equal, all are successes: K2 errs upwards.
 
     Example:
         >>> float(reward_bar(np.array([0.0, 0.1, 1.1, 1.0])))
@@ -156,20 +156,20 @@ def reward_bar(rewards: np.ndarray) -> float:
 
 
 PRIOR_ROLLOUTS = 8.0
-"""Pseudo-rollouts behind every length. That many with nothing to show outweigh the prior at `OPTIMISM` = 2."""
+"""Pseudo-rollouts at every length. That many without a reward outweigh the prior at `OPTIMISM` = 2."""
 OPTIMISM = 2.0
-"""What a pseudo-rollout earns per token, in units of the price; above 1, or nothing unknown would be explored."""
+"""Earnings of a pseudo-rollout per token, in units of the price; above 1, or nothing unknown would be explored."""
 
 
 class AnswerTimes(Stateful):
     r"""When rewarded answers come, seen from rollouts that a gate may have cut short, and where to cut at a price.
 
-    An aborted rollout says that no answer came before it was stopped, and nothing about what would have come: its
+    An aborted rollout shows that no answer came before it was stopped, and nothing about what would have come: its
     answer time is right-censored. The coin that kept others is thrown without looking at them, so the product-limit
     estimate needs no weights (Kaplan and Meier 1958; for "rewarded" and "not" as competing ends, Aalen and Johansen
     1978):
 
-        S(t) = prod over s <= t of 1 - d(s) / n(s)           going on: neither answered nor ended
+        S(t) = prod over s <= t of 1 - d(s) / n(s)           continuing: neither answered nor ended
         F(t) = sum over s <= t of S(s-) d_r(s) / n(s)        answered and rewarded
 
     with n(s) rollouts at risk at s, d(s) that end there and d_r(s) of them rewarded. A rollout that is cut at K takes
@@ -179,10 +179,10 @@ class AnswerTimes(Stateful):
         K* = argmax over K of F(K) - lambda E min(T, K).
 
     That is the first time t from which no later cut K pays: (F(K) - F(t)) / (E min(T, K) - E min(T, t)) <= lambda for
-    all K > t. A valley between early and late answers is crossed if what lies behind it pays for the way.
+    all K > t. A valley between early and late answers is crossed if what lies beyond it pays for the way.
 
     Where few rollouts were followed, F is not known: `PRIOR_ROLLOUTS` pseudo-rollouts that earn `OPTIMISM` times the
-    price stand in at every length. So K* falls only to where more than these were followed and found worthless, and
+    price are added at every length. So K* falls only to where more than these were followed and found worthless, and
     rises again when they are forgotten.
 
     Counts are weighted exponentially: of rollouts at risk, and of their ends, by length.
@@ -247,15 +247,15 @@ class AnswerTimes(Stateful):
         """K* at a price in rewards per token, > 0; `max_length`: no cut."""
         _, earned, tokens = self.curves(price)
         worth = earned - price * tokens
-        best = len(worth) - 1 - int(np.argmax(worth[::-1]))  # of equal ones the longest
+        best = len(worth) - 1 - int(np.argmax(worth[::-1]))  # ties: the longest
         return min(best * self.width, self.max_length)
 
     def productivity(self) -> float:
-        """Rewards per token of rollouts that nothing cuts, as far as they were followed; 0.0 without any."""
+        """Rewards per token of uncut rollouts, as far as they were followed; 0.0 without any."""
         _, earned, tokens = self.curves()
         return float(earned[-1] / tokens[-1])
 
     def reaching(self, length: int) -> float:
-        """Rollouts within memory, weighted, that would go on to this length, tokens, if nothing cut them."""
+        """Rollouts within memory, weighted, that would continue to this length, tokens, if nothing cut them."""
         alive, _, _ = self.curves()
         return float(self.counts[0, 0] * alive[min(length // self.width, len(alive) - 1)])

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each token id writes, as bytes.
+"""The bytes that each token id writes.
 
 Byte-level BPE spells bytes with printable characters (GPT-2, Llama 3, Qwen), sentencepiece writes a blank as U+2581
-and rare bytes as `<0x0A>` (Llama 2, Gemma), and without a decoder tokens stand between blanks. So the tokenizer itself
-is asked: it decodes every token twice in a row, between two others. Only where that shows parts of characters, and
-decoding tells no more, the spelling says which bytes they are. A decoder whose text is not what its tokens write one
-by one is an error: a marker that reads wrong bytes would be seen late, early or never.
+and rare bytes as `<0x0A>` (Llama 2, Gemma), and without a decoder tokens are joined by blanks. So the tokenizer itself
+is asked: it decodes every token twice in a row, between two others. Only where that shows parts of characters, which
+decoding cannot resolve, the spelling gives the bytes. A decoder whose text is not what its tokens write one by one is
+an error: a marker that reads wrong bytes would be seen late, early or never.
 """
 
 import re
@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NO_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _CHECKED_TOGETHER = 4096
-"""Tokens that are decoded in one row, to see that none changes what another one writes."""
+"""Tokens that are decoded in one row, to check that none changes what another one writes."""
 
 
 def vocabulary_bytes(tokenizer: Any, vocab_size: int | None = None, shown: Collection[str] = ()) -> list[bytes | None]:
     """The bytes that each token id appends to the text, length `vocab_size`.
 
-    None stands for special tokens and unused ids. Added tokens that are not special are text like any other, since
+    None marks special tokens and unused ids. Added tokens that are not special are text like any other, since
     decoding shows them. The blank that sentencepiece puts before the first word, and that decoding removes, is kept.
 
     The tokenizer is a fast one or Mistral's own (`tekken.json`); `vocab_size` are the rows of the model's output
@@ -55,7 +55,7 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
 
 
 def _tekken(tokenizer: Any) -> Any:
-    """Mistral's own tokenizer inside of transformers', which tells the bytes of a token; None: it is another one."""
+    """Mistral's own tokenizer inside transformers', which knows the bytes of a token; None: it is another one."""
     try:
         inner = tokenizer.tokenizer.instruct_tokenizer.tokenizer
         return inner if inner.id_to_byte_piece else None
@@ -75,7 +75,7 @@ def _backend(tokenizer: Any) -> Any:
 
 
 class _Anchor(NamedTuple):
-    """An ordinary token that stands before and behind those that are read."""
+    """An ordinary token that is placed before and after those that are read."""
 
     number: int
     front: str  # what it writes at the beginning of a text
@@ -100,7 +100,7 @@ def _written(backend: Any) -> dict[int, bytes | None]:
     if backend.decode([anchor.number, *whole], skip_special_tokens=False) != anchor.front + "".join(
         _decoded(written[number]) for number in whole
     ):
-        raise _not_understood("a row of tokens is decoded as another text than token by token")
+        raise _not_understood("a row of tokens is decoded to a different text than token by token")
     return written
 
 
@@ -110,11 +110,11 @@ def _find_anchor(backend: Any, tokens: Mapping[int, str]) -> _Anchor:
         is_whole = once.strip() == once != "" and _NO_CHARACTER not in twice and not _BYTE_TOKEN.fullmatch(token)
         if is_whole and twice.startswith(once) and twice.endswith(once) and len(twice) >= 2 * len(once):
             return _Anchor(number, once, twice[len(once) :])
-    raise _not_understood("no token is decoded twice where it stands twice")
+    raise _not_understood("no token is decoded twice where it occurs twice")
 
 
 def _readings(token: str, twice: str) -> Iterator[bytes]:
-    """What a token may write that is decoded like this where it stands twice."""
+    """What a token may write that is decoded like this where it occurs twice."""
     if _NO_CHARACTER in twice:
         if match := _BYTE_TOKEN.fullmatch(token):
             yield bytes.fromhex(match[1])

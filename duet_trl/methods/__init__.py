@@ -24,7 +24,7 @@ from .vip import Vip, VipOptions
 
 @dataclass(frozen=True)
 class Entry:
-    """A method as the configuration knows it; which fields it reads is said where they are declared (`config.py`)."""
+    """A method as the configuration knows it; each field declares in `config.py` which methods read it."""
 
     build: Callable[[Any], Method]  # of a configuration
     options: type  # frozen dataclass of its `method_kwargs`
@@ -32,7 +32,7 @@ class Entry:
 
 
 def setting_of(config: Any) -> Setting:
-    """What every method may read of a configuration."""
+    """The settings in a configuration that every method may read."""
     values = {one.name: getattr(config, one.name) for one in fields(Setting)}
     values["num_rollouts_min"] = config.num_rollouts_min or 1
     values["num_rollouts_max"] = config.num_rollouts_max or config.max_rollouts
@@ -55,7 +55,7 @@ def _plain(method: type, options: type = Options) -> Entry:
 
 def _build_own(config: Any) -> Method:
     raise ValueError(
-        "method='own' is a method that the trainer is given as an object. Pass it: DUETGRPOTrainer(..., method=...)."
+        "method='own' is a method that the trainer receives as an object. Pass it: DUETGRPOTrainer(..., method=...)."
     )
 
 
@@ -75,4 +75,4 @@ METHODS: dict[str, Entry] = {
     "spec_rl": _plain(SpecRL, SpecRLOptions),
     "own": Entry(_build_own, Options, lambda config: None),
 }
-"""Every method by name; "own" is one that the trainer is given as an object."""
+"""Every method by name; "own" is one that the trainer receives as an object."""

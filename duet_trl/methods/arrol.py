@@ -3,8 +3,8 @@
 
 Every prompt gets n = `num_generations` rollouts of at most L = `detect_at` tokens. Those that ended by then are kept.
 Each of the others is scored from the last hidden state of the model in training at its L-th token, by a perceptron;
-20 bins of past scores turn the raw score into a success posterior q = (successes + 1) / (scores + 2). It goes on, from
-where it is, with probability
+20 bins of past scores turn the raw score into a success posterior q = (successes + 1) / (scores + 2). It continues,
+from where it is, with probability
 
     p(q) = eps + (1 - eps) sigmoid(alpha + beta q),        eps = 0.05
 
@@ -14,9 +14,9 @@ share of successes among survivors, is 1/2. The others are pruned: they leave ba
     A_i = (R_i - mean of the prompt's survivors) / (their std + 1e-4)
 
 After the step the head trains for one epoch on the last 2048 pairs of hidden state and final success. For
-`head_warmup_steps` steps nobody is pruned, and the head trains on what rollouts looked like at their L-th token.
+`head_warmup_steps` steps nothing is pruned, and the head trains on what rollouts looked like at their L-th token.
 
-Biased: who survives depends on the prefix, and nothing corrects for it. What is ours: docs/fidelity.md#arrol.
+Biased: survival depends on the prefix, and nothing corrects for it. Our choices: docs/fidelity.md#arrol.
 """
 
 import math
@@ -38,11 +38,11 @@ from .method import Setting
 DETECT_SHARE = 512 / 3072
 """L over the length limit, in the paper's runs."""
 POSITIVE_RATIO, EXPLORATION = 0.5, 0.05
-"""rho, and eps, the probability with which the worst rollout goes on."""
+"""rho, and eps, the probability with which the worst rollout continues."""
 LEARNING_RATE, WIDTH, HISTORY, BATCH_SIZE = 1e-3, 128, 2048, 64
-"""Of the head. The rate of 1e-6 that is reported would not move a fresh head in a few hundred steps."""
+"""Of the head. The reported rate, 1e-6, would not move a fresh head in a few hundred steps."""
 NUM_BINS, LEAST_OBSERVATIONS = 20, 16
-"""Of the calibration: with fewer scores whose end is known, the raw score is q."""
+"""Of the calibration: with fewer scores of known outcome, the raw score is q."""
 LARGEST_SLOPE, LARGEST_SHIFT = 20.0, 60.0
 """|beta| and |alpha|: beyond 40 + |beta| the sigmoid is 0 or 1 in double precision."""
 _COIN = 0xA1  # keeps the coins apart from other draws under the seed
@@ -57,12 +57,12 @@ class ArrolOptions(Options):
         rule=at_least(1),
     )
     keep_rate: float = config_field(
-        "Share of the scored rollouts that go on, on average.",
+        "Share of the scored rollouts that continue, on average.",
         0.5,
-        rule=(lambda x: EXPLORATION < x <= 1, "in (0.05, 1], got {}. 0.05 of the worst go on; 1 prunes nothing"),
+        rule=(lambda x: EXPLORATION < x <= 1, "in (0.05, 1], got {}. 0.05 of the worst continue; 1 prunes nothing"),
     )
     head_warmup_steps: int = config_field(
-        "Generation steps in which the head trains and nobody is pruned.", 20, rule=at_least(0)
+        "Generation steps in which the head trains and nothing is pruned.", 20, rule=at_least(0)
     )
 
 
@@ -114,14 +114,14 @@ class Arrol(FromGRPO):
         ]
 
     def judge(self, done: Rollouts) -> Judgement:
-        """GRPO's advantages over the survivors; pruned rollouts and beginnings of others are left out."""
+        """GRPO's advantages over the survivors; pruned rollouts and prefixes of others are left out."""
         kept = np.ones(len(done), dtype=bool)
         if self._cut(done):
             kept[self._scored(done)] = False  # pruned, or continued by another
         return Judgement.of(group_relative(done, self.setting, kept), in_gradient=kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Train the head on the rollouts that were scored and whose end is known."""
+        """Train the head on the scored rollouts whose outcome is known."""
         scored, kept = self._scored(done), judgement.in_gradient
         survivors = np.bincount(done.prompt[kept], minlength=len(done.prompts))
         self._metrics = {
@@ -165,7 +165,7 @@ class QualityHead(Stateful):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.features = np.zeros((0, 0), dtype=np.float32)  # (H, D)
-        self.scores, self.rewards = np.zeros(0), np.zeros(0)  # raw scores when they were made, and how it ended, (H,)
+        self.scores, self.rewards = np.zeros(0), np.zeros(0)  # raw scores when they were made, and outcomes, (H,)
         self.all_scores = np.zeros(0)  # with those of pruned rollouts, (A,)
         self.reward_range: list[float] = []
         # All weights, layer after layer, and both moments of AdamW, shape (P,); empty before the first hidden state.
@@ -193,14 +193,14 @@ class QualityHead(Stateful):
         return torch.sigmoid(logits).double().numpy()
 
     def see_rewards(self, rewards: np.ndarray) -> None:
-        """Widen the run's extremes; nan is no reward."""
+        """Widen the run's extremes; nan: no reward."""
         self.reward_range = widened(self.reward_range, rewards)
 
     def learn(self, features: np.ndarray, rewards: np.ndarray, step: int) -> float | None:
         """Add the scored rollouts of a step, and train for an epoch once the run has seen two rewards.
 
         Hidden states have shape (K, D), final rewards (K,), nan: pruned, or without one. Returns the share of those
-        with a reward whose success was foreseen; None where there is none.
+        with a reward whose success was predicted; None where there is none.
         """
         scores, known = self.score(features), ~np.isnan(rewards)
         foreseen = self.quality(scores)[known] > 0.5
@@ -232,9 +232,9 @@ class QualityHead(Stateful):
         return optimizer
 
     def _begin(self, dim: int) -> None:
-        """Fresh weights, uniform within one over the root of what goes in."""
+        """Fresh weights, uniform within one over the root of the number of inputs."""
         generator = torch.Generator().manual_seed(self.seed)
-        sizes = [(WIDTH * dim, dim), (WIDTH, dim), (WIDTH, WIDTH), (1, WIDTH)]  # and what goes in
+        sizes = [(WIDTH * dim, dim), (WIDTH, dim), (WIDTH, WIDTH), (1, WIDTH)]  # and inputs
         parts = [(2 * torch.rand(size, generator=generator) - 1) / math.sqrt(fan_in) for size, fan_in in sizes]
         self.weights = torch.cat(parts).numpy()
         self.first_moment, self.second_moment = np.zeros_like(self.weights), np.zeros_like(self.weights)
@@ -243,7 +243,7 @@ class QualityHead(Stateful):
         dim = features.shape[1]
         if len(weights) != WIDTH * (dim + 2) + 1:
             raise ValueError(
-                f"hidden states have {dim} entries, and the head was trained on "
+                f"hidden states have {dim} entries, but the head was trained on "
                 f"{(len(weights) - 1) // WIDTH - 2}. Resume with the model of the checkpoint."
             )
         first, first_bias, second, second_bias = weights.split([WIDTH * dim, WIDTH, WIDTH, 1])
@@ -252,7 +252,7 @@ class QualityHead(Stateful):
 
 
 def survival(quality: np.ndarray, alpha: float, beta: float) -> np.ndarray:
-    """p(q) of the module, the probability with which a rollout goes on."""
+    """p(q) of the module, the probability with which a rollout continues."""
     return EXPLORATION + (1.0 - EXPLORATION) / (1.0 + np.exp(-(alpha + beta * quality)))
 
 

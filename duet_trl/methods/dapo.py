@@ -7,12 +7,12 @@ trained, the surplus is discarded:
 
     A_i = (R_i - mean of its group) / (std of its group + 1e-4)     over the kept groups
 
-In expectation the sum over the rollouts has the direction of GRPO's: a dropped group has advantage 0 everywhere. What
-changes is its length, by one over the share of groups that differ, and the divisor, which counts trained tokens only.
+In expectation the sum over the rollouts has the direction of GRPO's: a dropped group has advantage 0 everywhere. Its
+length changes, by one over the share of groups that differ, and so does the divisor, which counts trained tokens only.
 Whole groups are kept or dropped, by exact equality: a rule for single rollouts would split groups.
 
 The other parts of DAPO are settings of GRPOTrainer: docs/fidelity.md#dapo. Ours: a step that stays under-full trains
-on what it has and says so once, where the authors' code stops the run.
+on what it has and warns once, where the authors' code stops the run.
 """
 
 import logging
@@ -77,7 +77,7 @@ class Dapo(FromGRPO):
                 f"{len(np.unique(done.prompt))} in {done.round.max() + 1} batches ({done.new_tokens.sum()} generated "
                 f"tokens) have rewards that are all the same, and max_batches={self.options.max_batches}, max_rollouts"
                 f"={self.setting.max_rollouts} or the data set leaves no more. Raise these, or choose other prompts. "
-                "Said once; the metric unfilled_prompts counts on."
+                "Warned once; the metric unfilled_prompts keeps counting."
             )
             self._said = True
         return uniform_jobs(added, n)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""DUET: how many rollouts each prompt gets, and when each rollout stops, under one token budget.
 
-1. **Allocate.** Counts n_q, sum n_q L_q <= B: alike, or (`allocate`) such that the rewards of as many prompts as
+1. **Allocate.** Counts n_q, sum n_q L_q <= B: equal, or (`allocate`) such that the rewards of as many prompts as
    possible differ. With `prompt_candidates` prompts compete for the visits first (`visits.py`).
 2. **Generate.** All rollouts run through one gate: a rollout stops shortly after its answer marker, or, without a
-   marker, at K2 + G, where going on earns less per token than another rollout would. A coin keeps a few of those.
+   marker, at K2 + G, where continuing earns less per token than another rollout would. A coin keeps a few of those.
 3. **Update.** Aborted rollouts are failures, and nothing is weighted: the gradient is in expectation that of a policy
-   that is cut at K2 + G. The baseline is that of least noise, over what is remembered about the prompt.
+   that is cut at K2 + G. The baseline is the one of least noise, over the prompt's history.
 4. **Observe.** Lengths, rewards, answer times, and the price of a token.
 
-`paper.py` is Algorithm 1 as the paper has it, docs/fidelity.md lists the differences.
+`paper.py` is Algorithm 1 as printed, docs/fidelity.md lists the differences.
 """
 
 import math
@@ -37,24 +37,24 @@ class DuetOptions(GateOptions):
     """`method_kwargs` of `duet`."""
 
     prompt_candidates: float = config_field(
-        "Prompts that compete for each visit: of so many times the prompts of a step, those whose success rate is "
-        "most open get rollouts. 1: those that the sampler drew.",
+        "Prompts that compete for each visit: of this many times the prompts of a step, those with the most "
+        "uncertain success rate get rollouts. 1: those that the sampler drew.",
         1.0,
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
     teach_ending: bool = config_field(
-        "Train a trimmed rollout as far as its answer goes, and where that was good an EOS behind it. False: with the "
-        "tokens that the grace window let through, whatever the policy would have written next.",
+        "Train a trimmed rollout up to its answer, and if that was good an EOS after it. False: with the tokens that "
+        "the grace window let through, whatever the policy would have written next.",
         True,
         acts=TRIMS,
     )
     advantage_cutoff: float | None = config_field(
-        "Rollouts whose reward is nearer to its baseline get no forward pass, as a share of the way to the nearest "
-        "other reward of the run; in standard deviations where nothing is remembered.",
+        "Rollouts whose reward is nearer to its baseline get no forward pass. A share of the distance to the nearest "
+        "other reward of the run; where nothing is remembered, standard deviations.",
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
         acts=Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
-        # Over a history hardly any advantage is exactly 0; small ones cost a third of the forward passes.
-        follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, there 0"),
+        # Over a history almost no advantage is exactly 0; small ones cost a third of the forward passes.
+        follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, or 0 there"),
     )
     drop_zero_advantage: bool | None = config_field(
         "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
@@ -84,7 +84,7 @@ class Duet(Gated):
         self.parts |= {name: part for name, part in learned.items() if part is not None}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job]:
-        """One round: who is visited, counts, the gate of the step, a coin for each rollout."""
+        """One round: which prompts are visited, counts, the gate of the step, a coin for each rollout."""
         return self.planned(prompts, self._chosen(prompts)) if done is None else []
 
     def judge(self, done: Rollouts) -> Judgement:
@@ -98,13 +98,13 @@ class Duet(Gated):
         return Judgement(advantages, np.ones(len(done)), trained, every, kept)
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Lengths, answer times, rewards, and what the baseline and the choice of prompts go by."""
+        """Learn lengths, answer times, rewards, and what the baseline and the prompt selection depend on."""
         if self.weights is not None:
             self.weights.observe(done.rewards, done.prompt, self._history(done))
         keys, group = self.learn(done, judgement)
-        self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # none is masked: none is weighted for those
+        self._metrics |= self._visit_metrics(done) | {"surcharge": 1.0}  # nothing is masked, so nothing is reweighted
         statistics, scored = self.allocator.statistics, done.scored
-        if statistics.rewards_differ:  # one reward so far does not tell what a success is
+        if statistics.rewards_differ:  # a single reward value does not define success
             shares = statistics.success_share(done.rewards[scored])
             if self.visits is not None:
                 self.visits.observe(keys, group[scored], shares, done.prompts.step)
@@ -140,9 +140,9 @@ class Duet(Gated):
     def _advantages(self, done: Rollouts) -> tuple[np.ndarray, np.ndarray]:
         """Advantages and what `advantage_cutoff` is compared with, shape (N,) each.
 
-        That is the distance of a reward from its baseline as a share of the way to the nearest other reward: whatever
+        That is the distance of a reward from its baseline as a share of that to the nearest other reward: whatever
         difference a reward function makes, it is not small. Divided by a prompt's own spread, the successes of a
-        prompt that is always solved would be as far from it as those of an open one.
+        prompt that is always solved would be as far from it as those of an uncertain one.
         """
         if self.weights is None:
             advantages = group_relative(done, self.setting)
@@ -162,12 +162,12 @@ class Duet(Gated):
             return advantages, np.where(advantages != 0, np.abs(distances) / gaps, 0.0)
 
     def _history(self, done: Rollouts) -> RewardHistory:
-        """What is remembered of the prompts of a step from before it, moved to the present."""
+        """The history of a step's prompts before the step, moved to the present."""
         return self.allocator.statistics.reward_history(done.prompts.keys).at_present()
 
 
 def remembers_rewards(config: Any) -> bool:
-    """Whether advantages are over a history: of summed rewards, and not where every part is off, which is GRPO."""
+    """Whether advantages use a history: only of summed rewards, and not where every part is off, which is GRPO."""
     return config.parts_on and config.multi_objective_aggregation == "sum_then_normalize"
 
 
@@ -183,8 +183,8 @@ def check(config: Any) -> None:
         refuse_lone_rollouts(config)
     elif options.advantage_cutoff >= 1:
         raise ValueError(
-            f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: it is a share of the way to the "
-            "nearest other reward. Set it below 1; 0.25 is the default."
+            f"advantage_cutoff={options.advantage_cutoff:g} would drop every rollout: it is a share of the distance "
+            "to the nearest other reward. Set it below 1; 0.25 is the default."
         )
 
 

@@ -15,7 +15,7 @@ Tokens. Inside the loss the advantage A of a token is multiplied by boost x deca
     Xi    = |A (u - mean of u over the rollout)|,                u = pi (log pi + H)
 
 H is the entropy before the token and pi its probability; Xi is proportional to the change of entropy that it causes.
-The extremes are over all tokens of the step with an advantage, which a last round asks the model about. What is ours:
+The extremes are over all tokens of the step with an advantage, which a last round asks the model about. Our choices:
 docs/fidelity.md#dynamo.
 """
 
@@ -93,7 +93,7 @@ class Dynamo(FromGRPO):
     def _counts(self, keys: tuple[str, ...]) -> np.ndarray:
         """Rollouts of each prompt, shape (M,), int64."""
         history, average = self.statistics.reward_history(keys), self.budget.rollouts_per_prompt
-        count = history.count * self.statistics.rewards_differ  # one reward so far does not tell what a success is
+        count = history.count * self.statistics.rewards_differ  # a single reward value does not define success
         self._metrics = {"unseen_prompts": float((count == 0).sum())}
         priority = priorities(count, self.statistics.success_share(history.mean))
         total = self.budget.total_rollouts(len(keys))
@@ -109,7 +109,7 @@ def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> n
     """Counts (M,), int64, of sum `total` between two bounds: `lowest`, and the rest in proportion to priorities (M,).
 
     What is left is shared among those below `most`: the floor of each share, then one more for the largest remainders.
-    What a full prompt cannot take is shared again; where all with a priority are full, the others share alike.
+    What a full prompt cannot take is shared again; where all with a priority are full, the others share equally.
     """
     counts = np.full(priority.size, lowest, dtype=np.int64)
     while rest := total - int(counts.sum()):
@@ -119,7 +119,7 @@ def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> n
             continue
         share = rest * (priority[open_] / priority[open_].sum())
         added = np.floor(share).astype(np.int64)
-        largest = np.argsort(added - share, kind="stable")  # largest remainders first, of equals the earlier prompt
+        largest = np.argsort(added - share, kind="stable")  # largest remainders first, ties: the earlier prompt
         added[largest[: max(rest - int(added.sum()), 0)]] += 1
         counts[open_] += np.minimum(added, most - counts[open_])
     return counts

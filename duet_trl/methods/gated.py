@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `duet` and `paper` are built from: counts under one token budget, a gate for all rollouts, what both learn."""
+"""The base of `duet` and `paper`: counts under one token budget, a gate for all rollouts, and what both learn."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ class GateOptions(Options):
 
     poll_interval: int = config_field("Tokens between two marker checks.", 8, rule=at_least(1), acts=GATED)
     entropy_threshold: float = config_field(
-        "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: not by "
-        "entropy. The paper gives no value.",
+        "Entropy of the next token below which an answered rollout stops before its grace window ends. 0: never "
+        "by entropy. The paper gives no value.",
         0.1,
         rule=(lambda x: 0 <= x < float("inf"), "at least 0 nats; 0 switches it off; got {}"),
         acts=TRIMS,
@@ -34,7 +34,7 @@ class GateOptions(Options):
 
 
 class Gated(Method):
-    """Counts by an allocator and stops by a gate; what is trained is up to the method.
+    """Counts by an allocator and stops by a gate; the method decides what is trained.
 
     `thresholds` set K1, K2 and the coin of the gate, whose `window` is that of `GateSpec`.
     """
@@ -76,7 +76,7 @@ class Gated(Method):
         return replace(self._gate, poll_threshold=unit.poll_threshold, abort_threshold=unit.abort_threshold)
 
     def learn(self, done: Rollouts, judgement: Judgement) -> tuple[list[str], np.ndarray]:
-        """Lines 45-50: lengths, rewards, and what the gate follows.
+        """Lines 45-50: learn lengths, rewards, and what sets the gate.
 
         Returns:
             tuple[list[str], np.ndarray]: Keys of the visited prompts; which of them each rollout is of, shape (N,).
@@ -91,11 +91,11 @@ class Gated(Method):
         return keys, group
 
     def state_dict(self) -> dict[str, Any]:
-        """What is remembered about prompts, what the gate follows, and what else the method learns."""
+        """The state of the prompt statistics, of the gate, and of whatever else the method learns."""
         return {name: part.state_dict() for name, part in self.parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict()`. Raises ValueError if keys are missing or foreign."""
+        """Restore `state_dict()`. Raises ValueError if keys are missing or unknown."""
         check_state(f"method {self.identity['method']}", state, self.parts)
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
@@ -106,7 +106,7 @@ class Gated(Method):
 
     def _step_metrics(self, done: Rollouts, judgement: Judgement, cold: np.ndarray) -> dict[str, float]:
         advantages, propensity, length = judgement.advantages, judgement.propensity, done.replay.length
-        # A rollout that the coin kept stands for 1 / eps - 1 others, on average, that it did not keep.
+        # A rollout that the coin kept represents 1 / eps - 1 others, on average, that it did not keep.
         late = (done.replay.outcome == Outcome.KEPT) & (done.replay.answered_at >= 0) & (advantages > 0)
         mass = np.abs(judgement.weight * advantages) * length
         return {
@@ -126,7 +126,7 @@ def budget_of(config: Any) -> Budget:
 
 
 def bounds_of(config: Any) -> dict[str, Any]:
-    """What limits counts, as arguments of an allocator."""
+    """Limits on counts, as arguments of an allocator."""
     return {
         "max_length": config.max_completion_length,
         "num_min": config.num_rollouts_min,
@@ -142,7 +142,7 @@ def refuse_lone_rollouts(config: Any) -> None:
     if mean <= 1:
         raise ValueError(
             f"method={config.method!r} compares the rollouts of a prompt here, and there is {mean:g} of each (the "
-            "least of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "
+            "minimum of budget_fraction x num_generations, num_rollouts_max and max_rollouts per prompt), so no step "
             "has a gradient. Raise it, or use method='duet' with multi_objective_aggregation='sum_then_normalize', "
-            "which remembers what a prompt earned."
+            "which remembers a prompt's rewards."
         )

@@ -4,16 +4,16 @@
 z_easy of a prompt is the number of its latest visits in a row with every reward at the top, z_hard with every reward
 at the bottom. Before a rollout is generated a prompt is taken with probability
 
-    max(p_easy^z_easy, 0.01)   resp.   max(p_hard^z_hard, 0.01)   and always where both are 0
+    max(p_easy^z_easy, 0.01)    or    max(p_hard^z_hard, 0.01)    and always where both are 0
 
 and others are drawn, by the same rule, until the batch is full. From the second epoch on p_easy falls by 0.01 after a
-step whose share of all-top prompts reached 1/12 and rises by 0.01 after another [0.05, 0.95]; p_hard likewise for
-all-bottom prompts and 1/6. What is generated is filtered as in `dapo`, and more batches are drawn, each as large as
-the remainder should need:
+step whose share of all-top prompts reached 1/12 and rises by 0.01 after another [0.05, 0.95]; so does p_hard, for
+all-bottom prompts and 1/6. The rollouts are filtered as in `dapo`, and more batches are drawn, each as large as the
+remainder should need:
 
     1.25 * (M - found) / (share of the prompts so far whose rewards differ),   within [a sixth of a batch, a batch]
 
-A batch that should suffice is the last: what it leaves empty stays empty. The filter keeps the direction of GRPO's
+A batch that should suffice is the last: what it leaves unfilled stays so. The filter keeps the direction of GRPO's
 gradient; a skipped prompt loses weight in proportion to its visits, and gets none of it back.
 
 Ours: top and bottom are the highest and the lowest reward of the run so far, exactly. The share that sets the size of
@@ -106,10 +106,10 @@ class Greso(Dapo):
         return SAFETY * missing * len(sampled) / found if found else float("inf")
 
     def _kind(self, rewards: np.ndarray) -> int:
-        """Whether a visit with these rewards was easy (1), hard (-1), or neither (0); nan is no reward."""
+        """Whether a visit with these rewards was easy (1), hard (-1), or neither (0); nan: no reward."""
         rewards = rewards[~np.isnan(rewards)]
         if not rewards.size or self._reward_range[0] == self._reward_range[1]:
-            return 0  # one reward so far does not tell which end it is
+            return 0  # a single reward value is neither top nor bottom
         if rewards.min() >= self._reward_range[1]:
             return 1
         return -1 if rewards.max() <= self._reward_range[0] else 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What most methods do alike: as many rollouts for each prompt, and advantages within its group."""
+"""What most methods share: the same number of rollouts for each prompt, and advantages within its group."""
 
 from collections.abc import Iterable, Sequence
 
@@ -41,7 +41,7 @@ def uniform_jobs(prompts: Iterable[int], num_rollouts: int) -> list[Job]:
 
 
 def counted_jobs(counts: Iterable[int]) -> list[Job]:
-    """As many ungated rollouts for each prompt as its count says, prompt by prompt."""
+    """Ungated rollouts of each prompt, as many as its count, prompt by prompt."""
     return [Job(prompt) for prompt, count in enumerate(counts) for _ in range(count)]
 
 
@@ -63,7 +63,7 @@ def group_relative(done: Rollouts, setting: Setting, include: np.ndarray | None 
 def positive_rewards(rewards: np.ndarray, extremes: Sequence[float] | None) -> np.ndarray:
     """Rewards above the middle of the run's extremes, shape (N,), bool; none while the run has seen one reward only.
 
-    One reward so far does not tell which of the two it is.
+    A single reward value does not define success.
     """
     low, high = (min(extremes), max(extremes)) if extremes else (0.0, 0.0)
     return rewards > (low + high) / 2.0 if low < high else np.zeros(len(rewards), dtype=bool)
@@ -87,7 +87,7 @@ def spread_within(values: np.ndarray, group: np.ndarray, num_groups: int) -> np.
 
 
 def mixed_prompts(done: Rollouts) -> np.ndarray:
-    """Prompts whose scored rollouts do not all have the very same reward, shape (M,), bool.
+    """Prompts whose scored rollouts do not all have exactly the same reward, shape (M,), bool.
 
     Exact equality over whole groups: a tolerance, or the spread of the others of each rollout, would split groups.
     """

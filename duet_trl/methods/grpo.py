@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""GRPO (arXiv 2402.03300), as `trl.GRPOTrainer` has it: every prompt as many rollouts, all of them trained.
+r"""GRPO (arXiv 2402.03300), as in `trl.GRPOTrainer`: the same number of rollouts for every prompt, all trained.
 
     A_i = (R_i - mean of the group) / (standard deviation of the group + 1e-4)
 
@@ -20,7 +20,7 @@ from .method import Method, Setting
 
 
 class FromGRPO(Method):
-    """A method that says what it does otherwise than GRPO.
+    """A method that overrides what it does differently from GRPO.
 
     Args:
         setting (Setting): Of the run.

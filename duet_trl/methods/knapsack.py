@@ -7,17 +7,17 @@ A step has C = b num_generations M rollouts. n of them for a prompt with success
 
 and the counts n_q in [n_min, n_max] = [2, 128] maximise the sum of the values under sum n_q = C. The value is concave
 in n from 1 on, so taking the largest gain first is exact; the authors solve the same problem by dynamic programming.
-Formula, bounds and what follows are those of the published code (`liziniu/KnapsackRL`, commit 05eeb92):
+Formula, bounds and the rules below are those of the published code (`liziniu/KnapsackRL`, commit 05eeb92):
 
 * A prompt without a history gets C / M, so that the first epoch is uniform.
 * A prompt whose rewards were all the highest or all the lowest is worth nothing at any n and gets n_min.
 * Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability
-  0.9. What the sum of these leaves of the budget is shared evenly by the prompts that were always wrong.
+  0.9. The budget that these leave over is shared evenly by the prompts that were always wrong.
 
 Ours: p is the mean of earlier rewards, discounted by 0.7 from visit to visit; the code takes the latest visit, and the
-latest 16 rewards if it had fewer. A graded reward counts as the share of a success that it is between the run's
+latest 16 rewards if it had fewer. A graded reward counts as a partial success, by its place between the run's
 extremes. The code calls a prompt unseen until it has 8 rewards. n_max holds in the fall-back too, where the code
-forgets it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
+ignores it. What the prompts with a value cannot take goes to those that were always wrong, then to all in turn.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ from .grpo import FromGRPO
 from .method import Setting
 
 CONFIDENCE = 0.9
-"""Probability of a mixed group at which the fall-back calls a prompt served: the authors' alpha."""
+"""Probability of a mixed group that is enough for the fall-back: the authors' alpha."""
 
 
 def knapsack_counts(success: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
@@ -84,7 +84,7 @@ class Knapsack(FromGRPO):
         self.budget = Budget(fraction=setting.budget_fraction, num_generations=setting.num_generations)
         refuse_single(self.budget.total_rollouts(setting.num_prompts) / setting.num_prompts)
         self.statistics = PromptStatistics()
-        self._plan(np.full(setting.num_prompts, np.nan))  # bounds that cannot hold are an error now
+        self._plan(np.full(setting.num_prompts, np.nan))  # raises now if the bounds cannot hold
         self._metrics = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
@@ -98,7 +98,7 @@ class Knapsack(FromGRPO):
     def _success(self, keys: tuple[str, ...]) -> np.ndarray:
         """Success rate of each prompt, shape (M,); nan without a history."""
         history = self.statistics.reward_history(keys)
-        # One reward so far does not tell what a success is.
+        # A single reward value does not define success.
         known = (history.count > 0.0) & self.statistics.rewards_differ
         return np.where(known, self.statistics.success_share(history.mean), np.nan)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a method of training is: five functions that decide, and remember.
+"""The interface of a training method: five functions that decide and remember.
 
 A method decides which rollouts a generation step has and what each of them contributes to the gradient. It is a pure
 function of its state and its arguments, equal on every process, and knows nothing of TRL, engines or processes; how a
@@ -19,7 +19,7 @@ from ..state import restore, state_of
 
 @dataclass(frozen=True)
 class Setting:
-    """What every method may read of the run's configuration."""
+    """The part of the run's configuration that every method may read."""
 
     num_prompts: int  # M, prompts that the sampler draws for a generation step
     num_generations: int  # rollouts per prompt of full GRPO
@@ -35,7 +35,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """A micro-batch inside the loss, on the device; nothing of it carries a gradient."""
+    """A micro-batch inside the loss, on the device, without gradients."""
 
     logps: torch.Tensor  # log-prob of each token under the policy, shape (B, T), nats
     entropies: torch.Tensor  # entropy of the policy before each token, shape (B, T), nats
@@ -45,26 +45,26 @@ class TokenBatch:
 
 
 class Method(Protocol):
-    """A method. A class that names it as its base inherits what follows `observe`."""
+    """A method. A subclass inherits everything after `observe`."""
 
     gated: bool = False  # some of its jobs carry a `GateSpec`, so that the run needs a marker
     teaches_ending: bool = False
-    """A rollout that was trimmed behind its answer is trained as far as that goes, with an EOS behind it where its
+    """A rollout that was trimmed after its answer is trained up to the answer, with an EOS after it where its
     advantage is above 0."""
     plain: bool = False
-    """It is GRPO: every prompt `num_generations` rollouts in one round, all of them trained with weight 1, and rows
-    stay where `GRPOTrainer` has them."""
+    """It is GRPO: `num_generations` rollouts of every prompt in one round, all trained with weight 1, and rows stay
+    where `GRPOTrainer` has them."""
     compares_answers: bool = False
     """It asks for `Rollouts.answer_class`, so that the run needs a reward function that can compare answers."""
     embeddings: str | None = None
-    """Where vectors of prompts come from that it needs: "policy", or a model (`duet_trl.seams.embeddings`). The
-    trainer then sets `embed`."""
+    """Source of the prompt vectors that it needs: "policy", or a model (`duet_trl.seams.embeddings`). The trainer
+    then sets `embed`."""
     identity: dict[str, Any] = {}  # JSON values that must agree when a state is restored
     remembered: tuple[str, ...] = ()  # attributes that its state consists of, as in `duet_trl.state.Stateful`
     _metrics: Mapping[str, float] = {}
 
     def setup(self, setting: Setting) -> None:
-        """Take what the run is like, once, before anything else is called; only for an object given to the trainer."""
+        """Receive the run's settings, once, before any other call; only for an object given to the trainer."""
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
         """The next round of a step.
@@ -99,7 +99,7 @@ class Method(Protocol):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restored run needs to decide alike: JSON values and numpy arrays, nested in dicts."""
+        """What a restored run needs to make the same decisions: JSON values and numpy arrays, nested in dicts."""
         return state_of(self, self.remembered)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

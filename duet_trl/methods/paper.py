@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""The text of the paper: Algorithm 1 with its appendix's values. What `duet` does otherwise: docs/fidelity.md.
+r"""The text of the paper: Algorithm 1 with its appendix's values. Differences in `duet`: docs/fidelity.md.
 
 1. **Allocate.** Counts n_q by Theorem 1 on the surrogate of sigma_q, by ten steps of bisection; without `allocate` all
-   alike.
+   are equal.
 2. **Generate.** A rollout stops shortly after its answer marker, or, without a marker, at K2 + G, unless a coin that
    lands with probability eps keeps it. K1 and K2 are quantiles of lengths.
 3. **Update.** Advantages over all rollouts of a prompt, aborted ones included; aborted ones are masked, and the others
-   weigh w = 1 / (s_pre p_abort) (Eq. 6), so that the gradient is unbiased for that of full rollouts, up to the clip of
-   s_pre.
+   have weight w = 1 / (s_pre p_abort) (Eq. 6), so that the gradient is unbiased for that of full rollouts, up to the
+   clip of s_pre.
 4. **Observe.** Lengths, sigma, and the window from which K1 and K2 follow.
 
 docs/how_it_works.md maps every line of the paper to code.

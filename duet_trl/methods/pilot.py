@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Pilot, a rule of ours: a few rollouts of each prompt, then the rest of the budget where the answer is open.
+r"""Pilot, our own rule: a few rollouts of each prompt, then the rest of the budget where the outcome is uncertain.
 
 Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends what is left of B tokens, greedily by gain per token: m
 rollouts of a prompt are worth x sqrt(m), where x = E p(1 - p) under the Beta posterior of its success rate p after
@@ -16,7 +16,7 @@ Given everything before its round, each rollout has E[A_i grad log pi_i] = grad 
     E[sum over i of A_i grad log pi_i] = (k + E[n2_q]) grad J_q
 
 exactly, whatever the rule for n2: the gradient of a sum in which a prompt counts by the rollouts it is expected to
-get. A baseline over both rounds has no such law: what it adds to a rollout of round 1 depends on n2_q, and so on that
+get. A baseline over both rounds lacks this: what it adds to a rollout of round 1 depends on n2_q, and so on that
 rollout. tests/methods/test_pilot_unbiased.py enumerates both. The loss divides by the tokens of the step, a random
 number, as GRPO's does. With "group" the scale of an advantage is the spread of history and of its own and earlier
 rounds, which holds its own reward: GRPO's own bias, no other. With "batch" it is that of round 1, one number for all.
@@ -39,7 +39,7 @@ from .method import Method, Setting
 
 @dataclass(frozen=True)
 class PilotOptions(Options):
-    """Options of the two-round rule, which is ours; so is the default."""
+    """Options of the two-round rule; rule and default are our own."""
 
     pilot_rollouts: int = config_field("Rollouts of every prompt in round 1.", 2, rule=at_least(1))
 
@@ -81,7 +81,7 @@ class Pilot(Method):
         return Judgement.of(advantages_by_round(done, seen, self.setting.scale_rewards))
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:
-        """Remember lengths and rewards, both rounds alike."""
+        """Remember lengths and rewards of both rounds."""
         keys, length = done.prompts.keys, done.new_tokens
         self.statistics.observe_lengths(keys, done.prompt, length, length, np.ones(len(done), dtype=bool))
         self.statistics.observe_rewards(keys, done.prompt, done.rewards, done.scored)
@@ -104,7 +104,7 @@ class Pilot(Method):
         cost = statistics.expected_tokens(keys, price_aborted=True, default=max(spent / len(done), 1.0))
         first = np.bincount(done.prompt, minlength=len(keys))
         budget = self.rollouts_per_prompt * float(cost.sum())
-        # The counts are both rounds', so round 1 is charged at expected lengths and what it really took comes off.
+        # The counts cover both rounds: round 1 is charged at expected lengths, and its actual cost is subtracted.
         limit, lowest = budget - spent + float(cost @ first), np.full(len(keys), self.num_pilot)
         counts, _ = greedy_counts(worth, cost, lowest, limit, self.setting.max_rollouts)
         self._metrics = {"budget_tokens": budget, "planned_tokens": spent + float(cost @ (counts - first))}

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reinforce-Ada: sample a prompt in rounds until its rewards say enough (arXiv 2510.04996).
+"""Reinforce-Ada: sample a prompt in rounds until its rewards are informative (arXiv 2510.04996).
 
 Every prompt gets `num_generations` rollouts. A prompt leaves with at least one positive rollout
 (`exit="positive_focused"`) or with n // 2 positive and n - n // 2 negative ones (`"balanced"`), n = `num_kept`. The
 others get another round, up to four. Of each prompt n rollouts are then trained, half of them positive where there are
-so many:
+enough:
 
-    A_i = R_i - mean of *all* rollouts of the prompt      divided by their std + 1e-4 if `scale_rewards` says so
+    A_i = R_i - mean of *all* rollouts of the prompt      divided by their std + 1e-4 if `scale_rewards` asks for it
 
 The authors' runs divide by nothing: `scale_rewards="none"`. All rounds are generated and charged: an easy or hopeless
 prompt costs four times what GRPO pays for it. Their other settings are `epsilon_high=0.28` and no KL.
@@ -14,8 +14,8 @@ prompt costs four times what GRPO pays for it. Their other settings are `epsilon
 Biased twice. Stopping on outcomes biases the mean: a rollout's baseline depends on rounds that exist because of it
 (tests/methods/test_reinforce_ada.py enumerates it). Keeping half of each kind weighs rare rewards more.
 
-Ours: who is kept among equals is drawn under the run's seed (the authors keep the first). A rollout without a reward
-is neither positive nor negative and never kept. Positive is a reward above the middle of the run's extremes, this
+Ours: among equals those kept are drawn under the run's seed (the authors keep the first). A rollout without a reward
+is neither positive nor negative and never kept. A reward is positive above the middle of the run's extremes, this
 step's included; while all were the same none is. A round for which `max_rollouts` has too little room goes to the
 first prompts.
 """
@@ -33,7 +33,7 @@ from .grpo import FromGRPO
 from .method import Setting
 
 MAX_ROUNDS = 4
-_DRAW = 0xADA  # keeps the draw of who is kept apart from other draws under the seed
+_DRAW = 0xADA  # keeps this draw apart from other draws under the seed
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class ReinforceAda(FromGRPO):
         self.statistics = PromptStatistics()
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
-        """A round for every prompt, then for those that are still open."""
+        """A round for every prompt, then for those that have not met the exit rule."""
         if done is None or done.round.max() + 1 >= MAX_ROUNDS:
             return super().jobs(prompts, done)
         size = self.setting.num_generations
@@ -101,7 +101,7 @@ class ReinforceAda(FromGRPO):
         return positive_rewards(done.rewards, [*(self.statistics.reward_range or ()), *done.rewards[done.scored]])
 
     def _open(self, done: Rollouts) -> list[int]:
-        """Prompts of the last round that have not met the rule of exit."""
+        """Prompts of the last round that have not met the exit rule."""
         positive, size, half = self._positive(done), len(done.prompts), self.num_kept // 2
         num_positive = np.bincount(done.prompt[positive], minlength=size)
         num_negative = np.bincount(done.prompt[done.scored & ~positive], minlength=size)
@@ -112,7 +112,7 @@ class ReinforceAda(FromGRPO):
 
 
 def balanced_subset(positive: np.ndarray, size: int, random: np.random.Generator) -> np.ndarray:
-    """Indices of `size` rollouts, half of them positive, filled up by the other kind where one has too few."""
+    """Indices of `size` rollouts, half of them positive, filled up with the other kind where one has too few."""
     yes, no = (random.permutation(np.flatnonzero(flags)) for flags in (positive, ~positive))
     num_positive = max(min(size // 2, len(yes)), size - len(no))
     return np.sort(np.concatenate([yes[:num_positive], no[: size - min(num_positive, len(yes))]]))

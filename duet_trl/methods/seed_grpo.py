@@ -2,7 +2,7 @@
 """SEED-GRPO: smaller updates where a prompt's answers disagree (arXiv 2505.12346).
 
 The rollouts of a prompt are put into classes C_k of the same answer, by the verifier's equivalence; one without an
-answer is a class of its own. Their semantic entropy scales the advantages of the prompt:
+answer is its own class. Their semantic entropy scales the advantages of the prompt:
 
     p(C_k) = sum over i in C_k of w_i        w = softmax over the prompt's rollouts of their mean log-prob per token
     SE = - sum over k of p(C_k) ln p(C_k)    in nats, between 0 and ln n
@@ -10,7 +10,7 @@ answer is a class of its own. Their semantic entropy scales the advantages of th
 
 The paper's base is R_i - mean, without a standard deviation: `scale_rewards="none"`; here it follows `scale_rewards`.
 The weights are free where the engine returns log-probs and cost one question about each rollout elsewhere. f depends
-on a rollout's own answer: the gradient is that of another objective. Whose f and alpha: docs/fidelity.md#seed_grpo.
+on a rollout's own answer: the gradient is that of another objective. Sources of f, alpha: docs/fidelity.md#seed_grpo.
 """
 
 from collections.abc import Sequence
@@ -83,6 +83,6 @@ def semantic_entropy(answer_class: np.ndarray, prompt: np.ndarray, logps: np.nda
     alone = np.where(answer_class < 0, -1 - np.arange(len(prompt)), answer_class)
     classes, member = np.unique(np.stack([prompt, alone], axis=1), axis=0, return_inverse=True)
     share = np.bincount(member.reshape(-1), weights=weight)  # (K,), of all prompts
-    # A share of 0 adds nothing; the smallest float stands for it in the logarithm.
+    # A share of 0 adds nothing; the smallest float replaces it in the logarithm.
     surprise = -share * np.log(np.maximum(share, np.finfo(np.float64).tiny))
     return np.maximum(np.bincount(classes[:, 0], weights=surprise, minlength=num_prompts), 0.0)

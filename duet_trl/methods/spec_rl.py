@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""SPEC-RL (arXiv 2509.23232): a rollout begins with what still fits of the prompt's rollout at its last visit.
 
-It is GRPO, but for how rollouts begin. The k-th of a prompt takes the k-th rollout of the prompt's last visit as its
+It is GRPO except for how rollouts begin. The k-th of a prompt takes the k-th rollout of the prompt's last visit as its
 draft: tokens x and log p_old under the policy that sampled them. A forward pass before generation gives log p_new, and
 tokens are kept up to the first that fails
 
@@ -63,7 +63,7 @@ class SpecRL(FromGRPO):
         self._fetched: list[tuple[list[int], list[float] | None]] | None = None
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
-        """Questions about the drafts, the rollouts behind what is kept, at last questions about new drafts."""
+        """Questions about the drafts, the rollouts after what is kept, finally questions about new drafts."""
         jobs = uniform_jobs(range(len(prompts)), self.setting.num_generations)
         if done is None:
             self._fetched = None
@@ -111,7 +111,7 @@ class SpecRL(FromGRPO):
         """Restore `state_dict()`. Raises ValueError if it is not one."""
         check_state("spec_rl", state, self.state_dict())
         ids, logps = (np.split(state[name], np.cumsum(state["lengths"])) for name in ("ids", "logps"))
-        rows = zip(ids, logps, state["ended"], strict=False)  # behind the last end is an empty part
+        rows = zip(ids, logps, state["ended"], strict=False)  # an empty part follows the last end
         # Copies: a view would hold all tokens until the last prompt is visited again.
         flat = (Draft(one.copy(), logp.copy(), bool(ended)) for one, logp, ended in rows)
         self.drafts = {key: [next(flat) for _ in range(count)] for key, count in state["rollouts"].items()}

@@ -10,7 +10,7 @@ next one has ended
 
 Counts minimise sum p (1 - p) / (n - 1) over the prompts of the step, the variance of RLOO, with M c rollouts in all,
 c = round(b num_generations), and G // 2 (at least 2, at most c) to 2 c for each. The sum is convex in each n from 2
-on: taking the largest fall first is exact. Where all predictions are the same, as in the first step, counts are equal.
+on: taking the largest drop first is exact. Where all predictions are the same, as in the first step, counts are equal.
 Advantages are those of GRPO. Sources and differences: docs/fidelity.md#vip.
 """
 
@@ -39,8 +39,8 @@ class VipOptions(Options):
     """Options of VIP."""
 
     embeddings: str = config_field(
-        "What prompts are compared by: 'policy', the mean of the policy's input embeddings over the prompt's words, "
-        "or name or folder of a sentence-transformers model (extra `embeddings`). Paper: all-MiniLM-L6-v2.",
+        "Vectors that prompts are compared by: 'policy', the mean of the policy's input embeddings over the prompt's "
+        "words, or the name or folder of a sentence-transformers model (extra `embeddings`). Paper: all-MiniLM-L6-v2.",
         "policy",
         rule=(lambda x: x.strip() != "", "a name or a path, got {!r}"),
     )
@@ -80,7 +80,7 @@ class Vip(FromGRPO):
         group, rewards = done.prompt[done.scored], done.rewards[done.scored]
         self.reward_range = widened(self.reward_range, rewards)
         low, high = self.reward_range or (0.0, 0.0)
-        if low == high or not len(rewards):  # one reward so far does not tell what a success is
+        if low == high or not len(rewards):  # a single reward value does not define success
             return
         seen, number = np.unique(group, return_counts=True)
         share = (np.bincount(group, weights=rewards)[seen] / number - low) / (high - low)

@@ -109,5 +109,5 @@ def test_a_restored_head_trains_on_bit_for_bit() -> None:
 def test_hidden_states_of_another_width_are_refused() -> None:
     head = QualityHead(seed=0)
     head.score(pairs(0, 3)[0])
-    with pytest.raises(ValueError, match="hidden states have 8 entries, and the head was trained on 16"):
+    with pytest.raises(ValueError, match="hidden states have 8 entries, but the head was trained on 16"):
         head.score(pairs(0, 3, dim=8)[0])
