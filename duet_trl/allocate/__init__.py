@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 1 of DUET: who gets how many rollouts (paper, section 3.1)."""
+"""Phase 1 of DUET: how many rollouts each prompt gets (paper, section 3.1)."""

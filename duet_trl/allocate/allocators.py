@@ -25,12 +25,12 @@ from .neyman import (
 from .statistics import PromptStatistics, RewardHistory, openness, posterior, price_of_more
 
 FLOOR, FLOOR_QUANTILE = 0.01, 0.05
-"""Of sigma: before the first epoch is over, and the quantile of the pool's positive sigmas that takes its place."""
+"""Of sigma: before the first epoch is over, and the quantile of the pool's positive sigmas that replaces it."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """B, tokens per step (section 3.3): what full GRPO's rollouts cost, or an absolute number.
+    """B, tokens per step (section 3.3): the cost of full GRPO's rollouts, or an absolute number.
 
     That is ``fraction * num_generations`` rollouts per prompt at the batch's current expected lengths, with b in
     (0, 1] and the rollouts of full GRPO; or `budget_tokens`. docs/fidelity.md#budget.
@@ -64,15 +64,15 @@ class UniformAllocator(Stateful):
     as it pays for. Where the total does not divide, the first prompts of the batch get one more.
 
     Args:
-        budget (Budget): What B is.
+        budget (Budget): B.
         max_length (float): Tokens assumed for a rollout before any was observed.
         price_aborted (bool): Price all generated tokens, aborted rollouts included, or kept lengths only (paper).
         num_min (int): n_min, kept even above a token budget.
         num_max (int): n_max.
-        max_rollouts (int | None): Cap on the rollouts of a step; None is no cap.
+        max_rollouts (int | None): Cap on the rollouts of a step; None: no cap.
 
     Attributes:
-        statistics (PromptStatistics): What is remembered about each prompt.
+        statistics (PromptStatistics): The history of each prompt.
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
         price (float): What one more rollout of each prompt of the last plan would earn per token
             (`price_of_more`); nan before the first.
@@ -138,7 +138,7 @@ def uniform_allocation(
 ) -> Allocation:
     """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide.
 
-    ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded beside it. ValueError if there are fewer
+    ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded with it. ValueError if there are fewer
     rollouts than prompts.
     """
     if total_rollouts < num_prompts:
@@ -159,7 +159,7 @@ class NeymanAllocator(UniformAllocator):
     raised to the `FLOOR_QUANTILE` of the pool's positive sigmas, once. docs/fidelity.md#surrogate.
 
     Args:
-        budget (Budget): What B is.
+        budget (Budget): B.
         warmup (int | None): k_warmup, >= 1; None: one s_q for all prompts, so that counts follow lengths alone.
         **options (Any): As for `UniformAllocator`.
     """
@@ -213,7 +213,7 @@ class NeymanAllocator(UniformAllocator):
 class MixedAllocator(UniformAllocator):
     """Rollouts where they are most likely to make a prompt's rewards differ, from the prompts' reward history.
 
-    A reward counts as the share of a success that it is between the lowest and the highest reward of the run.
+    A reward counts as a partial success, by its place between the lowest and the highest reward of the run.
     Arguments as `UniformAllocator`. docs/fidelity.md#allocation_objective.
     """
 

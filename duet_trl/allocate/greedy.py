@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rollouts in the order of what they gain per token: the plan behind Theorem 1 in integers and behind `mixed`.
+"""Rollouts in the order of their gain per token: the plan of Theorem 1 in integers and of `mixed_allocation`.
 
 Where the gains of a prompt fall with every rollout it has, taking the largest gain per token first is optimal up to
 the budget that the last rollouts leave over.
@@ -15,10 +15,10 @@ def greedy_counts(
 ) -> tuple[np.ndarray, float]:
     """Integer counts that maximise a sum of concave values under a budget of tokens and a cap on their number.
 
-    Where the cap binds before the budget, every rollout is charged a fee beside its tokens, the smallest with which
+    Where the cap binds before the budget, every rollout is charged a fee on top of its tokens, the smallest with which
     both run out together.
 
-    ``value`` says what n rollouts of each prompt are worth, shape (num_max + 1, M), one row per n from 0. Its
+    ``value`` is the value of n rollouts of each prompt, shape (num_max + 1, M), one row per n from 0. Its
     differences from row to row fall from ``lowest`` (M,) on, which is kept even above ``limit`` tokens. One rollout of
     a prompt takes ``cost`` (M,) tokens.
 
@@ -34,7 +34,7 @@ def greedy_counts(
     if not capped:
         return best, price
     price = 0.0
-    low, high = 0.0, 64.0 * float(cost.max())  # with such a fee the tokens hardly count
+    low, high = 0.0, 64.0 * float(cost.max())  # with such a fee the tokens barely count
     for _ in range(_BISECTIONS):
         fee = (low + high) / 2.0
         plan, found, capped = _take(value, cost, cost + fee, lowest, limit, cap)

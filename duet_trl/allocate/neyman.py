@@ -52,9 +52,9 @@ def bisection_allocation(
         sigma (ArrayLike): Within-prompt spread s_q, shape (M,), advantage x nats, > 0; its scale does not matter.
         mean_length (ArrayLike): Expected rollout length L_q, shape (M,), tokens, > 0.
         budget_tokens (float): B, tokens for the whole batch, > 0.
-        num_min (ArrayLike): Fewest rollouts, one number or shape (M,), >= 1.
-        num_max (int): Most rollouts of a prompt, >= num_min.
-        max_rollouts (int | None): Cap on the sum of the counts; None is no cap.
+        num_min (ArrayLike): Minimum rollouts, one number or shape (M,), >= 1.
+        num_max (int): Maximum rollouts of a prompt, >= num_min.
+        max_rollouts (int | None): Cap on the sum of the counts; None: no cap.
         dual (float | None): lambda of the step before.
 
     Raises:
@@ -187,7 +187,7 @@ def positive_number(name: str, value: float) -> float:
 
 
 def bounds(num_prompts: int, num_min: ArrayLike, num_max: int, max_rollouts: int | None) -> tuple[np.ndarray, int]:
-    """Fewest rollouts of each prompt, shape (M,), and the cap on their sum; ValueError if the bounds cross."""
+    """Minimum rollouts of each prompt, shape (M,), and the cap on their sum; ValueError if the bounds cross."""
     lowest = np.full(num_prompts, num_min, dtype=np.int64)
     cap = num_max * num_prompts if max_rollouts is None else min(max_rollouts, num_max * num_prompts)
     if not (1 <= lowest.min() and lowest.max() <= num_max):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Phase 4 of Algorithm 1, lines 41-47: what past steps say about each prompt, as running means under its key.
+"""Phase 4 of Algorithm 1, lines 41-47: what past steps show about each prompt, as running means under its key.
 
-For pools of ten million prompts: a prompt takes 12 bytes beside its numbers. A key is kept as 64 hashed bits. Two of P
-prompts share them with probability P^2 / 2^65, 3e-6 for ten million; the two would then share one history, which is
-that of their mixture.
+For pools of ten million prompts: a prompt takes 12 bytes besides its numbers. A key is kept as 64 hashed bits. Two of
+P prompts share them with probability P^2 / 2^65, 3e-6 for ten million; the two would then share one history, that of
+their mixture.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ import numpy as np
 from ..state import Stateful, check_state
 
 SAMPLE = 2**16
-"""Prompts from which figures of the whole pool are computed at most."""
+"""Maximum prompts from which figures of the whole pool are computed."""
 _REWARDS = ("reward_count", "reward_sum", "reward_squares")
 LEVEL_MEMORY = 0.7
 """Weight of all earlier steps in the level of the pool, against that of the latest one: it is three steps old."""
@@ -32,11 +32,11 @@ PRIOR = 0.5
 
 @dataclass(frozen=True)
 class RewardHistory:
-    """What earlier visits say about the rewards of the prompts of one batch, shape (M,) each."""
+    """What earlier visits show about the rewards of the prompts of one batch, shape (M,) each."""
 
-    count: np.ndarray  # rollouts behind it, discounted by age; 0 for a prompt not seen yet
+    count: np.ndarray  # rollouts in it, discounted by age; 0 for a prompt not seen yet
     mean: np.ndarray  # their mean reward; that of the pool where the count is 0
-    mean_square: np.ndarray  # their mean squared reward, likewise
+    mean_square: np.ndarray  # their mean squared reward, in the same way
     pool_mean: float  # over the prompts seen so far, each counting once; nan before the first
     pool_mean_square: float
     level: float = np.nan  # mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first
@@ -68,8 +68,8 @@ class RewardHistory:
 def posterior(history: RewardHistory, reward_range: Sequence[float] | None) -> tuple[np.ndarray, np.ndarray]:
     """Both parameters of the Beta posterior of each prompt's success rate, shape (M,) each.
 
-    A reward counts as the share of a success that it is between the lowest and the highest reward of the run
-    (`reward_range`; None or equal: one reward so far does not tell what a success is, and none counts).
+    A reward counts as a partial success, by its place between the lowest and the highest reward of the run
+    (`reward_range`; None or equal: a single reward value does not define success, and none counts).
     """
     low, high = reward_range or (0.0, 0.0)
     count = history.count if low < high else np.zeros(len(history.count))
@@ -88,7 +88,7 @@ def openness(successes: np.ndarray, failures: np.ndarray) -> np.ndarray:
 
 
 def price_of_more(worth: np.ndarray, counts: np.ndarray, cost: np.ndarray) -> float:
-    """What one more rollout of each prompt of a step would add to sum x sqrt(n), per token.
+    """Gain in sum x sqrt(n), per token, from one more rollout of each prompt of a step.
 
     `worth` is x, `counts` n, `cost` the expected tokens of a rollout, > 0; shape (M,) each.
     """
@@ -141,7 +141,7 @@ class PromptStatistics(Stateful):
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan is none, a zero is an observation."""
+        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan: none, a zero is an observation."""
         seen = ~np.isnan(sigma_obs)
         with self._table.editing(keys) as (column, place):
             np.add.at(column["sigma_sum"], place[seen], sigma_obs[seen])
@@ -196,7 +196,7 @@ class PromptStatistics(Stateful):
     def reward_gaps(self, rewards: np.ndarray) -> np.ndarray:
         """How far the nearest other reward of the run lies from each of these, shape (N,).
 
-        Infinite while there is no other one, 0 where rewards are continuous: then any difference is one.
+        Infinite while there is no other one, 0 where rewards are continuous: then any difference counts.
         """
         if len(self.distinct) > MAX_DISTINCT:
             return np.zeros(len(rewards))
@@ -206,7 +206,7 @@ class PromptStatistics(Stateful):
         )
 
     def reward_history(self, keys: Sequence[str]) -> RewardHistory:
-        """History of the rewards of ``keys`` (M,), discounted for the visit that is about to come."""
+        """History of the rewards of ``keys`` (M,), discounted for the coming visit."""
         count, *sums = self._table.pool(*_REWARDS)
         seen = count > 0.0
         pool = [float((column[seen] / count[seen]).mean()) if seen.any() else np.nan for column in sums]
@@ -280,7 +280,7 @@ class PromptTable(Stateful):
             self._columns[column][rows] = values
 
     def pool(self, *names: str) -> list[np.ndarray]:
-        """Some columns over the pool, shape (P',) each; of more than `SAMPLE` prompts every k-th stands for others."""
+        """Some columns over the pool, shape (P',) each; of more than `SAMPLE` prompts every k-th represents others."""
         step = -(-len(self) // SAMPLE) or 1
         return [self._columns[name][: len(self) : step] for name in names]
 
@@ -300,7 +300,7 @@ class PromptTable(Stateful):
             raise ValueError(f"The {self.name} state is damaged: its columns have other lengths than its keys.")
         rows = np.argsort(keys)
         if (np.diff(keys[rows]) == 0).any():
-            raise ValueError(f"The {self.name} state is damaged: a prompt stands in it twice.")
+            raise ValueError(f"The {self.name} state is damaged: a prompt is in it twice.")
         self._hashes, self._rows, self._columns = keys[rows], rows.astype(np.int32), columns
 
     def _find(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -311,7 +311,7 @@ class PromptTable(Stateful):
         return place, known
 
     def _add(self, hashes: np.ndarray) -> None:
-        """Give unknown prompts a row, in their order."""
+        """Add a row for each unknown prompt, in their order."""
         new, first = np.unique(hashes[~self._find(hashes)[1]], return_index=True)
         if not len(new):
             return
@@ -319,6 +319,6 @@ class PromptTable(Stateful):
         rows[np.argsort(first)] = len(self) + np.arange(len(new), dtype=np.int32)
         place = np.searchsorted(self._hashes, new)
         self._hashes, self._rows = np.insert(self._hashes, place, new), np.insert(self._rows, place, rows)
-        for column, values in self._columns.items():  # one after the other, so that only one is there twice
+        for column, values in self._columns.items():  # one after the other, so that only one exists twice at a time
             if len(values) < len(self):
                 self._columns[column] = np.concatenate([values, np.zeros(len(self) * 5 // 4 - len(values) + 1)])

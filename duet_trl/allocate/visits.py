@@ -2,14 +2,14 @@
 """Which prompts a step visits: the price of a token holds over the data set, not over the batch of the sampler.
 
 A prompt that is solved or hopeless teaches next to nothing, however many rollouts it gets. So several prompts compete
-for each visit, and those win whose success rate p is most open: x = E p(1 - p), as `openness` has it, here under
+for each visit, and those with the most uncertain success rate p win: x = E p(1 - p), as in `openness`, here under
 
     Beta(k m + s,  k (1 - m) + n - s)        m: success share of the pool at present, k = `PRIOR_COUNT` rollouts
                                              n, s: rollouts of the prompt and successes among them, aged
 
-What is known of a prompt ages with its visits, as everywhere, and with the steps between them. So no prompt waits for
-ever: the longer it waits the more it is like one that was never seen. And the prior follows the policy: once that
-solves most of the pool, a prompt that failed long ago is likely to be open, and one that was solved is not.
+The history of a prompt ages with its visits, as everywhere, and with the steps between them. So no prompt waits
+forever: the longer it waits the more it is like one that was never seen. And the prior follows the policy: once that
+solves most of the pool, a prompt that failed long ago is likely to be uncertain, and one that was solved is not.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from ..state import Stateful
 from .statistics import PromptTable, openness
 
 AGEING = 0.97
-"""Factor on what is known of a prompt from one step to the next: half of it is gone after 23 steps."""
+"""Factor on the history of a prompt from one step to the next: half of it is gone after 23 steps."""
 PRIOR_COUNT = 1.0
 LEAST_SHARE = 0.02
 """The prior's m stays in [LEAST_SHARE, 1 - LEAST_SHARE], so that nothing is ever certain."""
@@ -28,7 +28,7 @@ _COLUMNS = ("count", "successes", "step")
 
 
 class Visits(Stateful):
-    """What decides which prompts are visited, by key; `decay` is the factor on what is known from visit to visit."""
+    """Decides which prompts are visited, by key; `decay` is the factor on a prompt's history from visit to visit."""
 
     remembered = ("_table",)
 
@@ -41,7 +41,7 @@ class Visits(Stateful):
         return len(self._table)
 
     def choose(self, keys: Sequence[str], count: int, step: int) -> np.ndarray:
-        """Indices of the `count` most open of the candidates `keys`, ascending, int64; of level ones the first."""
+        """Indices of the `count` most uncertain of the candidates `keys`, ascending, int64; ties: the first."""
         return np.sort(np.argsort(-self.openness(keys, step), kind="stable")[:count])
 
     def openness(self, keys: Sequence[str], step: int) -> np.ndarray:
@@ -52,7 +52,7 @@ class Visits(Stateful):
         return openness(a, b)
 
     def pool_success(self, step: int) -> float:
-        """m: success share of the pool, each prompt weighted by what is still known of it; 1/2 before the first."""
+        """m: success share of the pool, each prompt weighted by what remains of its history; 1/2 before the first."""
         columns = dict(zip(_COLUMNS, self._table.pool(*_COLUMNS), strict=True))
         count, successes = _aged(columns, step)
         known = float(count.sum())
@@ -61,8 +61,8 @@ class Visits(Stateful):
     def observe(self, keys: Sequence[str], group: np.ndarray, successes: np.ndarray, step: int) -> None:
         """Learn from a step.
 
-        `group` is the prompt of each rollout in 0..M-1, `successes` the share of a success that its reward is, in
-        [0, 1], shape (N,) each. Prompts without a rollout stay as they are.
+        `group` is the prompt of each rollout in 0..M-1, `successes` its reward as a share of a success, in [0, 1],
+        shape (N,) each. Prompts without a rollout do not change.
         """
         visited, group = np.unique(group, return_inverse=True)
         if not visited.size:
@@ -77,6 +77,6 @@ class Visits(Stateful):
 
 
 def _aged(column: dict[str, np.ndarray], step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rollouts and successes of prompts as much as they count at a step, shape (M,) each."""
+    """Rollouts and successes of prompts, weighted as they count at a step, shape (M,) each."""
     factor = AGEING ** np.maximum(step - column["step"], 0.0)
     return factor * column["count"], factor * column["successes"]

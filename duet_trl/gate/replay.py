@@ -284,7 +284,7 @@ def check_keep_probability(keep_probability: float) -> None:
     """Raise ValueError unless it is in (0, 1]."""
     if not 0.0 < keep_probability <= 1.0:
         raise ValueError(
-            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to let all rollouts continue."
+            f"keep_probability must be in (0, 1], got {keep_probability}. Use abort=False to keep every rollout."
         )
 
 

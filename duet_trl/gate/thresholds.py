@@ -156,7 +156,7 @@ def reward_bar(rewards: np.ndarray) -> float:
 
 
 PRIOR_ROLLOUTS = 8.0
-"""Pseudo-rollouts at every length. That many without a reward outweigh the prior at `OPTIMISM` = 2."""
+"""Pseudo-rollouts at every length. As many without a reward outweigh the prior at `OPTIMISM` = 2."""
 OPTIMISM = 2.0
 """Earnings of a pseudo-rollout per token, in units of the price; above 1, or nothing unknown would be explored."""
 

@@ -2,8 +2,8 @@
 """Phase 3: group-normalised advantages for groups of unequal size, the A of Eq. 6, and its importance weights w.
 
 The rules are TRL's, for any number of rollouts per prompt. The groups are laid out as rows of a table that is padded
-with NaN, and the same nan-aware reductions run over it, so that groups of equal size get the very bits that
-`GRPOTrainer` computes. What the weights cost in second moment is Theorem 2, Eq. 8.
+with NaN, and the same nan-aware reductions run over it, so that groups of equal size get exactly the bits that
+`GRPOTrainer` computes. Theorem 2, Eq. 8, gives the cost of the weights in second moment.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ def group_advantages(
         rewards_per_func (torch.Tensor): Rewards, shape (N, F), float; NaN where a function abstained (None).
         reward_weights (torch.Tensor): Weight of each function, shape (F,).
         group (torch.Tensor): Prompt of each rollout, shape (N,), int64 in 0..M-1, in any order.
-        scale_rewards (str): "group" or "batch": whose standard deviation divides; "none": nothing does.
+        scale_rewards (str): "group" or "batch": whose standard deviation divides; "none": no division.
         multi_objective_aggregation (str): "sum_then_normalize" or "normalize_then_sum" over the functions.
         include (torch.Tensor | None): Rollouts that make up the baseline, shape (N,), bool; the others get advantage
             0. None: all.
@@ -206,7 +206,7 @@ def surcharge(
 ) -> float:
     """Factor by which the abort raises the second moment of the update (Theorem 2, aggregation corollary (ii)).
 
-    A heuristic, as in the paper: N_t is random, and instead of gradients it uses the stand-in of Eq. 3. The
+    A heuristic, as in the paper: N_t is random, and instead of gradients it uses the surrogate of Eq. 3. The
     contribution of a rollout is z = A * sum log pi / length, its aggregation weight length / N_t. sigma^2_mless of a
     prompt is the mean of z^2 over its marker-less kept rollouts; where it has none, over all of the batch's; where the
     batch has none either, over all kept rollouts. Columns have shape (N,); a propensity below 1 marks a marker-less
@@ -236,6 +236,6 @@ def surcharge(
         squared_contribution[pool].mean(),
     )
     bound = surcharge_bound(markerless_rate, keep_probability, second_moment, per_prompt(squared_weight))
-    # Marker-less rollouts survive with probability p, so each stands for 1/p natural ones.
+    # Marker-less rollouts survive with probability p, so each represents 1/p natural ones.
     natural = float((squared_weight * squared_contribution / propensity).sum())
     return 1.0 + float(bound.sum()) / natural if natural > 0 else 1.0

@@ -18,7 +18,7 @@ from .advantages import EPSILON
 
 
 class Weights(NamedTuple):
-    """What a baseline consists of, beside the others of the group, each of which counts 1."""
+    """The parts of a baseline besides the others of the group, which count 1 each."""
 
     pool: float = 1.0  # pseudo-rollouts at the pool's mean reward, >= 0
     history: float = 1.0  # factor on the discounted rollouts of earlier visits, >= 0
@@ -28,7 +28,7 @@ _POOL, _HISTORY = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0), (0.0, 0.25, 0.5, 1.0)
 WEIGHTS = tuple(itertools.starmap(Weights, itertools.product(_POOL, _HISTORY)))
 """Those that `MeasuredWeights` compares."""
 MEMORY = 0.9
-"""Factor on what was measured in a step from one step to the next."""
+"""Factor on the measurements of a step from one step to the next."""
 BOUNDS = (0.01, 100.0)
 """Of the ratio of squared gradients: beyond them the baseline is at one end of the rewards anyway."""
 LEAST_SURPRISAL = 1e-6
@@ -58,7 +58,7 @@ class LeastNoise(NamedTuple):
         span = self.high - self.low
         share = np.clip((mean - self.low) / span, 0.0, 1.0)
         square = (mean_square - 2.0 * self.low * mean + self.low**2) / span**2
-        square = np.clip(square, share**2, share)  # whatever lies between 0 and 1 has its mean square there
+        square = np.clip(square, share**2, share)  # values between 0 and 1 have their mean square there
         earned = self.ratio * share + (1.0 - self.ratio) * square
         return self.low + span * earned / (self.ratio * (1.0 - share) + share)
 
@@ -85,7 +85,7 @@ def history_advantages(
         scale_rewards (str): s: "group", the standard deviation of the prompt's rewards, this step's and remembered
             ones; "batch", that of the rewards of the step; "none", 1.
         weights (Weights): Decided before this step.
-        least_noise (LeastNoise | None): Likewise; None: b is the mean.
+        least_noise (LeastNoise | None): Also decided before; None: b is the mean.
 
     Returns:
         np.ndarray: A, shape (N,), float64; 0 for a lone rollout while nothing at all is remembered.
@@ -123,7 +123,7 @@ class MeasuredWeights:
 
     At every step each of `WEIGHTS` predicts each reward from the others of its group, the level of the pool at present
     and the prompt's history moved by the pool's drift. Those with the least squared error, older steps counting less
-    (`MEMORY`), are taken for the next step. No reward has a say in its own baseline, which stays unbiased.
+    (`MEMORY`), are used in the next step. No reward affects its own baseline, which stays unbiased.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class MeasuredWeights:
 
     @property
     def best(self) -> Weights:
-        """Those with the least error; before the first, those that `history_advantages` has by itself."""
+        """Those with the least error; before the first step, the defaults of `history_advantages`."""
         return WEIGHTS[int(self._errors.argmin())] if self._errors.any() else Weights()
 
     def observe(self, rewards: np.ndarray, group: np.ndarray, history: RewardHistory) -> None:
@@ -158,11 +158,11 @@ class MeasuredWeights:
 
 
 class NoiseRatio:
-    """How much longer the squared gradients of failures are than those of successes, by how surprising they are.
+    """How much larger the squared gradients of failures are than those of successes, estimated from -log pi.
 
-    A rollout's gradient of log pi is a sum over its tokens, and a token says the more the less likely it was, so
-    -log pi of a rollout stands in for its squared length: on the tasks of the arena the ratio of the one
-    is 0.4 to 0.9 of the ratio of the other, and every pass over a batch has it. Older steps count less (`MEMORY`).
+    A rollout's gradient of log pi is a sum over its tokens, and a token contributes more the less likely it was, so
+    -log pi of a rollout is a proxy for its squared length: on the tasks of the arena the ratio of the one is 0.4 to
+    0.9 of the ratio of the other, and every pass over a batch computes it. Older steps count less (`MEMORY`).
     """
 
     def __init__(self) -> None:
@@ -170,14 +170,14 @@ class NoiseRatio:
 
     @property
     def value(self) -> float:
-        """The ratio, within `BOUNDS`; 1 until a failure and a success were seen."""
+        """The ratio, within `BOUNDS`; 1 until both a failure and a success have been seen."""
         (failures, surprise), (successes, certain) = self._sums
         if failures == 0.0 or successes == 0.0:
             return 1.0
         return float(np.clip(surprise / failures / max(certain / successes, LEAST_SURPRISAL), *BOUNDS))
 
     def observe(self, success_share: np.ndarray, sum_logps: np.ndarray) -> None:
-        """Learn from the share of a success that rewards are, in [0, 1], and log pi of rollouts, nats, shape (N,)."""
+        """Learn from rewards as shares of a success, in [0, 1], and log pi of rollouts, nats, shape (N,)."""
         known = np.isfinite(sum_logps)
         success, surprisal = success_share[known] >= 0.5, -sum_logps[known]
         found = [[np.count_nonzero(of), surprisal[of].sum()] for of in (~success, success)]
@@ -207,6 +207,6 @@ def _remembered(history: RewardHistory, weights: Weights) -> tuple[np.ndarray, n
 
 
 def _mean_of_others(values: np.ndarray, group: np.ndarray, first: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Mean of what is remembered and of the others of its group, shape (N,); its own value where there is nothing."""
+    """Mean of the history and of the others of its group, shape (N,); its own value where there is neither."""
     total = first + np.bincount(group, weights=values, minlength=len(first))
     return np.divide(total[group] - values, others, out=values.copy(), where=others > 0.0)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far updates moved a policy: KL divergence per token, read where bf16 would only read its own rounding.
+"""How far updates moved a policy: KL divergence per token, measured where bf16 would only measure its own rounding.
 
-Log-probs of one policy, computed twice in bf16 with weights a hair apart, differ by 0.03 to 0.04 nats a token:
+Log-probs of one policy, computed twice in bf16 with almost equal weights, differ by 0.03 to 0.04 nats a token:
 whatever the change, the estimator reads the truth plus 1e-3 nats per token. So they are computed in float32, from
-float32 weights or from weights of a lower precision that are widened module by module. Where neither can be had
+float32 weights or from weights of a lower precision that are widened module by module. Where neither is possible
 (sharded or quantised weights), the rounding is measured, with a change of the weights too small to matter, and
 subtracted.
 """
@@ -32,7 +32,7 @@ def divergence_sums(moved: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 @contextmanager
 def in_float32(model: nn.Module, precision: str = "high") -> Iterator[Callable[..., object]]:
-    """While active, the model computes in float32, whatever its weights are stored in; the weights stay as they are.
+    """While active, the model computes in float32, whatever its weights are stored in; the weights do not change.
 
     Weights of a lower precision are widened while the module that holds them computes, those of the output layer for
     as long as this lasts. The model is neither sharded nor quantised. Yields the forward pass without the autocast
@@ -59,7 +59,7 @@ def in_float32(model: nn.Module, precision: str = "high") -> Iterator[Callable[.
 
 @contextmanager
 def nudged(weights: Sequence[torch.Tensor], seed: int) -> Iterator[None]:
-    """While active, weights differ at random by `NUDGE` of their size: what the output differs by is rounding."""
+    """While active, weights differ at random by `NUDGE` of their size: the difference of the output is rounding."""
     kept = [one.clone() for one in weights]
     with torch.no_grad():
         for place, one in enumerate(weights):
@@ -76,14 +76,14 @@ def nudged(weights: Sequence[torch.Tensor], seed: int) -> Iterator[None]:
 
 
 def _narrow(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Weights of its own that are stored in less than float32."""
+    """The module's own weights that are stored in less than float32."""
     own = {name: one for name, one in module._parameters.items() if one is not None}
     return {name: one for name, one in own.items() if one.is_floating_point() and one.dtype.itemsize < 4}
 
 
 @contextmanager
 def _widened(module: nn.Module) -> Iterator[None]:
-    # Not by the data of the parameters: one whose type changes loses what DDP has hung on it.
+    # Not by the data of the parameters: one whose type changes loses what DDP has attached to it.
     stored = _narrow(module)
     module._parameters.update({name: one.detach().float() for name, one in stored.items()})
     try:

@@ -2,8 +2,8 @@
 """Adam's epsilon as large as a gradient's elements usually are.
 
 Adam divides each element of a gradient by the root of the mean of its squares, so that elements which are mostly noise
-move as far as the others. An epsilon of that size keeps them back; what size that is depends on model, length and
-divisor, so it is measured: the root mean square, over all elements, of what Adam divides by.
+move as far as the others. An epsilon of that size damps them; the size depends on model, length and divisor, so it is
+measured: the root mean square, over all elements, of Adam's divisor.
 """
 
 from collections.abc import Mapping

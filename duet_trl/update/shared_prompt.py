@@ -2,10 +2,10 @@
 """Rows of one prompt share its forward pass.
 
 A micro-batch of n answers to a prompt of P tokens computes the prompt n times. Here it becomes one row: each prompt
-once, without its last token, then every answer behind a copy of that token, so that each of its positions predicts one
-token. Everything but attention works token by token and takes the row as it is. Attention takes it apart: prompts
-attend to themselves, answers to their prompt and to themselves. No pair of tokens is computed that a mask would hide
-from start to end, no padding passes a linear layer, and log-probs and gradients are those of the separate rows.
+once, without its last token, then every answer after a copy of that token, so that each of its positions predicts one
+token. Everything but attention works token by token and takes the row as it is. Attention splits it: prompts attend to
+themselves, answers to their prompt and to themselves. No pair of tokens is computed that a mask would always hide, no
+padding passes a linear layer, and log-probs and gradients are those of the separate rows.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ class Block:
     """R sequences side by side: all prompts, or all answers with the prompt of each in front.
 
     Attributes:
-        tokens (Tensor): Where in the row the token of each column stands, shape (R, K); 0 where there is none.
+        tokens (Tensor): Where in the row the token of each column is, shape (R, K); 0 where there is none.
         known (Tensor): Where there is one, shape (R, K), bool.
         places (Tensor): Place of each column in its sequence, shape (R, K); the first token has 0.
         first_query (int): Column of the first token that attends; those before it are keys only.
@@ -53,7 +53,7 @@ class Block:
 
 @dataclass(frozen=True)
 class SharedMask:
-    """What stands for the mask in the layers that see alike: a mask for each block."""
+    """Replaces the mask in layers with the same pattern: a mask for each block."""
 
     blocks: tuple[Block, ...]
     masks: tuple[torch.Tensor, ...]
@@ -77,7 +77,7 @@ class SharedRow:
         ids (Tensor): Tokens, shape (1, T).
         positions (Tensor): Column that each token had in the micro-batch, shape (1, T): its position there.
         labels (Tensor): The token that each position predicts, or `NO_LABEL`, shape (1, T).
-        blocks (tuple[Block, ...]): How attention takes the row apart, in the order of the row.
+        blocks (tuple[Block, ...]): How attention splits the row, in the order of the row.
         in_answer (Tensor): Where the micro-batch has tokens of answers, shape (B, C), bool.
         saving (float): Tokens of the micro-batch, padding of rows included, over those of the row.
     """
@@ -94,7 +94,7 @@ class SharedRow:
         return SharedMask(self.blocks, tuple(block.mask(pattern) for block in self.blocks))
 
     def unpacked(self, values: torch.Tensor) -> torch.Tensor:
-        """What was computed at each position of the row (1, T) as the micro-batch has it, (B, C); 0 for padding."""
+        """Values at each position of the row (1, T) in the layout of the micro-batch, (B, C); 0 for padding."""
         of_answers = values[0, -len(self.blocks[-1].outputs) :]
         return values.new_zeros(self.in_answer.shape).masked_scatter(self.in_answer, of_answers)
 
@@ -119,10 +119,10 @@ def shared_row(input_ids: torch.Tensor, attention_mask: torch.Tensor, num_answer
     if not mask[used, width - 1].all():
         raise ValueError("A prompt does not end where the answers begin. Pad prompts on the left.")
     columns = mask[used].any(dim=0).nonzero()[:, 0]  # all others are padding
-    ids = torch.where(mask, input_ids, -1)[used][:, columns]  # -1 is no token
+    ids = torch.where(mask, input_ids, -1)[used][:, columns]  # -1: no token
     tokens_apart = len(mask) * len(columns)
     last = int((columns < width).sum()) - 1  # last column of the prompts
-    # What an answer predicts stands a column further on, so its first column is the prompt's last.
+    # The target of a column is the next one, so the first column of an answer is the prompt's last.
     columns = columns[:-1]
     prompts, of_prompt = torch.unique(ids[:, : last + 1], dim=0, return_inverse=True)
     begins = columns[(prompts >= 0).int().argmax(dim=1)]  # (G,), column of a prompt's first token

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several updates of one batch: how it is cut, how far they move the policy, the learning rate that takes it there.
+"""Several updates of one batch: how it is cut, how far they move the policy, and the learning rate adapted to that.
 
-A rate that follows the divergence (Rudin et al., arXiv 2109.11978; Schulman et al., arXiv 1707.06347) learns
-of a step that was too long when it is made, and one such step can undo a model. So the divergence is measured after
-every update of a batch. It grows with the square of the way gone: where the next update would come to more than
-`CEILING` times what is desired, the remaining ones are skipped. Where an update went beyond `LIMIT` times, the weights
-are pulled back towards where the batch began until the divergence is what is desired.
+A KL-adaptive rate (Rudin et al., arXiv 2109.11978; Schulman et al., arXiv 1707.06347) learns that a step was too long
+only after it is made, and one such step can ruin a model. So the divergence is measured after every update of a batch.
+It grows with the square of the distance: where the next update would come to more than `CEILING` times the desired
+divergence, the remaining ones are skipped. Where an update went beyond `LIMIT` times, the weights are pulled back
+towards where the batch began until the divergence is the desired one.
 """
 
 import math
@@ -25,7 +25,7 @@ class Cut:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps that a batch of rollouts is meant for."""
+        """Optimizer steps planned for a batch of rollouts."""
         return self.passes * self.mini_batches
 
 
@@ -38,7 +38,7 @@ CUT_FIELDS = ("num_iterations", "steps_per_generation", "gradient_accumulation_s
 def cut_batch(config: Any) -> None:
     """Set TRL's fields so that the batch they describe is cut, in place; `updates="once"` leaves them alone.
 
-    Micro-batches are shared out over the mini-batches, or halved where there is an odd number of them. ValueError if
+    Micro-batches are distributed over the mini-batches, or halved where there is an odd number of them. ValueError if
     passes or mini-batches were set by hand, the batch is too small to cut, or a loss scaler is used.
     """
     if config.updates == "once":
@@ -75,22 +75,22 @@ def cut_batch(config: Any) -> None:
 
 DESIRED_KL = 3e-3
 """Divergence of the policy before the updates of a batch from the one after, nats per token. Chosen on two policies,
-of 0.6M and 135M parameters: three times as much undid one of them, and a third teaches the other one slowly."""
+of 0.6M and 135M parameters: three times as much ruined one of them, and a third of it trains the other one slowly."""
 CEILING, LIMIT = 2.0, 5.0
-"""Times what is desired."""
+"""In units of the desired divergence."""
 SEARCH, RISE, FALL = 1.5, 1.1, 0.5
 """Bounds of the rate's change from one batch to the next: up by the first until it had to fall, then by the second."""
 LOWEST, HIGHEST = 1e-4, 1e2
 """Bounds of the whole factor on the rate that the user gave."""
 _SHORTEST = 1e-6
-"""Share of the way below which it is all undone."""
+"""Share of an update's way below which all of it is undone."""
 
 
 class TrustRegion:
     """The updates of a batch, one after the other, and the factor on the learning rate.
 
-    `desired` is the KL divergence that the `num_updates` of a batch should come to, nats per token; `closed` says that
-    the remaining updates are skipped.
+    `desired` is the KL divergence that the `num_updates` of a batch should come to, nats per token; `closed`: the
+    remaining updates are skipped.
     """
 
     def __init__(self, desired: float, num_updates: int) -> None:
@@ -102,7 +102,7 @@ class TrustRegion:
         self.begin(worth=False)
 
     def steer(self, scheduler: LRScheduler) -> None:
-        """Multiply the rates of a schedule by the factor, from its next step on; ValueError if it is no `LambdaLR`."""
+        """Multiply the rates of a schedule by the factor, from its next step on; ValueError unless it is a `LambdaLR`."""
         if scheduler is self._steered:
             return
         if not isinstance(scheduler, LambdaLR):
@@ -173,7 +173,7 @@ class TrustRegion:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The factor, whether it is still sought, and what was skipped and pulled back."""
+        """The factor, whether the search for it continues, and the counts of skipped and pulled-back updates."""
         return {
             "rate_factor": self.factor,
             "searching": self._searching,
