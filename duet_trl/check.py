@@ -68,7 +68,7 @@ def _findings(fast: bool) -> Iterator[Finding]:
 
 
 def _requirements() -> Iterator[Finding]:
-    """What this package needs, against what is installed; one line for all that fits."""
+    """Required versions against installed ones; one line for all that match."""
     from packaging.requirements import Requirement
 
     from .report.environment import versions

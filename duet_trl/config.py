@@ -60,7 +60,7 @@ def _options_help() -> str:
     for method, entry in METHODS.items():
         takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
     lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
-    return f"Options that only this method reads, a mapping; JSON on the command line. {' '.join(lists)}"
+    return f"Options that only the chosen method reads, a mapping; JSON on the command line. {' '.join(lists)}"
 
 
 @dataclass

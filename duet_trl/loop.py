@@ -31,7 +31,7 @@ MAX_ROUNDS = 64
 
 
 class Host(Protocol):
-    """What the loop needs from a trainer. Every process makes each call, each with its own rows, the same number."""
+    """What the loop needs from a trainer. Every process makes each call, with its own rows, equally many."""
 
     reward_weights: torch.Tensor
 

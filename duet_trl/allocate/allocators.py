@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exchangeable allocators of phase 1: prompt keys and history in, rollouts per prompt out.
+"""The interchangeable allocators of phase 1: prompt keys and history in, rollouts per prompt out.
 
 Every allocator has the interface of `UniformAllocator`: `plan(keys, epoch)`, then its `statistics` learn lengths and
 rewards after generation, and `observe_sigma` is called after the forward pass.
@@ -47,7 +47,7 @@ class Budget:
 
     def total_rollouts(self, num_prompts: int) -> int:
         """Rollouts of a uniform step under a budget without `budget_tokens`: ``fraction * num_generations * M``."""
-        # The margin keeps 0.1 * 10 * 3 = 3.0000000000000004 and its like from losing or gaining a rollout.
+        # The margin keeps 0.1 * 10 * 3 = 3.0000000000000004 and the like from losing or gaining a rollout.
         return math.floor(self.rollouts_per_prompt * num_prompts * (1.0 + 1e-12))
 
     def tokens(self, mean_length: np.ndarray) -> float:
@@ -61,7 +61,7 @@ class UniformAllocator(Stateful):
     """The same number of rollouts for every prompt: GRPO, or DUET without its allocator.
 
     Under a budget that counts rollouts every prompt gets ``fraction * num_generations``; under a token budget as many
-    as it pays for. Where the total does not divide, the first prompts of the batch get one more.
+    as it pays for. Where the total does not divide evenly, the first prompts of the batch get one more.
 
     Args:
         budget (Budget): B.
@@ -115,7 +115,7 @@ class UniformAllocator(Stateful):
         """Only Theorem 1 needs sigma. Unweighted advantages and sums of log pi, shape (N,)."""
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the last step, plain floats."""
+        """Metrics of the last step, plain floats."""
         return dict(self._metrics)
 
     def _counts(self, keys: Sequence[str], epoch: int, cost: np.ndarray, history: RewardHistory) -> Allocation:
@@ -136,7 +136,7 @@ class UniformAllocator(Stateful):
 def uniform_allocation(
     num_prompts: int, total_rollouts: int, mean_length: ArrayLike, budget_tokens: float
 ) -> Allocation:
-    """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide.
+    """Counts as equal as possible, GRPO's; the first prompts get one more where the total does not divide evenly.
 
     ``mean_length`` (M,) prices the plan and ``budget_tokens`` is recorded with it. ValueError if there are fewer
     rollouts than prompts.

@@ -25,7 +25,7 @@ RANGE_MEMORY = 0.9
 """Weight of an end of the range of rewards against that of a step: a reward that nobody earns again is forgotten."""
 MAX_DISTINCT = 64
 """Distinct rewards beyond which they count as continuous."""
-_TIE = 1e-6  # of two rewards that are one, relative
+_TIE = 1e-6  # relative difference of two rewards that count as one
 PRIOR = 0.5
 """Pseudo-successes and pseudo-failures of a prompt without a history (Jeffreys' prior)."""
 
@@ -36,7 +36,7 @@ class RewardHistory:
 
     count: np.ndarray  # rollouts in it, discounted by age; 0 for a prompt not seen yet
     mean: np.ndarray  # their mean reward; that of the pool where the count is 0
-    mean_square: np.ndarray  # their mean squared reward, in the same way
+    mean_square: np.ndarray  # their mean squared reward; that of the pool where the count is 0
     pool_mean: float  # over the prompts seen so far, each counting once; nan before the first
     pool_mean_square: float
     level: float = np.nan  # mean reward of the prompts of the latest steps (`LEVEL_MEMORY`); nan before the first
@@ -98,7 +98,7 @@ def price_of_more(worth: np.ndarray, counts: np.ndarray, cost: np.ndarray) -> fl
 class PromptStatistics(Stateful):
     """Running means per prompt, keyed by a stable string, for pools of ten million prompts.
 
-    A figure of the pool is one of all prompts up to 65,536, and of an even sample of more (`PromptTable.pool`).
+    Figures of the pool are over all prompts up to 65,536, and over an even sample of more (`PromptTable.pool`).
     """
 
     remembered = ("reward_range", "distinct", "_level", "_table")
@@ -175,7 +175,7 @@ class PromptStatistics(Stateful):
             return
         least, most = float(values.min()), float(values.max())
         low, high = self.reward_range or (least, most)
-        if least < most:  # the range draws nearer to what a step has
+        if least < most:  # the range moves towards that of the step
             low, high = (RANGE_MEMORY * end + (1.0 - RANGE_MEMORY) * of for end, of in ((low, least), (high, most)))
         self.reward_range = [min(low, least), max(high, most)]
         if len(self.distinct) <= MAX_DISTINCT:

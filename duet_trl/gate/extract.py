@@ -85,7 +85,7 @@ def _outside_thoughts(finder: Finder, written: Written) -> Generator[str, None, 
 
 
 def _thought_before(text: str, opening: str | None, begin: int, end: int) -> int | None:
-    """Where an opening delimiter ends that begins in a stretch of the text; None without one."""
+    """End of an opening delimiter that begins in a stretch of the text; None without one."""
     place = -1 if opening is None else text.find(opening, begin, end + len(opening) - 1)
     return None if place < 0 else place + len(opening)
 

@@ -129,7 +129,7 @@ def step_fence(state: State, byte: int) -> tuple[State, bool]:
     if char == "`" and column >= 0:
         column += 1
     else:
-        # backticks that came to less than a fence are content of the block like any other character
+        # backticks too few for a fence are content of the block like any other character
         has_content = has_content or column > 0 or char not in WHITESPACE
         column = 0 if char == "\n" else _IN_LINE
     return (Fenced(column, has_content) if in_block else column), False

@@ -87,11 +87,11 @@ def _ends(name: str) -> tuple[str, str]:
 
 
 def extract_answer(name: str, text: str | Written, which: Which = "first") -> str | None:
-    """The answer that the marker of that name stands for.
+    """The answer that the marker of that name detects.
 
     Args:
         name (str): As in `get_marker`.
-        text (str | Written): A completion or a prefix of one. A string is answer region throughout.
+        text (str | Written): A completion or a prefix of one. A string is all answer region.
         which (str): "first" is the answer that the marker saw; "last" is the usual choice on a finished text.
 
     Returns:

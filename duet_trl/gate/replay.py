@@ -6,7 +6,7 @@ the poll interval and, if abort is on, t = K2 + G. The first poll at which the p
 tau. A rollout is forced to stop at
 
     tau + G, or earlier where the next token is nearly certain   if the marker was seen and trim is on
-    K2 + G                                                       if it was not and the coin says abort
+    K2 + G                                                       if it was not and the coin aborts
 
 and runs to its natural end otherwise. Where Eq. 5 (`min(tau + G, K2 + G)`) and Algorithm 1 differ this is Algorithm 1:
 a marker in (K2, K2 + G] keeps its full grace. A rollout that its coin kept is never trimmed.
@@ -157,8 +157,8 @@ def replay(
     """Recover from the tokens alone what the gate did while they were generated (Eq. 5, Algorithm 1, phase 2).
 
     A rollout of L tokens met the gate before each of its tokens 2..L, and once more if the gate stopped it. So only
-    polls up to L - 1 count for a rollout that ended by itself: one that ends exactly at K2 + G, by EOS or by the
-    length cap, was never decided about.
+    polls up to L - 1 count for a rollout that ended by itself: the gate never decided about one that ends exactly at
+    K2 + G, by EOS or by the length cap.
 
     Args:
         spec (GateSpec): The gate the rollouts were generated under.
@@ -301,7 +301,7 @@ def _random_bits(seed: int, step: int, keys: Sequence[str], rollout_index: np.nd
 
 def _mix(value: np.ndarray) -> np.ndarray:
     """The output function of splitmix64: a bijection of 64 bits in which every input bit flips half the output."""
-    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is meant
+    with np.errstate(over="ignore"):  # arithmetic modulo 2^64 is intended
         value = value + np.uint64(0x9E3779B97F4A7C15)
         value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -5,7 +5,7 @@ The state is a column of numbers per slot of the engine's batch, a function of t
 be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
 count. A marker that completes determines tau, the poll that will see it, and so where the rollout is to stop.
 
-The classes before it hold what a run sets up and what a request asks for; `parameters.py` writes the latter for
+The classes before it hold the setup of a run and the request of a rollout; `parameters.py` writes the latter for
 engines elsewhere.
 """
 
@@ -162,7 +162,7 @@ class StreamingGate:
         return np.minimum(np.where(undecided, next_poll, NEVER), next_stop) - length
 
     def refuse(self, slot: int) -> None:
-        """Put a rollout into a slot whose very first token is a forced stop, which no gate asks for."""
+        """Fill a slot with a rollout whose first token is a forced stop, which no gate asks for."""
         self._columns[:, slot] = 0
 
     def step(self, slots: np.ndarray, tokens: np.ndarray) -> np.ndarray:
@@ -183,7 +183,7 @@ class StreamingGate:
         self._length[slots] += len(tokens)
 
     def _see(self, slots: np.ndarray, tau: np.ndarray) -> None:
-        """Settle where rollouts without a marker so far are polled and stop, shapes (R,); `NEVER`: as before."""
+        """Set where rollouts without a marker so far are polled and stop, shapes (R,); `NEVER`: as before."""
         slots, tau = slots[tau < NEVER], tau[tau < NEVER]
         self._tau[slots] = tau
         self._stop_at[slots] = tau + self._grace[slots]

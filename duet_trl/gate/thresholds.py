@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sets K1, K2 and the coin of the gate from step to step.
+"""How K1, K2 and the coin of the gate are set from step to step.
 
 `paper`: quantiles of the lengths of recent rollouts (Algorithm 1, lines 45-50). Kept rollouts lack most of those that
 reached the abort gate, so K2 ratchets down. `duet`: a rollout without an answer continues as long as it pays the price

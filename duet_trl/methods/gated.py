@@ -71,7 +71,7 @@ class Gated(Method):
         return [Job(int(q), gate=gate, keep=bool(coin)) for q, coin in zip(group, keep, strict=True)]
 
     def spec(self) -> GateSpec:
-        """The gate with its present thresholds."""
+        """The gate with its current thresholds."""
         unit = self.thresholds
         return replace(self._gate, poll_threshold=unit.poll_threshold, abort_threshold=unit.abort_threshold)
 

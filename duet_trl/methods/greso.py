@@ -30,9 +30,9 @@ from .grouping import mixed_prompts, uniform_jobs, visit_metrics, widened
 from .method import Setting
 
 START, STEP, RANGE = 0.5, 0.01, (0.05, 0.95)
-"""p_easy and p_hard: where they start, by how much they move, where they stay."""
+"""Start, step and range of p_easy and p_hard."""
 LEAST = 0.01
-"""Probability with which every prompt is taken."""
+"""Minimum probability with which a prompt is taken."""
 TARGETS = np.array([0.25 / 3, 0.25 * 2 / 3])
 """Shares of easy and of hard prompts to aim at."""
 SAFETY, SMALLEST = 1.25, 1 / 6

@@ -31,7 +31,7 @@ from .method import Setting
 PRIOR_MEAN, NOISE = -1.0, 1e-4
 """m, and the variance of an observation."""
 EDGE = 1e-6
-"""Distance that a mean reward and a prediction keep from 0 and 1, and spread of predictions that are all the same."""
+"""Minimum distance of a mean reward and a prediction from 0 and 1, and spread of predictions that count as equal."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,8 @@
 """Phase 3: advantages over a baseline that remembers earlier visits of a prompt.
 
 With a prompt's discounted rewards in the baseline, groups whose rewards agree teach too, and a lone rollout has an
-advantage. How much the history and the pool are worth is measured (`MeasuredWeights`). Where
-failures have the longer gradients, the baseline of least noise is lower than the mean (`LeastNoise`).
-docs/fidelity.md#advantage_baseline.
+advantage. The weights of history and pool are measured (`MeasuredWeights`). Where failures have the longer gradients,
+the baseline of least noise is lower than the mean (`LeastNoise`). docs/fidelity.md#advantage_baseline.
 """
 
 import itertools
@@ -32,7 +31,7 @@ MEMORY = 0.9
 BOUNDS = (0.01, 100.0)
 """Of the ratio of squared gradients: beyond them the baseline is at one end of the rewards anyway."""
 LEAST_SURPRISAL = 1e-6
-"""Nats of a success; a policy that is certain of all of them has no ratio otherwise."""
+"""Minimum nats of a success; a policy that is certain of all of them has no ratio otherwise."""
 
 
 class LeastNoise(NamedTuple):
@@ -49,7 +48,7 @@ class LeastNoise(NamedTuple):
     high: float  # reward of a success, above low
 
     def baseline(self, mean: np.ndarray, mean_square: np.ndarray) -> np.ndarray:
-        """b, in [low, high]; shapes alike. Means outside are taken to be at the nearer end.
+        """b, in [low, high]; same shapes. Means outside are clipped to the nearer end.
 
         Example:
             >>> LeastNoise(3.0, 0.0, 1.0).baseline(np.array([0.5, 0.75]), np.array([0.5, 0.75])).tolist()

@@ -13,13 +13,13 @@ import torch
 
 
 class RelativeEpsilon:
-    """Sets `eps` of an optimizer of Adam's kind before each of its steps; leaves other optimizers alone."""
+    """Sets `eps` of an Adam-type optimizer before each of its steps; leaves other optimizers alone."""
 
     def __init__(self) -> None:
         self._mean_square, self._weight = 0.0, 0.0
 
     def set(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
-        """Take in the norm of the gradient that the optimizer is about to use, and set its epsilon."""
+        """Take the norm of the gradient that the optimizer is about to use, and set its epsilon."""
         groups = [group for group in optimizer.param_groups if "betas" in group and "eps" in group]
         elements = sum(one.numel() for group in groups for one in group["params"])
         if not groups or not 0.0 < norm < float("inf"):

@@ -17,7 +17,7 @@ import torch
 NO_LABEL = -100
 """Label of a position that predicts nothing, as in transformers."""
 Pattern = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Which keys a query sees, from the places of both in their sequence, counted from 0; broadcast over both."""
+"""Which keys a query sees, from the positions of both in their sequence, counted from 0; broadcast over both."""
 Attention = Callable[..., torch.Tensor]
 """query, key, value (R, H, Q or K, D) and a mask (R, 1, Q, K), True where a key is seen -> (R, Q, H, D)."""
 

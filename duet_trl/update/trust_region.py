@@ -102,7 +102,7 @@ class TrustRegion:
         self.begin(worth=False)
 
     def steer(self, scheduler: LRScheduler) -> None:
-        """Multiply the rates of a schedule by the factor, from its next step on; ValueError unless it is a `LambdaLR`."""
+        """Multiply the rates of a schedule by the factor, from its next step on; ValueError unless a `LambdaLR`."""
         if scheduler is self._steered:
             return
         if not isinstance(scheduler, LambdaLR):
@@ -114,7 +114,7 @@ class TrustRegion:
         scheduler.lr_lambdas = [lambda step, stock=stock: stock(step) * self.factor for stock in scheduler.lr_lambdas]
 
     def begin(self, *, worth: bool) -> None:
-        """A new batch; without anything to train none of its updates is worth making."""
+        """Start a batch; with nothing to train, none of its updates is worth making."""
         self.closed = not worth
         self.divergence, self._way = 0.0, 0.0  # so far; updates made, a part of one after a pull-back
 
@@ -147,7 +147,7 @@ class TrustRegion:
         self.pulled_back += 1
 
     def end(self, num_made: int) -> dict[str, float]:
-        """Move the factor after the last of `num_made` updates; what they came to, as metrics."""
+        """Adapt the factor after the last of `num_made` updates; return their outcome as metrics."""
         if not num_made:
             return {}
         self.skipped += self.num_updates - num_made
