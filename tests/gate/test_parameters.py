@@ -74,7 +74,7 @@ def test_request_without_the_parameter_is_ungated(extra_args):
         ({"fingerprint": 7}, "fingerprint of a gate must be a string"),
         ({"marker": None}, "marker of a gate must be a string"),
         ({"in_thought": True}, "its gate names no delimiters"),
-        ({"delimiters": {"opening": "<think>", "closing": "a<think>"}}, "neither contains the other"),
+        ({"delimiters": {"opening": "<think>", "closing": "a<think>"}}, "neither containing the other"),
         ({"delimiters": ["<think>", "</think>"]}, "cannot be read"),
         ({"eos_ids": 1}, "cannot be read"),
         ({"eos_ids": []}, "1 to 32 eos_ids, got 0"),
