@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`duet-trl check`: can this machine train with DUET, and what would it train on?
+"""`duet-trl check`: can this machine train with DUET, and on which device?
 
 Versions are compared with what this package requires. Then two steps of a policy of a few thousand parameters, made on
 the spot, run with DUET on each engine that is installed, each in its own process. The trainer itself reads every stop
@@ -26,7 +26,7 @@ EXTRAS = {
     "math": "for the math verifier",
     "report": "for figures and the audit log",
 }
-"""Extras whose libraries are looked for, and their purpose."""
+"""Extras whose libraries are checked, and their purpose."""
 
 OK, NOTE, FAILED = "ok", "note", "FAILED"
 TAIL_LINES = 12

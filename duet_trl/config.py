@@ -103,7 +103,7 @@ class DUETGRPOConfig(GRPOConfig):
         unread=1.0,
     )
     budget_reading: str | None = config_field(
-        "What B means. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
+        "Meaning of B. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
         "the paper). 'tokens': budget_tokens.",
         rule=one_of("rollouts", "tokens"),
         methods=dict.fromkeys(_DUETS, "rollouts"),
@@ -138,7 +138,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     # Parameters that control the gate (paper, section 3.2)
     marker: str | None = config_field(
-        "m: what an answer looks like: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
+        "m: form of an answer: 'math', 'math_paragraph' (the paper's literal form), 'code', 'qa' or "
         "'opening...closing' ('ANSWER: ...': to the end of the line).",
         acts=_GATED,
         methods={"duet": "math", "paper": "math_paragraph", "own": "math"},
@@ -256,7 +256,7 @@ class DUETGRPOConfig(GRPOConfig):
     )
 
     def __new__(cls, *args: Any, **given: Any) -> "DUETGRPOConfig":
-        """Refuse what dataclasses would call an unexpected keyword, where what to write instead is known."""
+        """Refuse unexpected keywords before dataclasses do, where the replacement is known."""
         refuse_unknown(given, cls, {name: entry.options for name, entry in METHODS.items()})
         return super().__new__(cls)
 
@@ -352,7 +352,7 @@ class DUETGRPOConfig(GRPOConfig):
 
     @property
     def parts_on(self) -> bool:
-        """Whether counts, stops, the budget or who is visited differ from those of plain GRPO."""
+        """Whether counts, stops, the budget or the visited prompts differ from those of plain GRPO."""
         parts = self.allocate or self.gated or self.budget_fraction < 1 or self.budget_reading == "tokens"
         return parts or self.num_candidates > self.num_prompts
 

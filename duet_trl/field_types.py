@@ -24,7 +24,7 @@ _NAMES = {
 
 
 Rule = tuple[Callable[[Any], bool], str]
-"""What a value must be: the test (a NaN fails each), and the words after "must be", {} for the value."""
+"""Rule for a value: the test (a NaN fails each), and the words after "must be", {} for the value."""
 
 
 @dataclass(frozen=True)

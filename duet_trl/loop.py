@@ -31,7 +31,7 @@ MAX_ROUNDS = 64
 
 
 class Host(Protocol):
-    """What the loop needs from a trainer. Every process makes each call, with its own rows, equally many."""
+    """What the loop needs from a trainer. All processes make each call, each with the same number of its own rows."""
 
     reward_weights: torch.Tensor
 

@@ -137,7 +137,7 @@ class Rollouts:
     """The N rollouts of a step so far, all rounds and all processes, in the order in which they were asked for."""
 
     prompts: Prompts  # of the step
-    jobs: tuple[Job, ...]  # what was asked for, length N
+    jobs: tuple[Job, ...]  # of each rollout, length N
     prompt: np.ndarray  # of each rollout, shape (N,), int64
     round: np.ndarray  # of each, from 0, shape (N,), int64
     replay: Replay  # outcome, marker time, answer time, trimmed flag and length, prefix included, shape (N,) each
@@ -184,7 +184,7 @@ class Rollouts:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a method makes of the rollouts of a step, shape (N,) each."""
+    """A method's decision about the rollouts of a step, shape (N,) each."""
 
     advantages: np.ndarray  # unweighted, finite
     weight: np.ndarray  # of each rollout in the loss, >= 0
@@ -249,7 +249,7 @@ class StepRecord:
     row_tokens: np.ndarray | None = None  # policy tokens in its row of the batch, (N,)
     loss_tokens: np.ndarray | None = None  # those of them left in the loss, (N,)
     taught_to_end: np.ndarray | None = None  # an EOS after these is trained, (N,), bool
-    in_divisor: np.ndarray | None = None  # counts in what the loss divides by, (N,), bool
+    in_divisor: np.ndarray | None = None  # counts in the divisor of the loss, (N,), bool
     num_train_tokens: int = 0  # with a forward pass, all processes
     num_kept_tokens: int = 0  # N_t of Eq. 6
     captured: list[torch.Tensor] = field(default_factory=list)  # per micro-batch: row, sum of log pi, tokens

@@ -246,7 +246,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         step.train_rows = output
         metrics.correct_trl_metrics(step, self)
         metrics.log_all_rollouts(step, self._logs, self.reward_func_names, self.exchange, self.log_completions)
-        if "old_per_token_logps" in output:  # TRL has just computed what Eq. 3 needs
+        if "old_per_token_logps" in output:  # TRL has just computed the input of Eq. 3
             step.capture(output, output["old_per_token_logps"])
             self._finish(step)
         return output
@@ -358,7 +358,7 @@ class DUETGRPOTrainer(GRPOTrainer):
     # ---- Sampling outside of training, and publishing ---------------------------------------------------------------
 
     def unwrapped_model(self) -> torch.nn.Module:
-        """The policy as `model.generate` of the step takes it, without what distributed training wraps around it."""
+        """The policy for `model.generate` in the step, without the wrappers of distributed training."""
         return self.accelerator.unwrap_model(self.model_wrapped)
 
     def sample(

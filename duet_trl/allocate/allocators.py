@@ -74,7 +74,7 @@ class UniformAllocator(Stateful):
     Attributes:
         statistics (PromptStatistics): The history of each prompt.
         cold (np.ndarray): Prompts of the last plan without an observation, shape (M,), bool.
-        price (float): What one more rollout of each prompt of the last plan would earn per token
+        price (float): Gain per token from one more rollout of each prompt of the last plan
             (`price_of_more`); nan before the first.
     """
 

@@ -20,10 +20,10 @@ _BRACKET_HALF_WIDTH = 2.0
 
 @dataclass(frozen=True)
 class Allocation:
-    """Rollouts per prompt and what they are expected to cost."""
+    """Rollouts per prompt and their expected cost."""
 
     num_rollouts: np.ndarray  # n_q, shape (M,), int64
-    # lambda*, sigma squared per token: what one more token is worth; 0.0 where the budget pays for everything, and for
+    # lambda*, sigma squared per token: the value of one more token; 0.0 where the budget pays for everything, and for
     # rules that set no price
     dual: float
     planned_tokens: float  # sum of n_q * L_q

@@ -21,7 +21,7 @@ State = Any
 
 
 class Grammar(NamedTuple):
-    """What a marker looks for, one byte at a time."""
+    """The pattern of a marker, one byte at a time."""
 
     start: State  # before the first byte
     step: Callable[[State, int], tuple[State, bool]]  # pure; a state is a tuple while an answer is open
@@ -58,7 +58,7 @@ def in_order(*texts: bytes) -> bytes:
 def too_many(num_states: int | str) -> ValueError:
     """The error for a marker that needs more than `MAX_STATES`."""
     return ValueError(
-        f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten what it begins with."
+        f"the marker needs {num_states} automaton states, at most {MAX_STATES} fit. Shorten its opening."
     )
 
 
@@ -75,7 +75,7 @@ def outside_thoughts(grammar: Grammar, opening: bytes, closing: bytes) -> Gramma
 
     Where no answer is open, bytes that may begin an opening delimiter are held back until it is clear whether they do,
     so that none of them becomes part of an answer. A state is the tail in a thought that may be its closing delimiter,
-    or the marker's state and what is held back.
+    or the marker's state and the bytes held back.
     """
 
     def step(state: bytes | tuple[State, bytes], byte: int) -> tuple[bytes | tuple[State, bytes], bool]:

@@ -127,7 +127,7 @@ _BRACE = re.compile(rf"{re.escape(BOX_OPEN)}|\\.|[{{}}]", re.DOTALL)
 def _close_box(text: str, begin: int) -> tuple[list[tuple[int, int]], int]:
     """Span of the box whose content starts at `begin`, and where to continue after it.
 
-    If it never closes, the outermost closed boxes inside it take its place and the text is used up. One pass with a
+    If it never closes, the outermost closed boxes inside it replace it and the text is used up. One pass with a
     stack keeps this linear on degenerate texts that open thousands of boxes.
     """
     open_braces: list[int | None] = [begin]  # start of the content for a box, None for a plain brace

@@ -158,7 +158,7 @@ def _has_content(text: bytes) -> bool:
 
 
 def pair_grammar(opening: str, closing: str) -> Grammar:
-    """What lies between two texts."""
+    """The content between two texts."""
     ends = opening.encode(), closing.encode()
     return Grammar(b"", partial(step_pair, *ends), in_order(*ends, WHITESPACE.encode()))
 

@@ -24,7 +24,7 @@ def find_sentinel(
 
     The highest row of the model's vocabulary that the tokenizer does not use. Where the vocabulary has no padding, the
     highest token without a role: a reserved one (such as `<|reserved_special_token_7|>`, `<unused7>`), else a special
-    one. Tokens with a role: bos, eos, pad and unk, what the chat template writes, and what is taken.
+    one. Tokens with a role: bos, eos, pad and unk, those of the chat template, and `taken`.
 
     Args:
         tokenizer (PreTrainedTokenizerBase): The policy's.

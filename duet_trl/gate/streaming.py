@@ -26,7 +26,7 @@ MAX_EOS_IDS = 32
 
 @dataclass(frozen=True)
 class GateSetup:
-    """What the gates of a run have in common: the marker on the vocabulary of one tokenizer."""
+    """Shared by all gates of a run: the marker on the vocabulary of one tokenizer."""
 
     marker: str  # name of the configuration
     automaton: TokenAutomaton

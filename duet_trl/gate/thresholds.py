@@ -57,7 +57,7 @@ class LengthThresholds(Stateful):
             replay (Replay): Outcomes of the N rollouts of a step.
             rewards (np.ndarray): Their summed rewards, shape (N,); nan: not scored, and left out.
             step (int): Generation step, from 1.
-            price (float): What one more rollout earns per token, nan: not known; it is ignored here.
+            price (float): What one more rollout earns per token, nan: unknown; ignored here.
         """
         kept = replay.length[(replay.outcome != Outcome.ABORTED) & ~np.isnan(rewards)]
         self._lengths = np.append(self._lengths, kept)[-self.window :]

@@ -108,8 +108,8 @@ def priorities(count: np.ndarray, success: np.ndarray) -> np.ndarray:
 def water_filling(priority: np.ndarray, total: int, lowest: int, most: int) -> np.ndarray:
     """Counts (M,), int64, of sum `total` between two bounds: `lowest`, and the rest in proportion to priorities (M,).
 
-    What is left is shared among those below `most`: the floor of each share, then one more for the largest remainders.
-    What a full prompt cannot take is shared again; where all with a priority are full, the others share equally.
+    The rest is shared among those below `most`: the floor of each share, then one more for the largest remainders.
+    The surplus of a full prompt is shared again; where all with a priority are full, the others share equally.
     """
     counts = np.full(priority.size, lowest, dtype=np.int64)
     while rest := total - int(counts.sum()):

@@ -58,7 +58,7 @@ class Gated(Method):
             1, 1, config.grace_window, rule.poll_interval, config.trim, config.abort, rule.entropy_threshold, window
         )
         self._metrics: dict[str, float] = {}
-        self.parts: dict[str, Any] = {"allocator": allocator, "gate": thresholds}  # what has a state
+        self.parts: dict[str, Any] = {"allocator": allocator, "gate": thresholds}  # parts with a state
 
     def planned(self, prompts: Prompts, visited: Iterable[int]) -> list[Job]:
         """Lines 1-10 and 22: counts of the visited prompts, the gate of the step, a coin for each rollout."""
@@ -81,7 +81,7 @@ class Gated(Method):
         Returns:
             tuple[list[str], np.ndarray]: Keys of the visited prompts; which of them each rollout is of, shape (N,).
         """
-        visited, group = np.unique(done.prompt, return_inverse=True)  # what was planned: each has a rollout
+        visited, group = np.unique(done.prompt, return_inverse=True)  # the planned prompts: each has a rollout
         self._metrics = self._step_metrics(done, judgement, self.allocator.cold[group])
         keys = [done.prompts[q].key for q in visited]
         length, scored = done.replay.length, done.scored
@@ -121,7 +121,7 @@ class Gated(Method):
 
 
 def budget_of(config: Any) -> Budget:
-    """What B is."""
+    """The budget B of a configuration."""
     return Budget(config.budget_fraction, config.num_generations, config.budget_tokens)
 
 

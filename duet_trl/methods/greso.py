@@ -36,7 +36,7 @@ LEAST = 0.01
 TARGETS = np.array([0.25 / 3, 0.25 * 2 / 3])
 """Shares of easy and of hard prompts to aim at."""
 SAFETY, SMALLEST = 1.25, 1 / 6
-"""Size of a further batch: over what should be needed, and at least this share of a full one (authors: 64 of 384)."""
+"""Size of a further batch: over the expected need, and at least this share of a full one (authors: 64 of 384)."""
 _COIN = 0x6E50  # keeps the coins apart from other draws under the seed
 
 

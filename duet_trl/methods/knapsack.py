@@ -88,7 +88,7 @@ class Knapsack(FromGRPO):
         self._metrics = {}
 
     def jobs(self, prompts: Prompts, done: Rollouts | None) -> Sequence[Job | Query]:
-        """One round, by what earlier visits showed."""
+        """One round, by the results of earlier visits."""
         return counted_jobs(self._plan(self._success(prompts.keys))) if done is None else []
 
     def observe(self, done: Rollouts, judgement: Judgement, sum_logps: np.ndarray) -> None:

@@ -51,7 +51,7 @@ class PaperOptions(GateOptions):
         acts=_ONLINE,
     )
     threshold_window: int = config_field(
-        "Kept rollouts whose lengths K1 and K2 are refitted to.",
+        "Kept rollouts to whose lengths K1 and K2 are refitted.",
         1024,
         rule=at_least(1),
         acts=GATED,
@@ -70,7 +70,7 @@ class Paper(Gated):
         return self.planned(prompts, range(len(prompts))) if done is None else []
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Lines 29-38: advantages over all rollouts, who is masked, and w = (1 - I) / (s_pre p) for the others."""
+        """Lines 29-38: advantages over all rollouts, the mask, and w = (1 - I) / (s_pre p) for unmasked ones."""
         kept = propensity(done.replay.outcome, self.keep_probability)
         _, group, counts = np.unique(done.prompt, return_inverse=True, return_counts=True)
         weight = rollout_weights(counts, group, kept, done.aborted)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Pilot, our own rule: a few rollouts of each prompt, then the rest of the budget where the outcome is uncertain.
 
-Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends what is left of B tokens, greedily by gain per token: m
+Round 1 gives every prompt k = `pilot_rollouts`. Round 2 spends the rest of B tokens, greedily by gain per token: m
 rollouts of a prompt are worth x sqrt(m), where x = E p(1 - p) under the Beta posterior of its success rate p after
 discounted earlier visits and the pilot. A solved or hopeless prompt may get none. (Pilot-Commit, arXiv 2605.26606,
 has the same two stages.)
@@ -76,7 +76,7 @@ class Pilot(Method):
         return [] if done.round.max() > 0 else counted_jobs(self._second_round(done))
 
     def judge(self, done: Rollouts) -> Judgement:
-        """Advantages round by round: what a round showed is history to the next."""
+        """Advantages round by round: the results of a round are history to the next."""
         seen = self.statistics.reward_history(done.prompts.keys)
         return Judgement.of(advantages_by_round(done, seen, self.setting.scale_rewards))
 
@@ -112,7 +112,7 @@ class Pilot(Method):
 
 
 def advantages_by_round(done: Rollouts, seen: RewardHistory, scale_rewards: str) -> np.ndarray:
-    """A of the module, shape (N,), over a history to which each round adds what it showed."""
+    """A of the module, shape (N,), over a history to which each round adds its results."""
     advantages = np.zeros(len(done))
     for number in range(done.round.max() + 1):
         rows = done.round == number

@@ -9,7 +9,7 @@ enough:
     A_i = R_i - mean of *all* rollouts of the prompt      divided by their std + 1e-4 if `scale_rewards` asks for it
 
 The authors' runs divide by nothing: `scale_rewards="none"`. All rounds are generated and charged: an easy or hopeless
-prompt costs four times what GRPO pays for it. Their other settings are `epsilon_high=0.28` and no KL.
+prompt costs four times as much as in GRPO. Their other settings are `epsilon_high=0.28` and no KL.
 
 Biased twice. Stopping on outcomes biases the mean: a rollout's baseline depends on rounds that exist because of it
 (tests/methods/test_reinforce_ada.py enumerates it). Keeping half of each kind weighs rare rewards more.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""SPEC-RL (arXiv 2509.23232): a rollout begins with what still fits of the prompt's rollout at its last visit.
+r"""SPEC-RL (arXiv 2509.23232): a rollout begins with the part of the prompt's previous rollout that still fits.
 
 It is GRPO except for how rollouts begin. The k-th of a prompt takes the k-th rollout of the prompt's last visit as its
 draft: tokens x and log p_old under the policy that sampled them. A forward pass before generation gives log p_new, and
@@ -8,8 +8,8 @@ tokens are kept up to the first that fails
     log U_t <= log p_new(x_t) - log p_old(x_t) + lenience,      U_t uniform
 
 From there on the policy samples as usual. A draft that passes to its end token, or to the length limit, is taken whole
-and costs no generated token. **This does not sample from p_new** once the policies differ; how far away it is, and why
-no such rule is exact, is in docs/fidelity.md#spec_rl. Every process and every checkpoint holds each prompt's last
+and costs no generated token. **This does not sample from p_new** once the policies differ; docs/fidelity.md#spec_rl
+shows how far away it is and why no such rule is exact. Every process and every checkpoint holds each prompt's last
 visit, 8 bytes a token.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""VIP: predict success rates from what similar prompts did, and give counts that minimise the gradient's variance.
+r"""VIP: predict success rates from similar prompts, and give counts that minimise the gradient's variance.
 
 The logit g of a prompt's success rate is a Gaussian process over prompt embeddings, with prior mean m = -1 and the
 covariance K = exp(-d^2 / (2 l^2)) of two prompts at distance d; l is the median distance of the prompts of the first

@@ -35,7 +35,7 @@ LEAST_SURPRISAL = 1e-6
 
 
 class LeastNoise(NamedTuple):
-    """The baseline that makes a prompt's gradient least noisy, of the mean and the mean square of its rewards.
+    """The baseline that makes a prompt's gradient least noisy, from the mean and the mean square of its rewards.
 
     That is b = E[w R] / E[w] with the squared length of the gradient of a rollout for w (Weaver and Tao,
     arXiv 1301.2315; Hao et al., arXiv 2505.23585, take lengths for w). Here w lies between its value for a success, 1,

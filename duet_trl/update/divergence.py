@@ -39,7 +39,7 @@ def in_float32(model: nn.Module, precision: str = "high") -> Iterator[Callable[.
     that accelerate wraps around it.
 
     `precision` is that of `torch.set_float32_matmul_precision`: "high" is TF32 on a GPU, with an eighth of the
-    rounding of bf16, a hundredth of what it adds.
+    rounding of bf16, a hundredth of its error.
     """
     head = model.get_output_embeddings()
     narrow = [module for module in model.modules() if module is not head and _narrow(module)]
