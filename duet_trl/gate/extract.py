@@ -91,7 +91,7 @@ def _thought_before(text: str, opening: str | None, begin: int, end: int) -> int
 
 
 Found = tuple[int, list[str], int]
-"""Where the content of an answer begins, the answers in it (none, usually one), and where to continue after it."""
+"""Where the content of an answer begins, the answers in it (none, or usually one), and where to continue after it."""
 
 
 def _finder(find: Callable[[str, int], Found | None]) -> Finder:

@@ -241,7 +241,7 @@ def _mismatch(row: int, num_wrong: int, length: np.ndarray, gate_stopped: np.nda
     return (
         f"{found}, but this gate {expected} ({num_wrong} of {len(length)} rollouts disagree). The engine did not "
         "run this gate with these coins. Give trainer and engine the same marker and tokenizer; a vLLM engine needs "
-        "duet_trl.engines.vllm:DUETLogitsProcessor in logits_processors, your own engine asks StreamingGate before "
+        "duet_trl.engines.vllm:DUETLogitsProcessor in logits_processors, your own must ask StreamingGate before "
         "each token, with the gate, coin, prefix and in_thought of its Request."
     )
 

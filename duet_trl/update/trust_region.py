@@ -83,7 +83,7 @@ SEARCH, RISE, FALL = 1.5, 1.1, 0.5
 LOWEST, HIGHEST = 1e-4, 1e2
 """Bounds of the whole factor on the rate that the user gave."""
 _SHORTEST = 1e-6
-"""Share of an update's way below which all of it is undone."""
+"""Share of the way below which all of it is undone."""
 
 
 class TrustRegion:
