@@ -141,7 +141,7 @@ class PromptStatistics(Stateful):
         return np.maximum(known, 1.0)
 
     def observe_sigma(self, keys: Sequence[str], sigma_obs: np.ndarray) -> None:
-        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan: none, a zero is an observation."""
+        """Update the means (lines 43-44) by Eq. 3, shape (M,): nan is not an observation, a zero is."""
         seen = ~np.isnan(sigma_obs)
         with self._table.editing(keys) as (column, place):
             np.add.at(column["sigma_sum"], place[seen], sigma_obs[seen])

@@ -49,8 +49,8 @@ class DuetOptions(GateOptions):
         acts=TRIMS,
     )
     advantage_cutoff: float | None = config_field(
-        "Rollouts whose reward is nearer to its baseline get no forward pass. A share of the distance to the nearest "
-        "other reward of the run; where nothing is remembered, standard deviations.",
+        "Rollouts whose reward is nearer to its baseline than this get no forward pass. Unit: the distance to the "
+        "nearest other reward of the run; where nothing is remembered, a standard deviation.",
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 drops nothing but zeros; got {}"),
         acts=Acts(lambda v: v.drop_zero_advantage, "drop_zero_advantage=True"),
         # Over a history almost no advantage is exactly 0; small ones cost a third of the forward passes.

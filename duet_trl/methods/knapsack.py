@@ -12,7 +12,7 @@ Formula, bounds and the rules below are those of the published code (`liziniu/Kn
 * A prompt without a history gets C / M, so that the first epoch is uniform.
 * A prompt whose rewards were all the highest or all the lowest is worth nothing at any n and gets n_min.
 * Fall-back: a prompt with 0 < p < 1 needs about ln(1 - 0.9) / ln max(p, 1 - p) rollouts to differ with probability
-  0.9. The budget that these leave over is shared evenly by the prompts that were always wrong.
+  0.9. The budget that these leave is shared evenly by the prompts that were always wrong.
 
 Ours: p is the mean of earlier rewards, discounted by 0.7 from visit to visit; the code takes the latest visit, and the
 latest 16 rewards if it had fewer. A graded reward counts as a partial success, by its place between the run's
