@@ -5,8 +5,7 @@ The state is a column of numbers per slot of the engine's batch, a function of t
 be swapped and rebuilt from a prefix. A step does only what every token needs, one look-up in the token automaton and a
 count. A marker that completes determines tau, the poll that will see it, and so where the rollout is to stop.
 
-The classes before it hold the setup of a run and the request of a rollout; `parameters.py` writes the latter for
-engines elsewhere.
+The classes before it hold a run's setup and a rollout's request; `parameters.py` writes the latter for other engines.
 """
 
 from collections.abc import Sequence
