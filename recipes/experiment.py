@@ -8,7 +8,7 @@ the others; the exit status is 1. A first Ctrl-C lets the running step end with 
 
     python recipes/paper_report.py outputs/experiments/<grid>
 
-A grid is a YAML file. What its `runs` change stands on their lines; all else at its top is for all of them:
+A grid is a YAML file. What its `runs` change is on their lines; everything else at the top is for all of them:
 
     script: recipes/math_qwen3.py       of one run or of all, as the next two
     config: recipes/configs/paper.yaml  what the run would name as --config

@@ -4,7 +4,7 @@
 
 DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
 `updates="several"`. All start from the same policy and take the same prompts in the same order, in
-the same number of batches. Each runs in a process of its own, because a vLLM engine keeps state of the process it was
+the same number of batches. Each runs in its own process, because a vLLM engine keeps state of the process it was
 built in. The table, the figure and summary.json of the output folder show what came out, whatever it is.
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Train each arm in a process of its own, then write and print the report."""
+    """Train each arm in its own process, then write and print the report."""
     begin = time.perf_counter()
     for number, (key, arm) in enumerate(ARMS.items(), start=1):
         each = f" with {arm.updates} updates each" if arm.updates > 1 else ""
@@ -122,7 +122,7 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
     if args.engine == "server":
         settings["vllm_mode"] = "server"
     elif args.engine == "transformers":
-        settings.pop("old_logps", None)  # only vLLM says them
+        settings.pop("old_logps", None)  # only vLLM returns them
     config = DUETGRPOConfig(
         output_dir=str(folder),
         max_steps=args.steps * arm.updates,

@@ -6,7 +6,7 @@
     python recipes/pretrained.py --config recipes/configs/pretrained_270m.yaml       gemma-3-270m
 
 `make models` fetches both. Options are those of math_qwen3.py. Nobody stops the held-out completions: the last answer
-counts, and a policy that goes on behind it loses it.
+counts, and a policy that continues after it loses it.
 """
 
 import sys
@@ -26,7 +26,7 @@ from duet_trl import DUETGRPOConfig
 
 
 class Lines(TrainerCallback):
-    """A line for each step, and the held-out figures before the first and behind the last."""
+    """A line for each step, and the held-out figures before the first and after the last."""
 
     def __init__(self) -> None:
         self.generated = 0.0  # tokens, of all steps

@@ -126,7 +126,7 @@ class TransformersSampler:
             ids = torch.tensor([[pad] * (width - len(row)) + row for row in batch], device=self.device)
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch], device=self.device)
             output = self.network.generate(input_ids=ids, attention_mask=mask)
-            # Without the padding behind the end.
+            # Without the padding after the end.
             found += [until_eos(row, self.model.eos_ids) for row in output[:, width:].tolist()]
         return _grouped(found, num_samples)
 

@@ -57,7 +57,7 @@ class DeviceGates:
     """The gated requests of a batch, by slot, with all that changes from step to step on the device.
 
     Attributes:
-        rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
+        rows (torch.Tensor): Request and state of each slot, shape (num_slots, WIDTH), int32.
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
     """
 

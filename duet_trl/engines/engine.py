@@ -13,7 +13,7 @@ from ..gate.streaming import GateRequest, GateSetup
 
 
 class ServerError(RuntimeError):
-    """A vLLM server cannot serve this run; the text says what to change."""
+    """A vLLM server cannot serve this run; the message states the remedy."""
 
 
 class ServerLost(ServerError):
@@ -70,7 +70,7 @@ class Sampling:
 class Engine(Protocol):
     """An inference engine as one training process sees it.
 
-    Every process calls it at the same time, with requests of its own, as many on each process.
+    Every process calls it at the same time, each with its own requests, equally many on each.
     """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -98,11 +98,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine of one's own is built from: the policy that a trainer trains."""
+    """What a custom engine is built from: the policy that a trainer trains."""
 
     gate: GateSetup | None  # marker, sentinel and token automaton of the run's gates; None: no request has a gate
     eos_ids: tuple[int, ...]  # that end a rollout by themselves
-    sampling: Sampling  # how its rollouts are sampled; a request has a length limit of its own
+    sampling: Sampling  # how its rollouts are sampled; a request has its own length limit
     weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
     """Name and full tensor of each parameter. Every process must iterate to the end: gathering a parameter is a
     collective."""
@@ -113,7 +113,7 @@ Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | No
 
 
 class TurnEngine:
-    """An engine around one turn of TRL's generation, in which each row has its gate and a length of its own.
+    """An engine around one turn of TRL's generation, in which each row has its own gate and length.
 
     TRL synchronises weights, unwraps, pads and gathers.
 
@@ -126,7 +126,7 @@ class TurnEngine:
     """
 
     _pads = False
-    """Whether padding follows in a row that ended at a limit of its own."""
+    """Whether padding follows in a row that ended at its own limit."""
 
     def __init__(
         self,

@@ -81,7 +81,7 @@ class TokenGuard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._token)
 
     async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what was checked: the body is written anew, so that no second parser reads it in another way."""
+        """Pass on what was checked: the body is rewritten, so that no second parser reads it in another way."""
         try:
             path = checked_path(await _read(receive), self._weights_dir)
         except PermissionError as refusal:

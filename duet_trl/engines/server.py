@@ -77,7 +77,7 @@ class GateServer:
                     raise ServerLost(
                         f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
                         f"{self._started}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
-                        "vllm_server_timeout says how long to wait."
+                        "vllm_server_timeout sets how long to wait."
                     ) from error
             time.sleep(0.5)
         self._model = None
@@ -100,7 +100,7 @@ class GateServer:
             sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
             gates (Sequence[GateRequest | None]): Gate of each rollout; None: none.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
-            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: as `sampling` says.
+            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: that of `sampling`.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
@@ -188,12 +188,12 @@ class GateServer:
     def reset_prefix_cache(self) -> None:
         """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
         # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
-        # start that request anew.
+        # restart that request.
         path = "/reset_prefix_cache?reset_running_requests=true"
         answer = self._ask("POST", path, failure=ServerError)
         if answer is not None and not answer["success"]:
             raise ServerError(
-                f"{self.base_url}{path} failed: the server would go on with what it computed under the old weights."
+                f"{self.base_url}{path} failed: the server would continue with what it computed under the old weights."
             )
 
     def name_weights(self, name: str) -> bool:
@@ -210,7 +210,7 @@ class GateServer:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
 
     def configuration(self) -> dict[str, Any]:
-        """That of a vLLM server in its development mode; ServerError if it says nothing of the kind."""
+        """What a vLLM server in its development mode reports; ServerError if the answer is not of that form."""
         answer = self._ask("GET", "/server_info?config_format=json")
         found = answer.get("vllm_config") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or "logprobs_mode" not in (found.get("model_config") or {}):
@@ -257,7 +257,7 @@ class GateServer:
                 before, waiting = waiting, sum(not task.done() for task in tasks)
                 if waiting == before and heard == self.heard:
                     logger.warning(
-                        "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
+                        "The vLLM server at %s has answered none of %d requests for %g s, though it reports to be "
                         "healthy. If its own log shows no progress, restart it: the batch is generated again.",
                         *(self.base_url, waiting, _SLOW_SECONDS),
                     )
@@ -268,7 +268,7 @@ class GateServer:
             await asyncio.gather(*tasks, *ends, return_exceptions=True)
 
     async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
-        """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
+        """A machine that vanishes closes no connection, and a rollout may take minutes: poll it meanwhile."""
         missed = heard = 0
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
@@ -281,7 +281,7 @@ class GateServer:
                     raise ServerLost(f"the vLLM server at {self.base_url} fell silent ({error}).") from error
 
     def _run(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
-        """Run asynchronous work to its end, also from a notebook whose thread has a loop of its own."""
+        """Run asynchronous work to its end, also from a notebook whose thread has its own loop."""
 
         async def with_session() -> T:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)  # vLLM closes one that idles for 5 s

@@ -36,7 +36,7 @@ def choices(answer: Any, count: int) -> list[Choice]:
     """The choices of an answer in the order of its prompts."""
     found_choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(found_choices, list):
-        raise ServerError(f"the prompts were not completed by a vLLM server: it said {str(answer)[:200]!r}.")
+        raise ServerError(f"the prompts were not completed by a vLLM server: it answered {str(answer)[:200]!r}.")
     found = {choice.get("index"): choice for choice in found_choices}
     if len(found_choices) != count or found.keys() != set(range(count)):
         raise ServerError(

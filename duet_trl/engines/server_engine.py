@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(eq=False)
 class Begun:
-    """Rollouts that are generated beside training; `found` is the main process's alone."""
+    """Rollouts that are generated during training; `found` is on the main process only."""
 
     digest: str  # of the rows of all processes
     found: concurrent.futures.Future | None  # a `Batch`
@@ -100,7 +100,7 @@ class ServerEngine(TurnEngine):
         self._retried(attempt, "while weights were sent to it", lost=lost)
 
     def _name(self) -> None:
-        """Name the weights that the server has now, for requests that cannot say which ones they mean."""
+        """Name the weights that the server has now, for requests that cannot name them."""
         self._sent += 1
         name = f"{self._run}-{self._sent}"
         self._named = name if self._connection.gate.name_weights(name) else ""
@@ -113,18 +113,18 @@ class ServerEngine(TurnEngine):
         """One completion of each local prompt, under its gate where `generate` asks for it.
 
         It has the arguments and results of TRL's `VLLMGeneration.generate`: prompt ids, completion ids, a list of
-        log-probs per token, None. If the server is lost on the way, nothing of the batch is kept: what has finished by
-        then are the short rollouts. The batch is generated again once the server has the weights again.
+        log-probs per token, None. If the server is lost meanwhile, the whole batch is dropped: the rollouts that have
+        finished by then are the short ones. The batch is generated again once the server has the weights again.
         """
         rows = [(None, None)] * len(prompts) if self._rows is None else self._rows
         sizes = self._exchange.objects([len(prompts)])
         everything = self._exchange.objects([(ids, *row) for ids, row in zip(prompts, rows, strict=True)])
-        # Evaluation asks for completions of its own between the two.
+        # Evaluation asks for its own completions between the two.
         begun = None if self._rows is None else self._take(everything)
 
         def once() -> Any:
             nonlocal begun
-            known, begun = begun, None  # what was lost with a server is generated anew
+            known, begun = begun, None  # what was lost with a server is generated again
             return self._on_main(lambda: self._complete(everything) if known is None else known.result())
 
         with profiler or nullcontext():
@@ -135,7 +135,7 @@ class ServerEngine(TurnEngine):
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
-    # ---- Beside training --------------------------------------------------------------------------------------------
+    # ---- During training --------------------------------------------------------------------------------------------
 
     @property
     def begun(self) -> bool:
@@ -153,7 +153,7 @@ class ServerEngine(TurnEngine):
         found = None
         if self._connection is not None:
             found = concurrent.futures.Future()
-            # A thread of its own: an interpreter that ends waits for those of a pool.
+            # Not in a pool: an interpreter that ends waits for the threads of a pool.
             threading.Thread(target=_fulfil, args=(found, partial(self._complete, everything)), daemon=True).start()
         self._begun = Begun(_digest(type(self).__name__, everything), found)
 
@@ -197,7 +197,7 @@ class ServerEngine(TurnEngine):
         if self._begun.digest == _digest(type(self).__name__, everything):
             return self._begun.found
         logger.warning(
-            "The rollouts that were generated beside training are not those of this step, as where a run resumes "
+            "The rollouts that were generated during training are not those of this step, as when a run resumes "
             "inside a batch, with other data or on another number of processes. They are dropped, and the step is "
             "generated now."
         )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate on the streams of a server that knows nothing of it, `vllm serve` as it comes, or another like OpenAI's.
+"""The gate on the streams of a server that does not know it: plain `vllm serve`, or another with OpenAI's API.
 
 Each rollout is a stream of token ids with their log-probs (`stream_rollout.py`). The gate reads them as they arrive,
-and where it stops the rollout the client hangs up. Tokens behind the stop are dropped, and counted as waste.
+and where it stops the rollout the client hangs up. Tokens after the stop are dropped, and counted as waste.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LONGEST_WAIT = 60.0  # seconds, whatever it names
 
 _MOST_WASTE = 0.1
 _FEW_TOKENS = 1000
-"""Fewer say nothing about a server."""
+"""Fewer are not evidence about a server."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class StreamServer(GateServer):
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
-    """Of the tokens generated for the last batch, the share that no rollout has: those behind a stop."""
-    _generated: float | None = None  # by the server in its life, as it said behind the last batch
+    """Of the tokens generated for the last batch, the share that no rollout has: those after a stop."""
+    _generated: float | None = None  # by the server since it started, as reported after the last batch
     _said: frozenset[str] = frozenset()  # warnings
 
     def complete(
@@ -170,7 +170,7 @@ class StreamServer(GateServer):
         )
 
     async def _count(self, session: aiohttp.ClientSession) -> float | None:
-        """Tokens that the server has generated since it started; None: it does not say."""
+        """Tokens that the server has generated since it started; None: not reported."""
         try:
             async with session.get(f"{self.base_url}/metrics", timeout=aiohttp.ClientTimeout(total=30.0)) as response:
                 text = await response.text() if response.status == 200 else ""
@@ -180,7 +180,7 @@ class StreamServer(GateServer):
         return sum(map(float, found)) if found else None
 
     def _tally(self, streams: Sequence[Stream], told: float) -> None:
-        """Share of a batch's tokens that no rollout has; `told`: generated meanwhile, as the server says, or 0."""
+        """Share of a batch's tokens that no rollout has; `told`: generated meanwhile, as the server reports, or 0."""
         counted = sum(len(stream.ids) for stream in streams)
         generated = max(counted + sum(stream.late for stream in streams), told)
         self.waste = 1.0 - counted / max(generated, 1)

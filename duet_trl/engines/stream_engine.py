@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that is any server which streams: `ServerEngine` with the gate on the client's side (`stream.py`)."""
+"""An engine that is any server with streaming: `ServerEngine` with the gate on the client's side (`stream.py`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from .stream_rollout import GATE
 class StreamEngine(ServerEngine):
     """A server without the gate, which the main process talks to for all of them.
 
-    Beside what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
+    Besides what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
     metrics on the main process. `connection` has a `StreamServer`, `check_reload()` refuses one without new weights.
     """
 

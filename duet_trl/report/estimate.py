@@ -4,7 +4,7 @@
 Measured, from the completions alone: what was generated after each marker completes, how many tokens lie beyond the
 abort gate, which groups have no difference in reward. Projected, by arithmetic: a budget b buys b x the logged
 rollouts at the mean length that the gate leaves. Intervals are over the prompts of the run, each with all its visits;
-the tokens of the run are held fixed. Nothing is trained or sampled, so nothing is said about accuracy.
+the tokens of the run are held fixed. Nothing is trained or sampled, so accuracy is not predicted.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ NOISE = 1e-6
 """Relative spread up to which credits of a group count as equal: they are float32 sums."""
 
 _CHUNK = 1024
-"""Texts that are tokenized together: what a tokenizer says of one holds far more than its ids."""
+"""Texts that are tokenized together: a tokenizer's result for one holds far more than its ids."""
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ def zero_variance(run: LoggedRun) -> tuple[int, float | None, Interval | None]:
 def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> MarkerEstimate:
     """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
 
-    `price` is that of a token (`logged_price`). The run had no gate: to replay, it is one whose coins all said keep
-    and that trimmed nothing.
+    `price` is that of a token (`logged_price`). The run had no gate: it is replayed as one whose coins all came up
+    keep and that trimmed nothing.
     """
     run, length, marker = texts.run, texts.lengths, get_marker(name, texts.delimiters)
     automaton = compile_automaton(marker, texts.vocabulary)

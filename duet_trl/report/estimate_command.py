@@ -27,8 +27,8 @@ after the answer and the marker-less tail, the groups without any difference in 
 budget, with 95% intervals over the prompts of the run. Works offline and needs no model. Accuracy is not predicted."""
 
 LEGEND = (
-    "K2: where going on without an answer earns less per token than another rollout would. tokens after answer, trim "
-    "saves, tail tokens, abort saves: of all tokens. trim saves: beyond tau + G. tail: without a marker at "
+    "K2: where continuing without an answer earns less per token than another rollout would. tokens after answer, "
+    "trim saves, tail tokens, abort saves: of all tokens. trim saves: beyond tau + G. tail: without a marker at "
     "K2 + G. tail tokens: theirs beyond it. abort saves: 1 - eps of these. tail above mean: of the tail, completions "
     "better than their group. answer changes: of the trimmed, completions whose last answer is another one after the "
     "cut. In brackets: 95% intervals over the prompts of the run."
@@ -196,7 +196,7 @@ def _row(marker: dict[str, Any]) -> list[Any]:
 
 
 def _percent(share: float, interval: Interval | None, unit: str = "") -> str:
-    """A share in %, with its interval where there is one that is no point."""
+    """A share in %, with its interval if there is one wider than a point."""
     text = f"{100 * share:.1f}{unit}"
     if interval is None or interval[0] == interval[1]:
         return text

@@ -2,7 +2,7 @@
 """What a stock TRL GRPO run with `log_completions=True` leaves behind: its completions, rewards and tokenizer.
 
 TRL writes the latest generation batch at every log entry to `<output_dir>/completions/completions_<step>.parquet`:
-step, prompt, completion, a column per reward function and per extra that one logged, advantage. The log history stands
+step, prompt, completion, a column per reward function and per extra that one logged, advantage. The log history is
 in the `trainer_state.json` of a checkpoint.
 """
 
@@ -74,7 +74,7 @@ def read_run(path: Path, weights: Sequence[float] | None = None) -> LoggedRun:
     group = rows.groupby(["step", "prompt"], sort=False).ngroup()
     reward = _total(rows, columns, weights)
     advantage = rows.get("advantage", pd.Series(np.nan, rows.index)).astype(float)
-    trained = advantage.nunique() > 1 or not columns  # advantages that are one number say nothing beside rewards
+    trained = advantage.nunique() > 1 or not columns  # constant advantages add nothing to rewards
     return LoggedRun(
         steps=[int(batch.step.iloc[0]) for batch in batches],
         rewards=columns,
@@ -128,7 +128,8 @@ def _read(file: Path) -> pd.DataFrame:
         rows["step"] = rows.step.astype(int)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UnreadableRun(
-            f"{file} is no file that TRL writes with log_completions=True, with step, prompt and completion: {error}."
+            f"{file} is not a file that TRL writes with log_completions=True, with step, prompt and completion: "
+            f"{error}."
         ) from error
     return rows
 

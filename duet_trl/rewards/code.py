@@ -9,7 +9,7 @@ Rows carry their tests in one of three forms, told apart by their columns:
 * scripts that read and print: `inputs` and `outputs`, compared line by line without trailing blanks, decimals as
   numbers.
 
-A row with tests of another form stays ungraded: `code_tests.py` says which cannot be run.
+A row with tests of another form stays ungraded: `code_tests.py` defines which cannot be run.
 """
 
 import logging

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words that may stand behind a number: units with their factors, numbers, things that are counted, and fillers."""
+"""Words that may follow a number: units with their factors, numbers, things that are counted, and fillers."""
 
 import re
 from collections import Counter
@@ -85,7 +85,7 @@ THINGS = frozenset(
     vertice video visit vote voter water watermelon wheel window wire woman women word worker zero
     """.split()
 )
-"""Things that are counted, in the singular. What stands for a number (pair, score, gross) only where it is counted."""
+"""Things that are counted, in the singular. Those that mean a number (pair, score, gross) only where counted."""
 
 SHORT_BARE = frozenset("cm mm km kg ft lb hr yr min sec mph kmph kmh deg gal day man men way toy ml mL egg".split())
-"""Short words that are read without a text font too, behind a number or a blank: they are hardly a product."""
+"""Short words that are read without a text font too, after a number or a blank: they are rarely a product."""

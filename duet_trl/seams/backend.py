@@ -94,7 +94,7 @@ class ColocatedBackend(Backend):
                 _PORTS.add(os.environ["MASTER_PORT"])
             options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
             if on_cpu:
-                # vLLM would compile longer than it gains, and choose a precision of its own. The policy is what the
+                # vLLM would compile longer than it gains, and choose its own precision. The policy is what the
                 # trainer multiplies: where only one side rounds to bfloat16, they drift apart as weights move.
                 dtype = torch.bfloat16 if trainer.args.bf16 else trainer.model.dtype
                 options |= {"dtype": str(dtype).removeprefix("torch."), "enforce_eager": True}
@@ -127,7 +127,7 @@ def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None 
     """What generates the rollouts of a run."""
     if own is not None:
         if args.use_vllm:
-            raise ValueError("use_vllm=True builds an engine of TRL's beside the one in `engine`. Set use_vllm=False.")
+            raise ValueError("use_vllm=True builds TRL's engine besides the one in `engine`. Set use_vllm=False.")
         return OwnBackend(args, own)
     if not args.use_vllm:
         return Backend(args)

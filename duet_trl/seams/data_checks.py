@@ -56,7 +56,7 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
 
 
 def check_evaluation(dataset: Any, *, needs_prompt: bool) -> None:
-    """Likewise for the prompts of an `eval_dataset`: a data set, or several by name."""
+    """The same for the prompts of an `eval_dataset`: a data set, or several by name."""
     for name, one in _named(dataset):
         _check_prompts(one, f"The evaluation set{name}", needs_prompt=needs_prompt)
 
@@ -111,7 +111,7 @@ def complaint(prompt: Any) -> str | None:
         return "has no message"
     for message in prompt:
         if not isinstance(message, dict) or message.get("role") is None:
-            return f"holds {short(message)}, which is no message with a 'role' and a 'content'"
+            return f"holds {short(message)}, which is not a message with a 'role' and a 'content'"
         parts = message.get("content")
         if parts is None and not message.get("tool_calls"):
             return f"holds {short(message)}, which has no 'content'"
@@ -150,13 +150,13 @@ def _check_ids(dataset: Dataset, column: str) -> None:
         if one is None or one != one:  # NaN
             raise ValueError(
                 f"prompt_id_column={column!r} is {one} in row {row} of the data set. Give every row an id, or leave "
-                "prompt_id_column out: a hash of the prompt stands in."
+                "prompt_id_column out: a hash of the prompt is used."
             )
     if not _differ(ids) and "prompt" in dataset.column_names and _differ(_values(dataset, "prompt")):
         raise ValueError(
             f"prompt_id_column={column!r} is {ids[0]!r} in all {len(ids)} rows of the data set, so that all prompts "
             "would share one history. Name a column with one value a prompt, or leave it out: a hash of the prompt "
-            "stands in."
+            "is used."
         )
 
 
@@ -204,7 +204,7 @@ def _wanted(function: Any) -> set[str]:
         return set()
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function of C says nothing
+    except ValueError:  # a function of C has no signature
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {one.name for one in parameters if one.default is inspect.Parameter.empty and one.kind in kinds}

@@ -52,7 +52,7 @@ def prompt_text(prompt: Any) -> str:
 def policy_vectors(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> np.ndarray:
     """Mean of the policy's input embeddings over the tokens of each prompt's text, shape (M, D), float32.
 
-    Read anew for every step: they move with training, and a resumed run must find what this one does. A collective
+    Read again at every step: they move with training, and a resumed run must find what this one does. A collective
     where the model is sharded.
     """
     texts = [prompt_text(prompt.example["prompt"]) for prompt in prompts]
@@ -80,7 +80,7 @@ def _sentence_model(name: str) -> Any:
         return SentenceTransformer(name, device="cpu")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"embeddings={name!r} is no sentence-transformers model that could be loaded: {error} Name another model "
+            f"embeddings={name!r} is not a sentence-transformers model that loads: {error} Name another model "
             "or its folder, or set 'policy'."
         ) from error
 

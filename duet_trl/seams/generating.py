@@ -114,7 +114,7 @@ class Generation:
     ) -> torch.Tensor:
         """Rewards of the rows of all processes, shape (W * R, F).
 
-        `inputs` are R rows of the data set, `completions` text or messages. `opened` says which prompts open a
+        `inputs` are R rows of the data set, `completions` text or messages. `opened` marks the prompts that open a
         thought, shape (R,), bool; None: read from them.
         """
         trainer = self.trainer
@@ -205,7 +205,7 @@ class Generation:
     def _sent(self, jobs: Sequence[Job], requests: list[Request]) -> tuple[list[int], list[Request]]:
         """Jobs in the order in which the engine is asked for them, and the requests that it gets."""
         # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
-        # there are fewer, whole rollouts stand in, with a token that nobody reads.
+        # there are fewer, whole rollouts fill in, with a token that nobody reads.
         rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
         return rows, [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
@@ -330,7 +330,7 @@ class EngineChecks:
         if not self._runs_on and not self.end_ids.isdisjoint(ids[:-1]):
             at = next(place for place, token in enumerate(ids) if token in self.end_ids)
             return (
-                f"{len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. It must end a "
+                f"{len(ids) - at - 1} tokens after the end token {ids[at]} of rollout {number}. It must end a "
                 "rollout at each of the policy's end tokens (Policy.eos_ids)."
             )
         ended, full = not self.end_ids.isdisjoint(ids[-1:]), len(ids) == request.new_tokens

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
+"""What goes to the Hugging Face Hub besides the model: a card on how it was trained, and the method's state."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ def extend_card(trainer: Any) -> None:
 
 @contextmanager
 def pushing(trainer: Any) -> Iterator[None]:
-    """While a model is pushed, once it is saved with the method's state: what keeps it from the Hub says what to do.
+    """While a model is pushed, once it is saved with the method's state: what keeps it from the Hub names the remedy.
 
     Raises:
         RuntimeError: In place of what the HTTP library raises.

@@ -115,7 +115,7 @@ class Reporters:
 
         Raises:
             ValueError: If somebody else reports one of them.
-            TypeError: If one is no number.
+            TypeError: If one is not a number.
         """
         for name, value in values.items():
             other = self._by.setdefault(name, by)
@@ -251,7 +251,7 @@ class RunWatch:
         self.patience = patience
         self._steps = self._rollouts = self._better = self._limited = 0
         self._any_marker = self._marker_settled = self._values_warned = self._gate_seen = False
-        self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
+        self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: reported
 
     def judged(self, step: StepRecord) -> None:
         """What a judged step tells of gates, markers and advantages."""

@@ -2,7 +2,7 @@
 """Where rows of one prompt share its forward pass in training (`shared_prompts`, `update/shared_prompt.py`).
 
 TRL's log-probs, old, new and of a reference model, come from one function, which hands over here. transformers asks
-an attention implementation for a mask, with a function that says what a layer sees, and later for attention. Ours
+an attention implementation for a mask, with a function that defines what a layer sees, and later for attention. Ours
 answers a shared row with the masks of its blocks, from that same function, so that windows of whatever kind are the
 model's own; everything else is SDPA, untouched.
 """

@@ -2,7 +2,7 @@
 """Several updates of a batch (`updates`), inside transformers' loop over optimizer steps.
 
 `several`: two passes over the batch in two halves, kept inside a trust region (`update/trust_region.py`). After every
-update some of the batch's rollouts, trained or not, are scored again; what that says decides about the next update.
+update some of the batch's rollouts, trained or not, are scored again; the result decides about the next update.
 `sfpo`: three passes, a step back, and one more, as in SFPO (arXiv 2510.04072), without a region.
 """
 
@@ -29,8 +29,8 @@ from .train_rows import side_by_side
 logger = logging.getLogger(__name__)
 
 PROBE_SHARE, PROBE_TOKENS, PROBE_ROLLOUTS = 1 / 4, 1024, 4
-"""Rollouts that are scored again: a quarter of them, or as many as have so many tokens on each process if that is
-less; this many at least."""
+"""Rollouts that are scored again: this share of them, or as many as have this many tokens on each process if that is
+less; at least this many rollouts."""
 SFPO_SHARE = 0.8
 """Of the way of the fast updates that SFPO keeps."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From judged rollouts to the rows TRL trains on, what its loss divides by, and from log-probs back to rollouts.
 
-TRL divides by what stands in a micro-batch under five loss types: by its rows (`grpo`, `dr_grpo`, `luspo`, `sapo`) or
+TRL divides by what is in a micro-batch under five loss types: by its rows (`grpo`, `dr_grpo`, `luspo`, `sapo`) or
 its tokens (`bnpo`). Here rollouts leave the batch, others pad it, and rows are placed by length. So a micro-batch is
 scaled by TRL's divisor over its share of the right one: all rollouts that count (N_t of Eq. 6), or all their tokens.
 """
@@ -112,7 +112,7 @@ def replay_batch(
 
 
 def _first_tokens(rollout: LocalRollout, count: int) -> LocalRollout:
-    """A rollout as far as it stands in a row; that of padding has no token."""
+    """The part of a rollout that is in a row; that of padding has no token."""
     logprobs = None if rollout.logprobs is None else rollout.logprobs[:count]
     return replace(rollout, completion_ids=rollout.completion_ids[:count], logprobs=logprobs)
 
@@ -308,7 +308,7 @@ def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -
     """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
 
     With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
-    the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
+    the answer was good, an EOS is trained after it, which is not a token of the policy and is never counted.
     """
     judgement = step.judgement
     cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
@@ -323,7 +323,7 @@ def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -
 
 
 def _zero_variance(step: StepRecord) -> np.ndarray:
-    """Rollouts of prompts whose rewards are all equal, and of which none moves the policy, shape (N,), bool."""
+    """Rollouts of prompts whose rewards are all equal, and that all leave the policy unmoved, shape (N,), bool."""
     judgement, group = step.judgement, step.done.prompt
     spread = spread_within(step.done.rewards, group, len(step.prompts))
     moves = judgement.in_gradient & (np.abs(judgement.weight * judgement.advantages) > _ROUNDING)

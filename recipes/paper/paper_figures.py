@@ -5,7 +5,7 @@
     <figure>_<method>.png, .svg    what the controller did
 
 Points and bars are means over seeds with 95% t-intervals, bands the range of the seeds. What is not logged is not
-drawn, and is said.
+drawn, and is reported.
 """
 
 import re
@@ -343,4 +343,4 @@ OF_A_METHOD = (
     _over_steps("dual", "Gain per token", "log", {"duet/dual": "dual of the budget"}),
     _over_steps("calibration", "$\\chi^2$", "log", {"duet/calibration_chi2": "calibration of the surrogate"}),
 )
-"""Figures by the name of their file, with the method behind it where they show one."""
+"""Figures by the name of their file, with the method after it where they show one."""

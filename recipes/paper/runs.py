@@ -133,7 +133,7 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
 
 
 def _suites(folder: str | Path, records: Iterable[RunRecord]) -> tuple[list[str], int]:
-    """Suites in the order of the tables, and k of their mean@k; mean@1 beside a larger k is the greedy one."""
+    """Suites in the order of the tables, and k of their mean@k; mean@1 next to a larger k is the greedy one."""
     found: dict[str, int] = {}
     of_k: dict[int, str] = {}
     for record in records:
@@ -177,7 +177,7 @@ def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoi
 
 
 def _trained(measured: pd.Series, checkpoint: str) -> float:
-    """The last or the best measurement behind step 0."""
+    """The last or the best measurement after step 0."""
     values = measured[measured.index > 0]
     return np.nan if values.empty else float(values.iloc[-1] if checkpoint == "final" else values.max())
 

@@ -54,7 +54,7 @@ def bubblewrap_command(program: str, code: str) -> list[str]:
     python = os.path.realpath(sys.executable)
     paths = (*LIBRARIES, python, code)
     if hidden := [path for path in paths if path.startswith(f"{PRIVATE_FOLDER}/")]:
-        raise OSError(f"{hidden[0]} would be hidden: programs have a {PRIVATE_FOLDER} of their own")
+        raise OSError(f"{hidden[0]} would be hidden: programs have their own {PRIVATE_FOLDER}")
     command = [program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--die-with-parent"]
     command += ["--cap-drop", "ALL"]
     for right in ("SYS_ADMIN", "SETUID", "SETGID", "DAC_READ_SEARCH", "KILL"):
@@ -141,7 +141,7 @@ def _restrict_files() -> None:
 
 
 def _set_limits(cpu_seconds: int, threads: int) -> None:
-    """Set the resource limits of this process, none of which it can raise again."""
+    """Set the resource limits of this process, which it cannot raise again."""
     for kind, amount in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, MEMORY_BYTES),

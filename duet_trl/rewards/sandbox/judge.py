@@ -30,7 +30,7 @@ class UnusableTests(BaseException):
 
 
 def judge(channel: Link, link: Link) -> None:
-    """Read a check from the channel, run it against the program behind the link, write the verdict to the channel."""
+    """Read a check from the channel, run it against the program across the link, write the verdict to the channel."""
     check = channel.receive(MAX_CHECK_BYTES)
     program = _Program(link)
     with Caught() as outcome:
@@ -145,7 +145,7 @@ class _Program(codec.Objects):
         try:
             reply = self._link.receive()
             if not isinstance(reply, dict):
-                raise NotPlainData("bytes that are no answer")
+                raise NotPlainData("bytes that are not an answer")
             if expected in reply:
                 return codec.decode(reply[expected])
         except EndOfData:
@@ -154,7 +154,7 @@ class _Program(codec.Objects):
             self._fail(f"the program sent {error}")
         if expected == "value" and "raised" in reply:
             raise _exception(reply)
-        self._fail(str(reply.get("ended", "the program sent bytes that are no answer"))[:300])
+        self._fail(str(reply.get("ended", "the program sent bytes that are not an answer"))[:300])
 
     def _fail(self, reason: str) -> None:
         self.failure = reason

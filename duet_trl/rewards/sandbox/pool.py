@@ -177,7 +177,7 @@ class LauncherProcess(Worker):
         self._control.settimeout(self._seconds_to_answer)
 
     def _receive(self) -> bytes:
-        """What the launcher answers; SandboxError, with what it said, if it has ended."""
+        """What the launcher answers; SandboxError, with its message, if it has ended."""
         if reply := self._control.recv(1 << 16):
             return reply
         self.end()
@@ -196,7 +196,7 @@ class LauncherProcess(Worker):
             with channel:
                 socket.send_fds(self._control, [b"check"], [channel.fileno()])
             ours.settimeout(self._seconds_to_answer)
-            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
+            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply states why
                 ours.sendall(message)
             status = json.loads(self._receive())
             ending = self._ending(*status["program"])
@@ -208,7 +208,7 @@ class LauncherProcess(Worker):
         return verdict["passed"], verdict["reason"] + ("" if verdict["passed"] else ending)
 
     def _ending(self, exit_code: int, cpu_seconds: float) -> str:
-        """How the program ended, if that says more than the verdict; a kill may also be the launcher's tidying up."""
+        """How the program ended, if that tells more than the verdict; a kill may also be the launcher's tidying up."""
         # The kernel enforces the limit in ticks, which on a busy machine run ahead of the seconds that it reports.
         if cpu_seconds > 0.75 * self._limits.cpu_seconds:
             return f" (the program used up its {self._limits.cpu_seconds:g} seconds of processor time)"
@@ -282,7 +282,7 @@ def probe(isolation: str) -> str | None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         file = Path(folder) / "file"
         file.write_text(word)
-        # Open to all: only the isolation stands before them.
+        # Open to all: only the isolation protects them.
         os.chmod(folder, 0o777)
         os.chmod(file, 0o666)
         arguments = (str(file), word, folder, server.getsockname()[1], os.getpid())

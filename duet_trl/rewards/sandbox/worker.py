@@ -23,7 +23,7 @@ INPUT, OUTPUT = 4, 5
 """Descriptors of the files in memory that a script reads and prints to."""
 MODULE_NAME = "program"
 _NEXT_STATEMENT = re.compile(r"^(?:class|def|async def|if|for|while|print|assert|import|from|@|#|```)", re.MULTILINE)
-"""Where a base model that was asked for a function body goes on to something else."""
+"""Where a base model that was asked for a function body continues with something else."""
 
 
 class _Own(codec.Objects):
@@ -100,7 +100,7 @@ def _load(program: dict[str, Any]) -> dict[str, Any]:
     preamble, source, names = program["preamble"], program["source"], program["names"]
     attempts = [(preamble, source)]
     if preamble and re.match(r"\s*[ \t]\S", source):
-        # the body of the function that the preamble begins, perhaps with more behind it
+        # the body of the function that the preamble begins, perhaps with more after it
         attempts += [("", preamble + source), ("", preamble + _NEXT_STATEMENT.split(source)[0])]
     for attempt in attempts:
         with Caught() as outcome:
