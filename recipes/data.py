@@ -158,7 +158,7 @@ def _read(name_or_path: str, config: str | None, tokenizer: PreTrainedTokenizerB
 
 
 def _with_text(rows: list[Row], columns: Sequence[str], dropped: Counter[str]) -> list[Row]:
-    """The rows that have something to ask in one of these columns; counts the others."""
+    """The rows with a text in one of these columns; counts the others."""
     kept = [row for row in rows if _text(first_column(row, columns))]
     dropped[f"without a {columns[0]}"] = len(rows) - len(kept)
     return kept

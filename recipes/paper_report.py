@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder with run.json files, at any depth")
     parser.add_argument("--output_dir", type=Path, help="where to write; default: the folder of the runs")
-    parser.add_argument("--only", choices=("tables", "figures"), help="write these alone")
+    parser.add_argument("--only", choices=("tables", "figures"), help="write only these")
     help_text = "final: the last measurement (default); best: of each suite the best, as the paper does, which selects"
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="final", help=f"{help_text} on the test set")
     help_text = "method that speed-ups and differences are against (default: %(default)s)"

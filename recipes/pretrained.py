@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make models && python recipes/pretrained.py --max_steps 40        two CPU cores or one GPU
-"""Trains a pre-trained model on sums (sums.py) and prints what each step did, and what it came to on held-out sums.
+"""Trains a pre-trained model on sums (sums.py) and prints a line for each step, and the result on held-out sums.
 
     python recipes/pretrained.py                                                     SmolLM2-135M-Instruct
     python recipes/pretrained.py --config recipes/configs/pretrained_270m.yaml       gemma-3-270m
@@ -59,7 +59,7 @@ class Lines(TrainerCallback):
         )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **of: Any) -> None:
-        """Measure what training came to."""
+        """Measure the result of training."""
         self._measure(state, of)
 
     def _measure(self, state: TrainerState, of: dict[str, Any]) -> None:

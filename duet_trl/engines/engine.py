@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
+"""What the loop requires of an engine. One class for each engine; one file adds another (docs/extending.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -53,7 +53,7 @@ class Completion:
     """One rollout as the engine generated it."""
 
     token_ids: list[int]  # after the prefix; a sampled EOS included, the forced stop removed
-    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, as a stop string
+    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, e.g. a stop string
     logprobs: list[float] | None = None  # of each under the sampling distribution, nats; None: not known
     number: int = 0  # that of its request
 
@@ -122,7 +122,7 @@ class TurnEngine:
         setup (GateSetup | None): None: no request has a gate.
         eos_ids (Sequence[int]): Ids that end a rollout by themselves.
         max_tokens (int): Tokens.
-        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples so.
+        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples with it.
     """
 
     _pads = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A token in front of every path of a vLLM server, and one narrow door to its remote procedure call.
+"""A token for every path of a vLLM server, and one permitted remote procedure call.
 
 vLLM's own `--api-key` leaves the development endpoints open, through which weights are sent. Start the server with
 

@@ -5,9 +5,9 @@ A forced stop samples the request's sentinel with probability 1 (log-probability
 for a stop token. No other step of a gated rollout can sample it, so the sentinel alone shows that the gate stopped it.
 
 Runners keep the generated tokens as one list per rollout, and reading a thousand lists costs more than everything else
-the gate does in a decode step. So the tokens of a rollout are read, all that have gathered, when its next poll, abort
-gate or stop may have come: decisions are those of a gate that reads each token at once, the lists are read once in
-eight steps. In between, the decisions already made are written.
+the gate does in a decode step. So the tokens of a rollout are read together when its next poll, abort gate or stop may
+have come: the decisions are those of a gate that reads each token at once, but the lists are read once in eight
+steps. In between, the decisions already made are written.
 """
 
 from collections.abc import Sequence
@@ -65,7 +65,7 @@ class HostGates:
         self._next_read = min(self._next_read, read_at)
 
     def refuse(self, slot: int, sentinel: int) -> None:
-        """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
+        """Put a request that cannot be served as asked into a slot: its first token is the forced stop."""
         self._gate.refuse(slot)
         self._occupy(slot, sentinel)
 

@@ -29,7 +29,7 @@ _PROMPTS_PER_REQUEST = 8
 engines of a data-parallel server."""
 
 _MOST_REQUESTS = 256
-"""Larger batches get larger requests, as far as rollouts share their parameters."""
+"""Larger batches get larger requests where rollouts share their parameters."""
 
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
@@ -92,7 +92,7 @@ class GateServer:
     ) -> list[Choice]:
         """One completion of each prompt, in their order, running at the same time.
 
-        Those whose gates and limits no other shares are a request each. More requests than half of the files
+        Each one whose gate and limit no other shares is its own request. More requests than half of the files
         that this process may open (`ulimit -n`) wait for each other.
 
         Args:

@@ -53,7 +53,7 @@ def check_finish(choice: Mapping[str, Any]) -> None:
         raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
     if reason not in _FINISHED:
         raise ServerError(
-            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Leave out of "
+            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Remove from "
             f"generation_kwargs what ends rollouts in this way. {_REMEDY}"
         )
 

@@ -30,7 +30,7 @@ Row = tuple[list[int], GateRequest | None, int | None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts of all processes, and of the tokens generated for them the share that none of them has."""
+    """Rollouts of all processes, and the share of the tokens generated for them that none of them has."""
 
     choices: list[Choice]
     waste: float = 0.0
@@ -88,7 +88,7 @@ class ServerEngine(TurnEngine):
     def sync_weights(self) -> None:
         """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away.
 
-        What was begun is generated to its end first, under the weights that it began with.
+        Generation that was begun is finished first, under the weights that it began with.
         """
         lost = self._on_main(self._lost_begun) if self.begun else None
         if lost is not None:
@@ -146,7 +146,7 @@ class ServerEngine(TurnEngine):
         """Begin to generate what `generate` will be asked for next, and return at once.
 
         The server keeps its weights until that is done. An error of the server is raised where the rollouts are asked
-        for; a server that was lost is waited for there, and generates them again with the weights of then.
+        for; a server that was lost is waited for there, and generates them again with its new weights.
         """
         asked = zip((request.input_ids for request in requests), *self._gates_and_limits(requests), strict=True)
         everything = self._exchange.objects(list(asked))
@@ -162,7 +162,7 @@ class ServerEngine(TurnEngine):
         self._begun = None
 
     def begun_state(self) -> dict[str, Any]:
-        """What is begun, waited for, as a checkpoint holds it: JSON values and arrays; empty if it is nothing."""
+        """What is begun, once complete, as a checkpoint holds it: JSON values and arrays; empty if nothing is."""
         if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
             return {}
         batch: Batch = self._begun.found.result()
@@ -215,7 +215,7 @@ class ServerEngine(TurnEngine):
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
         stopped = [gate and row.token_ids == [gate.sentinel] for gate, row in zip(gates, found, strict=True)]
         # A stop before the first token is a refusal, or that of a prefix. Requests without a gate name no weights, nor
-        # do any where they went another way than through a folder: whoever has them now had them then.
+        # do any where they went another way than through a folder: a server that has them now had them then.
         if any(stopped) or None in gates:
             self._probe()
         if self._named and (None in gates or not self._connection.weights):
@@ -240,7 +240,7 @@ class ServerEngine(TurnEngine):
         then: Callable[[], None] = lambda: None,
         lost: ServerLost | None = None,
     ) -> Any:
-        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again.
+        """Result of an attempt; if it loses the server, wait for it, call `then`, and try again.
 
         A server that is `lost` already is waited for first. One that is healthy and is lost again where its gate is
         probed has cost an attempt.
@@ -298,6 +298,6 @@ def _fulfil(found: concurrent.futures.Future, work: Callable[[], Any]) -> None:
 
 
 def _digest(engine: str, everything: list[Row]) -> str:
-    """Tells batches apart, also in another process: by the engine, and what of a row decides about its tokens."""
+    """Tells batches apart, also in another process: by the engine, and the part of a row that decides its tokens."""
     rows = [(ids, gate and (gate.spec, gate.keep, gate.prefix_length), limit) for ids, gate, limit in everything]
     return hashlib.blake2b(repr((engine, rows)).encode(), digest_size=16).hexdigest()

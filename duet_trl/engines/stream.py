@@ -188,8 +188,8 @@ class StreamServer(GateServer):
             self._say_once(
                 "many tokens are generated after the stop of the gate and dropped (duet/waste_share). A proxy buffers "
                 "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
-                "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
-                "the server itself, and alone, or run the gate in it (docs/servers.md)."
+                "server has other users, or its engine is faster than its streams, as that of a tiny model is. "
+                "Connect to the server directly, as its only user, or run the gate in it (docs/servers.md)."
             )
 
     def _say_once(self, sentence: str) -> None:

@@ -41,7 +41,7 @@ class StreamEngine(ServerEngine):
         prompts, gates, limits = zip(*everything, strict=True)
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
         batch = Batch(found, self._connection.gate.waste)
-        if self._named:  # whoever has them now had them then
+        if self._named:  # a server that has them now had them then
             self._connection.gate.check_weights(self._named)
         return batch
 

@@ -41,8 +41,8 @@ _LONGEST_LINE = 2**24
 class Stream:
     """One rollout as it arrives.
 
-    Its gate is read where a decision may fall, which its tokens so far foretell: the decisions are those of a gate
-    that reads every token at once.
+    The gate reads only where a decision may fall, which follows from the tokens so far: the decisions are those of a
+    gate that reads every token at once.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ class ScheduledMeasurement(TrainerCallback, ABC):
 
     def __init__(self, trainer: Trainer, every: int) -> None:
         if every < 0:
-            raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures the two ends only.")
+            raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures only at both ends.")
         self.trainer, self.every = trainer, every
         self.seconds = self._began = 0.0  # wall-clock time of the measurements since training began
         self._unlogged: dict[str, float] | None = None

@@ -37,7 +37,7 @@ LEGEND = (
 ASSUMPTIONS = (
     "Tokens at budget b = b x logged completions x mean length under the gate (poll every 8 tokens, eps as in "
     "training). K2 is that of all logged completions; in training it follows the rollouts.",
-    "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
+    "Not included: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
     "rollouts before tau + G; a policy trained with the gate writes other lengths.",
     "Accuracy is NOT predicted: fewer rollouts and shorter ones may learn less per step.",
 )
@@ -128,7 +128,7 @@ def _notes(texts: Texts, markers: list[MarkerEstimate], options: argparse.Namesp
         notes.append(f"Added as rewards with weight 1 each: {', '.join(rewards)}; --reward_weights gives others.")
     if texts.delimiters is not None:
         notes.append(
-            f"Thoughts stand between {' and '.join(texts.delimiters.parts)}; answers inside of them do not count. "
+            f"Thoughts are between {' and '.join(texts.delimiters.parts)}; answers inside of them do not count. "
             f"{texts.opened.sum():,} completions begin inside one."
         )
     if not any(marker.shown for marker in markers):

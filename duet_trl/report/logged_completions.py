@@ -52,7 +52,7 @@ def read_run(path: Path, weights: Sequence[float] | None = None) -> LoggedRun:
     history, notes = _log_history(path), []
     evaluated = {e["step"] for e in history if "step" in e and any(key.startswith("eval_") for key in e)}
     if any(key.startswith("duet/") for entry in history for key in entry):
-        notes.append("DUETGRPOTrainer made this run: its completions were gated already, and so this understates.")
+        notes.append("DUETGRPOTrainer made this run: its completions were gated already, so this is an underestimate.")
     batches: list[pd.DataFrame] = []
     for batch in sorted(filter(len, map(_read, files)), key=lambda batch: batch.step.iloc[0]):
         step = int(batch.step.iloc[0])

@@ -63,7 +63,7 @@ class CodeVerifier:
     Args:
         timeout (int): Processor seconds that one program, with all its tests, may use, in at most twice as much
             wall-clock time. `Sandbox.longest_seconds` bounds a batch, programs that hang included.
-        workers (int | None): Programs that run at a time. None: one per core, the cores of a machine shared between
+        workers (int | None): Programs that run at once. None: one per core, the cores of a machine shared between
             its ranks.
         which (str): "first" closed block of a completion that defines what the tests call, or the "last" block.
         fenced (bool): False also takes a completion without a closed block: for base models that continue a

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Math reward: the boxed answer of a completion against a gold answer, checked by Math-Verify in killable processes.
 
-Some answers of a policy keep a computer algebra system busy for ever, and neither a thread nor Math-Verify's own alarm
-stops arithmetic in C. Worker processes (`math_worker.py`) grade, in which the kernel ends what uses up its time.
+Some answers of a policy keep a computer algebra system busy forever, and neither a thread nor Math-Verify's own alarm
+stops arithmetic in C. Worker processes (`math_worker.py`) grade, and the kernel ends those that exceed their time.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""What only answer and gold together show, before Math-Verify sees them: choices, units, bases, the case of letters.
+r"""Checks that need both answer and gold, before Math-Verify sees them: choices, units, bases, the case of letters.
 
-Math-Verify takes `I` for `i`, overlooks the base of a number, and takes words for products. Words after an answer:
+Math-Verify takes `I` for `i`, ignores the base of a number, and takes words for products. Words after an answer:
 `5\text{ cm}` is 5 and 50 mm, `3\text{ dozen}` 36, `5\text{ below zero}` not 5. One is dropped only if it is known to
 change nothing: a unit, a thing that is counted, a number (which multiplies). Any other must be on both sides. Two
 units are converted, or the answer is wrong. In LaTeX a bare letter is a variable: a unit is a unit by its font

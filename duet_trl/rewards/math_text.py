@@ -119,7 +119,7 @@ _DEPTH = {**dict.fromkeys("{(", 1), **dict.fromkeys("})", -1)}
 
 
 def readable(answer: str) -> str:
-    r"""The answer in plain LaTeX, without what changes its looks only.
+    r"""The answer in plain LaTeX, without what changes only its appearance.
 
     Example:
         >>> readable(r"\(12{,}348~\text{cm}\)"), readable("(−∞, 90°]")
@@ -168,7 +168,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def plain_as_latex(text: str) -> str:
-    r"""The text with everything that plain text writes without LaTeX in LaTeX.
+    r"""The text with plain-text notation rewritten in LaTeX.
 
     Example:
         >>> plain_as_latex("-4 + exp(9)"), plain_as_latex("x**2 + pi/6"), plain_as_latex(r"\sqrt[4]3")
@@ -194,7 +194,7 @@ def gold_answer(gold: str) -> str:
     words = _PROSE_WORD.findall(_COMMAND.sub(" ", answer))
     reasons = any(word.lower() in _REASONING for word in words)
     is_whole = len(words) >= 4 and answer.rstrip("$} ").endswith(".")
-    # no answer can be compared with a sentence; an expression or a name is none
+    # no answer can be compared with a sentence; an expression or a name is not one
     return "" if len(words) >= _MOST_WORDS or is_whole or len(words) >= 3 and reasons else answer
 
 

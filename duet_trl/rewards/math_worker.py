@@ -37,7 +37,7 @@ math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=Conversi
 MEMORY_BYTES = 4 << 30
 """Address space of a grading process: towers of powers eat memory faster than time."""
 WALL_SECONDS_PER_CPU_SECOND = 10
-"""Wall-clock limit relative to the CPU limit; it only ends what neither computes nor returns."""
+"""Wall-clock limit relative to the CPU limit; it ends only what neither computes nor returns."""
 RETIREMENT_BYTES = 1 << 30
 """Resident memory at which a fork makes room for a new one; caches would take it away from later answers."""
 PARSE_CACHE_SIZE = 4_096
@@ -145,7 +145,7 @@ def _without_percent(number: Expr) -> Expr:
 
 
 def _exact(expression: Expr) -> Expr:
-    """The expression with its decimals as the fractions that they are written as."""
+    """The expression with its decimals as exact fractions."""
     exact = expression.xreplace({one: Rational(str(one)) for one in expression.atoms(Float)})
     return exact.xreplace({one: one.args[0] for one in exact.atoms(UnevaluatedExpr)})
 
@@ -163,7 +163,7 @@ def _value(number: Expr, digits: int) -> Expr | None:
 
 
 def _rounding(number: Expr, exact: Expr) -> Rational:
-    """Most that a decimal may be away from what it is rounded from; 0 for other numbers and few decimals."""
+    """Maximum distance of a decimal from what it is rounded from; 0 for other numbers and few decimals."""
     written = [one for one in (number, *number.args) if isinstance(one, Float) and one]
     if len(written) != 1 or len(number.atoms(Float)) != 1 or not (exact := exact.doit()).is_Rational:
         return Rational(0)
@@ -280,7 +280,7 @@ class Grader:
         """Verdicts on all pairs."""
         verdicts = b""
         while len(verdicts) < len(pairs):
-            # an idle fork that something else has ended is no answer's fault
+            # an idle fork that something else has ended is not the fault of an answer
             if self._pid == 0 or os.waitpid(self._pid, os.WNOHANG)[0]:
                 self._fork()
             verdicts += self._ask(pairs[len(verdicts) :])

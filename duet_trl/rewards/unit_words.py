@@ -23,7 +23,7 @@ celsius 1 celsius C; fahrenheit 1 fahrenheit F; kelvin 1 kelvin K
 cent 1 cent; cent 100 dollar usd buck; euro 1 euro eur; rupee 1 rupee rs; peso 1 peso; yen 1 yen
 sterling 1 sterling; am 1 am; pm 1 pm
 """
-"""Base units, factor and names. What converts only on some days (months and days, dollars and euros) has its own."""
+"""Base units, factor and names. Units without a fixed rate (months and days, dollars and euros) have their own."""
 _POWERS = {-9: "n nano", -6: "µ u micro", -3: "m milli", -2: "c centi", -1: "d deci", 3: "k kilo", 6: "M mega"}
 _PREFIXES = {prefix: Fraction(10) ** power for power, names in _POWERS.items() for prefix in names.split()}
 

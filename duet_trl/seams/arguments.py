@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer's arguments must be, before a tokenizer or a model is loaded."""
+"""Checks of the trainer's arguments, before a tokenizer or a model is loaded."""
 
 import inspect
 from typing import Any

@@ -3,7 +3,7 @@
 
 transformers writes the files of a checkpoint one by one into the folder that it will resume from, and takes the folder
 with the highest number without a look inside (huggingface/transformers#35782). What a process leaves that is killed
-while it writes, or that runs out of disk, has that highest number. `trainer_state.json` is the last file of all.
+while it writes, or that runs out of disk, has that highest number. `trainer_state.json` is written last.
 """
 
 import json
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
 VERSION = 7
-"""Goes up with every change of what a state holds."""
+"""Incremented with every change of what a state holds."""
 
 _ARRAY = "__array__"
 _JSON = (str, int, float, type(None))
@@ -74,7 +74,7 @@ def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_json(owner: str, value: Any, *, arrays: bool = True) -> None:
-    """TypeError for what JSON does not bring back as it was, and for arrays that safetensors does not hold.
+    """TypeError for what JSON does not restore unchanged, and for arrays that safetensors does not hold.
 
     It names the place in what `owner` holds, the value and the remedy; `arrays` may be in nested dicts only.
     """

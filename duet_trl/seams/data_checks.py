@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer asks of the data set: text prompts with an identity that lasts across epochs, and more of them."""
+"""What the trainer needs from the data set: text prompts with an identity that lasts across epochs, and more of them."""
 
 import hashlib
 import inspect
@@ -187,7 +187,7 @@ def _columns(dataset: Dataset | IterableDataset) -> list[str]:
 
 
 def _is_table(dataset: Dataset | IterableDataset) -> bool:
-    """Whether all rows can be read now; with a transform they are what they are only once they are asked for."""
+    """Whether all rows can be read now; with a transform they exist only once they are requested."""
     return isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
 
 
@@ -221,7 +221,7 @@ def short(value: Any) -> str:
 
 
 def data_sample(dataset: Any, column: str | None) -> dict[str, Any] | None:
-    """What tells one data set from another: how many rows, and the keys of some; None for a stream."""
+    """What distinguishes one data set from another: its number of rows, and the keys of some; None for a stream."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return None
     rows = sorted({number * (len(dataset) - 1) // _SAMPLED_ROWS for number in range(_SAMPLED_ROWS + 1)})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of prompts, for a method that compares prompts: from the policy, or from a sentence model.
 
-Only the prompts that a step visits are embedded. A sentence model that cannot be loaded is found before the policy is.
+Only the prompts that a step visits are embedded. A sentence model that cannot be loaded fails before the policy loads.
 """
 
 import logging
@@ -26,7 +26,7 @@ def embedder(source: str | None, trainer: GRPOTrainer) -> Embed | None:
     """What embeds the prompts of a run, whose trainer need not have its model yet.
 
     `source` is "policy", or the name or folder of a sentence-transformers model (ValueError if it cannot be loaded,
-    ImportError without the library); None: nobody asks.
+    ImportError without the library); None: not needed.
     """
     if source is None:
         return None

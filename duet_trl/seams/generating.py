@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
 
-What an engine returned is held against what was asked for and against the policy in training. An engine that ends
-rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no figure of the
-run looks wrong.
+What an engine returned is compared with the requests and with the policy in training. An engine that ends
+rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no metric of
+the run shows it.
 """
 
 import logging

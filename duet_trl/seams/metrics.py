@@ -254,7 +254,7 @@ class RunWatch:
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: reported
 
     def judged(self, step: StepRecord) -> None:
-        """What a judged step tells of gates, markers and advantages."""
+        """What a judged step shows about gates, markers and advantages."""
         gates = [job.gate for job in step.jobs if job.gate is not None]
         if gates:  # else nothing has looked for a marker
             for warning in () if self._gate_seen else gate_warnings(gates[0], self.max_tokens):
@@ -321,7 +321,7 @@ class RunWatch:
 
 
 def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
-    """What of a gate stops no rollout of at most `limit` tokens, or so late that not a poll interval is saved.
+    """Parts of a gate that stop no rollout of at most `limit` tokens, or too late to save a poll interval.
 
     The gate is one of the first step. K2 moves, so it is taken at the first token.
     """

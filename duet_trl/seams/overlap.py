@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generation during training: while a step trains, the server generates the rollouts of the next one.
 
-They are of the weights before the updates of the step, so one step behind when they are trained; the log-probs of the
-engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides how
+They come from the weights before the updates of the step, so one step behind when they are trained; the log-probs of
+the engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides how
 many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reward functions are shown, what they may return, and what is made of it: thoughts, checks, endings, answers.
+"""What reward functions are shown, what they may return, and how it is used: thoughts, checks, endings, answers.
 
 TRL takes what a reward function returns apart: of a mapping it would train on the keys. A reward for ending teaches a
 policy to stop where the trim would stop it: no reward sees what it would have written after its answer, and where it
@@ -145,9 +145,9 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
 
 
 def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
-    """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
+    """Replace 1 for an ending by what the other reward functions pay together, if that is above 0, in place.
 
-    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other one scored stays so.
+    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other scored stays unscored.
     """
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)

@@ -46,9 +46,9 @@ def first_known(logps: torch.Tensor, score: Callable[..., tuple]) -> Callable[..
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 
-    It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
-    loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router or
-    the loss is `bnpo`, which are not linear in the rows of a micro-batch.
+    It assigns rows to the optimizer steps of a generation step at random; with every part off so do we, and match GRPO
+    loss for loss. Within one optimizer step the order does not matter, unless the model has an auxiliary loss of its
+    router or the loss is `bnpo`, which are not linear in the rows of a micro-batch.
     """
     several_steps = args.steps_per_generation > args.gradient_accumulation_steps
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)

@@ -35,7 +35,7 @@ class EndOfData(Exception):
 
 
 class Objects:
-    """What is not plain data, by number. This one has none; the two sides of a check put theirs in its place."""
+    """What is not plain data, by number. This one has none; each side of a check replaces it."""
 
     def number_of(self, value: Any) -> int:
         """The number of an object; NotPlainData if it cannot have one."""
@@ -50,7 +50,7 @@ objects = Objects()
 
 
 class Caught:
-    """Runs what is not ours to trust; whatever it raises, SystemExit included, ends the block and is its `error`."""
+    """Runs untrusted code; whatever it raises, SystemExit included, ends the block and is its `error`."""
 
     error: BaseException | None = None
 
@@ -126,7 +126,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(message: Any) -> Any:
-    """The value that `encode` made a message of; NotPlainData if the message is not of that form."""
+    """The value that `encode` turned into a message; NotPlainData if the message is not of that form."""
     try:
         return _decode(message)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -192,7 +192,7 @@ _CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     type({}.values()): (list, lambda content: dict(enumerate(content)).values()),
     type({}.items()): (list, lambda content: dict(content).items()),
 }
-"""What a value of each type is written as, and how it is made again of that."""
+"""How a value of each type is written, and how it is rebuilt."""
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: decoder for kind, (_, decoder) in _CODES.items()},
     "object": lambda content: objects.object_of(content),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shuts a process in for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
+"""Isolates a process for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
 
 Inside bubblewrap, which wraps the launcher and all it forks, there is nothing but libraries and a private folder. With
 "landlock" the kernel refuses every path but those libraries. With "limits" files can be read.
@@ -70,7 +70,7 @@ def bubblewrap_command(program: str, code: str) -> list[str]:
 
 
 def confine(isolation: str, cpu_seconds: int, user: int, parent: int) -> None:
-    """Shut this process in, its descriptors in place already; OSError if the kernel refuses a part of it.
+    """Isolate this process, its descriptors in place already; OSError if the kernel refuses a part of it.
 
     `parent` is the launcher, with which it ends; `user` is what root becomes.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs that nobody has read against unit tests, shut in, with a verdict that they cannot forge.
+"""Runs untrusted programs against unit tests, isolated, with a verdict that they cannot forge.
 
 Two processes per check. The *program* answers calls in one; the *judge* runs the tests in the other and sees stand-ins
-for the program's functions. Only plain values pass between them (`codec.py`), so that what decides is out of reach.
-Both are shut in (`jail.py`) and end with the check.
+for the program's functions. Only plain values pass between them (`codec.py`), so the verdict is out of reach.
+Both are isolated (`jail.py`) and end with the check.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ WEAK_ISOLATION = "limits"
 """The same without a bar on reading files: only on request."""
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
-"""What a launcher may take beyond the time that it enforces before it is taken for lost."""
+"""Time that a launcher may take beyond the limit that it enforces before it counts as lost."""
 SHELL = 'echo 1000 >/proc/$$/oom_score_adj; exec /usr/bin/env -i PYTHONHASHSEED=0 "$@"'
 """Where memory runs out, the kernel's choice is a sandbox and not the training. No environment, not even the shell's;
 the order of a set must not decide a reward."""
