@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer needs from the data set: text prompts with an identity that lasts across epochs, and more of them."""
+"""What the trainer needs from the data set: text prompts, with an identity across epochs, and more of them."""
 
 import hashlib
 import inspect

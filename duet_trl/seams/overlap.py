@@ -2,8 +2,8 @@
 """Generation during training: while a step trains, the server generates the rollouts of the next one.
 
 They come from the weights before the updates of the step, so one step behind when they are trained; the log-probs of
-the engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides how
-many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
+the engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides
+how many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
 """
 
 import logging
