@@ -125,7 +125,7 @@ def folder_name(model: str) -> str:
 
 
 def table(folder: Path) -> str:
-    """What a folder of results holds, a row per model and figure, a column per suite; also written to `table.md`.
+    """Table of a folder of results, a row per model and figure, a column per suite; also written to `table.md`.
 
     Checkpoints are in the order of their steps, and after those of a run comes the best mean@k of each suite.
     """

@@ -39,7 +39,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Source:
-    """What a model is made of.
+    """The parts of a model.
 
     Attributes:
         wheels (tuple[Wheel, ...]): Where its files are.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all recipes do once they have data and a reward: train, measure, save, push.
+"""Steps of all recipes once they have data and a reward: train, measure, save, push.
 
 What can fail without a GPU (arguments, tokenizer, data, suites, the sandbox) is checked before the model is loaded.
 """

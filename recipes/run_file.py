@@ -28,7 +28,7 @@ class UnreadableRuns(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run was and what it logged; JSON values only.
+    """Configuration and log of a run; JSON values only.
 
     Attributes:
         grid (str | None): Name of the grid; None for a single run.

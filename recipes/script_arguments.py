@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe is configured with: `ScriptArguments`, `DUETGRPOConfig` and TRL's `ModelConfig`, read by `TrlParser`.
+"""Configuration of a recipe: `ScriptArguments`, `DUETGRPOConfig` and TRL's `ModelConfig`, read by `TrlParser`.
 
 Every field is an option and may be in the YAML file of `--config`. The command line takes precedence.
 """

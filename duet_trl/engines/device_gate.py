@@ -196,7 +196,7 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
 
 
 def _request_row(request: GateRequest) -> np.ndarray:
-    """What a request asks for, and the state of a rollout without tokens, shape (WIDTH,), int32."""
+    """The row of a request whose rollout has no tokens yet, shape (WIDTH,), int32."""
     spec, row = request.spec, np.zeros(WIDTH, dtype=np.int32)
     row[Column.GATED], row[Column.SENTINEL] = True, request.sentinel
     row[Column.POLL_THRESHOLD] = min(spec.poll_threshold, NEVER)

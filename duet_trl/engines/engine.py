@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop requires of an engine. One class for each engine; one file adds another (docs/extending.md)."""
+"""The interface of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def input_ids(self) -> list[int]:
-        """What the engine continues: the prompt and the prefix."""
+        """The prompt and the prefix, which the engine continues."""
         return [*self.prompt_ids, *self.prefix]
 
     @property
@@ -98,7 +98,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What a custom engine is built from: the policy that a trainer trains."""
+    """The policy in training, from which a custom engine is built."""
 
     gate: GateSetup | None  # marker, sentinel and token automaton of the run's gates; None: no request has a gate
     eos_ids: tuple[int, ...]  # that end a rollout by themselves

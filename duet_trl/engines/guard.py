@@ -100,7 +100,7 @@ class TokenGuard:
 
 
 def token_problem(token: str) -> str | None:
-    """What is wrong with a token ("": there is none), and the remedy; None if nothing is."""
+    """The fault of a token ("": there is none), and the remedy; None if it has none."""
     if len(token) >= MIN_TOKEN_LENGTH and re.fullmatch(r"[!-~]+", token):
         return None
     found = f"has {len(token)} characters" if token else "is not set"

@@ -210,7 +210,7 @@ class GateServer:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
 
     def configuration(self) -> dict[str, Any]:
-        """What a vLLM server in its development mode reports; ServerError if the answer is not of that form."""
+        """Configuration that a vLLM server in development mode reports; ServerError for another answer."""
         answer = self._ask("GET", "/server_info?config_format=json")
         found = answer.get("vllm_config") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or "logprobs_mode" not in (found.get("model_config") or {}):
@@ -234,7 +234,7 @@ class GateServer:
 
     @property
     def _started(self) -> str:
-        """How to start it where it was looked for."""
+        """How to start it at this address."""
         return self.start.format(port=urlsplit(self.base_url).port or "<port>")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:

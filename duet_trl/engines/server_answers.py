@@ -10,7 +10,7 @@ from .engine import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _FINISHED = ("stop", "length", "repetition")
-"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
+"""Values of vLLM's `FinishReason` for a whole rollout. "abort" leaves a part of one, "error" comes as status 500."""
 
 _REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."
 
@@ -81,7 +81,7 @@ def check_logprobs(values: Sequence[float]) -> None:
 
 
 def refusal(method: str, url: str, status: int, text: str, failure: type[ServerError] = ServerLost) -> ServerError:
-    """What an answer with another status than 200 is raised as; `failure`: 5xx."""
+    """The exception for an answer with a status other than 200; `failure`: for 5xx."""
     said = f"{method} {url} was answered with status {status}: {text[:2000]}"
     if status in (401, 403):
         return ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")

@@ -162,7 +162,7 @@ class ServerEngine(TurnEngine):
         self._begun = None
 
     def begun_state(self) -> dict[str, Any]:
-        """What is begun, once complete, as a checkpoint holds it: JSON values and arrays; empty if nothing is."""
+        """The batch that was begun, once complete, as a checkpoint holds it: JSON values and arrays; empty if none."""
         if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
             return {}
         batch: Batch = self._begun.found.result()
@@ -190,7 +190,7 @@ class ServerEngine(TurnEngine):
         self._begun = Begun(state["digest"], found)
 
     def _take(self, everything: list[Row]) -> concurrent.futures.Future | None:
-        """What was begun, if it is what is asked for now; None: nothing was, or this is not the main process."""
+        """The batch that was begun, if it is the one asked for now; None: none was, or not the main process."""
         if not self.begun:
             return None
         self._begun.taken = True

@@ -2,7 +2,7 @@
 """The gate on the streams of a server that does not know it: plain `vllm serve`, or another with OpenAI's API.
 
 Each rollout is a stream of token ids with their log-probs (`stream_rollout.py`). The gate reads them as they arrive,
-and where it stops the rollout the client hangs up. Tokens after the stop are dropped, and counted as waste.
+and where it stops the rollout the client disconnects. Tokens after the stop are dropped, and counted as waste.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class StreamServer(GateServer):
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
-    """Of the tokens generated for the last batch, the share that no rollout has: those after a stop."""
+    """Share of the tokens generated for the last batch that no rollout has: those after a stop."""
     _generated: float | None = None  # by the server since it started, as reported after the last batch
     _said: frozenset[str] = frozenset()  # warnings
 
@@ -121,7 +121,7 @@ class StreamServer(GateServer):
             )
 
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
-        """Read one rollout to its end, or to its stop, and hang up."""
+        """Read one rollout to its end, or to its stop, and close the connection."""
         url, events = f"{self.base_url}/v1/completions", Events()
         response = await self._open(session, url, body)
         try:

@@ -164,7 +164,7 @@ class _Markers:
         self._compiled: dict[tuple[str, Delimiters | None], TokenAutomaton] = {}
 
     def delimiters(self) -> Delimiters | None:
-        """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
+        """The thought delimiters that its tokenizer was made for; most requests will name them."""
         return find_delimiters(self._tokenizer())
 
     def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:

@@ -26,11 +26,11 @@ from .protocol import Score, mean_at_k
 logger = logging.getLogger(__name__)
 
 BEST_FOLDER, BEST_EVALUATION = "best", "evaluation.json"
-"""Where the best checkpoint is, and what it was measured at: `step` and the logged metrics."""
+"""Folder of the best checkpoint, and the file of its measurement: `step` and the logged metrics."""
 
 
 class Trainer(Sampler, Protocol):
-    """What the callbacks need of a trainer: the public part of `DUETGRPOTrainer`."""
+    """The part of a trainer that the callbacks use: the public part of `DUETGRPOTrainer`."""
 
     processing_class: PreTrainedTokenizerBase
     eos_token_ids: Sequence[int]

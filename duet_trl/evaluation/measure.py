@@ -60,7 +60,7 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.temperature > 0.0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}: equal samples make no mean@k.")
+            raise ValueError(f"temperature must be positive, got {self.temperature}: equal samples give no mean@k.")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         parse_delimiters(self.thought_delimiters or ())

@@ -18,7 +18,7 @@ MODEL_REMEDY = (
     "Check the name; of a gated model accept the terms on its page, then run `hf auth login` or set HF_TOKEN; without "
     "a network give a folder."
 )
-"""What to do about a model or a tokenizer that cannot be loaded."""
+"""Remedy for a model or a tokenizer that cannot be loaded."""
 
 
 def user_message(content: str) -> list[dict[str, str]]:

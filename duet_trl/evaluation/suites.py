@@ -28,7 +28,7 @@ ALL_CONFIGS = "*"
 """As `config`: every configuration of a data set, one after another (the subjects of MATH)."""
 MATH_COLUMNS = (("problem", "question", "Problem"), ("answer", "Answer"))
 OWN_COLUMNS = (("problem", "question", "prompt"), ("answer",))
-"""What your own suite needs: a question, or in `prompt` the whole message of the user, without our suffix."""
+"""Columns that your own suite needs: a question, or in `prompt` the whole message of the user, without our suffix."""
 OPTION_SEED = 42
 """Seed of the order in which GPQA's options are shown."""
 GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")

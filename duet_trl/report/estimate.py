@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DUET's gate and budget would have cost on the completions of a finished GRPO run (Section 3, Eq. 5).
+"""Tokens that DUET's gate and budget would have cost on the completions of a finished GRPO run (Section 3, Eq. 5).
 
 Measured, from the completions alone: what was generated after each marker completes, how many tokens lie beyond the
 abort gate, which groups have no difference in reward. Projected, by arithmetic: a budget b buys b x the logged
@@ -38,7 +38,7 @@ _CHUNK = 1024
 
 @dataclass(frozen=True)
 class MarkerEstimate:
-    """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions."""
+    """The gate's effect with one marker. Shares of tokens are of all tokens, the others of completions."""
 
     marker: str  # name
     abort_threshold: int  # K2, tokens
@@ -154,7 +154,7 @@ def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> 
 
 
 def logged_price(run: LoggedRun, lengths: np.ndarray) -> float:
-    """What one more rollout of each prompt would have earned per token of `lengths` (N,); nan without a reward."""
+    """Gain per token of `lengths` (N,) from one more rollout of each prompt; nan without a reward."""
     known = ~np.isnan(run.reward)
     if not known.any():
         return float("nan")

@@ -122,7 +122,7 @@ def _project(mean: float, markers: list[MarkerEstimate]) -> list[dict[str, Any]]
 
 
 def _notes(texts: Texts, markers: list[MarkerEstimate], options: argparse.Namespace) -> list[str]:
-    """What makes a figure doubtful."""
+    """Reasons to doubt a figure."""
     rewards, notes = texts.run.rewards, []
     if len(rewards) > 1 and options.reward_weights is None:
         notes.append(f"Added as rewards with weight 1 each: {', '.join(rewards)}; --reward_weights gives others.")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stock TRL GRPO run with `log_completions=True` leaves behind: its completions, rewards and tokenizer.
+"""The output of a stock TRL GRPO run with `log_completions=True`: its completions, rewards and tokenizer.
 
 TRL writes the latest generation batch at every log entry to `<output_dir>/completions/completions_<step>.parquet`:
 step, prompt, completion, a column per reward function and per extra that one logged, advantage. The log history is
@@ -110,7 +110,7 @@ def find_tokenizer(path: Path, given: str | None = None) -> Any:
 
 
 def completion_text(value: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """What the policy wrote: a string, or the assistant's messages, with reasoning that a template split off."""
+    """The policy's text: a string, or the assistant's messages, with reasoning that a template split off."""
     if value is None or isinstance(value, str):
         return value or ""
     own = [message for message in value if message.get("role", "assistant") == "assistant"]
@@ -135,7 +135,7 @@ def _read(file: Path) -> pd.DataFrame:
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """Where a run keeps its state: its folder, then its checkpoints, the last one first."""
+    """Folders with the state of a run: its own, then its checkpoints, the last one first."""
     run = path.resolve().parent if path.resolve().name == "completions" else path.resolve()
     checkpoints = [folder for folder in run.glob("checkpoint-*") if folder.name[11:].isdecimal()]
     return [run, *sorted(checkpoints, key=lambda folder: -int(folder.name[11:]))]

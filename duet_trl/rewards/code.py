@@ -114,7 +114,7 @@ class CodeVerifier:
                 self._cache.clear()
             new = [c for c in dict.fromkeys(checks) if isinstance(c, Check) and c not in self._cache]
             found = dict(zip(new, self._sandbox.check_all(new), strict=True))
-            # What ran out of wall-clock time may have met a busy machine: not remembered.
+            # Programs that ran out of wall-clock time may have met a busy machine: not remembered.
             in_time = {c: v for c, v in found.items() if v.seconds < self._sandbox.limits.wall_seconds}
             self._cache.update({c: v for c, v in in_time.items() if v.passed is not None})
             verdicts = [found.get(c) or self._cache[c] if isinstance(c, Check) else c for c in checks]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns of a row test, in the form of a sandbox's check, or why they cannot be run.
+"""The tests in the columns of a row, in the form of a sandbox's check, or why they cannot be run.
 
 A test that we cannot run must leave its rollouts ungraded: as a failure it would punish right programs.
 """
@@ -52,7 +52,7 @@ ABSENT_ALIASES = {"pytest": "pytest", "np": "numpy", "pd": "pandas", "plt": "mat
 
 
 def tests_of(row: Row) -> dict[str, Any] | str:
-    """Everything of a check but its source, or why the row has no usable test."""
+    """A check without its source, or why the row has no usable test."""
     try:
         if row.get("fn_name"):
             raise ValueError("fn_name with inputs and outputs is a form that cannot be run")

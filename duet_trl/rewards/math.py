@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
-"""Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
+"""Maximum number of pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
 UNREADABLE_GOLD = "gold answer is empty, a sentence or cannot be parsed; its rows stay ungraded"
 WARNINGS = {"n": UNREADABLE_GOLD, "k": "answer used up its time and scores 0; raise timeout if it is right"}
 

@@ -124,7 +124,7 @@ class ColocatedBackend(Backend):
 
 
 def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None = None) -> Backend:
-    """What generates the rollouts of a run."""
+    """The backend that generates the rollouts of a run."""
     if own is not None:
         if args.use_vllm:
             raise ValueError("use_vllm=True builds TRL's engine besides the one in `engine`. Set use_vllm=False.")

@@ -46,7 +46,7 @@ def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -
 
 
 def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """What `write_state` wrote; ValueError if there is none, or it is of another version or configuration."""
+    """The state that `write_state` wrote; ValueError if there is none, or if version or configuration differ."""
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
@@ -157,7 +157,7 @@ def resume_point(asked: str | bool | None, output_dir: str) -> str | bool | None
 
 
 def why_torn(folder: Path) -> str | None:
-    """What shows that a checkpoint was not written to its end, or has lost a part since; None: it is whole."""
+    """Evidence that a checkpoint was not written to its end, or has lost a part since; None: it is whole."""
     if not (folder / TRAINER_STATE_NAME).exists():
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
     for path in sorted(folder.iterdir()):
@@ -176,7 +176,7 @@ def writing(folder: Path) -> Iterator[None]:
         written = True
     finally:
         if not written:
-            # Of Python, of torch and of safetensors: what a full disk raises. Any other error states what is wrong.
+            # Errors of Python, torch and safetensors on a full disk. Any other error states what is wrong.
             disk = isinstance(sys.exception(), OSError | RuntimeError | SafetensorError)
             free = f"; {shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free on its disk" if disk else ""
             logger.error(

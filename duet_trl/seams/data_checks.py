@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer needs from the data set: text prompts, with an identity across epochs, and more of them."""
+"""Checks of the data set: text prompts, with an identity across epochs, and more of them."""
 
 import hashlib
 import inspect
@@ -23,7 +23,7 @@ _TABLE_ROWS = 65_536
 _SHOWN = 120
 """Characters of a value in an error."""
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-"""What TRL passes to a reward function besides the columns of the data set."""
+"""Arguments that TRL passes to a reward function besides the columns of the data set."""
 _WITHHELD = {"prompt", "completion", "completion_ids"}
 """Columns that TRL does not pass on."""
 
@@ -130,7 +130,7 @@ def _check_prompts(dataset: Dataset | IterableDataset, which: str, *, needs_prom
                 "messages: dataset.rename_column(name, 'prompt')."
             )
         return
-    # Of a stream its first row; it is read as it is trained on.
+    # Of a stream only the first row; the others are read as they are trained on.
     found = _values(dataset, "prompt") if _is_table(dataset) else (row["prompt"] for row in dataset.take(1))
     for row, prompt in enumerate(found):
         if (text := complaint(prompt)) is not None:
@@ -221,7 +221,7 @@ def short(value: Any) -> str:
 
 
 def data_sample(dataset: Any, column: str | None) -> dict[str, Any] | None:
-    """What distinguishes one data set from another: its number of rows, and the keys of some; None for a stream."""
+    """A fingerprint of a data set: its number of rows, and the keys of some; None for a stream."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return None
     rows = sorted({number * (len(dataset) - 1) // _SAMPLED_ROWS for number in range(_SAMPLED_ROWS + 1)})

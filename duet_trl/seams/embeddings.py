@@ -23,7 +23,7 @@ Embed = Callable[[Sequence[Prompt]], np.ndarray]
 
 
 def embedder(source: str | None, trainer: GRPOTrainer) -> Embed | None:
-    """What embeds the prompts of a run, whose trainer need not have its model yet.
+    """The embedding of the prompts of a run, whose trainer need not have its model yet.
 
     `source` is "policy", or the name or folder of a sentence-transformers model (ValueError if it cannot be loaded,
     ImportError without the library); None: not needed.

@@ -38,7 +38,7 @@ def load_tokenizer(
 
 
 def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> Delimiters | None:
-    """What opens and closes the thoughts of this run; None: the model has none."""
+    """The thought delimiters of this run; None: the model has none."""
     names = args.thought_delimiters
     return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
 
@@ -68,7 +68,7 @@ def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBas
 
 
 def _configurations(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[PretrainedConfig, GenerationConfig]:
-    """Of the model and of its generation, without loading weights."""
+    """Configurations of the model and of its generation, without loading weights."""
     if not isinstance(model, str):
         return model.config, model.generation_config
     source = _source(args)

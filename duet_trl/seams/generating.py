@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
+"""The loop's requests to TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
 
 What an engine returned is compared with the requests and with the policy in training. An engine that ends
 rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no metric of
@@ -191,7 +191,7 @@ class Generation:
     # ---- Engine -----------------------------------------------------------------------------------------------------
 
     def _completions(self, jobs: Sequence[Job], requests: list[Request]) -> list[Completion]:
-        """What is generated for each request: nothing where the job is a whole rollout."""
+        """The completion of each request: empty where the job is a whole rollout."""
         rows, asked = self._sent(jobs, requests)
         found = self.exchange.fail_together(lambda: self.checks.completions(self.engine.generate(asked), asked))
         done = dict(zip(rows, found, strict=False))
@@ -275,7 +275,7 @@ MAX_GAP = 1.0
 """Nats a token. bfloat16, another kernel and a step of delay stay below 0.1; other weights or another unit do not."""
 _STALE_GAP = 0.2
 _STALE_GROWTH = 4.0
-"""Of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
+"""Growth of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
 
 
 class EngineChecks:

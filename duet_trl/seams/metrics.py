@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of any method logs: metrics under `duet/`, TRL's own and its table of completions over all rollouts, and
-warnings, once each, of a run that is not what it looks like."""
+"""The log of a step: metrics under `duet/`, TRL's own and its table of completions over all rollouts, and warnings,
+once each, about a run that is not what it looks like."""
 
 import logging
 import math
@@ -105,7 +105,7 @@ def _weights(step: StepRecord) -> dict[str, float]:
 
 
 class Reporters:
-    """Who reports which metric under `duet/`: a name has one reporter, or two figures would be averaged."""
+    """The reporter of each metric under `duet/`: a name has only one, or two figures would be averaged."""
 
     def __init__(self) -> None:
         self._by: dict[str, str] = {}
@@ -254,7 +254,7 @@ class RunWatch:
         self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: reported
 
     def judged(self, step: StepRecord) -> None:
-        """What a judged step shows about gates, markers and advantages."""
+        """Check gates, markers and advantages of a judged step."""
         gates = [job.gate for job in step.jobs if job.gate is not None]
         if gates:  # else nothing has looked for a marker
             for warning in () if self._gate_seen else gate_warnings(gates[0], self.max_tokens):

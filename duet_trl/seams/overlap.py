@@ -3,7 +3,7 @@
 
 They come from the weights before the updates of the step, so one step behind when they are trained; the log-probs of
 the engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides
-how many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
+how many there are and when each stops. Only the first round of a step begins early: later ones depend on its rewards.
 """
 
 import logging
@@ -111,7 +111,7 @@ class Overlap:
         return self._ahead.item(trainer._step + per_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the step that was begun: JSON values and arrays."""
+        """State of the step that was begun, for a checkpoint: JSON values and arrays."""
         return {"begun": self.trainer.engine.begun_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

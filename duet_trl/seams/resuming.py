@@ -99,7 +99,7 @@ class Checkpoints:
     def leave(self, interrupt: "StopAfterStep") -> None:
         """The checkpoint of an interrupted run, once its training has returned; of another one nothing."""
         in_time, state, accelerator = bool(interrupt.agreed), self.trainer.state, self.trainer.accelerator
-        # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
+        # On all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
         if interrupt.agree():
             if not in_time:  # it came after the last step
                 self.trainer._save_checkpoint(self.trainer.model, trial=None)
@@ -121,7 +121,7 @@ class Checkpoints:
         write_state(folder, state, self._identity)
 
     def folder(self, trial: Any = None) -> Path:
-        """Where the checkpoint of the step is written."""
+        """Folder of the checkpoint of the step."""
         step = self.trainer.state.global_step
         return Path(self.trainer._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
@@ -165,7 +165,7 @@ class Checkpoints:
 
 
 def run_identity(trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that resumes from it."""
+    """Values that must agree between a checkpoint and the run that resumes from it."""
     args = trainer.args
     weights = [round(weight, 6) for weight in trainer.reward_weights.tolist()]  # of a float32 tensor
     return {

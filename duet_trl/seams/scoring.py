@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reward functions are shown, what they may return, and how it is used: thoughts, checks, endings, answers.
+"""Input of reward functions, the results they may return, and their use: thoughts, checks, endings, answers.
 
 TRL takes what a reward function returns apart: of a mapping it would train on the keys. A reward for ending teaches a
 policy to stop where the trim would stop it: no reward sees what it would have written after its answer, and where it

@@ -32,7 +32,7 @@ PROBE_SHARE, PROBE_TOKENS, PROBE_ROLLOUTS = 1 / 4, 1024, 4
 """Rollouts that are scored again: this share of them, or as many as have this many tokens on each process if that is
 less; at least this many rollouts."""
 SFPO_SHARE = 0.8
-"""Of the way of the fast updates that SFPO keeps."""
+"""Share of the way of the fast updates that SFPO keeps."""
 
 
 class SeveralUpdates(TrainerCallback):
@@ -176,7 +176,7 @@ class SeveralUpdates(TrainerCallback):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """State for a checkpoint."""
         parts = (self.region, self.epsilon)
         return {name: value for part in parts if part is not None for name, value in part.state_dict().items()}
 

@@ -49,7 +49,7 @@ _MEAN_AT_K = re.compile(r"held_out/(.+)/mean@(\d+)")
 
 @dataclass(frozen=True)
 class Report:
-    """What tables and figures are made of.
+    """The data of tables and figures.
 
     Attributes:
         runs (pd.DataFrame): A row a run that is done, by arm and seed: `arm` (number), `subject` (model, and task
@@ -81,7 +81,7 @@ class Report:
         return {name: replace(self, runs=runs) for name, runs in self.runs.groupby("subject", sort=False)}
 
     def of(self, arm: Any | None) -> pd.DataFrame:
-        """The runs of an arm; none of no arm."""
+        """The runs of an arm; empty without one."""
         return self.runs[self.runs.arm == (-1 if arm is None else arm.arm)]
 
     def pairs(self, arm: Any, other: Any | None, *same: str) -> pd.DataFrame:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the problems of the tiny tasks have in common: questions, five levels, and three splits that never meet."""
+"""The common part of the tiny tasks' problems: questions, five levels, and three splits that never meet."""
 
 import hashlib
 import random

@@ -47,7 +47,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a task writes for its policy, and how long the policy reads.
+    """The text that a task writes for its policy, and how long the policy reads.
 
     Attributes:
         sample_problem (Callable): (rng, level, split) -> problem.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may pass between a program under test and its judge: plain data, and nothing that can act.
+"""Data that may pass between a program under test and its judge: plain values, nothing executable.
 
 A value crosses as JSON and is rebuilt from this module's types, so that no `__eq__` that always agrees and no code
 crosses: a subclass arrives as the plain value it holds, anything else as a number for it, if `objects` gives it one.
@@ -35,7 +35,7 @@ class EndOfData(Exception):
 
 
 class Objects:
-    """What is not plain data, by number. This one has none; each side of a check replaces it."""
+    """Objects that are not plain data, by number. This one has none; each side of a check replaces it."""
 
     def number_of(self, value: Any) -> int:
         """The number of an object; NotPlainData if it cannot have one."""

@@ -23,7 +23,7 @@ LIBRARIES = (
     *("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
     *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"),
 )
-"""What a Python program needs of the file system: the standard library, and the libraries it is linked to."""
+"""Files that a Python program needs: the standard library, and the libraries it is linked to."""
 NOBODY = 65534
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
@@ -31,7 +31,7 @@ FOLDER_BYTES = 16 << 20
 """Size of the private folder, and of each file."""
 OPEN_FILES, THREADS, FILES_IN_FOLDER = 64, 64, 1024
 
-# Of the kernel's headers: options of prctl, one flag of unshare and four of mount, two capabilities, Landlock.
+# From the kernel's headers: options of prctl, one flag of unshare and four of mount, two capabilities, Landlock.
 DEATH_SIGNAL, DUMPABLE, KEEP_CAPABILITIES, SET_SECCOMP, NO_NEW_PRIVILEGES = 1, 4, 8, 22, 38
 _NEW_MOUNTS, _NO_SET_ID, _NO_DEVICES, _NO_EXECUTION = 0x00020000, 2, 4, 8
 _OVERRIDE_ANY_FILE, _READ_ANY_FILE = 1 << 1, 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -46,7 +46,7 @@ _LIBC.syscall.restype = ctypes.c_long
 
 
 def bubblewrap_command(program: str, code: str) -> list[str]:
-    """What precedes Python's arguments to run it in a nearly empty root folder, without network and other processes.
+    """Command before Python's arguments, to run it in a nearly empty root folder, without network or processes.
 
     The launcher keeps the rights to mount, with which `confine` gives every process a private folder, to become
     another user, and to kill that one's processes. OSError for a Python that the private folder would hide.

@@ -50,7 +50,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the program of a check may use; the judge has the same. Memory, files and threads: see `jail.py`."""
+    """Limits of the program of a check; the judge has the same. Memory, files and threads: see `jail.py`."""
 
     cpu_seconds: int = 3  # processor time of the process with its threads
     wall_seconds: float = 6.0  # from start to verdict, for programs that wait; killing takes a second at most
@@ -177,7 +177,7 @@ class LauncherProcess(Worker):
         self._control.settimeout(self._seconds_to_answer)
 
     def _receive(self) -> bytes:
-        """What the launcher answers; SandboxError, with its message, if it has ended."""
+        """The launcher's answer; SandboxError, with its message, if it has ended."""
         if reply := self._control.recv(1 << 16):
             return reply
         self.end()
@@ -245,7 +245,7 @@ def succeeds(attempt):
     except OSError:
         return False
 """
-"""What can be reached of a file, its folder, a listening port, a process, and the environment."""
+"""Reports which are reachable: a file, its folder, a listening port, a process, the environment."""
 
 
 @cache
@@ -269,7 +269,7 @@ def find_isolation(isolation: str) -> str:
 
 
 def probe(isolation: str) -> str | None:
-    """What keeps an isolation from being used on this machine, in one line; None if nothing does.
+    """Why an isolation cannot be used on this machine, in one line; None if it can.
 
     A program must reach no file, network, other process or environment; with "limits" it may read files.
     """

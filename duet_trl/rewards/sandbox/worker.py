@@ -53,7 +53,7 @@ OPERATIONS = {
     "replace": operator.setitem,
     "text": str,
 }
-"""What the tests may ask of an object."""
+"""Operations that the tests may ask of an object."""
 
 
 def work(link: Link) -> None:
@@ -126,7 +126,7 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 
 
 def _run_script(code: types.CodeType, text: str) -> str:
-    """What the program prints when it reads this text: files in memory behind the descriptors, which scripts also use.
+    """Output of the program when it reads this text: files in memory behind the descriptors, which scripts also use.
 
     It may end itself by sys.exit. As when an interpreter ends, threads are waited for and functions for the end run.
     """
