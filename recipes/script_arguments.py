@@ -40,7 +40,7 @@ class ScriptArguments:
         "For run.json: num_generations at full budget; its own is a share of it. None: its own.", None
     )
     eval_suites: list[str] = _options("Suites measured before, while and after training. 'none': no suite.")
-    eval_sources: list[str] = _options("Places of suites other than their own on the Hub: 'math500=<file>'.")
+    eval_sources: list[str] = _options("Sources of suites other than their default on the Hub: 'math500=<file>'.")
     eval_every: int = _option("Optimizer steps between two measurements; 0: before and after only.", 30)
     eval_samples: int = _option("k of mean@k and best@k.", 4)
     eval_temperature: float = _option("Sampling temperature of mean@k and best@k.", 0.9)

@@ -70,7 +70,7 @@ class Sampling:
 class Engine(Protocol):
     """An inference engine as one training process sees it.
 
-    Every process calls it at the same time, each with its own requests, equally many on each.
+    Every process calls it at the same time, each with its own requests, the same number on each.
     """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:

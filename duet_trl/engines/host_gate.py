@@ -44,7 +44,7 @@ class HostGates:
         self._calls = 0
         self._read_at = np.full(num_slots, NEVER)  # the call of `apply` that has to read the slot's tokens
         self._next_read = NEVER  # no slot has to be read before this call
-        self._decisions: Decisions | None = None  # while they stand
+        self._decisions: Decisions | None = None  # while they are valid
 
     def admit(
         self, slot: int, request: GateRequest, automaton: TokenAutomaton, output: list[int], prompt: Sequence[int] = ()

@@ -165,7 +165,7 @@ class GateServer:
                 raise ServerLost(f"the vLLM server at {self.base_url} has not loaded the weights in {weights}.")
             raise ServerError(
                 f"the vLLM server at {self.base_url} compiled the marker {marker!r} to another automaton than this "
-                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another one: serve the "
+                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another version: serve the "
                 "model that is trained, with the same duet_trl."
             )
         if len(ids) != 2 or ids[-1] != sentinel:
@@ -257,8 +257,8 @@ class GateServer:
                 before, waiting = waiting, sum(not task.done() for task in tasks)
                 if waiting == before and heard == self.heard:
                     logger.warning(
-                        "The vLLM server at %s has answered none of %d requests for %g s, though it reports to be "
-                        "healthy. If its own log shows no progress, restart it: the batch is generated again.",
+                        "The vLLM server at %s has answered none of %d requests for %g s, though its health check "
+                        "passes. If its own log shows no progress, restart it: the batch is generated again.",
                         *(self.base_url, waiting, _SLOW_SECONDS),
                     )
                 heard = self.heard

@@ -273,7 +273,7 @@ class ServerEngine(TurnEngine):
         return failure
 
     def _together(self, work: Callable[[], None]) -> None:
-        """Let the main process do something; if it fails, every process does."""
+        """Run something on the main process; if it fails, every process does."""
         failure = self._on_main(work)
         if isinstance(failure, ServerError):
             raise failure

@@ -136,7 +136,7 @@ class StreamServer(GateServer):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             broke = f"{url} broke a stream after {len(stream.ids)} tokens: {type(error).__name__} {error}"
             raise ServerLost(broke.rstrip()) from error
-        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON that is none of these chunks
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON in another form
             raise ServerError(f"{url} streamed a chunk of another form ({error!r}). {REMEDY}") from error
         finally:
             response.close()

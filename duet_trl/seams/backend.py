@@ -214,7 +214,7 @@ def _free_port() -> int:
 
 
 def _share_cores() -> None:
-    """Let vLLM and training use the same CPU cores: what docs/servers.md#on-a-cpu asks for and nobody has set.
+    """Let vLLM and training use the same CPU cores: the settings of docs/servers.md#on-a-cpu that are not set.
 
     vLLM binds its threads to cores that training uses as well, and threads that wait for each other crawl.
     """

@@ -32,7 +32,7 @@ from .train_rows import side_by_side, standing_in
 class Generation:
     """Generates and scores for a trainer; the loop's host.
 
-    Of its collaborators `checkpoints` is asked for one when a server is lost; without a `setup` the run has no gate.
+    Its `checkpoints` writes one when a server is lost; without a `setup` the run has no gate.
     """
 
     def __init__(
@@ -204,21 +204,21 @@ class Generation:
 
     def _sent(self, jobs: Sequence[Job], requests: list[Request]) -> tuple[list[int], list[Request]]:
         """Jobs in the order in which the engine is asked for them, and the requests that it gets."""
-        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
-        # there are fewer, whole rollouts fill in, with a token that nobody reads.
+        # Every process sends the same number of requests, at least one, which tells whether the engine gives log-probs.
+        # Where there are fewer, whole rollouts fill in, with a token that nobody reads.
         rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
         return rows, [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
 
     def _filled_up(self, jobs: Sequence[Job], rows: int) -> list[Job]:
-        """The jobs that are asked for; processes that share an engine ask for as many each."""
+        """The jobs that are asked for; processes that share an engine ask for the same number each."""
         return [*jobs, *jobs[-1:] * (0 if self.trainer.vllm_tensor_parallel_size == 1 else rows - len(jobs))]
 
     def _requests(self, jobs: Sequence[Job], prompt_ids: list[list[int]], opened: list[bool]) -> list[Request]:
         return [self._request(*one) for one in zip(jobs, prompt_ids, opened, strict=False)]
 
     def _request(self, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
-        if job.whole:  # every process sends as many requests, so this one may have a token drawn that nobody reads
+        if job.whole:  # every process sends the same number, so this one may have a token drawn that nobody reads
             return Request(prompt_ids, max_tokens=1, in_thought=in_thought)
         limit = self.trainer.max_completion_length if job.max_tokens is None else job.max_tokens
         gate = job.gate if job.gate is not None and job.gate.active else None

@@ -235,7 +235,7 @@ class StopAfterStep(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save and stop if any process was asked to; several agree on it once a generation batch."""
+        """Save and stop if any process was asked to; several agree on it once per generation batch."""
         # To agree is a collective, which waits for the device; generation waits anyway.
         per_batch = args.steps_per_generation * args.num_iterations
         between = state.global_step * args.gradient_accumulation_steps % per_batch >= args.gradient_accumulation_steps

@@ -57,10 +57,10 @@ class Thoughts:
 
 @contextmanager
 def held_back(errors: list[Exception] | None) -> Iterator[None]:
-    """While active, an error waits in a list until all processes can hear of it; None: it is raised at once."""
+    """While active, an error waits in a list until all processes can be told; None: it is raised at once."""
     try:
         yield
-    except Exception as error:  # an interrupt waits for nobody
+    except Exception as error:  # an interrupt is not held back
         if errors is None:
             raise
         errors.append(error)
@@ -164,7 +164,7 @@ def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
     raise ValueError(
         f"this method compares the answers of rollouts, and no reward function can: {given}. Pass an object such as "
         "duet_trl.rewards.MathVerifier() (in place of the function math_reward) or ChoiceVerifier(), or give your "
-        "own the two functions of duet_trl.rewards.AnswerVerifier."
+        "own verifier the two functions of duet_trl.rewards.AnswerVerifier."
     )
 
 

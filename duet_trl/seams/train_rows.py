@@ -69,7 +69,7 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_pro
     lengths = step.row_tokens[trained]
     groups = step.done.prompt[trained] if shares_prompts else None
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows, groups)
-    # The last entry answers the index of padding rows.
+    # The last entry is for the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
 
@@ -288,7 +288,7 @@ def multiply_tokens(
 
 
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
-    """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place."""
+    """Let the EOS that is taught count as a token that the policy has just drawn: every ratio there is 1, in place."""
     place = _taught(inputs)
     for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
         known = inputs.get(name)
@@ -301,7 +301,7 @@ BY_TOKENS = ("dapo", "cispo", "vespo")
 _ONE_REWARD = 1e-6
 """Spread of a prompt's rewards up to which they are equal."""
 _ROUNDING = 1e-2
-"""Below it an advantage of equal rewards is what float32 leaves of them over the 1e-4 added to their deviation."""
+"""Below it an advantage of equal rewards is float32 rounding over the 1e-4 added to their deviation."""
 
 
 def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -> None:
@@ -332,7 +332,7 @@ def _zero_variance(step: StepRecord) -> np.ndarray:
 
 
 def scale(step: StepRecord, batch: dict[str, torch.Tensor], args: DUETGRPOConfig, num_processes: int) -> float:
-    """TRL's divisor of a micro-batch over the right one, which all micro-batches of a step share alike.
+    """TRL's divisor of a micro-batch over the right one, the same for all micro-batches of a step.
 
     Raises:
         RuntimeError: If TRL would divide by another number of tokens than N_t.
@@ -359,7 +359,7 @@ def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) ->
 
 @contextmanager
 def standing_in(owner: Any, **stand_ins: Any) -> Iterator[None]:
-    """While active, attributes of an object are others, functions of TRL among them."""
+    """While active, attributes of an object are replaced, functions of TRL among them."""
     before = {name: owner.__dict__[name] for name in stand_ins if name in owner.__dict__}
     for name, one in stand_ins.items():
         setattr(owner, name, one)

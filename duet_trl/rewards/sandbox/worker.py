@@ -128,7 +128,7 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 def _run_script(code: types.CodeType, text: str) -> str:
     """Output of the program when it reads this text: files in memory behind the descriptors, which scripts also use.
 
-    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and functions for the end run.
+    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and exit functions run.
     """
     for kept, usual in ((INPUT, 0), (OUTPUT, 1)):
         os.ftruncate(kept, 0)
