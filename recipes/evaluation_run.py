@@ -120,7 +120,7 @@ def graded_problems(measurement: Measurement, problems: Dataset) -> Iterator[dic
 
 
 def folder_name(model: str) -> str:
-    """A model's name as that of a folder; "", "." and ".." are not names of a folder below."""
+    """A model's name as a folder name; "", "." and ".." are not names of a folder below."""
     return re.sub(r'["<>:/|\\?*\[\]]+|^\.{0,2}$', "__", model)
 
 

@@ -86,7 +86,7 @@ def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig)
 
 
 def options(given: list[str]) -> list[str]:
-    """The command line with what follows from this machine, and the smaller model unless a file names another one."""
+    """The command line with the settings for this machine, and the smaller model unless a file names another one."""
     named = (
         [] if "--config" in given else ["--config", str(Path(__file__).parent / "configs" / "pretrained_135m.yaml")]
     )

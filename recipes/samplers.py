@@ -110,7 +110,7 @@ class TransformersSampler:
         tokenizer = self.model.tokenizer
         pad = self.model.eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         choice = {"temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
-        # In the model's own place: generate fills what is not set from there.
+        # Set on the model, because generate takes from there what is not set.
         self.network.generation_config = GenerationConfig(
             do_sample=temperature > 0,
             max_new_tokens=max_tokens,

@@ -165,8 +165,8 @@ class GateServer:
                 raise ServerLost(f"the vLLM server at {self.base_url} has not loaded the weights in {weights}.")
             raise ServerError(
                 f"the vLLM server at {self.base_url} compiled the marker {marker!r} to another automaton than this "
-                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another version: serve the "
-                "model that is trained, with the same duet_trl."
+                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another version: serve "
+                "the model that is trained, with the same duet_trl."
             )
         if len(ids) != 2 or ids[-1] != sentinel:
             raise ServerError(f"the gate at {self.base_url} stopped a rollout at {len(ids) - 1} tokens instead of 1.")

@@ -52,7 +52,7 @@ class MarkerEstimate:
     tail_tokens: float  # their tokens beyond K2 + G
     abort_saves: float  # (1 - eps) of these: what aborting saves in expectation
     tail_above_mean: float | None  # of the tail, completions better than their group; None without tail or rewards
-    answer_changes: float | None  # of the trimmed, completions whose last answer is another one after the cut
+    answer_changes: float | None  # of the trimmed, completions whose last answer changes with the cut
     gated_mean: float  # expected tokens of a completion under the gate
     gated_share_interval: Interval | None  # of gated_mean over the mean length
 
@@ -185,7 +185,7 @@ def _gate(
 
 
 def _answer_changes(name: str, texts: Texts, stop: np.ndarray) -> float | None:
-    """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
+    """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer then changes."""
     changed = []
     for row in np.flatnonzero(stop < texts.lengths):
         cut = texts.tokenizer.decode(texts.ids[row][: stop[row]].tolist(), skip_special_tokens=False)

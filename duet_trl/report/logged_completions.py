@@ -21,7 +21,7 @@ _NO_REWARDS = ("step", "prompt", "completion", "advantage")
 
 
 class UnreadableRun(ValueError):
-    """The files are not those of a TRL run; the text names what is wrong and the remedy."""
+    """The files are not those of a TRL run; the message names the fault and the remedy."""
 
 
 @dataclass(frozen=True)

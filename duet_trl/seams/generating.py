@@ -204,7 +204,7 @@ class Generation:
 
     def _sent(self, jobs: Sequence[Job], requests: list[Request]) -> tuple[list[int], list[Request]]:
         """Jobs in the order in which the engine is asked for them, and the requests that it gets."""
-        # Every process sends the same number of requests, at least one, which tells whether the engine gives log-probs.
+        # Every process sends the same number of requests, at least one: it tells whether the engine has log-probs.
         # Where there are fewer, whole rollouts fill in, with a token that nobody reads.
         rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))

@@ -31,7 +31,7 @@ PRELOADED = (
 ).split()
 """Standard library that programs use most; loaded once, inherited by every fork."""
 SECONDS_TO_END = 1.0
-"""Longest wait for killed processes; the kernel may take longer over their memory, and then nobody waits."""
+"""Longest wait for killed processes; the kernel may take longer over their memory, and is then not waited for."""
 FIRST_OWN_ID, NUM_OWN_IDS = 0x70000000, 1 << 27
 """Users that belong to nobody and nothing. Where root starts them, the programs of every launcher have their
 own: the kernel counts threads per user, so that a program with many would leave none to its neighbours."""
