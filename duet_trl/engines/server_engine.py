@@ -146,7 +146,7 @@ class ServerEngine(TurnEngine):
         """Begin to generate what `generate` will be asked for next, and return at once.
 
         The server keeps its weights until that is done. An error of the server is raised where the rollouts are asked
-        for; a server that was lost is waited for there, and generates them again with its new weights.
+        for; a server that was lost is waited for there, and generates them again with its weights at that time.
         """
         asked = zip((request.input_ids for request in requests), *self._gates_and_limits(requests), strict=True)
         everything = self._exchange.objects(list(asked))

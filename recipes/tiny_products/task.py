@@ -2,7 +2,7 @@
 r"""The task: `Multiply 347*26.`, worked digit by digit and answered in a code fence.
 
 What makes it unlike recipes/tiny_math: solutions are long chains of small steps, a third of the rollouts never come to
-an answer because their authors check again and again, and little follows an answer. So there is little to
+an answer because their authors check again and again, and almost nothing follows an answer. So there is little to
 trim after an answer and much to abort before one.
 
 A solution multiplies the first factor by each digit of the second, units first, and adds the product to what it has:

@@ -46,7 +46,7 @@ _LIBC.syscall.restype = ctypes.c_long
 
 
 def bubblewrap_command(program: str, code: str) -> list[str]:
-    """Command before Python's arguments, to run it in a nearly empty root folder, without network or processes.
+    """Command before Python's arguments: a nearly empty root folder, without network or other processes.
 
     The launcher keeps the rights to mount, with which `confine` gives every process a private folder, to become
     another user, and to kill that one's processes. OSError for a Python that the private folder would hide.
