@@ -42,7 +42,7 @@ PARTS = ("allocate", "trim", "abort")
 FULL = (True, True, True)
 
 STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
-"""The paper's values of the settings that its tables sweep: of several in the runs, a row takes the arm with this one."""
+"""The paper's values of the settings that its tables sweep: of several, a row takes the arm with this one."""
 
 _MEAN_AT_K = re.compile(r"held_out/(.+)/mean@(\d+)")
 
