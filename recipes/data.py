@@ -2,7 +2,7 @@
 """Training data of the recipes: prompts in the paper's templates, golds or unit tests, and columns worth logging.
 
 Every loader takes a name on the Hub or a local .jsonl, .json, .parquet or .csv file, drops what cannot be graded and
-prompts that are too long, and says how many.
+prompts that are too long, and reports how many.
 """
 
 import ast
@@ -58,11 +58,11 @@ def load_math_train(
     Args:
         name_or_path (str): Name on the Hub, such as "EleutherAI/hendrycks_math" (all its subjects are joined), or a
             local file. Columns: question or problem, or prompt for the whole message of the user, without our suffix;
-            answer (also in GSM8K's form, behind ####), or a solution with a box.
+            answer (also in GSM8K's form, after ####), or a solution with a box.
         tokenizer (PreTrainedTokenizerBase): Tokenizer with a chat template; measures the prompts.
         max_prompt_length (int): Maximum tokens of a prompt with its template.
         chat_template_kwargs (dict[str, Any] | None): What training renders the chat template with.
-        heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that stand there too are
+        heldout (str | None): Where MATH-500 is, on the Hub or a local file: problems that are there too are
             counted and reported. None: not checked, which is reported as well.
         drop_overlap (bool): Whether to leave such problems out.
 
@@ -158,7 +158,7 @@ def _read(name_or_path: str, config: str | None, tokenizer: PreTrainedTokenizerB
 
 
 def _with_text(rows: list[Row], columns: Sequence[str], dropped: Counter[str]) -> list[Row]:
-    """The rows that have something to ask in one of these columns; counts the others."""
+    """The rows with a text in one of these columns; counts the others."""
     kept = [row for row in rows if _text(first_column(row, columns))]
     dropped[f"without a {columns[0]}"] = len(rows) - len(kept)
     return kept
@@ -199,14 +199,14 @@ def _level(level: Any) -> int | None:
 
 
 def _without_overlap(examples: list[Row], heldout: str, name: str, drop: bool) -> list[Row]:
-    """The examples, less those of MATH-500 if they are to be dropped; says how many there are."""
+    """The examples, less those of MATH-500 if they are to be dropped; reports how many there are."""
     own = {normalized_problem(_content(problem)) for problem in load_suite("math500", heldout)}
     kept = [example for example in examples if normalized_problem(_content(example)) not in own]
     if len(kept) == len(examples):
-        logger.info("%s: none of %d problems stands in MATH-500 (%s)", name, len(examples), heldout)
+        logger.info("%s: none of %d problems is in MATH-500 (%s)", name, len(examples), heldout)
         return examples
     logger.warning(
-        "%s: %d of %d problems stand in MATH-500 (%s) too: %s",
+        "%s: %d of %d problems are in MATH-500 (%s) too: %s",
         name,
         len(examples) - len(kept),
         len(examples),
@@ -225,7 +225,7 @@ def _training_split_of_mbpp(rows: list[Row]) -> list[Row]:
 
 
 def _code_example(row: Row) -> Row | None:
-    """A task of MBPP, or None if it cannot be said which function its tests call."""
+    """A task of MBPP, or None if it is unclear which function its tests call."""
     tests = [test.replace("\r\n", "\n").strip() for test in row["test_list"] or []]
     setup = row.get("test_setup_code") or row.get("test_imports") or ""
     setup = (setup if isinstance(setup, str) else "\n".join(setup)).replace("\r\n", "\n")
@@ -272,7 +272,7 @@ def _finish(
     max_prompt_length: int,
     chat_template_kwargs: dict[str, Any] | None,
 ) -> Dataset:
-    """The examples whose prompts are short enough; says what was dropped on the way."""
+    """The examples whose prompts are short enough; reports what was dropped on the way."""
     lengths = [prompt_length(example["prompt"], tokenizer, chat_template_kwargs) for example in examples]
     kept = [example for example, length in zip(examples, lengths, strict=True) if length <= max_prompt_length]
     dropped[f"longer than {max_prompt_length} prompt tokens"] = len(examples) - len(kept)

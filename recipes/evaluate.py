@@ -34,7 +34,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--temperature", type=float, default=0.9, help="of these samples")
     add("--top_p", type=float, default=0.95, help="of these samples")
     add("--max_tokens", type=int, help="longest completion; default: 3072, or what the model's context leaves")
-    add("--limit", type=int, help="first problems of each suite only")
+    add("--limit", type=int, help="only the first problems of each suite")
     add("--sandbox", help="isolation of programs (HumanEval); default: the strongest that works here")
     add("--output_dir", type=Path, default=Path("outputs/evaluation"), help="where results and completions go")
     add("--chat_template_kwargs", type=json.loads, default={}, help='JSON, such as {"date_string": "26 Jul 2024"}')

@@ -24,7 +24,7 @@ PACKAGES = ("duet-trl", "torch", "transformers", "datasets", "vllm", "math-verif
 def expand_models(names: Sequence[str]) -> list[str]:
     """The models; a run's folder stands for its checkpoints in the order of their steps.
 
-    The model that a run leaves beside them is the last checkpoint again.
+    The model that a run leaves next to them is the last checkpoint again.
     """
     found: list[str] = []
     for name in names:
@@ -120,14 +120,14 @@ def graded_problems(measurement: Measurement, problems: Dataset) -> Iterator[dic
 
 
 def folder_name(model: str) -> str:
-    """A model's name as that of a folder; "", "." and ".." are no names of a folder below."""
+    """A model's name as a folder name; "", "." and ".." are not names of a folder below."""
     return re.sub(r'["<>:/|\\?*\[\]]+|^\.{0,2}$', "__", model)
 
 
 def table(folder: Path) -> str:
-    """What a folder of results holds, a row per model and figure, a column per suite; also written to `table.md`.
+    """Table of a folder of results, a row per model and figure, a column per suite; also written to `table.md`.
 
-    Checkpoints stand in the order of their steps, and behind those of a run the best mean@k of each suite.
+    Checkpoints are in the order of their steps, and after those of a run comes the best mean@k of each suite.
     """
     found = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*/*.json")]
     rows: dict[tuple[str, float, str], dict[str, dict[str, Any]]] = {}

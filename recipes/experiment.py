@@ -8,7 +8,7 @@ the others; the exit status is 1. A first Ctrl-C lets the running step end with 
 
     python recipes/paper_report.py outputs/experiments/<grid>
 
-A grid is a YAML file. What its `runs` change stands on their lines; all else at its top is for all of them:
+A grid is a YAML file. What its `runs` change is on their lines; everything else at the top is for all of them:
 
     script: recipes/math_qwen3.py       of one run or of all, as the next two
     config: recipes/configs/paper.yaml  what the run would name as --config
@@ -47,7 +47,7 @@ class Run(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether its result is there."""
+        """Whether its result exists."""
         place = self.folder / FILE_NAME
         return place.is_file() and read_run(place).status == "done"
 
@@ -87,13 +87,13 @@ def prepare(run: Run) -> None:
     """Check the configuration of a run and write it.
 
     Raises:
-        ValueError: If it cannot be meant, or differs from that of an earlier start.
+        ValueError: If it is invalid, or differs from that of an earlier start.
     """
     place = run.folder / CONFIG
     if run.is_done or run.has_checkpoint:
         earlier = _read(place)
         if names := sorted(name for name in earlier | run.fields if earlier.get(name) != run.fields.get(name)):
-            raise ValueError(f"{place} has other values of {', '.join(names)}. Remove {run.folder} to make it again.")
+            raise ValueError(f"{place} has other values of {', '.join(names)}. Remove {run.folder} to repeat it.")
     run.folder.mkdir(parents=True, exist_ok=True)
     checked = place.with_suffix(".part")
     checked.write_text(yaml.safe_dump(run.fields))
@@ -102,7 +102,7 @@ def prepare(run: Run) -> None:
 
 
 def command(run: Run, gpus: int) -> list[str]:
-    """The words that start or resume a run: `accelerate launch` on GPUs, plain Python where there is none."""
+    """The command that starts or resumes a run: `accelerate launch` on GPUs, plain Python where there is none."""
     words = [sys.executable]
     if gpus:
         file = run.accelerate or ("ddp" if gpus > 1 else "single_gpu")

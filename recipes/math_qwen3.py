@@ -4,7 +4,7 @@
 """Trains Qwen3 or Llama on MATH.
 
 Every field of `ScriptArguments` (script_arguments.py), `DUETGRPOConfig` and TRL's `ModelConfig` is an option, and may
-stand in the YAML file of `--config`. Model and data come from the Hub or from local paths. Llama is gated: accept its
+be in the YAML file of `--config`. Model and data come from the Hub or from local paths. Llama is gated: accept its
 terms on the Hub and log in first.
 
 Two steps on a CPU with a tiny model:

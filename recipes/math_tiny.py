@@ -4,8 +4,8 @@
 
 DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
 `updates="several"`. All start from the same policy and take the same prompts in the same order, in
-the same number of batches. Each runs in a process of its own, because a vLLM engine keeps state of the process it was
-built in. The table, the figure and summary.json of the output folder show what came out, whatever it is.
+the same number of batches. Each runs in its own process, because a vLLM engine keeps state of the process it was
+built in. The table, the figure and summary.json of the output folder show the result, whatever it is.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def main() -> None:
     parser.add_argument("--eval_every", type=int, default=7, help="batches between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
-    if args.output_dir is None:  # a try of another engine leaves the demo's results alone
+    if args.output_dir is None:  # a trial of another engine leaves the demo's results alone
         args.output_dir = Path("outputs", "demo" if args.engine == "vllm" else f"demo_{args.engine}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     if args.arm is None:
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Train each arm in a process of its own, then write and print the report."""
+    """Train each arm in its own process, then write and print the report."""
     begin = time.perf_counter()
     for number, (key, arm) in enumerate(ARMS.items(), start=1):
         each = f" with {arm.updates} updates each" if arm.updates > 1 else ""
@@ -122,7 +122,7 @@ def build(args: argparse.Namespace, arm: Arm, folder: Path) -> tuple[Any, Any]:
     if args.engine == "server":
         settings["vllm_mode"] = "server"
     elif args.engine == "transformers":
-        settings.pop("old_logps", None)  # only vLLM says them
+        settings.pop("old_logps", None)  # only vLLM returns them
     config = DUETGRPOConfig(
         output_dir=str(folder),
         max_steps=args.steps * arm.updates,

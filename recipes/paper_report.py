@@ -3,7 +3,7 @@
 """The paper's tables and figures from a folder of runs, as `recipes/experiment.py` writes it.
 
 Tables are printed, and written to `<folder>/tables/` as Markdown and CSV; figures are written to
-`<folder>/figures/<model>/` as PNG and SVG. What was not logged is left out, and is said.
+`<folder>/figures/<model>/` as PNG and SVG. What was not logged is left out, and is reported.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", type=Path, help="folder with run.json files, at any depth")
     parser.add_argument("--output_dir", type=Path, help="where to write; default: the folder of the runs")
-    parser.add_argument("--only", choices=("tables", "figures"), help="write these alone")
+    parser.add_argument("--only", choices=("tables", "figures"), help="write only these")
     help_text = "final: the last measurement (default); best: of each suite the best, as the paper does, which selects"
     parser.add_argument("--checkpoint", choices=CHECKPOINTS, default="final", help=f"{help_text} on the test set")
     help_text = "method that speed-ups and differences are against (default: %(default)s)"

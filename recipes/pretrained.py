@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # make models && python recipes/pretrained.py --max_steps 40        two CPU cores or one GPU
-"""Trains a pre-trained model on sums (sums.py) and prints what each step did, and what it came to on held-out sums.
+"""Trains a pre-trained model on sums (sums.py) and prints a line for each step, and the result on held-out sums.
 
     python recipes/pretrained.py                                                     SmolLM2-135M-Instruct
     python recipes/pretrained.py --config recipes/configs/pretrained_270m.yaml       gemma-3-270m
 
 `make models` fetches both. Options are those of math_qwen3.py. Nobody stops the held-out completions: the last answer
-counts, and a policy that goes on behind it loses it.
+counts, and a policy that continues after it loses it.
 """
 
 import sys
@@ -26,7 +26,7 @@ from duet_trl import DUETGRPOConfig
 
 
 class Lines(TrainerCallback):
-    """A line for each step, and the held-out figures before the first and behind the last."""
+    """A line for each step, and the held-out figures before the first and after the last."""
 
     def __init__(self) -> None:
         self.generated = 0.0  # tokens, of all steps
@@ -59,7 +59,7 @@ class Lines(TrainerCallback):
         )
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **of: Any) -> None:
-        """Measure what training came to."""
+        """Measure the result of training."""
         self._measure(state, of)
 
     def _measure(self, state: TrainerState, of: dict[str, Any]) -> None:
@@ -86,7 +86,7 @@ def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig)
 
 
 def options(given: list[str]) -> list[str]:
-    """The command line with what follows from this machine, and the smaller model unless a file names another one."""
+    """The command line with the settings for this machine, and the smaller model unless a file names another one."""
     named = (
         [] if "--config" in given else ["--config", str(Path(__file__).parent / "configs" / "pretrained_135m.yaml")]
     )

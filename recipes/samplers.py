@@ -110,7 +110,7 @@ class TransformersSampler:
         tokenizer = self.model.tokenizer
         pad = self.model.eos_ids[0] if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         choice = {"temperature": temperature, "top_p": top_p, "top_k": 0} if temperature > 0 else {}
-        # In the model's own place: generate fills what is not set from there.
+        # Set on the model, because generate takes from there what is not set.
         self.network.generation_config = GenerationConfig(
             do_sample=temperature > 0,
             max_new_tokens=max_tokens,
@@ -126,7 +126,7 @@ class TransformersSampler:
             ids = torch.tensor([[pad] * (width - len(row)) + row for row in batch], device=self.device)
             mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in batch], device=self.device)
             output = self.network.generate(input_ids=ids, attention_mask=mask)
-            # Without the padding behind the end.
+            # Without the padding after the end.
             found += [until_eos(row, self.model.eos_ids) for row in output[:, width:].tolist()]
         return _grouped(found, num_samples)
 

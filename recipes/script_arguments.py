@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a recipe is configured with: `ScriptArguments`, `DUETGRPOConfig` and TRL's `ModelConfig`, read by `TrlParser`.
+"""Configuration of a recipe: `ScriptArguments`, `DUETGRPOConfig` and TRL's `ModelConfig`, read by `TrlParser`.
 
-Every field is an option and may stand in the YAML file of `--config`. The command line has the last word.
+Every field is an option and may be in the YAML file of `--config`. The command line takes precedence.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ class ScriptArguments:
         "Training data: a name on the Hub or a local .jsonl or .parquet file. None: the recipe's own.", None
     )
     heldout: str = _option(
-        "math: where MATH-500 is, on the Hub or a local file; problems that stand there too are reported. 'none': not "
+        "math: where MATH-500 is, on the Hub or a local file; problems that are there too are reported. 'none': not "
         "checked.",
         "HuggingFaceH4/MATH-500",
     )
-    drop_overlap: bool = _option("math: leave out problems that stand in MATH-500 too. Paper: True.", True)
+    drop_overlap: bool = _option("math: leave out problems that are in MATH-500 too. Paper: True.", True)
     max_prompt_length: int = _option("Longest prompt with its chat template, tokens; longer ones are left out.", 512)
     sandbox: str = _option("code: isolation of the tests, by name. 'auto': the strongest that works here.", "auto")
     full_generations: int | None = _option(
-        "For run.json: num_generations at full budget, of which its own is a share. None: its own.", None
+        "For run.json: num_generations at full budget; its own is a share of it. None: its own.", None
     )
     eval_suites: list[str] = _options("Suites measured before, while and after training. 'none': no suite.")
-    eval_sources: list[str] = _options("Places of suites other than their own on the Hub: 'math500=<file>'.")
+    eval_sources: list[str] = _options("Sources of suites other than their default on the Hub: 'math500=<file>'.")
     eval_every: int = _option("Optimizer steps between two measurements; 0: before and after only.", 30)
     eval_samples: int = _option("k of mean@k and best@k.", 4)
     eval_temperature: float = _option("Sampling temperature of mean@k and best@k.", 0.9)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""A task for pre-trained models of a few hundred million parameters: sums, asked behind four worked ones.
+r"""A task for pre-trained models of a few hundred million parameters: sums, asked after four worked ones.
 
 The prompt is plain text, so that base models are asked like instructed ones, and short, so that answers cost more than
-prompts do. Such a model goes on with sums of its own behind its answer: the tail that a gate stops. Problems that are
+prompts do. Such a model continues with its own sums after its answer: the tail that a gate stops. Problems that are
 held out never meet those of training, whatever is sampled.
 """
 

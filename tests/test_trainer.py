@@ -281,7 +281,7 @@ def test_an_eos_cannot_be_the_sentinel_nor_two_tokens(tiny_path, tmp_path):
     eos = AutoTokenizer.from_pretrained(tiny_path).eos_token_id
     with pytest.raises(ValueError, match=f"got {eos}"):
         duet_trainer(tiny_path, tmp_path, sentinel_token_id=eos)
-    with pytest.raises(ValueError, match=r"extra_eos_tokens names 'no such token', which is no single token"):
+    with pytest.raises(ValueError, match=r"extra_eos_tokens names 'no such token', which is not a single token"):
         duet_trainer(tiny_path, tmp_path, method="grpo", extra_eos_tokens=["}$.", "no such token"])
 
 

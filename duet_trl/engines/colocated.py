@@ -2,7 +2,7 @@
 """vLLM inside the training process, as TRL's `vllm_mode="colocate"` runs it: gate per request, weights on a CPU.
 
 TRL builds the engine without logits processors, calls `LLM.generate` with one set of sampling parameters for all
-prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here mends one of the three.
+prompts, and loads weights in a way that vLLM's CPU backend cannot take. Each function here fixes one of the three.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,7 +59,7 @@ def gated_requests(
 ) -> Iterator[None]:
     """While active, `llm.generate` gives each prompt its own gate; a stopped rollout ends with its sentinel.
 
-    Under tensor parallelism `gates` and `limits` (maximum tokens; None: as the call says) are those of all ranks
+    Under tensor parallelism `gates` and `limits` (maximum tokens; None: that of the call) are those of all ranks
     of the group, one rank after the other. `eos_ids` end gated and ungated rollouts alike.
     """
     generate = llm.generate
@@ -84,7 +84,7 @@ def gated_requests(
 def reload_weights_cpu(llm: "LLM", named_weights: Iterable[tuple[str, "torch.Tensor"]]) -> None:
     """Replace all weights, by their checkpoint names, of an engine on vLLM's CPU backend, and forget what it cached.
 
-    With the gate comes what tied embeddings need here.
+    Tied embeddings need the reload that comes with the gate (`vllm.mend_reload`).
     """
     llm.llm_engine.model_executor.driver_worker.model_runner.reload_weights(weights_iterator=named_weights)
     llm.reset_prefix_cache()

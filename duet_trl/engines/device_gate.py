@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate with its state on the device of the logits, for runners whose tokens never come to the host.
+"""The gate with its state on the device of the logits, for runners whose tokens never reach the host.
 
 The semantics are those of `streaming.py` and `host_gate.py`. The state of a slot is one row of integers, a function of
 the request and the tokens it has generated; a step consumes the tokens that the row has not seen yet and writes one
@@ -54,10 +54,10 @@ _FLOAT32 = np.finfo(np.float32)
 
 
 class DeviceGates:
-    """The gated requests of a batch, by slot, with all that changes from step to step on the device.
+    """The gated requests of a batch, by slot, with all state that changes from step to step on the device.
 
     Attributes:
-        rows (torch.Tensor): What each slot asks for and where it stands, shape (num_slots, WIDTH), int32.
+        rows (torch.Tensor): Request and state of each slot, shape (num_slots, WIDTH), int32.
         tables (torch.Tensor): Joined tables of the prepared markers, shape (S, V), uint8.
     """
 
@@ -95,7 +95,7 @@ class DeviceGates:
         self._stage(slot, row)
 
     def refuse(self, slot: int, sentinel: int) -> None:
-        """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
+        """Put a request that cannot be served as asked into a slot: its first token is the forced stop."""
         row = np.zeros(WIDTH, dtype=np.int32)
         row[[Column.GATED, Column.SENTINEL, Column.POLL_INTERVAL]] = True, sentinel, 1
         row[[Column.PROMPT_LEN, Column.TAU]] = NEVER  # so that nothing is consumed
@@ -196,7 +196,7 @@ def _consume(row: torch.Tensor, tables: torch.Tensor, token: torch.Tensor) -> to
 
 
 def _request_row(request: GateRequest) -> np.ndarray:
-    """What a request asks for, and the state of a rollout without tokens, shape (WIDTH,), int32."""
+    """The row of a request whose rollout has no tokens yet, shape (WIDTH,), int32."""
     spec, row = request.spec, np.zeros(WIDTH, dtype=np.int32)
     row[Column.GATED], row[Column.SENTINEL] = True, request.sentinel
     row[Column.POLL_THRESHOLD] = min(spec.poll_threshold, NEVER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
+"""The interface of an inference engine. One class for each engine; one file adds another (docs/extending.md)."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +13,7 @@ from ..gate.streaming import GateRequest, GateSetup
 
 
 class ServerError(RuntimeError):
-    """A vLLM server cannot serve this run; the text says what to change."""
+    """A vLLM server cannot serve this run; the message states the remedy."""
 
 
 class ServerLost(ServerError):
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def input_ids(self) -> list[int]:
-        """What the engine continues: the prompt and the prefix."""
+        """The prompt and the prefix, which the engine continues."""
         return [*self.prompt_ids, *self.prefix]
 
     @property
@@ -53,7 +53,7 @@ class Completion:
     """One rollout as the engine generated it."""
 
     token_ids: list[int]  # after the prefix; a sampled EOS included, the forced stop removed
-    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, as a stop string
+    finish: Finish  # its last token, an end token; its length limit; the gate; or something else, e.g. a stop string
     logprobs: list[float] | None = None  # of each under the sampling distribution, nats; None: not known
     number: int = 0  # that of its request
 
@@ -70,7 +70,7 @@ class Sampling:
 class Engine(Protocol):
     """An inference engine as one training process sees it.
 
-    Every process calls it at the same time, with requests of its own, as many on each process.
+    Every process calls it at the same time, each with its own requests, the same number on each.
     """
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -98,11 +98,11 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Policy:
-    """What an engine of one's own is built from: the policy that a trainer trains."""
+    """The policy in training, from which a custom engine is built."""
 
     gate: GateSetup | None  # marker, sentinel and token automaton of the run's gates; None: no request has a gate
     eos_ids: tuple[int, ...]  # that end a rollout by themselves
-    sampling: Sampling  # how its rollouts are sampled; a request has a length limit of its own
+    sampling: Sampling  # how its rollouts are sampled; a request has its own length limit
     weights: Callable[[], Iterator[tuple[str, torch.Tensor]]]
     """Name and full tensor of each parameter. Every process must iterate to the end: gathering a parameter is a
     collective."""
@@ -113,7 +113,7 @@ Turn = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | No
 
 
 class TurnEngine:
-    """An engine around one turn of TRL's generation, in which each row has its gate and a length of its own.
+    """An engine around one turn of TRL's generation, in which each row has its own gate and length.
 
     TRL synchronises weights, unwraps, pads and gathers.
 
@@ -122,11 +122,11 @@ class TurnEngine:
         setup (GateSetup | None): None: no request has a gate.
         eos_ids (Sequence[int]): Ids that end a rollout by themselves.
         max_tokens (int): Tokens.
-        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples so.
+        sampled (Callable[[Sampling], AbstractContextManager]): While it is entered, `turn` samples with it.
     """
 
     _pads = False
-    """Whether padding follows in a row that ended at a limit of its own."""
+    """Whether padding follows in a row that ended at its own limit."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# ruff: noqa: ANN001, ANN202 -- Triton reads annotations of kernel arguments as types of its own
+# ruff: noqa: ANN001, ANN202 -- Triton reads annotations of kernel arguments as its own types
 """One step of the device gate as one Triton kernel: `device_gate.step_rows` without a synchronisation.
 
 One program per row of the logits. Its scalar part, which is all that most rows need, is a chain of three loads (slot,
@@ -39,7 +39,7 @@ _STATE_BITS = tl.constexpr(STATE_BITS)
 _FORCED = tl.constexpr(FORCED)
 _FORBIDDEN = tl.constexpr(float("-inf"))
 _LOWEST = tl.constexpr(-1e30)
-"""Stands for -inf in sums: its weight is 0 beside any real logit, and 0 times it is 0."""
+"""Stands for -inf in sums: its weight is 0 next to any real logit, and 0 times it is 0."""
 
 
 def launch_step(rows, tables, logits, slots, pos, input_ids, all_token_ids) -> None:
@@ -106,7 +106,7 @@ def step_kernel(
 
 @triton.jit
 def _consume(row, history, newest, target, table, num_tokens):
-    """Read the tokens up to `target` that a slot has not seen, the last of which is `newest`; its new state."""
+    """Read the tokens up to `target` that a slot has not seen, `newest` last; its new state."""
     poll_threshold = tl.load(row + _POLL_THRESHOLD)
     poll_interval = tl.load(row + _POLL_INTERVAL)
     abort_at = tl.load(row + _ABORT_AT)

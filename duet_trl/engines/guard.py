@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A token in front of every path of a vLLM server, and one narrow door to its remote procedure call.
+"""A token for every path of a vLLM server, and one permitted remote procedure call.
 
 vLLM's own `--api-key` leaves the development endpoints open, through which weights are sent. Start the server with
 
@@ -81,7 +81,7 @@ class TokenGuard:
         return scheme.lower() == b"bearer" and hmac.compare_digest(token, self._token)
 
     async def _reload(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what was checked: the body is written anew, so that no second parser reads it in another way."""
+        """Pass on what was checked: the body is rewritten, so that no second parser reads it in another way."""
         try:
             path = checked_path(await _read(receive), self._weights_dir)
         except PermissionError as refusal:
@@ -100,7 +100,7 @@ class TokenGuard:
 
 
 def token_problem(token: str) -> str | None:
-    """What is wrong with a token ("": there is none), and the remedy; None if nothing is."""
+    """The fault of a token ("": there is none), and the remedy; None if it has none."""
     if len(token) >= MIN_TOKEN_LENGTH and re.fullmatch(r"[!-~]+", token):
         return None
     found = f"has {len(token)} characters" if token else "is not set"

@@ -2,12 +2,12 @@
 """The gate with its state on the host: one request per batch slot, and its decisions written into the logits.
 
 A forced stop samples the request's sentinel with probability 1 (log-probability exactly 0), which the engine takes
-for a stop token. No other step of a gated rollout can sample it, so the sentinel alone says that the gate stopped it.
+for a stop token. No other step of a gated rollout can sample it, so the sentinel alone shows that the gate stopped it.
 
 Runners keep the generated tokens as one list per rollout, and reading a thousand lists costs more than everything else
-the gate does in a decode step. So the tokens of a rollout are read, all that have gathered, when its next poll, abort
-gate or stop may have come: decisions are those of a gate that reads each token at once, the lists are read once in
-eight steps. In between, the decisions that stand are written.
+the gate does in a decode step. So the tokens of a rollout are read together when its next poll, abort gate or stop may
+have come: the decisions are those of a gate that reads each token at once, but the lists are read once in eight
+steps. In between, the decisions already made are written.
 """
 
 from collections.abc import Sequence
@@ -44,15 +44,15 @@ class HostGates:
         self._calls = 0
         self._read_at = np.full(num_slots, NEVER)  # the call of `apply` that has to read the slot's tokens
         self._next_read = NEVER  # no slot has to be read before this call
-        self._decisions: Decisions | None = None  # while they stand
+        self._decisions: Decisions | None = None  # while they are valid
 
     def admit(
         self, slot: int, request: GateRequest, automaton: TokenAutomaton, output: list[int], prompt: Sequence[int] = ()
     ) -> None:
         """Put a request, whose marker was compiled to `automaton`, into a slot.
 
-        The runner goes on appending to `output`, the tokens generated so far; a placeholder at its end (-1) must be
-        filled in before the next `apply`. The tokens that the rollout continues stand at the end of `prompt`.
+        The runner keeps appending to `output`, the tokens generated so far; a placeholder at its end (-1) must be
+        filled in before the next `apply`. The tokens that the rollout continues are at the end of `prompt`.
         """
         prefix = prompt[len(prompt) - request.prefix_length :]
         tokens = [*prefix, *(output[:-1] if output and output[-1] < 0 else output)]
@@ -65,7 +65,7 @@ class HostGates:
         self._next_read = min(self._next_read, read_at)
 
     def refuse(self, slot: int, sentinel: int) -> None:
-        """Put a request into a slot that cannot be served as asked: its first token is the forced stop."""
+        """Put a request that cannot be served as asked into a slot: its first token is the forced stop."""
         self._gate.refuse(slot)
         self._occupy(slot, sentinel)
 
@@ -156,7 +156,7 @@ class Decisions:
 
 @lru_cache(maxsize=256)
 def padded(eos_ids: frozenset[int]) -> np.ndarray:
-    """EOS ids, ascending, and -1 behind them, shape (MAX_EOS_IDS,), int64, read-only."""
+    """EOS ids, ascending, padded with -1, shape (MAX_EOS_IDS,), int64, read-only."""
     row = np.full(MAX_EOS_IDS, -1, dtype=np.int64)
     row[: len(eos_ids)] = sorted(eos_ids)
     row.setflags(write=False)
@@ -166,7 +166,7 @@ def padded(eos_ids: frozenset[int]) -> np.ndarray:
 def nearly_certain(logits: torch.Tensor, thresholds: torch.Tensor, eos_ids: torch.Tensor) -> torch.Tensor:
     """Whether the next token is nearly certain, and does not end the rollout by itself, shape (R,), bool.
 
-    Where the policy is about to end the rollout by itself it is let: that EOS can be trained on. `thresholds` (R,) are
+    A policy that is about to end the rollout by itself may do so: that EOS can be trained on. `thresholds` (R,) are
     nats, 0: never; `eos_ids` (R, E) are padded with -1.
     """
     known = (eos_ids >= 0) & (eos_ids < logits.shape[1])

@@ -29,7 +29,7 @@ _PROMPTS_PER_REQUEST = 8
 engines of a data-parallel server."""
 
 _MOST_REQUESTS = 256
-"""Larger batches get larger requests, as far as rollouts share their parameters."""
+"""Larger batches get larger requests where rollouts share their parameters."""
 
 _HEARTBEAT_SECONDS = 5.0
 _HEARTBEATS_MISSED = 6
@@ -77,7 +77,7 @@ class GateServer:
                     raise ServerLost(
                         f"no healthy vLLM server at {self.base_url} after {timeout:g} s ({error}). Start it: "
                         f"{self._started}, or correct vllm_server_base_url, vllm_server_host and vllm_server_port; "
-                        "vllm_server_timeout says how long to wait."
+                        "vllm_server_timeout sets how long to wait."
                     ) from error
             time.sleep(0.5)
         self._model = None
@@ -92,7 +92,7 @@ class GateServer:
     ) -> list[Choice]:
         """One completion of each prompt, in their order, running at the same time.
 
-        Those whose gates and limits no other shares are a request each. More requests than half of the files
+        Each one whose gate and limit no other shares is its own request. More requests than half of the files
         that this process may open (`ulimit -n`) wait for each other.
 
         Args:
@@ -100,7 +100,7 @@ class GateServer:
             sampling (Mapping[str, Any]): Body of a completion request: temperature, max_tokens and so on.
             gates (Sequence[GateRequest | None]): Gate of each rollout; None: none.
             eos_ids (Sequence[int]): All ids that end a rollout by itself.
-            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: as `sampling` says.
+            limits (Sequence[int | None] | None): Maximum tokens of each rollout; None: that of `sampling`.
 
         Raises:
             ServerLost: If any of them was not completed. None of them is returned then: those that had finished are
@@ -165,8 +165,8 @@ class GateServer:
                 raise ServerLost(f"the vLLM server at {self.base_url} has not loaded the weights in {weights}.")
             raise ServerError(
                 f"the vLLM server at {self.base_url} compiled the marker {marker!r} to another automaton than this "
-                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another one: serve the "
-                "model that is trained, with the same duet_trl."
+                "run. Its model has another tokenizer or vocabulary size, or its duet_trl is another version: serve "
+                "the model that is trained, with the same duet_trl."
             )
         if len(ids) != 2 or ids[-1] != sentinel:
             raise ServerError(f"the gate at {self.base_url} stopped a rollout at {len(ids) - 1} tokens instead of 1.")
@@ -188,12 +188,12 @@ class GateServer:
     def reset_prefix_cache(self) -> None:
         """Forget what was cached under old weights; ServerLost or ServerError if the server cannot."""
         # As long as any request runs, one that was given up included, vLLM keeps the whole cache unless it is told to
-        # start that request anew.
+        # restart that request.
         path = "/reset_prefix_cache?reset_running_requests=true"
         answer = self._ask("POST", path, failure=ServerError)
         if answer is not None and not answer["success"]:
             raise ServerError(
-                f"{self.base_url}{path} failed: the server would go on with what it computed under the old weights."
+                f"{self.base_url}{path} failed: the server would continue with what it computed under the old weights."
             )
 
     def name_weights(self, name: str) -> bool:
@@ -210,7 +210,7 @@ class GateServer:
             raise ServerLost(f"the vLLM server at {self.base_url} was restarted, and has other weights.")
 
     def configuration(self) -> dict[str, Any]:
-        """That of a vLLM server in its development mode; ServerError if it says nothing of the kind."""
+        """Configuration that a vLLM server in development mode reports; ServerError for another answer."""
         answer = self._ask("GET", "/server_info?config_format=json")
         found = answer.get("vllm_config") if isinstance(answer, dict) else None
         if not isinstance(found, dict) or "logprobs_mode" not in (found.get("model_config") or {}):
@@ -234,7 +234,7 @@ class GateServer:
 
     @property
     def _started(self) -> str:
-        """How to start it where it was looked for."""
+        """How to start it at this address."""
         return self.start.format(port=urlsplit(self.base_url).port or "<port>")
 
     def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -257,8 +257,8 @@ class GateServer:
                 before, waiting = waiting, sum(not task.done() for task in tasks)
                 if waiting == before and heard == self.heard:
                     logger.warning(
-                        "The vLLM server at %s has answered none of %d requests for %g s, though it says that it is "
-                        "healthy. If its own log shows no progress, restart it: the batch is generated again.",
+                        "The vLLM server at %s has answered none of %d requests for %g s, though its health check "
+                        "passes. If its own log shows no progress, restart it: the batch is generated again.",
                         *(self.base_url, waiting, _SLOW_SECONDS),
                     )
                 heard = self.heard
@@ -268,7 +268,7 @@ class GateServer:
             await asyncio.gather(*tasks, *ends, return_exceptions=True)
 
     async def _heartbeat(self, session: aiohttp.ClientSession) -> None:
-        """A machine that vanishes closes no connection, and a rollout may take minutes: ask beside it."""
+        """A machine that vanishes closes no connection, and a rollout may take minutes: poll it meanwhile."""
         missed = heard = 0
         while True:
             await asyncio.sleep(_HEARTBEAT_SECONDS)
@@ -281,7 +281,7 @@ class GateServer:
                     raise ServerLost(f"the vLLM server at {self.base_url} fell silent ({error}).") from error
 
     def _run(self, work: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
-        """Run asynchronous work to its end, also from a notebook whose thread has a loop of its own."""
+        """Run asynchronous work to its end, also from a notebook whose thread has its own loop."""
 
         async def with_session() -> T:
             connector = aiohttp.TCPConnector(limit=0, force_close=True)  # vLLM closes one that idles for 5 s

@@ -10,7 +10,7 @@ from .engine import ServerError, ServerLost
 from .guard import TOKEN_VARIABLE, WEIGHTS_VARIABLE
 
 _FINISHED = ("stop", "length", "repetition")
-"""What ends a whole rollout, of vLLM's `FinishReason`. "abort" leaves a part of one, "error" comes as status 500."""
+"""Values of vLLM's `FinishReason` for a whole rollout. "abort" leaves a part of one, "error" comes as status 500."""
 
 _REMEDY = "Serve with a version of vLLM that setup.cfg names, without a proxy that changes answers."
 
@@ -36,7 +36,7 @@ def choices(answer: Any, count: int) -> list[Choice]:
     """The choices of an answer in the order of its prompts."""
     found_choices = answer.get("choices") if isinstance(answer, dict) else None
     if not isinstance(found_choices, list):
-        raise ServerError(f"the prompts were not completed by a vLLM server: it said {str(answer)[:200]!r}.")
+        raise ServerError(f"the prompts were not completed by a vLLM server: it answered {str(answer)[:200]!r}.")
     found = {choice.get("index"): choice for choice in found_choices}
     if len(found_choices) != count or found.keys() != set(range(count)):
         raise ServerError(
@@ -53,7 +53,7 @@ def check_finish(choice: Mapping[str, Any]) -> None:
         raise ServerLost("the server ended a request with 'abort', as it does when it shuts down.")
     if reason not in _FINISHED:
         raise ServerError(
-            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Leave out of "
+            f"the server ended a request with {reason!r} (stop_reason {choice.get('stop_reason')!r}). Remove from "
             f"generation_kwargs what ends rollouts in this way. {_REMEDY}"
         )
 
@@ -81,7 +81,7 @@ def check_logprobs(values: Sequence[float]) -> None:
 
 
 def refusal(method: str, url: str, status: int, text: str, failure: type[ServerError] = ServerLost) -> ServerError:
-    """What an answer with another status than 200 is raised as; `failure`: 5xx."""
+    """The exception for an answer with a status other than 200; `failure`: for 5xx."""
     said = f"{method} {url} was answered with status {status}: {text[:2000]}"
     if status in (401, 403):
         return ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")

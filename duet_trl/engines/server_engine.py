@@ -30,7 +30,7 @@ Row = tuple[list[int], GateRequest | None, int | None]
 
 @dataclass(frozen=True)
 class Batch:
-    """Rollouts of all processes, and of the tokens generated for them the share that none of them has."""
+    """Rollouts of all processes, and the share of the tokens generated for them that none of them has."""
 
     choices: list[Choice]
     waste: float = 0.0
@@ -38,7 +38,7 @@ class Batch:
 
 @dataclass(eq=False)
 class Begun:
-    """Rollouts that are generated beside training; `found` is the main process's alone."""
+    """Rollouts that are generated during training; `found` is on the main process only."""
 
     digest: str  # of the rows of all processes
     found: concurrent.futures.Future | None  # a `Batch`
@@ -88,7 +88,7 @@ class ServerEngine(TurnEngine):
     def sync_weights(self) -> None:
         """Send the policy's weights, to a restarted server again; ServerError if it cannot take them or stays away.
 
-        What was begun is generated to its end first, under the weights that it began with.
+        Generation that was begun is finished first, under the weights that it began with.
         """
         lost = self._on_main(self._lost_begun) if self.begun else None
         if lost is not None:
@@ -100,7 +100,7 @@ class ServerEngine(TurnEngine):
         self._retried(attempt, "while weights were sent to it", lost=lost)
 
     def _name(self) -> None:
-        """Name the weights that the server has now, for requests that cannot say which ones they mean."""
+        """Name the weights that the server has now, for requests that cannot name them."""
         self._sent += 1
         name = f"{self._run}-{self._sent}"
         self._named = name if self._connection.gate.name_weights(name) else ""
@@ -113,18 +113,18 @@ class ServerEngine(TurnEngine):
         """One completion of each local prompt, under its gate where `generate` asks for it.
 
         It has the arguments and results of TRL's `VLLMGeneration.generate`: prompt ids, completion ids, a list of
-        log-probs per token, None. If the server is lost on the way, nothing of the batch is kept: what has finished by
-        then are the short rollouts. The batch is generated again once the server has the weights again.
+        log-probs per token, None. If the server is lost meanwhile, the whole batch is dropped: the rollouts that have
+        finished by then are the short ones. The batch is generated again once the server has the weights again.
         """
         rows = [(None, None)] * len(prompts) if self._rows is None else self._rows
         sizes = self._exchange.objects([len(prompts)])
         everything = self._exchange.objects([(ids, *row) for ids, row in zip(prompts, rows, strict=True)])
-        # Evaluation asks for completions of its own between the two.
+        # Evaluation asks for its own completions between the two.
         begun = None if self._rows is None else self._take(everything)
 
         def once() -> Any:
             nonlocal begun
-            known, begun = begun, None  # what was lost with a server is generated anew
+            known, begun = begun, None  # what was lost with a server is generated again
             return self._on_main(lambda: self._complete(everything) if known is None else known.result())
 
         with profiler or nullcontext():
@@ -135,7 +135,7 @@ class ServerEngine(TurnEngine):
         logprobs = [[[value] for value in choice.logprobs] for choice in local]
         return prompts, [choice.token_ids for choice in local], logprobs, None
 
-    # ---- Beside training --------------------------------------------------------------------------------------------
+    # ---- During training --------------------------------------------------------------------------------------------
 
     @property
     def begun(self) -> bool:
@@ -146,14 +146,14 @@ class ServerEngine(TurnEngine):
         """Begin to generate what `generate` will be asked for next, and return at once.
 
         The server keeps its weights until that is done. An error of the server is raised where the rollouts are asked
-        for; a server that was lost is waited for there, and generates them again with the weights of then.
+        for; a server that was lost is waited for there, and generates them again with its weights at that time.
         """
         asked = zip((request.input_ids for request in requests), *self._gates_and_limits(requests), strict=True)
         everything = self._exchange.objects(list(asked))
         found = None
         if self._connection is not None:
             found = concurrent.futures.Future()
-            # A thread of its own: an interpreter that ends waits for those of a pool.
+            # Not in a pool: an interpreter that ends waits for the threads of a pool.
             threading.Thread(target=_fulfil, args=(found, partial(self._complete, everything)), daemon=True).start()
         self._begun = Begun(_digest(type(self).__name__, everything), found)
 
@@ -162,7 +162,7 @@ class ServerEngine(TurnEngine):
         self._begun = None
 
     def begun_state(self) -> dict[str, Any]:
-        """What is begun, waited for, as a checkpoint holds it: JSON values and arrays; empty if it is nothing."""
+        """The batch that was begun, once complete, as a checkpoint holds it: JSON values and arrays; empty if none."""
         if self._begun is None or self._begun.found is None or self._begun.found.exception() is not None:
             return {}
         batch: Batch = self._begun.found.result()
@@ -190,14 +190,14 @@ class ServerEngine(TurnEngine):
         self._begun = Begun(state["digest"], found)
 
     def _take(self, everything: list[Row]) -> concurrent.futures.Future | None:
-        """What was begun, if it is what is asked for now; None: nothing was, or this is not the main process."""
+        """The batch that was begun, if it is the one asked for now; None: none was, or not the main process."""
         if not self.begun:
             return None
         self._begun.taken = True
         if self._begun.digest == _digest(type(self).__name__, everything):
             return self._begun.found
         logger.warning(
-            "The rollouts that were generated beside training are not those of this step, as where a run resumes "
+            "The rollouts that were generated during training are not those of this step, as when a run resumes "
             "inside a batch, with other data or on another number of processes. They are dropped, and the step is "
             "generated now."
         )
@@ -215,7 +215,7 @@ class ServerEngine(TurnEngine):
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
         stopped = [gate and row.token_ids == [gate.sentinel] for gate, row in zip(gates, found, strict=True)]
         # A stop before the first token is a refusal, or that of a prefix. Requests without a gate name no weights, nor
-        # do any where they went another way than through a folder: whoever has them now had them then.
+        # do any where they went another way than through a folder: a server that has them now had them then.
         if any(stopped) or None in gates:
             self._probe()
         if self._named and (None in gates or not self._connection.weights):
@@ -240,7 +240,7 @@ class ServerEngine(TurnEngine):
         then: Callable[[], None] = lambda: None,
         lost: ServerLost | None = None,
     ) -> Any:
-        """Result of an attempt; a server that it lost is waited for, `then` is done, and it is made again.
+        """Result of an attempt; if it loses the server, wait for it, call `then`, and try again.
 
         A server that is `lost` already is waited for first. One that is healthy and is lost again where its gate is
         probed has cost an attempt.
@@ -273,7 +273,7 @@ class ServerEngine(TurnEngine):
         return failure
 
     def _together(self, work: Callable[[], None]) -> None:
-        """Let the main process do something; if it fails, every process does."""
+        """Run something on the main process; if it fails, every process does."""
         failure = self._on_main(work)
         if isinstance(failure, ServerError):
             raise failure
@@ -298,6 +298,6 @@ def _fulfil(found: concurrent.futures.Future, work: Callable[[], Any]) -> None:
 
 
 def _digest(engine: str, everything: list[Row]) -> str:
-    """Tells batches apart, also in another process: by the engine, and what of a row decides about its tokens."""
+    """Tells batches apart, also in another process: by the engine, and the part of a row that decides its tokens."""
     rows = [(ids, gate and (gate.spec, gate.keep, gate.prefix_length), limit) for ids, gate, limit in everything]
     return hashlib.blake2b(repr((engine, rows)).encode(), digest_size=16).hexdigest()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gate on the streams of a server that knows nothing of it, `vllm serve` as it comes, or another like OpenAI's.
+"""The gate on the streams of a server that does not know it: plain `vllm serve`, or another with OpenAI's API.
 
 Each rollout is a stream of token ids with their log-probs (`stream_rollout.py`). The gate reads them as they arrive,
-and where it stops the rollout the client hangs up. Tokens behind the stop are dropped, and counted as waste.
+and where it stops the rollout the client disconnects. Tokens after the stop are dropped, and counted as waste.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _LONGEST_WAIT = 60.0  # seconds, whatever it names
 
 _MOST_WASTE = 0.1
 _FEW_TOKENS = 1000
-"""Fewer say nothing about a server."""
+"""Fewer are not evidence about a server."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ class StreamServer(GateServer):
     buffer_bytes = 2**13  # a server that is faster than the gate has to wait
     automaton: TokenAutomaton | None = None
     waste = 0.0
-    """Of the tokens generated for the last batch, the share that no rollout has: those behind a stop."""
-    _generated: float | None = None  # by the server in its life, as it said behind the last batch
+    """Share of the tokens generated for the last batch that no rollout has: those after a stop."""
+    _generated: float | None = None  # by the server since it started, as reported after the last batch
     _said: frozenset[str] = frozenset()  # warnings
 
     def complete(
@@ -121,7 +121,7 @@ class StreamServer(GateServer):
             )
 
     async def _follow(self, session: aiohttp.ClientSession, stream: Stream, body: dict[str, Any]) -> None:
-        """Read one rollout to its end, or to its stop, and hang up."""
+        """Read one rollout to its end, or to its stop, and close the connection."""
         url, events = f"{self.base_url}/v1/completions", Events()
         response = await self._open(session, url, body)
         try:
@@ -136,7 +136,7 @@ class StreamServer(GateServer):
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             broke = f"{url} broke a stream after {len(stream.ids)} tokens: {type(error).__name__} {error}"
             raise ServerLost(broke.rstrip()) from error
-        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON that is none of these chunks
+        except (AttributeError, IndexError, KeyError, TypeError) as error:  # of JSON in another form
             raise ServerError(f"{url} streamed a chunk of another form ({error!r}). {REMEDY}") from error
         finally:
             response.close()
@@ -170,7 +170,7 @@ class StreamServer(GateServer):
         )
 
     async def _count(self, session: aiohttp.ClientSession) -> float | None:
-        """Tokens that the server has generated since it started; None: it does not say."""
+        """Tokens that the server has generated since it started; None: not reported."""
         try:
             async with session.get(f"{self.base_url}/metrics", timeout=aiohttp.ClientTimeout(total=30.0)) as response:
                 text = await response.text() if response.status == 200 else ""
@@ -180,7 +180,7 @@ class StreamServer(GateServer):
         return sum(map(float, found)) if found else None
 
     def _tally(self, streams: Sequence[Stream], told: float) -> None:
-        """Share of a batch's tokens that no rollout has; `told`: generated meanwhile, as the server says, or 0."""
+        """Share of a batch's tokens that no rollout has; `told`: generated meanwhile, as the server reports, or 0."""
         counted = sum(len(stream.ids) for stream in streams)
         generated = max(counted + sum(stream.late for stream in streams), told)
         self.waste = 1.0 - counted / max(generated, 1)
@@ -188,8 +188,8 @@ class StreamServer(GateServer):
             self._say_once(
                 "many tokens are generated after the stop of the gate and dropped (duet/waste_share). A proxy buffers "
                 "the streams (nginx: proxy_buffering off) or keeps connections that the client has left, the "
-                "server has other users, or its engine is faster than its streams, as that of a tiny model is. Ask "
-                "the server itself, and alone, or run the gate in it (docs/servers.md)."
+                "server has other users, or its engine is faster than its streams, as that of a tiny model is. "
+                "Connect to the server directly, as its only user, or run the gate in it (docs/servers.md)."
             )
 
     def _say_once(self, sentence: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine that is any server which streams: `ServerEngine` with the gate on the client's side (`stream.py`)."""
+"""An engine that is any server with streaming: `ServerEngine` with the gate on the client's side (`stream.py`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from .stream_rollout import GATE
 class StreamEngine(ServerEngine):
     """A server without the gate, which the main process talks to for all of them.
 
-    Beside what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
+    Besides what `ServerEngine` takes: `text`, with what the policy's tokenizer makes of it, and `report`, which takes
     metrics on the main process. `connection` has a `StreamServer`, `check_reload()` refuses one without new weights.
     """
 
@@ -41,7 +41,7 @@ class StreamEngine(ServerEngine):
         prompts, gates, limits = zip(*everything, strict=True)
         found = self._connection.gate.complete(prompts, self._sampling(), gates, self._eos_ids, limits)
         batch = Batch(found, self._connection.gate.waste)
-        if self._named:  # whoever has them now had them then
+        if self._named:  # a server that has them now had them then
             self._connection.gate.check_weights(self._named)
         return batch
 

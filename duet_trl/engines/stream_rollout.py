@@ -32,7 +32,7 @@ _TOP = 5
 
 _LATE_SHARE = 0.02
 _LONGEST_INTERVAL = 16
-"""Tokens of a chunk, at most so many that half of them are this share of those before the earliest stop: a stop lies
+"""Bounds on the tokens of a chunk: half of them are at most this share of those before the earliest stop. A stop lies
 anywhere in its chunk, and each chunk costs the server as much as a token."""
 
 _LONGEST_LINE = 2**24
@@ -41,15 +41,15 @@ _LONGEST_LINE = 2**24
 class Stream:
     """One rollout as it arrives.
 
-    Its gate is read where a decision may fall, which its tokens so far foretell: the decisions are those of a gate
-    that reads every token at once.
+    The gate reads only where a decision may fall, which follows from the tokens so far: the decisions are those of a
+    gate that reads every token at once.
     """
 
     def __init__(
         self,
         prompt: list[int],  # with the prefix
         limit: int,  # tokens it may have
-        eos_ids: frozenset[int],  # that end it; empty where it runs on behind them
+        eos_ids: frozenset[int],  # that end it; empty where it continues after them
         gate: StreamingGate,
         slot: int,  # of the gate
         request: GateRequest | None,  # None: no gate
@@ -58,7 +58,7 @@ class Stream:
         self.prompt, self.limit, self.eos_ids = prompt, limit, eos_ids
         self.ids: list[int] = []
         self.logprobs: list[float] = []
-        self.finish, self.late = "", 0  # tokens that came behind the stop
+        self.finish, self.late = "", 0  # tokens that came after the stop
         self._stop_reason: int | str | None = None
         self._gate, self._slots, self._request, self._vocab_size = gate, np.array([slot]), request, vocab_size
         self._read = self._read_at = 0  # tokens that the gate has read, and at which it reads next
@@ -136,7 +136,7 @@ class Stream:
         named = self._stop_reason is None or self._stop_reason in self.eos_ids
         if self.finish == "stop" and named and self.eos_ids and self.eos_ids.isdisjoint(self.ids[-1:]):
             raise ServerError(
-                f"the server ended a rollout by 'stop' behind {self.ids[-3:]}, which is none of the end tokens "
+                f"the server ended a rollout by 'stop' after {self.ids[-3:]}, which is not one of the end tokens "
                 f"{sorted(self.eos_ids)}: it leaves them out of its token ids, and the policy would never learn to "
                 f"end. {REMEDY}"
             )
@@ -162,7 +162,7 @@ class Events:
                 event = {} if text == b"[DONE]" else json.loads(text)
                 found += event.get("choices") or ()
             except (ValueError, AttributeError) as error:
-                raise ServerError(f"the server sent an event that is no JSON object: {text[:200]!r}.") from error
+                raise ServerError(f"the server sent an event that is not a JSON object: {text[:200]!r}.") from error
             if event.get("error"):
                 code = event["error"].get("code") if isinstance(event["error"], dict) else None
                 kind = ServerError if isinstance(code, int) and 400 <= code < 500 else ServerLost
@@ -171,7 +171,7 @@ class Events:
 
 
 def entropy_bound(logprobs: Collection[float], vocab_size: int) -> float:
-    """The largest entropy, nats, of a distribution over V tokens of which k have these log-probs.
+    """The largest entropy, nats, of a distribution over V tokens, k of them with these log-probs.
 
     What is left of the probability, r, spread evenly over the other tokens: H <= -sum p log p + r log((V - k) / r).
     """

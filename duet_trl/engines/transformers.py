@@ -46,7 +46,7 @@ class GateLogitsProcessor(LogitsProcessor):
     """Runs the gate of each row of one call of `generate`.
 
     The first call marks the width of the (left-padded) prompts; every later one brings one new token per row. Rows
-    that have ended go on receiving padding, which is not looked at. All gated rows share sentinel and EOS ids, and the
+    that have ended still receive padding, which is ignored. All gated rows share sentinel and EOS ids, and the
     automata (by marker) know the thought delimiters of the requests.
     """
 
@@ -86,7 +86,7 @@ class GateLogitsProcessor(LogitsProcessor):
 
 
 class RowLimits(StoppingCriteria):
-    """Ends each row of one call of `generate` at a number of new tokens of its own (None: that of the call)."""
+    """Ends each row of one call of `generate` at its own number of new tokens (None: that of the call)."""
 
     def __init__(self, limits: Sequence[int | None]) -> None:
         self._limits = torch.tensor([2**62 if limit is None else limit for limit in limits])

@@ -2,7 +2,7 @@
 """The gate inside vLLM, as one logits processor class for both of its model runners.
 
 Name it when the engine starts, `LLM(logits_processors=["duet_trl.engines.vllm:DUETLogitsProcessor"])` or
-`vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is no entry point: that would reach
+`vllm serve --logits-processors duet_trl.engines.vllm:DUETLogitsProcessor`. It is not an entry point: that would reach
 every vLLM process, and with asynchronous scheduling show the V1 runner's processors placeholder tokens. Requests carry
 `duet_trl.gate.parameters`; those without any cost nothing.
 """
@@ -164,7 +164,7 @@ class _Markers:
         self._compiled: dict[tuple[str, Delimiters | None], TokenAutomaton] = {}
 
     def delimiters(self) -> Delimiters | None:
-        """What opens and closes the thoughts that its tokenizer was made for; most requests will name them."""
+        """The thought delimiters that its tokenizer was made for; most requests will name them."""
         return find_delimiters(self._tokenizer())
 
     def compile(self, name: str, delimiters: Delimiters | None) -> TokenAutomaton:
@@ -192,7 +192,7 @@ def mend_reload() -> None:
 
     vLLM's CPU backend multiplies with packed copies of the weights. Its `reload_weights` packs every layer that it
     loads, but tied weights arrive once, as the embedding: the packed copy of the output layer would stay the old one,
-    and the engine go on sampling from a partly stale policy without a word.
+    and the engine would silently sample from a partly stale policy.
     """
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure a policy while it trains: on problems of one's own, or on the benchmark suites.
+"""Measure a policy while it trains: on your own problems, or on the benchmark suites.
 
 Measured before the first step, every N steps and after the last one, with the trainer's own engine and its current
 weights, without the gate. Every process samples (a collective operation) the same problems.
@@ -26,11 +26,11 @@ from .protocol import Score, mean_at_k
 logger = logging.getLogger(__name__)
 
 BEST_FOLDER, BEST_EVALUATION = "best", "evaluation.json"
-"""Where the best checkpoint is, and what it was measured at: `step` and the logged metrics."""
+"""Folder of the best checkpoint, and the file of its measurement: `step` and the logged metrics."""
 
 
 class Trainer(Sampler, Protocol):
-    """What the callbacks need of a trainer: the public part of `DUETGRPOTrainer`."""
+    """The part of a trainer that the callbacks use: the public part of `DUETGRPOTrainer`."""
 
     processing_class: PreTrainedTokenizerBase
     eos_token_ids: Sequence[int]
@@ -52,7 +52,7 @@ class ScheduledMeasurement(TrainerCallback, ABC):
 
     def __init__(self, trainer: Trainer, every: int) -> None:
         if every < 0:
-            raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures the two ends only.")
+            raise ValueError(f"every must be at least 0 optimizer steps, got {every}. 0 measures only at both ends.")
         self.trainer, self.every = trainer, every
         self.seconds = self._began = 0.0  # wall-clock time of the measurements since training began
         self._unlogged: dict[str, float] | None = None
@@ -107,9 +107,9 @@ class Evaluation:
 
 
 class HeldOutEvaluation(ScheduledMeasurement):
-    """Measure problems of one's own, sampled as in training; `evaluations` holds all measurements.
+    """Measure your own problems, sampled as in training; `evaluations` holds all measurements.
 
-    `grade(problem_index, completion_ids)` says whether a completion is right; of the trainer only `sample` and `log`
+    `grade(problem_index, completion_ids)` tells whether a completion is right; of the trainer only `sample` and `log`
     are used; `num_samples` is k of mean@k, `every` as in `ScheduledMeasurement`.
     """
 
@@ -149,7 +149,7 @@ class SuiteEvaluation(ScheduledMeasurement):
     """Measure all suites, and keep the best checkpoint in <output_dir>/best.
 
     Metrics are `held_out/<suite>/...` and `held_out/average`, the mean over suites of mean@k, which chooses the best
-    checkpoint on the benchmarks themselves, as the paper does: report the last one beside it. Step 0 is never best.
+    checkpoint on the benchmarks themselves, as the paper does: report the last one as well. Step 0 is never best.
     A resumed run keeps the best checkpoint until it is beaten; a new run in the same folder does not.
 
     Add it on every process: process 0 grades and writes. The random numbers of training are left as they were.
@@ -159,7 +159,7 @@ class SuiteEvaluation(ScheduledMeasurement):
         suites (Mapping[str, Dataset]): Problems by suite, from `load_suite`.
         output_dir (str | Path): The run's folder.
         every (int): Optimizer steps between measurements; 0 = only before the first and after the last. Paper: 30.
-        settings (Settings): How to decode. `max_tokens` must fit into the training engine beside the prompts.
+        settings (Settings): How to decode. `max_tokens` must fit into the training engine with the prompts.
         graders (Mapping[str, Grader] | None): From `build_graders`; None: with its defaults.
     """
 

@@ -60,7 +60,7 @@ class Settings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         if not self.temperature > 0.0:
-            raise ValueError(f"temperature must be positive, got {self.temperature}: equal samples make no mean@k.")
+            raise ValueError(f"temperature must be positive, got {self.temperature}: equal samples give no mean@k.")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be in (0, 1], got {self.top_p}.")
         parse_delimiters(self.thought_delimiters or ())
@@ -136,7 +136,7 @@ def measure(
     for name, problems in suites.items():
         begin, graded, prompts = time.perf_counter(), {}, list(problems["prompt"])
         opened = [False] * len(prompts)
-        if delimiters is not None:  # the chat template may open a thought behind a prompt
+        if delimiters is not None:  # the chat template may open a thought after a prompt
             texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
             encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
             opened = [prompt_opens_thought(ids, tokenizer, delimiters) for ids in encoded]
@@ -163,7 +163,7 @@ def on_first(work: Callable[[], T]) -> T:
     finally:  # also when it failed: the others wait
         dist.broadcast_object_list(box, src=0)
     if box[0] is None:
-        raise RuntimeError("process 0 failed while the others waited for its result; its own message says why.")
+        raise RuntimeError("process 0 failed while the others waited for its result; its own message states why.")
     return box[0][0]
 
 

@@ -18,7 +18,7 @@ MODEL_REMEDY = (
     "Check the name; of a gated model accept the terms on its page, then run `hf auth login` or set HF_TOKEN; without "
     "a network give a folder."
 )
-"""What to do about a model or a tokenizer that cannot be loaded."""
+"""Remedy for a model or a tokenizer that cannot be loaded."""
 
 
 def user_message(content: str) -> list[dict[str, str]]:
@@ -67,7 +67,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Id of the special token that the chat template writes behind an assistant's message; None if there is none."""
+    """Id of the special token that the chat template writes after an assistant's message; None if there is none."""
     require_chat_template(tokenizer)
     turn = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
     behind = tokenizer.apply_chat_template(turn, tokenize=False).rpartition("answer")[2]
@@ -81,7 +81,7 @@ def eos_token_ids(tokenizer: PreTrainedTokenizerBase, declared: int | Iterable[i
     """All ids that end a completion, the tokenizer's own EOS first, each once.
 
     They are those of the tokenizer, those that the model's generation configuration declares (`declared`), and the end
-    of turn of the chat template: a base model declares only its end of text, and would go on with an invented user.
+    of turn of the chat template: a base model declares only its end of text, and would continue with an invented user.
     ValueError if the tokenizer has no chat template, or nothing ends a completion.
     """
     of_model = [declared] if isinstance(declared, int) else list(declared or [])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a data set, and the suites: the paper's five benchmarks and files of one's own; prompts, golds, graders.
+"""Rows of a data set, and the suites: the paper's five benchmarks and your own files; prompts, golds, graders.
 
 Rows come from the Hub or from a local file with the same columns.
 """
@@ -28,7 +28,7 @@ ALL_CONFIGS = "*"
 """As `config`: every configuration of a data set, one after another (the subjects of MATH)."""
 MATH_COLUMNS = (("problem", "question", "Problem"), ("answer", "Answer"))
 OWN_COLUMNS = (("problem", "question", "prompt"), ("answer",))
-"""What a suite of one's own needs: a question, or in `prompt` the whole message of the user, without our suffix."""
+"""Columns that your own suite needs: a question, or in `prompt` the whole message of the user, without our suffix."""
 OPTION_SEED = 42
 """Seed of the order in which GPQA's options are shown."""
 GPQA_OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
@@ -46,16 +46,16 @@ class Suite:
     split: str = "test"  # split on the Hub
     config: str | None = None  # configuration on the Hub
     grader: Literal["math", "code", "choice"] = "math"  # reward function that its columns are made for
-    num_problems: int | None = None  # problems that the benchmark has; None: a file of one's own
+    num_problems: int | None = None  # problems that the benchmark has; None: your own file
 
 
 def load_suite(name: str, source: str | None = None) -> Dataset:
     """The problems of a benchmark, ready for generation and for its reward function.
 
     Args:
-        name (str): A key of `SUITES`, or a name for a file of one's own: it is graded as boxed math.
+        name (str): A key of `SUITES`, or a name for your own file: it is graded as boxed math.
         source (str | None): A local .jsonl, .json, .parquet or .csv file, a folder, or another name on the Hub; None:
-            the suite's own place on the Hub. A suite of one's own is a file.
+            the suite's own place on the Hub. Your own suite is a file.
 
     Returns:
         Dataset: Columns `id` (str) and `prompt` (one user message), and what the grader takes: `answer` (math), also
@@ -87,12 +87,12 @@ def load_suite(name: str, source: str | None = None) -> Dataset:
 
 
 def suite_named(name: str) -> Suite:
-    """The suite of this name; a name that is not in `SUITES` is one of one's own, whose title is its name."""
+    """The suite of this name; a name that is not in `SUITES` is your own suite, whose title is its name."""
     return SUITES.get(name) or Suite(name, "", OWN_COLUMNS, _math_problem, split="train")
 
 
 def check_suite(name: str, source: str | None) -> None:
-    """Raise ValueError unless a suite is one of `SUITES`, or a file of one's own under a name that may be a file's."""
+    """Raise ValueError unless a suite is one of `SUITES`, or your own file under a name that a file may have."""
     if name in SUITES:
         return
     if source is None or Path(source).suffix not in FILE_SUFFIXES:
@@ -114,7 +114,7 @@ def read_rows(source: str, *, config: str | None = None, split: str = "train") -
         split (str): Split of a data set on the Hub or in a folder; a file is one split.
 
     Raises:
-        ValueError: If there is no such file, or it is not what its name says.
+        ValueError: If there is no such file, or its content does not match its name.
         PermissionError: If the data set is gated and the machine's token has no access.
         ConnectionError: If the Hub does not give it, and it is not in the cache.
     """
@@ -178,7 +178,7 @@ def check_columns(rows: list[Row], source: str, *needed: Sequence[str]) -> None:
 
 
 def final_answer(solution: str) -> str:
-    """The gold behind the last #### of a solution in GSM8K's form, without commas between thousands."""
+    """The gold after the last #### of a solution in GSM8K's form, without commas between thousands."""
     return solution.rpartition("####")[2].strip().replace(",", "")
 
 

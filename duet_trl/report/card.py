@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The part of a model card that says how a model was trained under a token budget, and with what result."""
+"""The part of a model card that states how a model was trained under a token budget, and with what result."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine and the versions that stand beside every figure."""
+"""The machine and the versions that are reported with every figure."""
 
 import importlib.metadata
 import os

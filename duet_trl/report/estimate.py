@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What DUET's gate and budget would have cost on the completions of a finished GRPO run (Section 3, Eq. 5).
+"""Tokens that DUET's gate and budget would have cost on the completions of a finished GRPO run (Section 3, Eq. 5).
 
 Measured, from the completions alone: what was generated after each marker completes, how many tokens lie beyond the
 abort gate, which groups have no difference in reward. Projected, by arithmetic: a budget b buys b x the logged
 rollouts at the mean length that the gate leaves. Intervals are over the prompts of the run, each with all its visits;
-the tokens of the run are held fixed. Nothing is trained or sampled, so nothing is said about accuracy.
+the tokens of the run are held fixed. Nothing is trained or sampled, so accuracy is not predicted.
 """
 
 from collections import Counter
@@ -33,12 +33,12 @@ NOISE = 1e-6
 """Relative spread up to which credits of a group count as equal: they are float32 sums."""
 
 _CHUNK = 1024
-"""Texts that are tokenized together: what a tokenizer says of one holds far more than its ids."""
+"""Texts that are tokenized together: a tokenizer's result for one holds far more than its ids."""
 
 
 @dataclass(frozen=True)
 class MarkerEstimate:
-    """What the gate would have done with one marker. Shares of tokens are of all tokens, the others of completions."""
+    """The gate's effect with one marker. Shares of tokens are of all tokens, the others of completions."""
 
     marker: str  # name
     abort_threshold: int  # K2, tokens
@@ -52,7 +52,7 @@ class MarkerEstimate:
     tail_tokens: float  # their tokens beyond K2 + G
     abort_saves: float  # (1 - eps) of these: what aborting saves in expectation
     tail_above_mean: float | None  # of the tail, completions better than their group; None without tail or rewards
-    answer_changes: float | None  # of the trimmed, completions whose last answer is another one after the cut
+    answer_changes: float | None  # of the trimmed, completions whose last answer changes with the cut
     gated_mean: float  # expected tokens of a completion under the gate
     gated_share_interval: Interval | None  # of gated_mean over the mean length
 
@@ -118,8 +118,8 @@ def zero_variance(run: LoggedRun) -> tuple[int, float | None, Interval | None]:
 def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> MarkerEstimate:
     """Replay the gate over finished completions, with the expectation over its coins; one K2 for all of them.
 
-    `price` is that of a token (`logged_price`). The run had no gate: to replay, it is one whose coins all said keep
-    and that trimmed nothing.
+    `price` is that of a token (`logged_price`). The run had no gate: it is replayed as one whose coins all came up
+    keep and that trimmed nothing.
     """
     run, length, marker = texts.run, texts.lengths, get_marker(name, texts.delimiters)
     automaton = compile_automaton(marker, texts.vocabulary)
@@ -154,7 +154,7 @@ def measure_marker(name: str, texts: Texts, grace_window: int, price: float) -> 
 
 
 def logged_price(run: LoggedRun, lengths: np.ndarray) -> float:
-    """What one more rollout of each prompt would have earned per token of `lengths` (N,); nan without a reward."""
+    """Gain per token of `lengths` (N,) from one more rollout of each prompt; nan without a reward."""
     known = ~np.isnan(run.reward)
     if not known.any():
         return float("nan")
@@ -185,7 +185,7 @@ def _gate(
 
 
 def _answer_changes(name: str, texts: Texts, stop: np.ndarray) -> float | None:
-    """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer is another one then."""
+    """Share of the completions stopped early, at `stop` (N,) tokens, whose last answer then changes."""
     changed = []
     for row in np.flatnonzero(stop < texts.lengths):
         cut = texts.tokenizer.decode(texts.ids[row][: stop[row]].tolist(), skip_special_tokens=False)

@@ -27,8 +27,8 @@ after the answer and the marker-less tail, the groups without any difference in 
 budget, with 95% intervals over the prompts of the run. Works offline and needs no model. Accuracy is not predicted."""
 
 LEGEND = (
-    "K2: where going on without an answer earns less per token than another rollout would. tokens after answer, trim "
-    "saves, tail tokens, abort saves: of all tokens. trim saves: beyond tau + G. tail: without a marker at "
+    "K2: where continuing without an answer earns less per token than another rollout would. tokens after answer, "
+    "trim saves, tail tokens, abort saves: of all tokens. trim saves: beyond tau + G. tail: without a marker at "
     "K2 + G. tail tokens: theirs beyond it. abort saves: 1 - eps of these. tail above mean: of the tail, completions "
     "better than their group. answer changes: of the trimmed, completions whose last answer is another one after the "
     "cut. In brackets: 95% intervals over the prompts of the run."
@@ -37,7 +37,7 @@ LEGEND = (
 ASSUMPTIONS = (
     "Tokens at budget b = b x logged completions x mean length under the gate (poll every 8 tokens, eps as in "
     "training). K2 is that of all logged completions; in training it follows the rollouts.",
-    "Not in it: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
+    "Not included: allocation moves rollouts between prompts of different length; the entropy rule stops answered "
     "rollouts before tau + G; a policy trained with the gate writes other lengths.",
     "Accuracy is NOT predicted: fewer rollouts and shorter ones may learn less per step.",
 )
@@ -122,13 +122,13 @@ def _project(mean: float, markers: list[MarkerEstimate]) -> list[dict[str, Any]]
 
 
 def _notes(texts: Texts, markers: list[MarkerEstimate], options: argparse.Namespace) -> list[str]:
-    """What makes a figure doubtful."""
+    """Reasons to doubt a figure."""
     rewards, notes = texts.run.rewards, []
     if len(rewards) > 1 and options.reward_weights is None:
         notes.append(f"Added as rewards with weight 1 each: {', '.join(rewards)}; --reward_weights gives others.")
     if texts.delimiters is not None:
         notes.append(
-            f"Thoughts stand between {' and '.join(texts.delimiters.parts)}; answers inside of them do not count. "
+            f"Thoughts are between {' and '.join(texts.delimiters.parts)}; answers inside of them do not count. "
             f"{texts.opened.sum():,} completions begin inside one."
         )
     if not any(marker.shown for marker in markers):
@@ -196,7 +196,7 @@ def _row(marker: dict[str, Any]) -> list[Any]:
 
 
 def _percent(share: float, interval: Interval | None, unit: str = "") -> str:
-    """A share in %, with its interval where there is one that is no point."""
+    """A share in %, with its interval if there is one wider than a point."""
     text = f"{100 * share:.1f}{unit}"
     if interval is None or interval[0] == interval[1]:
         return text

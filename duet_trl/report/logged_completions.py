@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a stock TRL GRPO run with `log_completions=True` leaves behind: its completions, rewards and tokenizer.
+"""The output of a stock TRL GRPO run with `log_completions=True`: its completions, rewards and tokenizer.
 
 TRL writes the latest generation batch at every log entry to `<output_dir>/completions/completions_<step>.parquet`:
-step, prompt, completion, a column per reward function and per extra that one logged, advantage. The log history stands
+step, prompt, completion, a column per reward function and per extra that one logged, advantage. The log history is
 in the `trainer_state.json` of a checkpoint.
 """
 
@@ -21,7 +21,7 @@ _NO_REWARDS = ("step", "prompt", "completion", "advantage")
 
 
 class UnreadableRun(ValueError):
-    """The files are not those of a TRL run; the text names what is wrong and the remedy."""
+    """The files are not those of a TRL run; the message names the fault and the remedy."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def read_run(path: Path, weights: Sequence[float] | None = None) -> LoggedRun:
     history, notes = _log_history(path), []
     evaluated = {e["step"] for e in history if "step" in e and any(key.startswith("eval_") for key in e)}
     if any(key.startswith("duet/") for entry in history for key in entry):
-        notes.append("DUETGRPOTrainer made this run: its completions were gated already, and so this understates.")
+        notes.append("DUETGRPOTrainer made this run: its completions were gated already, so this is an underestimate.")
     batches: list[pd.DataFrame] = []
     for batch in sorted(filter(len, map(_read, files)), key=lambda batch: batch.step.iloc[0]):
         step = int(batch.step.iloc[0])
@@ -74,7 +74,7 @@ def read_run(path: Path, weights: Sequence[float] | None = None) -> LoggedRun:
     group = rows.groupby(["step", "prompt"], sort=False).ngroup()
     reward = _total(rows, columns, weights)
     advantage = rows.get("advantage", pd.Series(np.nan, rows.index)).astype(float)
-    trained = advantage.nunique() > 1 or not columns  # advantages that are one number say nothing beside rewards
+    trained = advantage.nunique() > 1 or not columns  # constant advantages add nothing to rewards
     return LoggedRun(
         steps=[int(batch.step.iloc[0]) for batch in batches],
         rewards=columns,
@@ -110,7 +110,7 @@ def find_tokenizer(path: Path, given: str | None = None) -> Any:
 
 
 def completion_text(value: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """What the policy wrote: a string, or the assistant's messages, with reasoning that a template split off."""
+    """The policy's text: a string, or the assistant's messages, with reasoning that a template split off."""
     if value is None or isinstance(value, str):
         return value or ""
     own = [message for message in value if message.get("role", "assistant") == "assistant"]
@@ -128,13 +128,14 @@ def _read(file: Path) -> pd.DataFrame:
         rows["step"] = rows.step.astype(int)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UnreadableRun(
-            f"{file} is no file that TRL writes with log_completions=True, with step, prompt and completion: {error}."
+            f"{file} is not a file that TRL writes with log_completions=True, with step, prompt and completion: "
+            f"{error}."
         ) from error
     return rows
 
 
 def _run_folders(path: Path) -> list[Path]:
-    """Where a run keeps its state: its folder, then its checkpoints, the last one first."""
+    """Folders with the state of a run: its own, then its checkpoints, the last one first."""
     run = path.resolve().parent if path.resolve().name == "completions" else path.resolve()
     checkpoints = [folder for folder in run.glob("checkpoint-*") if folder.name[11:].isdecimal()]
     return [run, *sorted(checkpoints, key=lambda folder: -int(folder.name[11:]))]

@@ -11,7 +11,7 @@ from .completions import Completion
 
 @runtime_checkable
 class AnswerVerifier(Protocol):
-    """A reward function that can say which completions give the same answer."""
+    """A reward function that can tell which completions give the same answer."""
 
     def answers(self, completions: list[Completion], **columns: Any) -> list[str | None]:
         """The answer of each completion; None where there is none. Columns as in a call for rewards."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 def choice_reward(
     completions: list[Completion], answer: list[Any], options: list[Any] | None = None, **kwargs: Any
 ) -> list[float | None]:
-    r"""TRL reward function: 1 if the answer in tags (or behind "Therefore the answer is") is right, else 0.
+    r"""TRL reward function: 1 if the answer in tags (or after "Therefore the answer is") is right, else 0.
 
     `ChoiceVerifier(marker="math")` is the same for answers in `\boxed{}`.
 
@@ -34,7 +34,7 @@ def choice_reward(
         **kwargs: Other columns and helpers that TRL passes; of these the thoughts of the completions are read.
 
     Returns:
-        list[float | None]: 1.0 or 0.0; None, ungraded, where there is no gold or it is none of the options.
+        list[float | None]: 1.0 or 0.0; None, ungraded, where there is no gold or it is not one of the options.
     """
     return _default_verifier()(completions, answer, options, **kwargs)
 
@@ -43,7 +43,7 @@ class ChoiceVerifier:
     """Grades letters and short answers; callable as a TRL reward function.
 
     Args:
-        marker (str): Where the answer stands: "qa" for answer tags and "Therefore the answer is", "math" for a box, or
+        marker (str): Where the answer is: "qa" for answer tags and "Therefore the answer is", "math" for a box, or
             any other marker of the gate.
         which (str): "last" answer of a completion, or the "first".
 
@@ -75,7 +75,7 @@ class ChoiceVerifier:
         if None in verdicts and not self._warned:
             self._warned = True
             logger.warning(
-                "Rows without a gold answer, or one that is no option, stay ungraded: %d of this batch.",
+                "Rows without a gold answer, or with one that is not an option, stay ungraded: %d of this batch.",
                 verdicts.count(None),
             )
         return verdicts
@@ -116,7 +116,7 @@ def normalize_answer(text: str) -> str:
 def choice_letter(answer: str, num_options: int = 26, options: Sequence[str] = ()) -> str | None:
     """The capital letter of the option that an answer names by letter or text; None if it names none or several.
 
-    Behind a letter may stand a reason ("C because ...") or words that name no other option.
+    A letter may be followed by a reason ("C because ...") or words that name no other option.
     """
     letters = string.ascii_uppercase[:num_options]
     plain = unicodedata.normalize("NFKC", _without_latex(answer)).strip().strip(_QUOTES).strip()

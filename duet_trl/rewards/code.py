@@ -9,7 +9,7 @@ Rows carry their tests in one of three forms, told apart by their columns:
 * scripts that read and print: `inputs` and `outputs`, compared line by line without trailing blanks, decimals as
   numbers.
 
-A row with tests of another form stays ungraded: `code_tests.py` says which cannot be run.
+A row with tests of another form stays ungraded: `code_tests.py` defines which cannot be run.
 """
 
 import logging
@@ -63,7 +63,7 @@ class CodeVerifier:
     Args:
         timeout (int): Processor seconds that one program, with all its tests, may use, in at most twice as much
             wall-clock time. `Sandbox.longest_seconds` bounds a batch, programs that hang included.
-        workers (int | None): Programs that run at a time. None: one per core, the cores of a machine shared between
+        workers (int | None): Programs that run at once. None: one per core, the cores of a machine shared between
             its ranks.
         which (str): "first" closed block of a completion that defines what the tests call, or the "last" block.
         fenced (bool): False also takes a completion without a closed block: for base models that continue a
@@ -114,7 +114,7 @@ class CodeVerifier:
                 self._cache.clear()
             new = [c for c in dict.fromkeys(checks) if isinstance(c, Check) and c not in self._cache]
             found = dict(zip(new, self._sandbox.check_all(new), strict=True))
-            # What ran out of wall-clock time may have met a busy machine: not remembered.
+            # Programs that ran out of wall-clock time may have met a busy machine: not remembered.
             in_time = {c: v for c, v in found.items() if v.seconds < self._sandbox.limits.wall_seconds}
             self._cache.update({c: v for c, v in in_time.items() if v.passed is not None})
             verdicts = [found.get(c) or self._cache[c] if isinstance(c, Check) else c for c in checks]

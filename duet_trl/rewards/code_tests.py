@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns of a row test, in the form of a sandbox's check, or why they cannot be run.
+"""The tests in the columns of a row, in the form of a sandbox's check, or why they cannot be run.
 
 A test that we cannot run must leave its rollouts ungraded: as a failure it would punish right programs.
 """
@@ -52,7 +52,7 @@ ABSENT_ALIASES = {"pytest": "pytest", "np": "numpy", "pd": "pandas", "plt": "mat
 
 
 def tests_of(row: Row) -> dict[str, Any] | str:
-    """Everything of a check but its source, or why the row has no usable test."""
+    """A check without its source, or why the row has no usable test."""
     try:
         if row.get("fn_name"):
             raise ValueError("fn_name with inputs and outputs is a form that cannot be run")
@@ -71,7 +71,7 @@ def names_under_test(tests: Sequence[str], setup: Sequence[str] = ()) -> tuple[s
     """Names that assertions use and nothing defines: those of the program under test.
 
     A built-in name counts only if there is no other and every test calls it (MBPP asks for a function named `sum`):
-    otherwise a program could define `set` or `sorted` to its liking. SyntaxError if tests or setup are no Python.
+    otherwise a program could define `set` or `sorted` to its liking. SyntaxError if tests or setup are not Python.
     """
     trees = [ast.parse(test) for test in tests]
     bound = {name for tree in (*trees, *map(ast.parse, setup)) for name in _bound_names(tree)}
@@ -90,7 +90,7 @@ def _check_function(row: Row) -> dict[str, Any]:
     try:
         expression = ast.parse(entry_point, mode="eval")  # such as `Solution().twice`
     except SyntaxError:
-        raise ValueError(f"entry_point {entry_point!r} is no name of a function") from None
+        raise ValueError(f"entry_point {entry_point!r} is not the name of a function") from None
     names = tuple(dict.fromkeys(_loaded_names(expression)))
     if not names:
         raise ValueError(f"entry_point {entry_point!r} names no function")

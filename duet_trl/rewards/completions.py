@@ -10,9 +10,9 @@ from ..gate.thoughts import Delimiters, Written, are_special, recognise, shown_t
 Completion = str | list[dict[str, Any]]
 
 MAX_ANSWER_LENGTH = 2_000
-"""Longer answers, in characters, are wrong unread. The longest gold answer of MATH has 159."""
+"""Longer answers, in characters, are graded as wrong unread. The longest gold answer of MATH has 159."""
 CACHE_SIZE = 65_536
-"""Verdicts that a verifier remembers: prompts come back every epoch, and a policy repeats itself."""
+"""Verdicts that a verifier remembers: prompts repeat every epoch, and a policy repeats itself."""
 WRITTEN = "duet_written"
 """Column that `DUETGRPOTrainer` and the evaluation add to the rows of reward functions: a `Written` per completion."""
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""Math reward: the boxed answer of a completion against a gold answer, checked by Math-Verify in killable processes.
 
-Some answers of a policy keep a computer algebra system busy for ever, and neither a thread nor Math-Verify's own alarm
-stops arithmetic in C. Worker processes (`math_worker.py`) grade, in which the kernel ends what uses up its time.
+Some answers of a policy keep a computer algebra system busy forever, and neither a thread nor Math-Verify's own alarm
+stops arithmetic in C. Worker processes (`math_worker.py`) grade, and the kernel ends those that exceed their time.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 WORKER_SCRIPT = Path(__file__).with_name("math_worker.py")
 CHUNK_SIZE = 16
-"""Most pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
+"""Maximum number of pairs sent to a worker at once: a large chunk may hold several answers that use up their time."""
 UNREADABLE_GOLD = "gold answer is empty, a sentence or cannot be parsed; its rows stay ungraded"
 WARNINGS = {"n": UNREADABLE_GOLD, "k": "answer used up its time and scores 0; raise timeout if it is right"}
 
@@ -52,7 +52,7 @@ def math_reward(completions: list[Completion], answer: list[Any], **kwargs: Any)
 class MathVerifier:
     r"""Grades boxed answers against gold answers with Math-Verify; callable as a TRL reward function.
 
-    A gold that is a solution counts as the answer that it states, in a box, behind #### or as "The answer is ...".
+    A gold that is a solution counts as the answer that it states, in a box, after #### or as "The answer is ...".
     Completions without a closed, non-empty box score 0.
 
     Args:
@@ -85,11 +85,11 @@ class MathVerifier:
         return self.grade([extract_boxed(text, which=self._which) for text in written], answer)
 
     def grade(self, answers: Sequence[str | None], golds: Sequence[Any]) -> list[float | None]:
-        """Verdicts on what stood in the boxes, None where there was none; the rest as in :func:`math_reward`."""
+        """Verdicts on the contents of the boxes, None without a box; the rest as in :func:`math_reward`."""
         return self._verdicts([self._pair(answer, gold) for answer, gold in zip(answers, golds, strict=True)])
 
     def answers(self, completions: list[Completion], **columns: Any) -> list[str | None]:
-        """What stands in the box of each completion; None without one, or with one that is too long to be read."""
+        """The content of each completion's box; None without one, or with one that is too long to be read."""
         boxed = [extract_boxed(text, which=self._which) for text in read_completions(completions, columns)]
         return [None if text is None or len(text) > MAX_ANSWER_LENGTH else text for text in boxed]
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""What only answer and gold together show, before Math-Verify sees them: choices, units, bases, the case of letters.
+r"""Checks that need both answer and gold, before Math-Verify sees them: choices, units, bases, the case of letters.
 
-Math-Verify takes `I` for `i`, overlooks the base of a number, and takes words for products. Words behind an answer:
+Math-Verify takes `I` for `i`, ignores the base of a number, and takes words for products. Words after an answer:
 `5\text{ cm}` is 5 and 50 mm, `3\text{ dozen}` 36, `5\text{ below zero}` not 5. One is dropped only if it is known to
-change nothing: a unit, a thing that is counted, a number (which multiplies). Another must stand on both sides. Two
+change nothing: a unit, a thing that is counted, a number (which multiplies). Any other must be on both sides. Two
 units are converted, or the answer is wrong. In LaTeX a bare letter is a variable: a unit is a unit by its font
 (`\text{}`, `\mathrm{}`) or by being a word that no product spells. Time is at most quadratic.
 """
@@ -40,7 +40,7 @@ _JOINT = re.compile(r"(/|\\cdot|\\times)\s*\Z")
 _LAST_COMMAND = re.compile(r"\\[a-zA-Z]+\Z")
 _VALUE_END = re.compile(r"[\w)\]}%!|']\Z")
 _NUMBERS = ("\\pi", "\\infty", "\\circ", "\\theta", "\\alpha", "\\beta", "\\lambda", "\\mu", "\\phi", "\\omega")
-"""Commands that a value may end with; behind others, `\\angle` or `\\sin`, text is no unit."""
+"""Commands that a value may end with; after others, `\\angle` or `\\sin`, text is not a unit."""
 _NO_UNIT = re.compile(r"\b(?:or|and|not)\b|(?<![a-zA-Z^{-])\d|[=<>]|\\(?:le|ge|ne|in)")
 _SUFFIX = rf"{_FONT}\{{\s*(st|nd|rd|th)\s*\}}"
 _ORDINAL = re.compile(rf"(?<=\d)(?:\s?\^\s?\{{\s*{_SUFFIX}\s*\}}|\s?\^?\s?{_SUFFIX}|\^\{{(th)\}}|\^?(th)(?![a-zA-Z]))")
@@ -58,13 +58,13 @@ _MOST_UNITS, _LONGEST_UNIT = 8, 40
 
 @dataclass
 class _Words:
-    """What the words behind a value say: a factor, powers of base units, what is counted, and words not known."""
+    """The meaning of the words after a value: a factor, powers of base units, what is counted, and words not known."""
 
     factor: Fraction = Fraction(1)
     dimension: Counter[str] = field(default_factory=Counter)
     things: set[str] = field(default_factory=set)
     unknown: list[str] = field(default_factory=list)
-    operations: str = ""  # LaTeX behind the value
+    operations: str = ""  # LaTeX after the value
 
     def multiply(self, unit: Unit, power: int) -> None:
         """Multiply by a unit to a power, which is small in any phrase that means something."""
@@ -120,7 +120,7 @@ def _written(text: str) -> str:
 
 
 def _choice(text: str) -> tuple[bool, str | None, str]:
-    """Whether it is a letter in parentheses or text font; the letter, None for none or two; the words behind it."""
+    """Whether it is a letter in parentheses or text font; the letter, None for none or two; the words after it."""
     plain = _TEXT.sub(r"\1", text).strip()
     match = _CHOICE.fullmatch(plain)
     is_choice = _LETTER_IN_TEXT.fullmatch(text) is not None
@@ -133,7 +133,7 @@ def _choice(text: str) -> tuple[bool, str | None, str]:
 
 
 def without_units(answer: str, gold: str) -> tuple[str | None, str]:
-    r"""Answer and gold without the words behind them; None in place of an answer whose words contradict the gold's.
+    r"""Answer and gold without the words after them; None in place of an answer whose words contradict the gold's.
 
     Example:
         >>> without_units(r"5\text{ cm}", "5"), without_units("5s", "5"), without_units("5 m", r"5\text{ m}")
@@ -165,7 +165,7 @@ def without_units(answer: str, gold: str) -> tuple[str | None, str]:
 
 
 def _compatible(one: _Words, other: _Words) -> bool:
-    """Whether the words of two values may be left out: what both sides say must agree, what one says be harmless."""
+    """Whether the words of two values may be left out: those on both sides must agree, those on one be harmless."""
     if sorted(one.unknown) != sorted(other.unknown):
         return False
     if one.dimension and other.dimension:
@@ -228,7 +228,7 @@ def _plain_ordinals(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The value and the phrase behind it; no phrase where nothing is before it."""
+    """The value and the phrase after it; no phrase where nothing is before it."""
     phrase = ""
     for _ in range(_MOST_UNITS):
         in_font = _UNIT.search(text) or _UNIT_FRACTION.search(text)

@@ -56,7 +56,7 @@ _ENCLOSING = {
     **{"abs": (r"\left|", r"\right|"), "floor": (r"\lfloor ", r"\rfloor "), "factorial": ("(", ")!")},
     **dict.fromkeys(("ceil", "ceiling"), (r"\lceil ", r"\rceil ")),
 }
-"""What takes the brackets behind it into LaTeX's own."""
+"""Commands after which brackets become LaTeX's own."""
 _CALL = re.compile(r"(?:(?<![a-zA-Z\\])(?:sqrt|cbrt|exp|abs|floor|ceil|ceiling|factorial)|\\(?:sqrt|exp)|√|\^)\s?\(")
 _NAME = re.compile(
     rf"\\(?:text|textrm|mathrm|operatorname)\s?\{{\s*({'|'.join([*_FUNCTIONS, *_GREEK, *_ALIASES])})\s*\}}"
@@ -93,7 +93,7 @@ _CLAUSE = re.compile(
     rf"(?<=\S)\s*,?\s*(?:\\text\s?\{{\s*,?\s*(?:for|where)(?:\s+{_CLAUSE_WORD})*\s*\}}\s*\$?[a-zA-Z]?\$?\s*"
     rf"(?:\\text\s?\{{\s*{_CLAUSE_WORD}(?:\s+{_CLAUSE_WORD})*\s*\}})?|\s(?:for|where)(?:\s+{_CLAUSE_WORD})+)\Z"
 )
-"""A clause behind a formula that says nothing about its letters: `\\text{ for any } c`."""
+"""A clause after a formula that tells nothing about its letters: `\\text{ for any } c`."""
 _STATED = re.compile(
     r"(?:[^.\n]*\b)?(?:the\s+)?(?:(?:final|correct)\s+)?answers?\s*(?:(?:is|are)\s*:?|:)\**\s+(\S.*?)\s*\.?\s*\Z",
     re.IGNORECASE | re.DOTALL,
@@ -119,7 +119,7 @@ _DEPTH = {**dict.fromkeys("{(", 1), **dict.fromkeys("})", -1)}
 
 
 def readable(answer: str) -> str:
-    r"""The answer in plain LaTeX, without what changes its looks only.
+    r"""The answer in plain LaTeX, without what changes only its appearance.
 
     Example:
         >>> readable(r"\(12{,}348~\text{cm}\)"), readable("(−∞, 90°]")
@@ -138,7 +138,7 @@ def readable(answer: str) -> str:
     text = _SURE_SEPARATOR.sub("", _CONJUNCTION.sub(", ", text))
     if "," in text and not _BRACKETS.search(text):
         joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text)
-        text = text if "," in joined else joined  # a comma that is left says that it is a list
+        text = text if "," in joined else joined  # a comma that is left shows that it is a list
     return _REPEATING.sub(_fraction, text) if _REPEATING.fullmatch(text) else text
 
 
@@ -168,7 +168,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def plain_as_latex(text: str) -> str:
-    r"""The text with everything that plain text writes without LaTeX in LaTeX.
+    r"""The text with plain-text notation rewritten in LaTeX.
 
     Example:
         >>> plain_as_latex("-4 + exp(9)"), plain_as_latex("x**2 + pi/6"), plain_as_latex(r"\sqrt[4]3")
@@ -194,12 +194,12 @@ def gold_answer(gold: str) -> str:
     words = _PROSE_WORD.findall(_COMMAND.sub(" ", answer))
     reasons = any(word.lower() in _REASONING for word in words)
     is_whole = len(words) >= 4 and answer.rstrip("$} ").endswith(".")
-    # no answer can be compared with a sentence; an expression or a name is none
+    # no answer can be compared with a sentence; an expression or a name is not one
     return "" if len(words) >= _MOST_WORDS or is_whole or len(words) >= 3 and reasons else answer
 
 
 def stated_answer(text: str) -> str:
-    """What a sentence such as "The answer is 5." says; the text as it is without one."""
+    """What a sentence such as "The answer is 5." states; the text as it is without one."""
     match = _STATED.fullmatch(text.strip()) if "nswer" in text or "NSWER" in text else None
     return match[1] if match else text
 
@@ -216,7 +216,7 @@ def _command(match: re.Match[str]) -> str:
 
 
 def _enclosed(text: str) -> str:
-    """The text with the brackets behind `sqrt`, `exp`, `^` and the like as LaTeX's own."""
+    """The text with the brackets after `sqrt`, `exp`, `^` and the like as LaTeX's own."""
     place = 0
     while (match := _CALL.search(text, place)) and (end := closing(text, match.end(), _PARENTHESES)) >= 0:
         left, right = _ENCLOSING[match[0][:-1].rstrip().removeprefix("\\").replace("√", "sqrt")]

@@ -3,7 +3,7 @@ r"""Worker of the math reward: a script run by its path that imports only the st
 
 Reads one JSON list of [answer | null, gold] pairs per line and writes one line with a character for each: "1" equal,
 "0" not equal, "n" gold not parsable, "k" killed. A fork grades, whose timers have the kernel's default action: an
-answer that uses up its time is killed wherever it is, also inside C code, and a new fork goes on behind it. It lives
+answer that uses up its time is killed wherever it is, also inside C code, and a new fork continues after it. It lives
 until then, because the parser is several times faster on what it has seen.
 """
 
@@ -37,7 +37,7 @@ math_verify.parser.latex2sympy = partial(latex2sympy, conversion_config=Conversi
 MEMORY_BYTES = 4 << 30
 """Address space of a grading process: towers of powers eat memory faster than time."""
 WALL_SECONDS_PER_CPU_SECOND = 10
-"""Wall-clock limit relative to the CPU limit; it only ends what neither computes nor returns."""
+"""Wall-clock limit relative to the CPU limit; it ends only what neither computes nor returns."""
 RETIREMENT_BYTES = 1 << 30
 """Resident memory at which a fork makes room for a new one; caches would take it away from later answers."""
 PARSE_CACHE_SIZE = 4_096
@@ -51,9 +51,9 @@ EITHER_NOTATION = re.compile(r"(?<![\w.\\}])(?!1e)\d+e[+-]\d(?![\w.^])")
 """`2e-1`, which may be both."""
 MIXED_NUMBER = re.compile(r"(\d+)\\[dtc]?frac\{(\d+)\}\{(\d+)\}")
 SMALL, ROUNDED_DIGITS = Rational(1, 1000), 6
-"""A decimal stands for what it is rounded from if it has so many decimals, or digits where it is SMALL."""
+"""A decimal stands for what it is rounded from if it has this many decimals, or digits where it is SMALL."""
 DOUBLE_DIGITS, DOUBLE_NOISE = range(15, 18), Rational(4, 10**16)
-"""A decimal of so many digits was printed by a program, whose last bits may be off by this share."""
+"""A decimal of this many digits was printed by a program, whose last bits may be off by this share."""
 FIRST_DIGITS, GUARD_DIGITS, MOST_DIGITS = 50, 12, 20_000
 """Digits that numbers are told apart by, those of them that arithmetic may spoil, and most for a last comparison."""
 POINTS = tuple(
@@ -61,7 +61,7 @@ POINTS = tuple(
 )
 """Values of letters at which expressions are told apart; letters beyond these stay letters, and tell nothing apart."""
 MOST_SIGNS = 4
-"""Letters of which every combination of signs is tried."""
+"""Maximum number of letters for which every combination of signs is tried."""
 BRACKETS = {**dict.fromkeys("([{", 1), **dict.fromkeys(")]}", -1)}
 RETIRED = 3
 """Exit code of a fork that makes room."""
@@ -145,13 +145,13 @@ def _without_percent(number: Expr) -> Expr:
 
 
 def _exact(expression: Expr) -> Expr:
-    """The expression with its decimals as the fractions that they are written as."""
+    """The expression with its decimals as exact fractions."""
     exact = expression.xreplace({one: Rational(str(one)) for one in expression.atoms(Float)})
     return exact.xreplace({one: one.args[0] for one in exact.atoms(UnevaluatedExpr)})
 
 
 def _value(number: Expr, digits: int) -> Expr | None:
-    """The number to so many digits, as a complex one if it must be; None if it has no finite value."""
+    """The number to `digits` digits, as a complex one if it must be; None if it has no finite value."""
     try:
         parts = number.evalf(digits, maxn=4 * digits).as_real_imag()
     except (ArithmeticError, AttributeError, TypeError, ValueError, NotImplementedError):
@@ -163,7 +163,7 @@ def _value(number: Expr, digits: int) -> Expr | None:
 
 
 def _rounding(number: Expr, exact: Expr) -> Rational:
-    """Most that a decimal may be away from what it is rounded from; 0 for other numbers and few decimals."""
+    """Maximum distance of a decimal from what it is rounded from; 0 for other numbers and few decimals."""
     written = [one for one in (number, *number.args) if isinstance(one, Float) and one]
     if len(written) != 1 or len(number.atoms(Float)) != 1 or not (exact := exact.doit()).is_Rational:
         return Rational(0)
@@ -256,7 +256,7 @@ def _repeats(entries: list[str]) -> bool:
 
 
 def _entries(text: str) -> list[str]:
-    """What stands between the commas and semicolons of a list that no brackets are around."""
+    """The entries between the commas and semicolons of a list that no brackets are around."""
     entries, depth = [""], 0
     for letter in text:
         depth += BRACKETS.get(letter, 0)
@@ -280,7 +280,7 @@ class Grader:
         """Verdicts on all pairs."""
         verdicts = b""
         while len(verdicts) < len(pairs):
-            # an idle fork that something else has ended is no answer's fault
+            # an idle fork that something else has ended is not the fault of an answer
             if self._pid == 0 or os.waitpid(self._pid, os.WNOHANG)[0]:
                 self._fork()
             verdicts += self._ask(pairs[len(verdicts) :])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words that may stand behind a number: units with their factors, numbers, things that are counted, and fillers."""
+"""Words that may follow a number: units with their factors, numbers, things that are counted, and fillers."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ celsius 1 celsius C; fahrenheit 1 fahrenheit F; kelvin 1 kelvin K
 cent 1 cent; cent 100 dollar usd buck; euro 1 euro eur; rupee 1 rupee rs; peso 1 peso; yen 1 yen
 sterling 1 sterling; am 1 am; pm 1 pm
 """
-"""Base units, factor and names. What converts only on some days (months and days, dollars and euros) has its own."""
+"""Base units, factor and names. Units without a fixed rate (months and days, dollars and euros) have their own."""
 _POWERS = {-9: "n nano", -6: "µ u micro", -3: "m milli", -2: "c centi", -1: "d deci", 3: "k kilo", 6: "M mega"}
 _PREFIXES = {prefix: Fraction(10) ** power for power, names in _POWERS.items() for prefix in names.split()}
 
@@ -85,7 +85,7 @@ THINGS = frozenset(
     vertice video visit vote voter water watermelon wheel window wire woman women word worker zero
     """.split()
 )
-"""Things that are counted, in the singular. What stands for a number (pair, score, gross) only where it is counted."""
+"""Things that are counted, in the singular. Those that mean a number (pair, score, gross) only where counted."""
 
 SHORT_BARE = frozenset("cm mm km kg ft lb hr yr min sec mph kmph kmh deg gal day man men way toy ml mL egg".split())
-"""Short words that are read without a text font too, behind a number or a blank: they are hardly a product."""
+"""Short words that are read without a text font too, after a number or a blank: they are rarely a product."""

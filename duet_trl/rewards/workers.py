@@ -16,7 +16,7 @@ class Worker:
     """A process that leads a session. A subclass starts it (`_process`) and exchanges a request for an answer."""
 
     lost_by: tuple[type[Exception], ...] = (BrokenPipeError,)
-    """What `start` and `exchange` raise where the process was lost."""
+    """Exceptions of `start` and `exchange` where the process was lost."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[Any] | None = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer's arguments must be, before a tokenizer or a model is loaded."""
+"""Checks of the trainer's arguments, before a tokenizer or a model is loaded."""
 
 import inspect
 from typing import Any
@@ -44,7 +44,7 @@ def check_arguments(
     """All arguments of the trainer but the model, before one is loaded.
 
     `data` are training and evaluation set, `others` arguments that go to GRPOTrainer. Returns the method as far as it
-    is known, and whether rollouts end by rules of their own.
+    is known, and whether rollouts end by their own rules.
     """
     needs = check_method(method, args, reward_funcs)
     check_engine(engine)
@@ -57,9 +57,9 @@ def check_arguments(
 
 
 def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any) -> Method:
-    """The method as far as it is known before the model: its attributes say what the run needs.
+    """The method as far as it is known before the model: its attributes state what the run needs.
 
-    TypeError if it is none. ValueError unless one is given exactly where the configuration says so, if its state would
+    TypeError if it is not one. ValueError unless it is given exactly where the configuration asks, if its state would
     not survive a checkpoint, or if it compares answers and no reward function can.
     """
     if method is not None:
@@ -126,7 +126,7 @@ def check_engine(engine: Any) -> None:
             f"{name}, or functools.partial({name}, ...)" if "generate" in dir(engine) else "the class of an engine"
         )
         raise TypeError(
-            f"engine must build an engine from a Policy, got {engine!r}. Pass {remedy}; an engine of TRL's is chosen "
+            f"engine must build an engine from a Policy, got {engine!r}. Pass {remedy}; TRL's engines are chosen "
             "by use_vllm and vllm_mode."
         )
     if isinstance(engine, type):
@@ -145,7 +145,7 @@ def check_built(engine: Any, name: str) -> None:
 
 
 def check_rewards(reward_funcs: Any, train: Any, evaluation: Any) -> None:
-    """TypeError for what is no function, model or name of one; ValueError if a data set lacks a column it needs."""
+    """TypeError for what is not a function, model or its name; ValueError if a data set lacks a column it needs."""
     given = [] if reward_funcs is None else reward_funcs if isinstance(reward_funcs, list) else [reward_funcs]
     for one in given:
         name = one.__name__ if isinstance(one, type) else ""
@@ -156,7 +156,7 @@ def check_rewards(reward_funcs: Any, train: Any, evaluation: Any) -> None:
 
 
 def _left_out(one: Any, protocol: type, name: str) -> bool:
-    """Whether an object, or a class, has no function of its own for one that the protocol only describes."""
+    """Whether an object, or a class, lacks its own version of a function that the protocol only describes."""
     found = inspect.getattr_static(one, name, None)
     return found is None or found is vars(protocol)[name]
 
@@ -173,6 +173,6 @@ def ends_by_own_rules(arguments: dict[str, Any], args: DUETGRPOConfig) -> bool:
     if given and of_batches:
         raise ValueError(
             f"{of_batches[0][0]}={of_batches[0][1]!r} cannot have an effect with {given[0]}, where "
-            "GRPOTrainer trains batches of its own. Remove it."
+            "GRPOTrainer trains its own batches. Remove it."
         )
     return bool(given)

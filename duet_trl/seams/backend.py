@@ -94,7 +94,7 @@ class ColocatedBackend(Backend):
                 _PORTS.add(os.environ["MASTER_PORT"])
             options: dict[str, Any] = {"logits_processors": [PROCESSOR]}
             if on_cpu:
-                # vLLM would compile longer than it gains, and choose a precision of its own. The policy is what the
+                # vLLM would compile longer than it gains, and choose its own precision. The policy is what the
                 # trainer multiplies: where only one side rounds to bfloat16, they drift apart as weights move.
                 dtype = torch.bfloat16 if trainer.args.bf16 else trainer.model.dtype
                 options |= {"dtype": str(dtype).removeprefix("torch."), "enforce_eager": True}
@@ -124,10 +124,10 @@ class ColocatedBackend(Backend):
 
 
 def choose_backend(args: DUETGRPOConfig, own: Callable[[Policy], Engine] | None = None) -> Backend:
-    """What generates the rollouts of a run."""
+    """The backend that generates the rollouts of a run."""
     if own is not None:
         if args.use_vllm:
-            raise ValueError("use_vllm=True builds an engine of TRL's beside the one in `engine`. Set use_vllm=False.")
+            raise ValueError("use_vllm=True builds TRL's engine besides the one in `engine`. Set use_vllm=False.")
         return OwnBackend(args, own)
     if not args.use_vllm:
         return Backend(args)
@@ -214,7 +214,7 @@ def _free_port() -> int:
 
 
 def _share_cores() -> None:
-    """Let vLLM and training use the same CPU cores: what docs/servers.md#on-a-cpu asks for and nobody has set.
+    """Let vLLM and training use the same CPU cores: the settings of docs/servers.md#on-a-cpu that are not set.
 
     vLLM binds its threads to cores that training uses as well, and threads that wait for each other crawl.
     """

@@ -3,7 +3,7 @@
 
 transformers writes the files of a checkpoint one by one into the folder that it will resume from, and takes the folder
 with the highest number without a look inside (huggingface/transformers#35782). What a process leaves that is killed
-while it writes, or that runs out of disk, has that highest number. `trainer_state.json` is the last file of all.
+while it writes, or that runs out of disk, has that highest number. `trainer_state.json` is written last.
 """
 
 import json
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 STATE_FILE = "duet_state.json"
 ARRAYS_FILE = "duet_state.safetensors"
 VERSION = 7
-"""Goes up with every change of what a state holds."""
+"""Incremented with every change of what a state holds."""
 
 _ARRAY = "__array__"
 _JSON = (str, int, float, type(None))
@@ -46,7 +46,7 @@ def write_state(folder: Path, state: dict[str, Any], identity: dict[str, Any]) -
 
 
 def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    """What `write_state` wrote; ValueError if there is none, or it is of another version or configuration."""
+    """The state that `write_state` wrote; ValueError if there is none, or if version or configuration differ."""
     path = folder / STATE_FILE
     if not path.exists():
         raise ValueError(
@@ -74,9 +74,9 @@ def read_state(folder: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_json(owner: str, value: Any, *, arrays: bool = True) -> None:
-    """TypeError for what JSON does not bring back as it was, and for arrays that safetensors does not hold.
+    """TypeError for what JSON does not restore unchanged, and for arrays that safetensors does not hold.
 
-    It names the place in what `owner` holds, the value and the remedy; `arrays` may stand in nested dicts alone.
+    It names the place in what `owner` holds, the value and the remedy; `arrays` may be in nested dicts only.
     """
     if isinstance(value, dict):
         for key, one in value.items():
@@ -132,7 +132,7 @@ _TORCH_FILES = ("*.pt", "*.pth", "*model*.bin", "optimizer.bin", "training_args.
 def resume_point(asked: str | bool | None, output_dir: str) -> str | bool | None:
     """The folder that `resume_from_checkpoint` means, True the newest of `output_dir` that is whole.
 
-    What was asked for where that is nothing, or where there is no checkpoint. ValueError if the folder that was named
+    `asked` itself where it is empty, or where there is no checkpoint. ValueError if the folder that was named
     is torn, or all checkpoints of the run are.
     """
     if not asked or (asked is not True and not Path(asked).is_dir()):
@@ -148,7 +148,7 @@ def resume_point(asked: str | bool | None, output_dir: str) -> str | bool | None
             raise ValueError(f"{asked} was not written to its end: {reason}. {remedy}.")
         return asked
     if not found:
-        return asked  # transformers says so
+        return asked  # transformers reports it
     if not whole:
         raise ValueError(f"{found[-1]} was not written to its end: {torn[found[-1]]}. {remedy}.")
     for path in found[found.index(whole[-1]) + 1 :]:
@@ -157,7 +157,7 @@ def resume_point(asked: str | bool | None, output_dir: str) -> str | bool | None
 
 
 def why_torn(folder: Path) -> str | None:
-    """What shows that a checkpoint was not written to its end, or has lost a part since; None: it is whole."""
+    """Evidence that a checkpoint was not written to its end, or has lost a part since; None: it is whole."""
     if not (folder / TRAINER_STATE_NAME).exists():
         return f"it has no {TRAINER_STATE_NAME}, which is written last"
     for path in sorted(folder.iterdir()):
@@ -168,7 +168,7 @@ def why_torn(folder: Path) -> str | None:
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """While active, a folder that is written again is no checkpoint; one that cannot be written is named."""
+    """While active, a folder that is written again is not a checkpoint; one that cannot be written is named."""
     (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
     written = False
     try:
@@ -176,7 +176,7 @@ def writing(folder: Path) -> Iterator[None]:
         written = True
     finally:
         if not written:
-            # Of Python, of torch and of safetensors: what a full disk raises. Another error says itself what is wrong.
+            # Errors of Python, torch and safetensors on a full disk. Any other error states what is wrong.
             disk = isinstance(sys.exception(), OSError | RuntimeError | SafetensorError)
             free = f"; {shutil.disk_usage(folder.parent).free / 1e9:.1f} GB are free on its disk" if disk else ""
             logger.error(
@@ -202,5 +202,5 @@ def _is_cut(path: Path) -> bool:
             safe_open(path, "np")  # compares the length with the header's
     except (ValueError, SafetensorError):  # a character that is cut in two is a ValueError
         return True
-    # The table of contents of a zip file, as torch writes them, stands at its end.
+    # The table of contents of a zip file, as torch writes them, is at its end.
     return any(map(path.match, _TORCH_FILES)) and path.is_file() and not zipfile.is_zipfile(path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the trainer asks of the data set: text prompts with an identity that lasts across epochs, and more of them."""
+"""Checks of the data set: text prompts, with an identity across epochs, and more of them."""
 
 import hashlib
 import inspect
@@ -23,7 +23,7 @@ _TABLE_ROWS = 65_536
 _SHOWN = 120
 """Characters of a value in an error."""
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-"""What TRL passes to a reward function besides the columns of the data set."""
+"""Arguments that TRL passes to a reward function besides the columns of the data set."""
 _WITHHELD = {"prompt", "completion", "completion_ids"}
 """Columns that TRL does not pass on."""
 
@@ -56,7 +56,7 @@ def check_data(dataset: Any, args: DUETGRPOConfig, *, needs_prompt: bool) -> Non
 
 
 def check_evaluation(dataset: Any, *, needs_prompt: bool) -> None:
-    """Likewise for the prompts of an `eval_dataset`: a data set, or several by name."""
+    """The same for the prompts of an `eval_dataset`: a data set, or several by name."""
     for name, one in _named(dataset):
         _check_prompts(one, f"The evaluation set{name}", needs_prompt=needs_prompt)
 
@@ -111,7 +111,7 @@ def complaint(prompt: Any) -> str | None:
         return "has no message"
     for message in prompt:
         if not isinstance(message, dict) or message.get("role") is None:
-            return f"holds {short(message)}, which is no message with a 'role' and a 'content'"
+            return f"holds {short(message)}, which is not a message with a 'role' and a 'content'"
         parts = message.get("content")
         if parts is None and not message.get("tool_calls"):
             return f"holds {short(message)}, which has no 'content'"
@@ -130,7 +130,7 @@ def _check_prompts(dataset: Dataset | IterableDataset, which: str, *, needs_prom
                 "messages: dataset.rename_column(name, 'prompt')."
             )
         return
-    # Of a stream its first row; it is read as it is trained on.
+    # Of a stream only the first row; the others are read as they are trained on.
     found = _values(dataset, "prompt") if _is_table(dataset) else (row["prompt"] for row in dataset.take(1))
     for row, prompt in enumerate(found):
         if (text := complaint(prompt)) is not None:
@@ -150,13 +150,13 @@ def _check_ids(dataset: Dataset, column: str) -> None:
         if one is None or one != one:  # NaN
             raise ValueError(
                 f"prompt_id_column={column!r} is {one} in row {row} of the data set. Give every row an id, or leave "
-                "prompt_id_column out: a hash of the prompt stands in."
+                "prompt_id_column out: a hash of the prompt is used."
             )
     if not _differ(ids) and "prompt" in dataset.column_names and _differ(_values(dataset, "prompt")):
         raise ValueError(
             f"prompt_id_column={column!r} is {ids[0]!r} in all {len(ids)} rows of the data set, so that all prompts "
             "would share one history. Name a column with one value a prompt, or leave it out: a hash of the prompt "
-            "stands in."
+            "is used."
         )
 
 
@@ -187,7 +187,7 @@ def _columns(dataset: Dataset | IterableDataset) -> list[str]:
 
 
 def _is_table(dataset: Dataset | IterableDataset) -> bool:
-    """Whether all rows can be read now; with a transform they are what they are only once they are asked for."""
+    """Whether all rows can be read now; with a transform they exist only once they are requested."""
     return isinstance(dataset, Dataset) and dataset.format["type"] != "custom"
 
 
@@ -204,7 +204,7 @@ def _wanted(function: Any) -> set[str]:
         return set()
     try:
         parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # a function of C says nothing
+    except ValueError:  # a function of C has no signature
         return set()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {one.name for one in parameters if one.default is inspect.Parameter.empty and one.kind in kinds}
@@ -221,7 +221,7 @@ def short(value: Any) -> str:
 
 
 def data_sample(dataset: Any, column: str | None) -> dict[str, Any] | None:
-    """What tells one data set from another: how many rows, and the keys of some; None for a stream."""
+    """A fingerprint of a data set: its number of rows, and the keys of some; None for a stream."""
     if not isinstance(dataset, Dataset) or "prompt" not in dataset.column_names:
         return None
     rows = sorted({number * (len(dataset) - 1) // _SAMPLED_ROWS for number in range(_SAMPLED_ROWS + 1)})

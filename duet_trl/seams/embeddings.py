@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Vectors of prompts, for a method that compares prompts: from the policy, or from a sentence model.
 
-Only the prompts that a step visits are embedded. A sentence model that cannot be loaded is found before the policy is.
+Only the prompts that a step visits are embedded. A sentence model that cannot be loaded fails before the policy loads.
 """
 
 import logging
@@ -23,10 +23,10 @@ Embed = Callable[[Sequence[Prompt]], np.ndarray]
 
 
 def embedder(source: str | None, trainer: GRPOTrainer) -> Embed | None:
-    """What embeds the prompts of a run, whose trainer need not have its model yet.
+    """The embedding of the prompts of a run, whose trainer need not have its model yet.
 
     `source` is "policy", or the name or folder of a sentence-transformers model (ValueError if it cannot be loaded,
-    ImportError without the library); None: nobody asks.
+    ImportError without the library); None: not needed.
     """
     if source is None:
         return None
@@ -52,7 +52,7 @@ def prompt_text(prompt: Any) -> str:
 def policy_vectors(trainer: GRPOTrainer, prompts: Sequence[Prompt]) -> np.ndarray:
     """Mean of the policy's input embeddings over the tokens of each prompt's text, shape (M, D), float32.
 
-    Read anew for every step: they move with training, and a resumed run must find what this one does. A collective
+    Read again at every step: they move with training, and a resumed run must find what this one does. A collective
     where the model is sharded.
     """
     texts = [prompt_text(prompt.example["prompt"]) for prompt in prompts]
@@ -80,7 +80,7 @@ def _sentence_model(name: str) -> Any:
         return SentenceTransformer(name, device="cpu")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"embeddings={name!r} is no sentence-transformers model that could be loaded: {error} Name another model "
+            f"embeddings={name!r} is not a sentence-transformers model that loads: {error} Name another model "
             "or its folder, or set 'policy'."
         ) from error
 

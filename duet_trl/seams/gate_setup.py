@@ -38,7 +38,7 @@ def load_tokenizer(
 
 
 def thought_delimiters(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> Delimiters | None:
-    """What opens and closes the thoughts of this run; None: the model has none."""
+    """The thought delimiters of this run; None: the model has none."""
     names = args.thought_delimiters
     return find_delimiters(tokenizer) if names is None else parse_delimiters(names)
 
@@ -59,7 +59,7 @@ def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBas
         sentinel = find_sentinel(tokenizer, vocab_size, eos_ids, {*taken, *shown})
     elif not 0 <= args.sentinel_token_id < vocab_size or args.sentinel_token_id in eos_ids:
         raise ValueError(
-            f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is no EOS {list(eos_ids)}, got "
+            f"sentinel_token_id must be a vocabulary id in [0, {vocab_size}) that is not an EOS {list(eos_ids)}, got "
             f"{args.sentinel_token_id}. Leave it at None to have one found."
         )
     else:
@@ -68,7 +68,7 @@ def prepare_gate(model: str | torch.nn.Module, tokenizer: PreTrainedTokenizerBas
 
 
 def _configurations(model: str | torch.nn.Module, args: DUETGRPOConfig) -> tuple[PretrainedConfig, GenerationConfig]:
-    """Of the model and of its generation, without loading weights."""
+    """Configurations of the model and of its generation, without loading weights."""
     if not isinstance(model, str):
         return model.config, model.generation_config
     source = _source(args)
@@ -107,14 +107,14 @@ def extra_eos_ids(tokenizer: PreTrainedTokenizerBase, args: DUETGRPOConfig) -> l
     ids = [tokenizer.get_vocab().get(token) for token in tokens]
     if None in ids:
         raise ValueError(
-            f"extra_eos_tokens names {tokens[ids.index(None)]!r}, which is no single token of the tokenizer "
+            f"extra_eos_tokens names {tokens[ids.index(None)]!r}, which is not a single token of the tokenizer "
             f"{tokenizer.name_or_path!r}. Name a token of its vocabulary, or leave it out."
         )
     return ids
 
 
 def warn_of_turns(trainer: GRPOTrainer) -> None:
-    """Say so if the chat template ends a turn with a token that ends no rollout, and the prompts are messages."""
+    """Warn if the chat template ends a turn with a token that ends no rollout, and the prompts are messages."""
     tokenizer, dataset = trainer._tokenizer, trainer.train_dataset
     if dataset is None or tokenizer.chat_template is None or not trainer.accelerator.is_main_process:
         return
@@ -127,7 +127,7 @@ def warn_of_turns(trainer: GRPOTrainer) -> None:
     if end is not None and end not in trainer.eos_token_ids:
         token = tokenizer.convert_ids_to_tokens(end)
         logger.warning(
-            f"The chat template ends a turn with {token!r} (id {end}), which is no EOS of tokenizer or model "
-            f"{list(trainer.eos_token_ids)}: a rollout would go on behind its turn, up to max_completion_length. Set "
+            f"The chat template ends a turn with {token!r} (id {end}), which is not an EOS of tokenizer or model "
+            f"{list(trainer.eos_token_ids)}: a rollout would run past its turn, up to max_completion_length. Set "
             f"extra_eos_tokens=[{token!r}]."
         )

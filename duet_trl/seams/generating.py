@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loop asks of TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
+"""The loop's requests to TRL: to generate, score and answer rollouts of a round (`duet_trl.loop.Host`).
 
-What an engine returned is held against what was asked for and against the policy in training. An engine that ends
-rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no figure of the
-run looks wrong.
+What an engine returned is compared with the requests and with the policy in training. An engine that ends
+rollouts elsewhere, or that samples from other weights, trains a policy on what it never wrote, and no metric of
+the run shows it.
 """
 
 import logging
@@ -32,7 +32,7 @@ from .train_rows import side_by_side, standing_in
 class Generation:
     """Generates and scores for a trainer; the loop's host.
 
-    Of its collaborators `checkpoints` is asked for one when a server is lost; without a `setup` the run has no gate.
+    Its `checkpoints` writes one when a server is lost; without a `setup` the run has no gate.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Generation:
     ) -> torch.Tensor:
         """Rewards of the rows of all processes, shape (W * R, F).
 
-        `inputs` are R rows of the data set, `completions` text or messages. `opened` says which prompts open a
+        `inputs` are R rows of the data set, `completions` text or messages. `opened` marks the prompts that open a
         thought, shape (R,), bool; None: read from them.
         """
         trainer = self.trainer
@@ -191,7 +191,7 @@ class Generation:
     # ---- Engine -----------------------------------------------------------------------------------------------------
 
     def _completions(self, jobs: Sequence[Job], requests: list[Request]) -> list[Completion]:
-        """What is generated for each request: nothing where the job is a whole rollout."""
+        """The completion of each request: empty where the job is a whole rollout."""
         rows, asked = self._sent(jobs, requests)
         found = self.exchange.fail_together(lambda: self.checks.completions(self.engine.generate(asked), asked))
         done = dict(zip(rows, found, strict=False))
@@ -204,21 +204,21 @@ class Generation:
 
     def _sent(self, jobs: Sequence[Job], requests: list[Request]) -> tuple[list[int], list[Request]]:
         """Jobs in the order in which the engine is asked for them, and the requests that it gets."""
-        # Every process sends as many requests, and at least one: it tells whether the engine gives log-probs. Where
-        # there are fewer, whole rollouts stand in, with a token that nobody reads.
+        # Every process sends the same number of requests, at least one: it tells whether the engine has log-probs.
+        # Where there are fewer, whole rollouts fill in, with a token that nobody reads.
         rows = sorted(range(len(jobs)), key=lambda row: jobs[row].whole)
         sent = max(1, self.exchange.largest(sum(not job.whole for job in jobs)))
         return rows, [replace(requests[row], number=number) for number, row in enumerate(rows[:sent])]
 
     def _filled_up(self, jobs: Sequence[Job], rows: int) -> list[Job]:
-        """The jobs that are asked for; processes that share an engine ask for as many each."""
+        """The jobs that are asked for; processes that share an engine ask for the same number each."""
         return [*jobs, *jobs[-1:] * (0 if self.trainer.vllm_tensor_parallel_size == 1 else rows - len(jobs))]
 
     def _requests(self, jobs: Sequence[Job], prompt_ids: list[list[int]], opened: list[bool]) -> list[Request]:
         return [self._request(*one) for one in zip(jobs, prompt_ids, opened, strict=False)]
 
     def _request(self, job: Job, prompt_ids: list[int], in_thought: bool) -> Request:
-        if job.whole:  # every process sends as many requests, so this one may have a token drawn that nobody reads
+        if job.whole:  # every process sends the same number, so this one may have a token drawn that nobody reads
             return Request(prompt_ids, max_tokens=1, in_thought=in_thought)
         limit = self.trainer.max_completion_length if job.max_tokens is None else job.max_tokens
         gate = job.gate if job.gate is not None and job.gate.active else None
@@ -275,7 +275,7 @@ MAX_GAP = 1.0
 """Nats a token. bfloat16, another kernel and a step of delay stay below 0.1; other weights or another unit do not."""
 _STALE_GAP = 0.2
 _STALE_GROWTH = 4.0
-"""Of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
+"""Growth of the gap since the first step, from `_STALE_GAP` on: the policy moves away from what the engine samples."""
 
 
 class EngineChecks:
@@ -330,7 +330,7 @@ class EngineChecks:
         if not self._runs_on and not self.end_ids.isdisjoint(ids[:-1]):
             at = next(place for place, token in enumerate(ids) if token in self.end_ids)
             return (
-                f"{len(ids) - at - 1} tokens behind the end token {ids[at]} of rollout {number}. It must end a "
+                f"{len(ids) - at - 1} tokens after the end token {ids[at]} of rollout {number}. It must end a "
                 "rollout at each of the policy's end tokens (Policy.eos_ids)."
             )
         ended, full = not self.end_ids.isdisjoint(ids[-1:]), len(ids) == request.new_tokens

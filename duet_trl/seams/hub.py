@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What goes to the Hugging Face Hub beside the model: a card that says how it was trained, and the method's state."""
+"""Files for the Hugging Face Hub besides the model: a card on how it was trained, and the method's state."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-# What the HTTP library raises without a network: httpx's class in huggingface_hub 1, that of httpx2 in 2.
+# The HTTP library's exception without a network: httpx's class in huggingface_hub 1, that of httpx2 in 2.
 from huggingface_hub.errors import HTTPError
 
 from ..config import DUETGRPOConfig
@@ -49,7 +49,7 @@ def extend_card(trainer: Any) -> None:
 
 @contextmanager
 def pushing(trainer: Any) -> Iterator[None]:
-    """While a model is pushed, once it is saved with the method's state: what keeps it from the Hub says what to do.
+    """While a model is pushed, once it is saved with the method's state: what keeps it from the Hub names the remedy.
 
     Raises:
         RuntimeError: In place of what the HTTP library raises.

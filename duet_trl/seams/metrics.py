@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step of any method logs: metrics under `duet/`, TRL's own and its table of completions over all rollouts, and
-warnings, once each, of a run that is not what it looks like."""
+"""The log of a step: metrics under `duet/`, TRL's own and its table of completions over all rollouts, and warnings,
+once each, about a run that is not what it looks like."""
 
 import logging
 import math
@@ -105,7 +105,7 @@ def _weights(step: StepRecord) -> dict[str, float]:
 
 
 class Reporters:
-    """Who reports which metric under `duet/`: a name has one reporter, or two figures would be averaged."""
+    """The reporter of each metric under `duet/`: a name has only one, or two figures would be averaged."""
 
     def __init__(self) -> None:
         self._by: dict[str, str] = {}
@@ -115,7 +115,7 @@ class Reporters:
 
         Raises:
             ValueError: If somebody else reports one of them.
-            TypeError: If one is no number.
+            TypeError: If one is not a number.
         """
         for name, value in values.items():
             other = self._by.setdefault(name, by)
@@ -251,10 +251,10 @@ class RunWatch:
         self.patience = patience
         self._steps = self._rollouts = self._better = self._limited = 0
         self._any_marker = self._marker_settled = self._values_warned = self._gate_seen = False
-        self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: said
+        self._idle = 0  # generation steps in a row in which no rollout had an advantage; -1: reported
 
     def judged(self, step: StepRecord) -> None:
-        """What a judged step tells of gates, markers and advantages."""
+        """Check gates, markers and advantages of a judged step."""
         gates = [job.gate for job in step.jobs if job.gate is not None]
         if gates:  # else nothing has looked for a marker
             for warning in () if self._gate_seen else gate_warnings(gates[0], self.max_tokens):
@@ -321,7 +321,7 @@ class RunWatch:
 
 
 def gate_warnings(spec: GateSpec, limit: int) -> list[str]:
-    """What of a gate stops no rollout of at most `limit` tokens, or so late that not a poll interval is saved.
+    """Parts of a gate that stop no rollout of at most `limit` tokens, or too late to save a poll interval.
 
     The gate is one of the first step. K2 moves, so it is taken at the first token.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generation beside training: while a step trains, the server generates the rollouts of the next one.
+"""Generation during training: while a step trains, the server generates the rollouts of the next one.
 
-They are of the weights before the updates of the step, so one step behind when they are trained; the log-probs of the
-engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides how
-many there are and when each stops. Only the first round of a step is begun early: later ones depend on its rewards.
+They come from the weights before the updates of the step, so one step behind when they are trained; the log-probs of
+the engine correct for it, as for any difference between engine and policy. What the method has learnt by then decides
+how many there are and when each stops. Only the first round of a step begins early: later ones depend on its rewards.
 """
 
 import logging
@@ -39,7 +39,7 @@ class Ahead:
         return item
 
     def item(self, number: int) -> Any:
-        """The item of a number that has not been returned yet; None: there are not so many."""
+        """The item of a number that has not been returned yet; None: there are fewer."""
         while self._next + len(self._seen) <= number:
             try:
                 self._seen.append(next(self.items))
@@ -79,7 +79,7 @@ class Overlap:
         return begun
 
     def begin(self, scored: StepRecord) -> None:
-        """Begin the step behind the one that was just scored, before that one trains; its seconds are that one's."""
+        """Begin the step after the one just scored, before that one trains; its seconds count for that one."""
         trainer, started = self.trainer, time.perf_counter()
         trainer.engine.forget_begun()
         inputs = self._next_inputs()
@@ -111,11 +111,11 @@ class Overlap:
         return self._ahead.item(trainer._step + per_batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the step that was begun: JSON values and arrays."""
+        """State of the step that was begun, for a checkpoint: JSON values and arrays."""
         return {"begun": self.trainer.engine.begun_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state_dict()`, or take up a run that had no overlap."""
-        # Where each node writes a checkpoint of its own, that of process 0 has the rollouts.
+        # Where each node writes its own checkpoint, that of process 0 has the rollouts.
         self.trainer.engine.load_begun(self.trainer.exchange.first(state.get("begun", {})))
         self._restored = True

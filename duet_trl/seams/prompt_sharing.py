@@ -2,7 +2,7 @@
 """Where rows of one prompt share its forward pass in training (`shared_prompts`, `update/shared_prompt.py`).
 
 TRL's log-probs, old, new and of a reference model, come from one function, which hands over here. transformers asks
-an attention implementation for a mask, with a function that says what a layer sees, and later for attention. Ours
+an attention implementation for a mask, with a function that defines what a layer sees, and later for attention. Ours
 answers a shared row with the masks of its blocks, from that same function, so that windows of whatever kind are the
 model's own; everything else is SDPA, untouched.
 """
@@ -92,7 +92,7 @@ class PromptSharing:
         compute_entropy: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, None]:
-        """What `stock`, TRL's function, returns for these arguments; others are of images and routers: there are none.
+        """The result of `stock`, TRL's function, for these arguments; the others, of images and routers, are absent.
 
         Micro-batches have `batch_size` rows, and `logits_to_keep` columns of answers.
         """
@@ -116,7 +116,7 @@ class PromptSharing:
 
 
 def prompt_sharing(trainer: Any) -> PromptSharing | None:
-    """What lets rows of the trainer's policy share their prompts; None where they cannot, or are not to.
+    """The means by which rows of the trainer's policy share prompts; None where they cannot, or are not to.
 
     Raises:
         ValueError: If they are to (`shared_prompts=True`) and cannot.
@@ -143,7 +143,7 @@ def _base(model: nn.Module) -> Any:
 
 
 def _obstacle(trainer: Any) -> str | None:
-    """What keeps rows apart and the comparison would not find, with the remedy."""
+    """An obstacle to shared rows that the comparison would not find, with the remedy."""
     model = _base(trainer.model)
     attention = model.config._attn_implementation
     dropout = [one.p for one in trainer.model.modules() if isinstance(one, nn.Dropout)]

@@ -32,11 +32,11 @@ DATA_FILE = "duet_data.json"
 
 
 class TrainingStopped(RuntimeError):
-    """A run cannot go on; the checkpoint of the state before the step is written, and the text names it."""
+    """A run cannot continue; the checkpoint of the state before the step is written, and the message names it."""
 
 
 class Checkpoints:
-    """Checkpoints of a trainer: what is written beside transformers' files, and what is restored from it.
+    """Checkpoints of a trainer: what is written next to transformers' files, and what is restored from it.
 
     The trainer's `loop` and `several` hold the state; without an `automaton` the run has no gate.
     """
@@ -57,7 +57,7 @@ class Checkpoints:
     def if_failing(self) -> Iterator[None]:
         """While active, an error of a reward function or an engine leaves a checkpoint of the state before the step.
 
-        The error goes on to the caller as it is. On several processes there is none: to write it takes all of them,
+        The error reaches the caller unchanged. On several processes there is none: to write it takes all of them,
         and not every error is known to all.
         """
         written = False
@@ -83,7 +83,7 @@ class Checkpoints:
         raise TrainingStopped(f"Training stopped: {reason.rstrip('.')}. The state before it is in {self.folder()}.")
 
     def stop_if_unscored(self, step: StepRecord) -> None:
-        """End training if a step has nothing to learn from; plain GRPO goes on, as TRL does."""
+        """End training if a step has nothing to learn from; plain GRPO continues, as TRL does."""
         if step.nonfinite.all() and self.trainer.args.method != "grpo":
             self.stop(
                 f"no rollout of generation step {step.prompts.step} has a finite reward: every reward function "
@@ -91,7 +91,7 @@ class Checkpoints:
             )
 
     def check_first(self, method: Method) -> None:
-        """Check the state of a method after the first step: a fresh one says little of what it will hold."""
+        """Check the state of a method after the first step: a fresh one shows little of what it will hold."""
         if not self._checked:
             check_json(f"{type(method).__name__}.state_dict()", method.state_dict())
             self._checked = True
@@ -99,7 +99,7 @@ class Checkpoints:
     def leave(self, interrupt: "StopAfterStep") -> None:
         """The checkpoint of an interrupted run, once its training has returned; of another one nothing."""
         in_time, state, accelerator = bool(interrupt.agreed), self.trainer.state, self.trainer.accelerator
-        # Of all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
+        # On all processes: none may end, and have its launcher end the others, before the checkpoint is whole.
         if interrupt.agree():
             if not in_time:  # it came after the last step
                 self.trainer._save_checkpoint(self.trainer.model, trial=None)
@@ -121,7 +121,7 @@ class Checkpoints:
         write_state(folder, state, self._identity)
 
     def folder(self, trial: Any = None) -> Path:
-        """Where the checkpoint of the step is written."""
+        """Folder of the checkpoint of the step."""
         step = self.trainer.state.global_step
         return Path(self.trainer._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{step}")
 
@@ -139,8 +139,8 @@ class Checkpoints:
 
     def restore(self, checkpoint: Path, sampler: RepeatSampler | None) -> None:
         """Take up a run where a checkpoint ends; the training data of a stream have no sampler."""
-        # TRL's sampler draws the order of each epoch from one generator, which starts anew in each process and hears
-        # of no epoch. Behind the first epoch a resumed run would see prompts again that it has just seen, and others
+        # TRL's sampler draws the order of each epoch from one generator, which restarts in each process and does not
+        # know the epoch. After the first epoch a resumed run would see prompts again that it has just seen, and others
         # not at all.
         if sampler is not None and sampler.shuffle:
             for _ in range(self.epochs_done):
@@ -156,7 +156,7 @@ class Checkpoints:
         if saved is not None and found is not None and saved != found:
             logger.warning(
                 "The data set has changed since %s was written: %d rows then, %d now. The rest of this epoch draws "
-                "from the new rows in an order of their own, so prompts may come twice or not at all; what is "
+                "from the new rows in their own order, so prompts may come twice or not at all; what is "
                 "remembered about a prompt stays with it. Resume with the old data, or begin a new run.",
                 path.parent,
                 saved["rows"],
@@ -165,7 +165,7 @@ class Checkpoints:
 
 
 def run_identity(trainer: GRPOTrainer, method: Method, automaton: TokenAutomaton | None) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that resumes from it."""
+    """Values that must agree between a checkpoint and the run that resumes from it."""
     args = trainer.args
     weights = [round(weight, 6) for weight in trainer.reward_weights.tolist()]  # of a float32 tensor
     return {
@@ -235,7 +235,7 @@ class StopAfterStep(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save and stop if any process was asked to; several agree on it once a generation batch."""
+        """Save and stop if any process was asked to; several agree on it once per generation batch."""
         # To agree is a collective, which waits for the device; generation waits anyway.
         per_batch = args.steps_per_generation * args.num_iterations
         between = state.global_step * args.gradient_accumulation_steps % per_batch >= args.gradient_accumulation_steps

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reward functions are shown, what they may return, and what is made of it: thoughts, checks, endings, answers.
+"""Input of reward functions, the results they may return, and their use: thoughts, checks, endings, answers.
 
 TRL takes what a reward function returns apart: of a mapping it would train on the keys. A reward for ending teaches a
-policy to stop where the trim would stop it: no reward sees what it would have written behind its answer, and where it
+policy to stop where the trim would stop it: no reward sees what it would have written after its answer, and where it
 later generates without the gate, and its last answer counts, that costs accuracy. Only what the reward functions pay
 for is paid more: a wrong answer that ends is no better than one that does not.
 """
@@ -57,10 +57,10 @@ class Thoughts:
 
 @contextmanager
 def held_back(errors: list[Exception] | None) -> Iterator[None]:
-    """While active, an error waits in a list until all processes are there to hear of it; None: it goes on at once."""
+    """While active, an error waits in a list until all processes can be told; None: it is raised at once."""
     try:
         yield
-    except Exception as error:  # an interrupt waits for nobody
+    except Exception as error:  # an interrupt is not held back
         if errors is None:
             raise
         errors.append(error)
@@ -124,7 +124,7 @@ def numbers_of(output: Any, name: str, count: int) -> list:
 class EndingReward:
     """TRL reward function: 1 for a completion that the policy ended itself, with an EOS, else 0.
 
-    What the gate or the length limit stopped earns nothing here; what an ending is worth, `pay_endings` says.
+    What the gate or the length limit stopped earns nothing here; `pay_endings` sets what an ending is worth.
     """
 
     def __init__(self, eos_token_ids: Iterable[int]) -> None:
@@ -136,7 +136,7 @@ class EndingReward:
 
 
 def add_ending_reward(trainer: Any, weight: float) -> None:
-    """Add an `EndingReward` behind the reward functions of a script, as TRL adds those of environments."""
+    """Add an `EndingReward` after the reward functions of a script, as TRL adds those of environments."""
     # New lists: TRL keeps those of the script, which may give them to another trainer.
     trainer.reward_funcs = [*trainer.reward_funcs, EndingReward(trainer.eos_token_ids)]
     trainer.reward_func_names = [*trainer.reward_func_names, "ending_reward"]
@@ -145,9 +145,9 @@ def add_ending_reward(trainer: Any, weight: float) -> None:
 
 
 def pay_endings(rewards_per_func: torch.Tensor, reward_weights: torch.Tensor) -> None:
-    """Make 1 for an ending what the other reward functions pay together, if that is above 0, in place.
+    """Replace 1 for an ending by what the other reward functions pay together, if that is above 0, in place.
 
-    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other one scored stays so.
+    Rewards have shape (N, F + 1), that of the ending last, and weights (F + 1,). What no other scored stays unscored.
     """
     others = rewards_per_func[:, :-1]
     earned = weighted_sum(others, reward_weights[:-1].to(others.device)).clamp(min=0.0)
@@ -163,8 +163,8 @@ def answer_verifier(reward_funcs: Any) -> AnswerVerifier:
             return one
     raise ValueError(
         f"this method compares the answers of rollouts, and no reward function can: {given}. Pass an object such as "
-        "duet_trl.rewards.MathVerifier() (in place of the function math_reward) or ChoiceVerifier(), or give one of "
-        "yours the two functions of duet_trl.rewards.AnswerVerifier."
+        "duet_trl.rewards.MathVerifier() (in place of the function math_reward) or ChoiceVerifier(), or give your "
+        "own verifier the two functions of duet_trl.rewards.AnswerVerifier."
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TRL's server mode with the gate: its client behind a token, weights that are proven."""
+"""TRL's server mode with the gate: its client with a token, weights that are proven."""
 
 import os
 import weakref
@@ -30,7 +30,7 @@ from .weight_folder import WeightFolder
 
 
 class DUETClient(VLLMClient):
-    """TRL's client behind a token, with weight sync through a folder where NCCL cannot be had."""
+    """TRL's client with a token, and weight sync through a folder where NCCL cannot be had."""
 
     def __init__(self, args: DUETGRPOConfig, token: str | None, **kwargs: Any) -> None:
         self._args = args

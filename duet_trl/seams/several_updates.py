@@ -2,7 +2,7 @@
 """Several updates of a batch (`updates`), inside transformers' loop over optimizer steps.
 
 `several`: two passes over the batch in two halves, kept inside a trust region (`update/trust_region.py`). After every
-update some of the batch's rollouts, trained or not, are scored again; what that says decides about the next update.
+update some of the batch's rollouts, trained or not, are scored again; the result decides about the next update.
 `sfpo`: three passes, a step back, and one more, as in SFPO (arXiv 2510.04072), without a region.
 """
 
@@ -29,10 +29,10 @@ from .train_rows import side_by_side
 logger = logging.getLogger(__name__)
 
 PROBE_SHARE, PROBE_TOKENS, PROBE_ROLLOUTS = 1 / 4, 1024, 4
-"""Rollouts that are scored again: a quarter of them, or as many as have so many tokens on each process if that is
-less; this many at least."""
+"""Rollouts that are scored again: this share of them, or as many as have this many tokens on each process if that is
+less; at least this many rollouts."""
 SFPO_SHARE = 0.8
-"""Of the way of the fast updates that SFPO keeps."""
+"""Share of the fast updates' displacement that SFPO keeps."""
 
 
 class SeveralUpdates(TrainerCallback):
@@ -46,7 +46,7 @@ class SeveralUpdates(TrainerCallback):
         self.epsilon = RelativeEpsilon() if args.updates == "several" else None
         self.fast = None if args.updates == "several" else cut.passes - 1
         self.num_updates = cut.updates
-        self.made = self._passed = 0  # updates of the batch: those made, and those whose turn has been
+        self.made = self._passed = 0  # updates of the batch: those made, and those whose turn has passed
         self._rows: list[LocalRollout] = []
         self._logps: list[torch.Tensor] = []  # before the first update
         self._start: list[torch.Tensor] = []
@@ -55,7 +55,7 @@ class SeveralUpdates(TrainerCallback):
 
     @cached_property
     def _exact(self) -> bool:
-        """Whether the forward pass of this process can be had in float32; asked for once the model is prepared."""
+        """Whether the forward pass of this process can run in float32; read once the model is prepared."""
         model = self.trainer.model
         sharded = self.trainer.is_fsdp_enabled or any(isinstance(one, DTensor) for one in model.parameters())
         exact = not sharded and not any(one.dtype.itemsize == 1 for one in model.parameters())
@@ -90,7 +90,7 @@ class SeveralUpdates(TrainerCallback):
             self.epsilon.set(self.trainer.optimizer, self.clipped_norm)
 
     def on_optimizer_step(self, *_: Any, **__: Any) -> None:
-        """Measure where an update led, and judge it."""
+        """Measure the divergence after an update, and judge it."""
         if not self.closed:
             self.made += 1
             if self.region is not None:
@@ -176,7 +176,7 @@ class SeveralUpdates(TrainerCallback):
     # ---- State ------------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint must hold."""
+        """State for a checkpoint."""
         parts = (self.region, self.epsilon)
         return {name: value for part in parts if part is not None for name, value in part.state_dict().items()}
 
@@ -188,7 +188,7 @@ class SeveralUpdates(TrainerCallback):
 
 
 def _drawn(step: StepRecord, trainer: Any) -> list[LocalRollout]:
-    """Rollouts of this process to be scored again, as many on every process: a sharded model gathers weights."""
+    """Rollouts of this process to be scored again, the same number on each: a sharded model gathers weights."""
     counted = step.counted & (step.row_tokens > 0)
     num_processes, process = trainer.accelerator.num_processes, trainer.accelerator.process_index
     mean_length = float(step.row_tokens[counted].mean()) if counted.any() else 1.0

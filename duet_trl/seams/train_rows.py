@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From judged rollouts to the rows TRL trains on, what its loss divides by, and from log-probs back to rollouts.
 
-TRL divides by what stands in a micro-batch under five loss types: by its rows (`grpo`, `dr_grpo`, `luspo`, `sapo`) or
+TRL divides by what is in a micro-batch under five loss types: by its rows (`grpo`, `dr_grpo`, `luspo`, `sapo`) or
 its tokens (`bnpo`). Here rollouts leave the batch, others pad it, and rows are placed by length. So a micro-batch is
 scaled by TRL's divisor over its share of the right one: all rollouts that count (N_t of Eq. 6), or all their tokens.
 """
@@ -46,9 +46,9 @@ def first_known(logps: torch.Tensor, score: Callable[..., tuple]) -> Callable[..
 def keeps_order(plain: bool, args: DUETGRPOConfig, router_loss: bool) -> bool:
     """Whether rows stay where GRPOTrainer has them.
 
-    It deals rows to the optimizer steps of a generation step at random; with every part off so do we, and are GRPO
-    loss for loss. Within one optimizer step the order is moot, unless the model has an auxiliary loss of its router or
-    the loss is `bnpo`, which are not linear in the rows of a micro-batch.
+    It assigns rows to the optimizer steps of a generation step at random; with every part off so do we, and match GRPO
+    loss for loss. Within one optimizer step the order does not matter, unless the model has an auxiliary loss of its
+    router or the loss is `bnpo`, which are not linear in the rows of a micro-batch.
     """
     several_steps = args.steps_per_generation > args.gradient_accumulation_steps
     return plain and (router_loss or args.loss_type == "bnpo" or several_steps)
@@ -69,7 +69,7 @@ def place(step: StepRecord, args: DUETGRPOConfig, num_processes: int, shares_pro
     lengths = step.row_tokens[trained]
     groups = step.done.prompt[trained] if shares_prompts else None
     packing = pack(lengths, num_processes, num_windows, args.steps_per_generation // num_windows, groups)
-    # The last entry answers the index of padding rows.
+    # The last entry is for the index of padding rows.
     step.packed_rows = np.append(trained, PADDING_ROW)[packing].reshape(num_processes, -1)
 
 
@@ -112,7 +112,7 @@ def replay_batch(
 
 
 def _first_tokens(rollout: LocalRollout, count: int) -> LocalRollout:
-    """A rollout as far as it stands in a row; that of padding has no token."""
+    """The part of a rollout that is in a row; that of padding has no token."""
     logprobs = None if rollout.logprobs is None else rollout.logprobs[:count]
     return replace(rollout, completion_ids=rollout.completion_ids[:count], logprobs=logprobs)
 
@@ -288,7 +288,7 @@ def multiply_tokens(
 
 
 def teach_endings(inputs: dict[str, torch.Tensor], logps: torch.Tensor) -> None:
-    """Let the EOS that is taught weigh as a token that the policy has just drawn: every ratio there is 1, in place."""
+    """Let the EOS that is taught count as a token that the policy has just drawn: every ratio there is 1, in place."""
     place = _taught(inputs)
     for name, value in (("old_per_token_logps", logps), ("importance_sampling_ratio", torch.ones_like(logps))):
         known = inputs.get(name)
@@ -301,14 +301,14 @@ BY_TOKENS = ("dapo", "cispo", "vespo")
 _ONE_REWARD = 1e-6
 """Spread of a prompt's rewards up to which they are equal."""
 _ROUNDING = 1e-2
-"""Below it an advantage of equal rewards is what float32 leaves of them over the 1e-4 added to their deviation."""
+"""Below it an advantage of equal rewards is float32 rounding over the 1e-4 added to their deviation."""
 
 
 def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -> None:
     """Policy tokens that get a forward pass, who counts, and N_t of Eq. 6: the tokens of those who do.
 
     With `teaches_ending` a trimmed rollout is trained as far as its answer goes: no reward is for what follows. Where
-    the answer was good, an EOS is trained behind it, which is no token of the policy and counts nowhere.
+    the answer was good, an EOS is trained after it, which is not a token of the policy and is never counted.
     """
     judgement = step.judgement
     cut = teaches_ending & step.replay.trimmed & (step.replay.completed_at > 0)
@@ -323,7 +323,7 @@ def count_tokens(step: StepRecord, args: DUETGRPOConfig, teaches_ending: bool) -
 
 
 def _zero_variance(step: StepRecord) -> np.ndarray:
-    """Rollouts of prompts whose rewards are all equal, and of which none moves the policy, shape (N,), bool."""
+    """Rollouts of prompts whose rewards are all equal, and that all leave the policy unmoved, shape (N,), bool."""
     judgement, group = step.judgement, step.done.prompt
     spread = spread_within(step.done.rewards, group, len(step.prompts))
     moves = judgement.in_gradient & (np.abs(judgement.weight * judgement.advantages) > _ROUNDING)
@@ -332,7 +332,7 @@ def _zero_variance(step: StepRecord) -> np.ndarray:
 
 
 def scale(step: StepRecord, batch: dict[str, torch.Tensor], args: DUETGRPOConfig, num_processes: int) -> float:
-    """TRL's divisor of a micro-batch over the right one, which all micro-batches of a step share alike.
+    """TRL's divisor of a micro-batch over the right one, the same for all micro-batches of a step.
 
     Raises:
         RuntimeError: If TRL would divide by another number of tokens than N_t.
@@ -359,7 +359,7 @@ def scaled_terms(trainer: Any, batch: dict[str, torch.Tensor], factor: float) ->
 
 @contextmanager
 def standing_in(owner: Any, **stand_ins: Any) -> Iterator[None]:
-    """While active, attributes of an object are others, functions of TRL among them."""
+    """While active, attributes of an object are replaced, functions of TRL among them."""
     before = {name: owner.__dict__[name] for name in stand_ins if name in owner.__dict__}
     for name, one in stand_ins.items():
         setattr(owner, name, one)

@@ -13,9 +13,9 @@ _SHARD_BYTES = 2**30
 
 
 class WeightFolder:
-    """One sub-folder of safetensors per version, each under a name of its own.
+    """One sub-folder of safetensors per version, each under its own name.
 
-    A server that has loaded a version proves it by that name, so a name never comes twice, not even after a restart of
+    A server that has loaded a version proves it by that name, so a name is never reused, not even after a restart of
     the trainer.
     """
 

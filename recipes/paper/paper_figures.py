@@ -5,7 +5,7 @@
     <figure>_<method>.png, .svg    what the controller did
 
 Points and bars are means over seeds with 95% t-intervals, bands the range of the seeds. What is not logged is not
-drawn, and is said.
+drawn, and is reported.
 """
 
 import re
@@ -161,7 +161,7 @@ def panel_per_budget(path: Path, arms: Sequence[Any], **labels: Any) -> Iterator
 
 
 def look(number: int) -> dict[str, Any]:
-    """What tells a line from its neighbours, in colour and without."""
+    """Colour, line and symbol that tell a line from its neighbours, also without colour."""
     return {"color": COLORS[number % 7], "marker": MARKERS[number % 13], "linestyle": LINES[number // 7 % 4]}
 
 
@@ -288,7 +288,7 @@ def token_decomposition(report: Report, path: Path) -> None:
 
 
 def surrogate_gain(report: Report, path: Path) -> None:
-    """What the online surrogate gains in accuracy over the constant one, by budget, paired by seed."""
+    """Gain of the online surrogate in accuracy over the constant one, by budget, paired by seed."""
     suite, by_budget = main_suite(report), surrogate_arms(report)
     pairs = {100 * budget: report.pairs(*own) for budget, own in by_budget.items()}
     gains = [100 * (both[f"accuracy/{suite}"] - both[f"accuracy/{suite}_other"]) for both in pairs.values()]
@@ -343,4 +343,4 @@ OF_A_METHOD = (
     _over_steps("dual", "Gain per token", "log", {"duet/dual": "dual of the budget"}),
     _over_steps("calibration", "$\\chi^2$", "log", {"duet/calibration_chi2": "calibration of the surrogate"}),
 )
-"""Figures by the name of their file, with the method behind it where they show one."""
+"""Figures by the name of their file, with the method after it where they show one."""

@@ -200,7 +200,7 @@ _SWEEPS = {
     5: ("surrogate_warmup", ["minutes"], "k_warmup, with the minutes of training, to be compared on one machine"),
     7: ("keep_rate", ["pruned", "length"], "Keep rate of ARRoL, rollouts pruned, tokens of a rollout"),
 }
-"""Setting of the method, columns beside the accuracies, and title."""
+"""Setting of the method, columns next to the accuracies, and title."""
 
 
 def _sweep(report: Report, number: int) -> list[Table] | str:

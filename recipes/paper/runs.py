@@ -42,14 +42,14 @@ PARTS = ("allocate", "trim", "abort")
 FULL = (True, True, True)
 
 STANDARD: dict[str, Any] = {"keep_probability": 0.05, "surrogate_warmup": 1, "surrogate": "online", "keep_rate": 0.5}
-"""Values of the paper of what its tables sweep: where runs have several, a row takes the arm that has this one."""
+"""The paper's values of the settings that its tables sweep: of several, a row takes the arm with this one."""
 
 _MEAN_AT_K = re.compile(r"held_out/(.+)/mean@(\d+)")
 
 
 @dataclass(frozen=True)
 class Report:
-    """What tables and figures are made of.
+    """The data of tables and figures.
 
     Attributes:
         runs (pd.DataFrame): A row a run that is done, by arm and seed: `arm` (number), `subject` (model, and task
@@ -81,7 +81,7 @@ class Report:
         return {name: replace(self, runs=runs) for name, runs in self.runs.groupby("subject", sort=False)}
 
     def of(self, arm: Any | None) -> pd.DataFrame:
-        """The runs of an arm; none of no arm."""
+        """The runs of an arm; empty without one."""
         return self.runs[self.runs.arm == (-1 if arm is None else arm.arm)]
 
     def pairs(self, arm: Any, other: Any | None, *same: str) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def read(folder: str | Path, checkpoint: str = "final", reference: str = "grpo")
 
 
 def _suites(folder: str | Path, records: Iterable[RunRecord]) -> tuple[list[str], int]:
-    """Suites in the order of the tables, and k of their mean@k; mean@1 beside a larger k is the greedy one."""
+    """Suites in the order of the tables, and k of their mean@k; mean@1 next to a larger k is the greedy one."""
     found: dict[str, int] = {}
     of_k: dict[int, str] = {}
     for record in records:
@@ -177,7 +177,7 @@ def _row(place: Path, record: RunRecord, suites: Sequence[str], k: int, checkpoi
 
 
 def _trained(measured: pd.Series, checkpoint: str) -> float:
-    """The last or the best measurement behind step 0."""
+    """The last or the best measurement after step 0."""
     values = measured[measured.index > 0]
     return np.nan if values.empty else float(values.iloc[-1] if checkpoint == "final" else values.max())
 

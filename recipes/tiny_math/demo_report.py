@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the demo keeps of a run, and the table, the figure and the summary it makes of several."""
+"""The demo's record of a run, and the table, the figure and the summary of several."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the problems of the tiny tasks have in common: questions, five levels, and three splits that never meet."""
+"""The common part of the tiny tasks' problems: questions, five levels, and three splits that never meet."""
 
 import hashlib
 import random
@@ -17,7 +17,7 @@ _TRAIN_BUCKET, _HELD_OUT_BUCKET = 14, 15
 
 @dataclass(frozen=True)
 class Problem:
-    """An expression, its level and its value; a task says how it is asked for.
+    """An expression, its level and its value; a task defines how it is asked for.
 
     Attributes:
         expression (str): What is to be worked out.

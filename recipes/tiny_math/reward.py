@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 r"""The verifiers of the tiny task: the last closed `\boxed{}` holds the right integer, or the first.
 
-The last one is how solutions are graded everywhere. A policy that is paid for it learns to end behind its answer. The
+The last one is how solutions are graded everywhere. A policy that is paid for it learns to end after its answer. The
 first one does not see what follows an answer, so that plain GRPO has no reason to stop early; benchmarks that compare
 what a step costs take it.
 """

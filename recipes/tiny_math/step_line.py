@@ -19,7 +19,7 @@ class StepLine(TrainerCallback):
 
 
 def print_lines(trainer: Trainer) -> None:
-    """Have a trainer print such lines and nothing else."""
+    """Have a trainer print only such lines."""
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
     trainer.add_callback(StepLine())

@@ -7,7 +7,7 @@ is held out can never meet, whatever is sampled and in whatever order. Every exp
 none is a single line of another problem's solution either.
 
 The authors who "wrote" the warm-start corpus are deliberately human: they slip, some of them re-check without end, and
-some go on to a made-up next question after the answer. The rates are our own choice; they give a policy that knows how
+some add a made-up next question after the answer. The rates are our own choice; they give a policy that knows how
 to solve the task, samples it sloppily, loops, and does not stop: what a base model does on real mathematics.
 """
 
@@ -59,7 +59,7 @@ class Author:
     """How the corpus is written.
 
     Attributes:
-        slip (float): Probability that the result of a line is wrong; the solution goes on with the wrong value.
+        slip (float): Probability that the result of a line is wrong; the solution continues with the wrong value.
         looper (tuple[float, ...]): Probability, by level, that the author of a document is a looper.
         again_looper (float): Probability of one more re-check before the answer, for a looper.
         again (float): The same for everybody else.
@@ -84,7 +84,7 @@ def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
 
 
 def sample_problems(split: str, count: int, seed: int) -> list[Problem]:
-    """Distinct problems of one split, the levels in equal parts and in turn; `distinct_problems` says how."""
+    """Distinct problems of one split, the levels in equal parts and in turn; see `distinct_problems`."""
     return distinct_problems(sample_problem, split, count, seed)
 
 

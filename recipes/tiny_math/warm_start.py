@@ -3,7 +3,7 @@
 
 Supervised training from scratch on synthetic solutions in two phases: first mostly clean ones, so that the policy
 learns to copy and to calculate, then the sloppy mixture it is meant to imitate. Everything is seeded; on the same
-processor and versions the result is the same file. Another task says what it writes and how long in a `Corpus`.
+processor and versions the result is the same file. Another task defines what it writes and how long in a `Corpus`.
 """
 
 import argparse
@@ -47,7 +47,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a task writes for its policy, and how long the policy reads.
+    """The text that a task writes for its policy, and how long the policy reads.
 
     Attributes:
         sample_problem (Callable): (rng, level, split) -> problem.

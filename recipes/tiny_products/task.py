@@ -2,8 +2,8 @@
 r"""The task: `Multiply 347*26.`, worked digit by digit and answered in a code fence.
 
 What makes it unlike recipes/tiny_math: solutions are long chains of small steps, a third of the rollouts never come to
-an answer because their authors check again and again, and hardly anything follows an answer. So there is little to
-trim behind an answer and much to abort before one.
+an answer because their authors check again and again, and almost nothing follows an answer. So there is little to
+trim after an answer and much to abort before one.
 
 A solution multiplies the first factor by each digit of the second, units first, and adds the product to what it has:
 
@@ -18,7 +18,7 @@ sum without leading zeros.
 
 Problems come in five levels and three disjoint splits. The split is a hash of the text with the smaller factor first:
 whatever is sampled, warm start, training pool and held-out set never share a product, not even with its factors
-exchanged. A re-check restates the problem it belongs to, and no row of a solution is a problem of its own.
+exchanged. A re-check restates the problem it belongs to, and no row of a solution is itself a problem.
 """
 
 import random
@@ -47,13 +47,13 @@ class Author:
     """How the corpus is written.
 
     Attributes:
-        slip (float): Probability that the result of a step is wrong; the solution goes on with the wrong digits.
+        slip (float): Probability that the result of a step is wrong; the solution continues with the wrong digits.
         forget (float): Probability that a step leaves out its carry where that is at least `LARGE_CARRY`; such a step
             has no other slip.
         looper (tuple[float, ...]): Probability, by level, that the author of a document is a looper.
         again_looper (float): Probability of one more re-check before the answer, for a looper.
         again (float): The same for everybody else.
-        tail (float): Probability that the author goes on after the answer: a re-check and the answer once more.
+        tail (float): Probability that the author continues after the answer: a re-check and the answer once more.
     """
 
     slip: float

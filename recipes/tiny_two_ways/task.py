@@ -9,7 +9,7 @@ by luck, one time in four. A few work the values out, one line each, in six time
     c=5*1+2=07=3
     So the answer is $\boxed{3}$.
 
-Hardly any solution loops or goes on after its answer. So training has to make solutions longer, and whatever keeps
+Almost no solution loops or continues after its answer. So training has to make solutions longer, and whatever keeps
 late answers from being seen keeps it from happening.
 
 A guess cannot become better than luck by a short cut. Coefficients are odd, so every step permutes the remainders;
@@ -31,7 +31,7 @@ from recipes.tiny_math.problems import split_of as split_of_text
 
 MODULUS = 4
 STEPS = {1: 5, 2: 6, 3: 7, 4: 8, 5: 9}
-"""Steps to the last value, by level; the fewest are so many that no line of a solution is a problem of its own."""
+"""Steps to the last value, by level; the fewest are enough that no line of a solution is itself a problem."""
 COEFFICIENTS = (3, 5, 7, 9)
 ADDENDS = range(1, 5)
 MAX_COMPLETION_LENGTH = 192
@@ -53,7 +53,7 @@ class Author:
 
     Attributes:
         careful (float): Probability that the author of a document works the values out instead of guessing.
-        slip (float): Probability that the value of a line is wrong; the solution goes on with the wrong value.
+        slip (float): Probability that the value of a line is wrong; the solution continues with the wrong value.
     """
 
     careful: float
@@ -82,7 +82,7 @@ def sample_problem(rng: random.Random, level: int, split: str) -> Problem:
 
 
 def sample_problems(split: str, count: int, seed: int) -> list[Problem]:
-    """Distinct problems of one split, the levels in equal parts and in turn; `distinct_problems` says how."""
+    """Distinct problems of one split, the levels in equal parts and in turn; see `distinct_problems`."""
     return distinct_problems(sample_problem, split, count, seed)
 
 

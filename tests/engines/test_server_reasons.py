@@ -70,7 +70,7 @@ def test_a_server_that_is_healthy_and_answers_nothing_is_named(monkeypatch, capl
     with serving(app) as port:
         (rollout,) = GateServer(f"http://127.0.0.1:{port}").complete([[65]], {}, [None], [])
     assert rollout.token_ids == [65]
-    assert "has answered none of 1 requests for 0.05 s, though it says that it is healthy" in caplog.text
+    assert "has answered none of 1 requests for 0.05 s, though its health check passes" in caplog.text
 
 
 def test_every_reason_that_vllm_documents_is_known():

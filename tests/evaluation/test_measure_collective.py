@@ -29,7 +29,7 @@ def test_process_zero_grades_writes_and_decides_for_all(tmp_path):
     assert zero["correct"] == one["correct"] == [[True, False, True, False]] * 3
     assert zero["errors"] == ["OSError: no space on 0"]
     assert one["errors"] == [
-        "RuntimeError: process 0 failed while the others waited for its result; its own message says why."
+        "RuntimeError: process 0 failed while the others waited for its result; its own message states why."
     ]
     assert zero["metrics"] == one["metrics"] == 0.5
     assert zero["files"] == ["run0/best", "run0/best/evaluation.json"]

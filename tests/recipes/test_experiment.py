@@ -110,7 +110,7 @@ def test_a_first_ctrl_c_lets_the_run_end_and_the_next_call_resumes_it(tmp_path):
     runner.join()
     assert runner.exitcode == 1
     assert starts(tmp_path) == ["own/slow 3 None"]
-    with pytest.raises(SystemExit, match="has other values of temperature. Remove .*slow/seed_3 to make it again"):
+    with pytest.raises(SystemExit, match="has other values of temperature. Remove .*slow/seed_3 to repeat it"):
         main(grid(tmp_path, seeds=[3], runs={"slow": {}, "next": {}}))
     checkpoint.rmdir()
     (checkpoint.parent / "checkpoint-2").mkdir()

@@ -155,7 +155,7 @@ def real_math(tokenizer):
 
 def test_real_training_file_loses_only_its_two_empty_answers_and_has_no_problem_of_math_500(real_math):
     rows, messages = real_math
-    assert any("none of 7496 problems stands in MATH-500" in message for _, message in messages)
+    assert any("none of 7496 problems is in MATH-500" in message for _, message in messages)
     assert len(rows) == 7496
     assert any("7496 prompts kept, dropped {'without a gold answer': 2}" in message for _, message in messages)
     assert sum(level is None for level in rows["level"]) <= 2
@@ -177,7 +177,7 @@ def test_overlap_with_math_500_is_a_warning_with_its_number(tmp_path, tokenizer,
     with caplog.at_level(logging.INFO):
         rows = data.load_math_train(train, tokenizer, 512, heldout=held, drop_overlap=drop)
     assert len(rows) == kept
-    warning = next(record for record in caplog.records if "2 of 4 problems stand in MATH-500" in record.getMessage())
+    warning = next(record for record in caplog.records if "2 of 4 problems are in MATH-500" in record.getMessage())
     assert warning.levelno == logging.WARNING
     assert ("Drop them with drop_overlap" in warning.getMessage()) == (not drop)
     assert ("'also in MATH-500': 2" in caplog.text) == drop

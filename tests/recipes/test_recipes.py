@@ -156,7 +156,7 @@ def test_places_of_suites_are_told_apart_from_suites_that_are_not_measured():
     [
         (("--sandbox", "no_such_isolation"), "no_such_isolation"),
         (("--dataset_name", "absent.jsonl"), "there is no file 'absent.jsonl'"),
-        (("--extra_eos_tokens", "<|no_token|>"), "is no single token of the tokenizer"),
+        (("--extra_eos_tokens", "<|no_token|>"), "is not a single token of the tokenizer"),
         (
             ("--model_name_or_path", "/no/such/model"),
             "the tokenizer of '/no/such/model' cannot be loaded.*hf auth login",

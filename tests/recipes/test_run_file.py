@@ -37,7 +37,7 @@ def without(name):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "run.json is no JSON.*repeat the run"),
+        ("{", "run.json is not JSON.*repeat the run"),
         ("[]", "has layout None, and this report reads layout 2"),
         (damaged(version=1), "has layout 1, and this report reads layout 2"),
         (without("engine"), r"these keys are missing or unknown: \['engine'\]"),

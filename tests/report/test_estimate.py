@@ -246,7 +246,7 @@ def test_boxes_inside_a_thought_do_not_count_as_answers(tmp_path, capsys):
     write(tmp_path / "completions", 1, THINKING)
     result = figures(capsys, tmp_path, tmp_path)
     assert by_marker(result)["shown"] == 0.75  # all but the one that never closes answer
-    assert any("Thoughts stand between <think> and </think>" in note for note in result["notes"])
+    assert any("Thoughts are between <think> and </think>" in note for note in result["notes"])
     assert any("2 completions begin inside one" in note for note in result["notes"])
     texts = [text for _, text, _ in THINKING]
     after = sum(len(text) - text.rindex("}") - 1 for text in (texts[0], texts[2], texts[3]))

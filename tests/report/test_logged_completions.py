@@ -140,13 +140,13 @@ GOOD = {"step": [1], "prompt": ["p"], "completion": ["c"]}
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ({"prompt": ["p"], "text": ["t"]}, "completions_00001.parquet is no file that TRL writes"),
-        (GOOD | {"completion": [3]}, "is no file that TRL writes"),
-        (GOOD | {"step": ["one"]}, "is no file that TRL writes"),
+        ({"prompt": ["p"], "text": ["t"]}, "completions_00001.parquet is not a file that TRL writes"),
+        (GOOD | {"completion": [3]}, "is not a file that TRL writes"),
+        (GOOD | {"step": ["one"]}, "is not a file that TRL writes"),
         (GOOD | {"completion": [""]}, "every completion is empty"),
         (GOOD | {"r": [math.inf]}, "infinite rewards in r"),
         ({"step": [], "prompt": [], "completion": []}, "no completions of a training step in"),
-        ("not parquet at all", "is no file that TRL writes"),
+        ("not parquet at all", "is not a file that TRL writes"),
         (None, "no completions of a training step in"),
     ],
 )

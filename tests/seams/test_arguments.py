@@ -223,7 +223,7 @@ class Unsynced(Silent, Engine):
             Silent(None),
             "engine must build an engine from a Policy, got <.*Silent.*>. Pass Silent, or functools.partial",
         ),
-        ("vllm", "engine must build an engine from a Policy, got 'vllm'. .*is chosen by use_vllm and vllm_mode"),
+        ("vllm", "engine must build an engine from a Policy, got 'vllm'. .*are chosen by use_vllm and vllm_mode"),
         (Silent, "the engine Silent has no sync_weights. An engine has generate, sync_weights, sample and close"),
         (Unsynced, "the engine Unsynced has no sync_weights"),
     ],

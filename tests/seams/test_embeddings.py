@@ -121,5 +121,5 @@ def test_a_sentence_model_embeds_as_the_library_does(tiny_path, tmp_path):
 @pytest.mark.skipif(missing, reason="sentence-transformers, of the extra `embeddings`, is not installed")
 def test_a_name_that_is_no_sentence_model_is_an_error_before_the_policy_is_loaded(tmp_path):
     message = refused(tmp_path, tmp_path / "nowhere")
-    assert "nowhere' is no sentence-transformers model that could be loaded: " in message
+    assert "nowhere' is not a sentence-transformers model that loads: " in message
     assert "Name another model or its folder, or set 'policy'." in message

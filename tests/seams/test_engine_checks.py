@@ -37,8 +37,8 @@ def returned(found: EngineChecks, *ids: list[int], finish: str = "", gate: GateS
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([1, EOS, 2, EOS], "returned 2 tokens behind the end token 7 of rollout 1. It must end a rollout at each"),
-        ([EOS, EOS], "returned 1 tokens behind the end token 7"),
+        ([1, EOS, 2, EOS], "returned 2 tokens after the end token 7 of rollout 1. It must end a rollout at each"),
+        ([EOS, EOS], "returned 1 tokens after the end token 7"),
         ([1, 10], "returned token 10 in rollout 1; the model has tokens 0 to 9. Serve the model that is trained"),
         ([-1, 3], "returned token -1 in rollout 1"),
     ],

@@ -71,7 +71,7 @@ def test_a_turn_that_ends_without_an_eos_is_said_at_the_start(tiny_path, tmp_pat
     generation = GenerationConfig.from_pretrained(folder)
     generation.eos_token_id = AutoTokenizer.from_pretrained(folder).eos_token_id
     generation.save_pretrained(folder)
-    said = r"ends a turn with '<\|im_end\|>' .*no EOS .*Set extra_eos_tokens=\['<\|im_end\|>'\]"
+    said = r"ends a turn with '<\|im_end\|>' .*not an EOS .*Set extra_eos_tokens=\['<\|im_end\|>'\]"
     for changes, expected in (
         ({"data": prompts(conversational=True)}, True),
         ({"data": prompts(conversational=True), "method": "grpo"}, True),

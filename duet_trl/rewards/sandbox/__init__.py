@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs that nobody has read; `pool.py` says how."""
+"""Runs untrusted programs; `pool.py` explains how."""
 
 from .pool import Check, Limits, Sandbox, SandboxError, Verdict
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may pass between a program under test and its judge: plain data, and nothing that can act.
+"""Data that may pass between a program under test and its judge: plain values, nothing executable.
 
-A value crosses as JSON and is built anew from this module's types, so that no `__eq__` that always agrees and no code
+A value crosses as JSON and is rebuilt from this module's types, so that no `__eq__` that always agrees and no code
 crosses: a subclass arrives as the plain value it holds, anything else as a number for it, if `objects` gives it one.
 """
 
@@ -27,7 +27,7 @@ _JSON_INTEGERS = 1 << 53  # beyond it as hexadecimal digits: decimal ones take q
 
 
 class NotPlainData(Exception):
-    """A value that cannot cross, or bytes that are no plain data."""
+    """A value that cannot cross, or bytes that are not plain data."""
 
 
 class EndOfData(Exception):
@@ -35,7 +35,7 @@ class EndOfData(Exception):
 
 
 class Objects:
-    """What is not plain data, by number. This one has none; the two sides of a check put theirs in its place."""
+    """Objects that are not plain data, by number. This one has none; each side of a check replaces it."""
 
     def number_of(self, value: Any) -> int:
         """The number of an object; NotPlainData if it cannot have one."""
@@ -50,7 +50,7 @@ objects = Objects()
 
 
 class Caught:
-    """Runs what is not ours to trust; whatever it raises, SystemExit included, ends the block and is its `error`."""
+    """Runs untrusted code; whatever it raises, SystemExit included, ends the block and is its `error`."""
 
     error: BaseException | None = None
 
@@ -75,7 +75,7 @@ def description(error: BaseException) -> str:
 
 
 def framed(message: Any, limit: int = MAX_ANSWER_BYTES) -> bytes:
-    """One JSON message behind its length; NotPlainData if it is longer than the limit."""
+    """One JSON message after its length; NotPlainData if it is longer than the limit."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > limit:
         raise NotPlainData(f"{len(data)} bytes, more than the limit of {limit}")
@@ -97,7 +97,7 @@ class Link:
             raise EndOfData("nobody reads") from error
 
     def receive(self, limit: int = MAX_ANSWER_BYTES) -> Any:
-        """The next message; NotPlainData if it is too long or no JSON, EndOfData if the other side ends within it."""
+        """The next message; NotPlainData if it is too long or not JSON, EndOfData if the other side ends within it."""
         (size,) = struct.unpack(">I", self._read(4))
         if size > limit:
             raise NotPlainData(f"a message of {size} bytes, more than the limit of {limit}")
@@ -105,7 +105,7 @@ class Link:
         try:
             return json.loads(data)
         except (ValueError, RecursionError, MemoryError) as error:
-            raise NotPlainData("bytes that are no message") from error
+            raise NotPlainData("bytes that are not a message") from error
 
     def _read(self, size: int) -> bytes:
         try:
@@ -126,7 +126,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(message: Any) -> Any:
-    """The value that `encode` made a message of; NotPlainData if the message is not of that form."""
+    """The value that `encode` turned into a message; NotPlainData if the message is not of that form."""
     try:
         return _decode(message)
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
@@ -192,7 +192,7 @@ _CODES: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     type({}.values()): (list, lambda content: dict(enumerate(content)).values()),
     type({}.items()): (list, lambda content: dict(content).items()),
 }
-"""What a value of each type is written as, and how it is made again of that."""
+"""How a value of each type is written, and how it is rebuilt."""
 _DECODERS: dict[str, Callable[[Any], Any]] = {
     **{kind.__name__: decoder for kind, (_, decoder) in _CODES.items()},
     "object": lambda content: objects.object_of(content),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shuts a process in for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
+"""Isolates a process for good: files (bubblewrap or Landlock), resource limits, no privileges, a system-call filter.
 
 Inside bubblewrap, which wraps the launcher and all it forks, there is nothing but libraries and a private folder. With
 "landlock" the kernel refuses every path but those libraries. With "limits" files can be read.
@@ -23,7 +23,7 @@ LIBRARIES = (
     *("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/etc/ld.so.cache", "/usr/share/zoneinfo"),
     *(sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"),
 )
-"""What a Python program needs of the file system: the standard library, and the libraries it is linked to."""
+"""Files that a Python program needs: the standard library, and the libraries it is linked to."""
 NOBODY = 65534
 MEMORY_BYTES = 1 << 30
 """Address space of a process."""
@@ -31,7 +31,7 @@ FOLDER_BYTES = 16 << 20
 """Size of the private folder, and of each file."""
 OPEN_FILES, THREADS, FILES_IN_FOLDER = 64, 64, 1024
 
-# Of the kernel's headers: options of prctl, one flag of unshare and four of mount, two capabilities, Landlock.
+# From the kernel's headers: options of prctl, one flag of unshare and four of mount, two capabilities, Landlock.
 DEATH_SIGNAL, DUMPABLE, KEEP_CAPABILITIES, SET_SECCOMP, NO_NEW_PRIVILEGES = 1, 4, 8, 22, 38
 _NEW_MOUNTS, _NO_SET_ID, _NO_DEVICES, _NO_EXECUTION = 0x00020000, 2, 4, 8
 _OVERRIDE_ANY_FILE, _READ_ANY_FILE = 1 << 1, 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -46,7 +46,7 @@ _LIBC.syscall.restype = ctypes.c_long
 
 
 def bubblewrap_command(program: str, code: str) -> list[str]:
-    """What precedes Python's arguments to run it in a nearly empty root folder, without network and other processes.
+    """Command before Python's arguments: a nearly empty root folder, without network or other processes.
 
     The launcher keeps the rights to mount, with which `confine` gives every process a private folder, to become
     another user, and to kill that one's processes. OSError for a Python that the private folder would hide.
@@ -54,7 +54,7 @@ def bubblewrap_command(program: str, code: str) -> list[str]:
     python = os.path.realpath(sys.executable)
     paths = (*LIBRARIES, python, code)
     if hidden := [path for path in paths if path.startswith(f"{PRIVATE_FOLDER}/")]:
-        raise OSError(f"{hidden[0]} would be hidden: programs have a {PRIVATE_FOLDER} of their own")
+        raise OSError(f"{hidden[0]} would be hidden: programs have their own {PRIVATE_FOLDER}")
     command = [program, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--die-with-parent"]
     command += ["--cap-drop", "ALL"]
     for right in ("SYS_ADMIN", "SETUID", "SETGID", "DAC_READ_SEARCH", "KILL"):
@@ -70,7 +70,7 @@ def bubblewrap_command(program: str, code: str) -> list[str]:
 
 
 def confine(isolation: str, cpu_seconds: int, user: int, parent: int) -> None:
-    """Shut this process in, its descriptors in place already; OSError if the kernel refuses a part of it.
+    """Isolate this process, its descriptors in place already; OSError if the kernel refuses a part of it.
 
     `parent` is the launcher, with which it ends; `user` is what root becomes.
     """
@@ -141,7 +141,7 @@ def _restrict_files() -> None:
 
 
 def _set_limits(cpu_seconds: int, threads: int) -> None:
-    """Set the resource limits of this process, none of which it can raise again."""
+    """Set the resource limits of this process, which it cannot raise again."""
     for kind, amount in (
         (resource.RLIMIT_CPU, cpu_seconds),
         (resource.RLIMIT_AS, MEMORY_BYTES),

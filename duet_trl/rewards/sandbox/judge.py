@@ -14,7 +14,7 @@ from . import codec
 from .codec import MAX_CHECK_BYTES, Caught, EndOfData, Link, NotPlainData
 
 OF_THE_PROGRAM = ("source", "names", "preamble", "reads_input")
-"""All that the program's process gets of a check."""
+"""The fields of a check that the program's process gets."""
 
 
 class ProgramFailed(BaseException):
@@ -30,7 +30,7 @@ class UnusableTests(BaseException):
 
 
 def judge(channel: Link, link: Link) -> None:
-    """Read a check from the channel, run it against the program behind the link, write the verdict to the channel."""
+    """Read a check from the channel, run it against the program across the link, write the verdict to the channel."""
     check = channel.receive(MAX_CHECK_BYTES)
     program = _Program(link)
     with Caught() as outcome:
@@ -94,7 +94,7 @@ class _Remote:
 
 
 class _Program(codec.Objects):
-    """The program under test, as seen from here. Its first failure is final, whatever the tests make of it."""
+    """The program under test, as seen from here. Its first failure is final, even if the tests catch it."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -121,7 +121,7 @@ class _Program(codec.Objects):
         raise UnusableTests(f"unusable tests, an argument is of type {type(value).__name__!r}, which cannot cross")
 
     def ask(self, number: int, operation: str, *arguments: Any, **options: Any) -> Any:
-        """What the program answers to an operation on one of its objects."""
+        """The program's answer to an operation on one of its objects."""
         try:
             request = {"operation": operation, "arguments": codec.encode(arguments), "options": codec.encode(options)}
         except NotPlainData as error:
@@ -145,7 +145,7 @@ class _Program(codec.Objects):
         try:
             reply = self._link.receive()
             if not isinstance(reply, dict):
-                raise NotPlainData("bytes that are no answer")
+                raise NotPlainData("bytes that are not an answer")
             if expected in reply:
                 return codec.decode(reply[expected])
         except EndOfData:
@@ -154,7 +154,7 @@ class _Program(codec.Objects):
             self._fail(f"the program sent {error}")
         if expected == "value" and "raised" in reply:
             raise _exception(reply)
-        self._fail(str(reply.get("ended", "the program sent bytes that are no answer"))[:300])
+        self._fail(str(reply.get("ended", "the program sent bytes that are not an answer"))[:300])
 
     def _fail(self, reason: str) -> None:
         self.failure = reason
@@ -162,7 +162,7 @@ class _Program(codec.Objects):
 
 
 def _exception(reply: dict[str, Any]) -> Exception:
-    """What the program raised, as tests may expect it: a built-in exception, or a new class below the nearest one."""
+    """The program's exception, as tests may expect it: a built-in exception, or a new class below the nearest one."""
     with Caught():
         first, *others = reply["raised"]
         if _is_expected(first):

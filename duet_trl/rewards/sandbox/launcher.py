@@ -31,9 +31,9 @@ PRELOADED = (
 ).split()
 """Standard library that programs use most; loaded once, inherited by every fork."""
 SECONDS_TO_END = 1.0
-"""Longest wait for killed processes; the kernel may take longer over their memory, and then nobody waits."""
+"""Longest wait for killed processes; the kernel may take longer over their memory, and is then not waited for."""
 FIRST_OWN_ID, NUM_OWN_IDS = 0x70000000, 1 << 27
-"""Users that belong to nobody and nothing. Where root starts them, the programs of every launcher have one of their
+"""Users that belong to nobody and nothing. Where root starts them, the programs of every launcher have their
 own: the kernel counts threads per user, so that a program with many would leave none to its neighbours."""
 LINK, CHANNEL = 3, 4
 """Descriptors of a confined process: the link between judge and program, and the judge's channel to the outside. In a
@@ -42,7 +42,7 @@ BOOTSTRAP = (
     "import sys, types; sandbox = types.ModuleType('sandbox'); sandbox.__path__ = [sys.argv[1]]; "
     "sys.modules['sandbox'] = sandbox; from sandbox.launcher import main; main()"
 )
-"""Makes this folder a package of its own: the packages above the real one import torch."""
+"""Makes this folder a separate package: the packages above the real one import torch."""
 
 
 def main() -> None:
@@ -66,7 +66,7 @@ def main() -> None:
 def run(isolation: str, limits: dict[str, Any], user: int, channel: int) -> dict[str, Any]:
     """Run one check to its end or deadline and kill what is left of it, in SECONDS_TO_END more at most.
 
-    Says whether time ran out, the judge's exit status, and that of the program with its processor seconds.
+    Returns whether time ran out, the judge's exit status, and that of the program with its processor seconds.
     """
     deadline = time.monotonic() + limits["wall_seconds"]
     with contextlib.suppress(ChildProcessError):

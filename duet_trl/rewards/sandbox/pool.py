@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs that nobody has read against unit tests, shut in, with a verdict that they cannot forge.
+"""Runs untrusted programs against unit tests, isolated, with a verdict that they cannot forge.
 
 Two processes per check. The *program* answers calls in one; the *judge* runs the tests in the other and sees stand-ins
-for the program's functions. Only plain values pass between them (`codec.py`), so that what decides is out of reach.
-Both are shut in (`jail.py`) and end with the check.
+for the program's functions. Only plain values pass between them (`codec.py`), so the verdict is out of reach.
+Both are isolated (`jail.py`) and end with the check.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ WEAK_ISOLATION = "limits"
 """The same without a bar on reading files: only on request."""
 SECONDS_TO_START = 60.0
 SECONDS_OF_GRACE = 10.0
-"""What a launcher may take beyond the time that it enforces before it is taken for lost."""
+"""Time that a launcher may take beyond the limit that it enforces before it counts as lost."""
 SHELL = 'echo 1000 >/proc/$$/oom_score_adj; exec /usr/bin/env -i PYTHONHASHSEED=0 "$@"'
 """Where memory runs out, the kernel's choice is a sandbox and not the training. No environment, not even the shell's;
 the order of a set must not decide a reward."""
@@ -50,7 +50,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What the program of a check may use; the judge has the same. Memory, files and threads: see `jail.py`."""
+    """Limits of the program of a check; the judge has the same. Memory, files and threads: see `jail.py`."""
 
     cpu_seconds: int = 3  # processor time of the process with its threads
     wall_seconds: float = 6.0  # from start to verdict, for programs that wait; killing takes a second at most
@@ -177,7 +177,7 @@ class LauncherProcess(Worker):
         self._control.settimeout(self._seconds_to_answer)
 
     def _receive(self) -> bytes:
-        """What the launcher answers; SandboxError, with what it said, if it has ended."""
+        """The launcher's answer; SandboxError, with its message, if it has ended."""
         if reply := self._control.recv(1 << 16):
             return reply
         self.end()
@@ -196,7 +196,7 @@ class LauncherProcess(Worker):
             with channel:
                 socket.send_fds(self._control, [b"check"], [channel.fileno()])
             ours.settimeout(self._seconds_to_answer)
-            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply says why
+            with contextlib.suppress(ConnectionError):  # the judge ended early: the launcher's reply states why
                 ours.sendall(message)
             status = json.loads(self._receive())
             ending = self._ending(*status["program"])
@@ -208,7 +208,7 @@ class LauncherProcess(Worker):
         return verdict["passed"], verdict["reason"] + ("" if verdict["passed"] else ending)
 
     def _ending(self, exit_code: int, cpu_seconds: float) -> str:
-        """How the program ended, if that says more than the verdict; a kill may also be the launcher's tidying up."""
+        """How the program ended, if that tells more than the verdict; a kill may also be the launcher's tidying up."""
         # The kernel enforces the limit in ticks, which on a busy machine run ahead of the seconds that it reports.
         if cpu_seconds > 0.75 * self._limits.cpu_seconds:
             return f" (the program used up its {self._limits.cpu_seconds:g} seconds of processor time)"
@@ -245,7 +245,7 @@ def succeeds(attempt):
     except OSError:
         return False
 """
-"""What can be reached of a file, its folder, a listening port, a process, and the environment."""
+"""Reports which are reachable: a file, its folder, a listening port, a process, the environment."""
 
 
 @cache
@@ -269,7 +269,7 @@ def find_isolation(isolation: str) -> str:
 
 
 def probe(isolation: str) -> str | None:
-    """What keeps an isolation from being used on this machine, in one line; None if nothing does.
+    """Why an isolation cannot be used on this machine, in one line; None if it can.
 
     A program must reach no file, network, other process or environment; with "limits" it may read files.
     """
@@ -282,7 +282,7 @@ def probe(isolation: str) -> str | None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         file = Path(folder) / "file"
         file.write_text(word)
-        # Open to all: only the isolation stands before them.
+        # Open to all: only the isolation protects them.
         os.chmod(folder, 0o777)
         os.chmod(file, 0o666)
         arguments = (str(file), word, folder, server.getsockname()[1], os.getpid())

@@ -54,7 +54,7 @@ IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)
 """Duplicates, flags, locks, pipe size; not F_SETOWN and F_SETSIG, which send signals to any process of the user."""
 FIRST_RECENT = 424
-"""System calls from this number on say "not implemented", so that the C library falls back on older ones."""
+"""System calls from this number on return "not implemented", so that the C library falls back on older ones."""
 
 # Classic BPF: opcodes, return values, and the offsets in `struct seccomp_data` (arguments: their low halves).
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -68,7 +68,7 @@ Instruction = tuple[int, int, int, int]
 def filter_program(machine: str, pid: int, *, writable: bool, threads: bool) -> bytes:
     """The filter in the kernel's form: opcode, jump if true, jump if false, operand; 2 + 1 + 1 + 4 bytes.
 
-    Signals may go to the process `pid` only; files may be created and changed, threads started, only if so said.
+    Signals may go to the process `pid` only; files may be created and changed, threads started, only if asked for.
     """
     column, audit_name = MACHINES[machine]
     program = [(_LOAD, 0, 0, _MACHINE), (_EQUAL, 1, 0, audit_name), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, _NUMBER)]

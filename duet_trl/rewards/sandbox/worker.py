@@ -23,7 +23,7 @@ INPUT, OUTPUT = 4, 5
 """Descriptors of the files in memory that a script reads and prints to."""
 MODULE_NAME = "program"
 _NEXT_STATEMENT = re.compile(r"^(?:class|def|async def|if|for|while|print|assert|import|from|@|#|```)", re.MULTILINE)
-"""Where a base model that was asked for a function body goes on to something else."""
+"""Where a base model that was asked for a function body continues with something else."""
 
 
 class _Own(codec.Objects):
@@ -53,7 +53,7 @@ OPERATIONS = {
     "replace": operator.setitem,
     "text": str,
 }
-"""What the tests may ask of an object."""
+"""Operations that the tests may ask of an object."""
 
 
 def work(link: Link) -> None:
@@ -100,7 +100,7 @@ def _load(program: dict[str, Any]) -> dict[str, Any]:
     preamble, source, names = program["preamble"], program["source"], program["names"]
     attempts = [(preamble, source)]
     if preamble and re.match(r"\s*[ \t]\S", source):
-        # the body of the function that the preamble begins, perhaps with more behind it
+        # the body of the function that the preamble begins, perhaps with more after it
         attempts += [("", preamble + source), ("", preamble + _NEXT_STATEMENT.split(source)[0])]
     for attempt in attempts:
         with Caught() as outcome:
@@ -126,9 +126,9 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 
 
 def _run_script(code: types.CodeType, text: str) -> str:
-    """What the program prints when it reads this text: files in memory behind the descriptors, which scripts also use.
+    """Output of the program when it reads this text: files in memory behind the descriptors, which scripts also use.
 
-    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and functions for the end run.
+    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and exit functions run.
     """
     for kept, usual in ((INPUT, 0), (OUTPUT, 1)):
         os.ftruncate(kept, 0)
