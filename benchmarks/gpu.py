@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """python benchmarks/gpu.py [--check]: what is worth knowing of one GPU, in less than ten minutes.
 
-Steps run one after the other, the most valuable first, each in a process of its own and within its own time limit.
+Steps run one after the other, the most valuable first, each in its own process and within its own time limit.
 outputs/bench/gpu.json is written anew after each. A step that fails, misses its own target or runs out of time is
 recorded as that, with what it had measured by then and the last lines it printed; the next one runs all the same.
 
@@ -46,7 +46,7 @@ class Step:
 
     Attributes:
         name (str): In `--steps` and in the file.
-        command (Sequence[str]): Fails if a target of its own is missed.
+        command (Sequence[str]): Fails if one of its own targets is missed.
         seconds (float): After which it is killed.
         result (str | None): Name under which it writes figures below outputs/bench, as it goes or at its end.
         cuda (str | None): Why it is skipped without a GPU; None: it runs on a CPU too.
@@ -135,7 +135,7 @@ def earlier(common: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(step: Step, limit: float) -> dict[str, Any]:
-    """Run one command in a process group of its own, for so many seconds at most, and say how it ended."""
+    """Run one command in its own process group, for so many seconds at most, and say how it ended."""
     if step.cuda is not None and not torch.cuda.is_available():
         return {"status": SKIPPED, "why": step.cuda, "seconds": 0.0, "limit": limit}
     result = None if step.result is None else RESULTS / f"{step.result}.json"

@@ -3,7 +3,7 @@
 
 A `vllm serve` in another process generates, this machine's other core trains. Three arms take the same prompts in as
 many batches: `overlap=True`, one core for the server and one for the trainer; the same two cores in turn, where one of
-them always waits; and in turn with both cores for whoever works. Every run is a process of its own, on the same
+them always waits; and in turn with both cores for whoever works. Every run is a separate process, on the same
 servers. Seconds are those between the first step and the last, without evaluation.
 
 --phases prints where the seconds of a batch go instead, with vLLM in the process and both cores (phases.json).
@@ -209,7 +209,7 @@ def phases(tasks: list[str], args: argparse.Namespace) -> int:
 
 
 def _bound(one: dict[str, Any]) -> float:
-    """How much faster a run could be if its two phases ran beside each other."""
+    """How much faster a run could be if its two phases ran at the same time."""
     return one["seconds"] / max(one["waiting"], one["seconds"] - one["waiting"])
 
 

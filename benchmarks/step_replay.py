@@ -286,7 +286,7 @@ def _replace(stack: ExitStack, owner: type, name: str, method: Callable) -> None
 
 
 class Pausing(TrainerCallback):
-    """Trains in a thread of its own and waits at the end of each optimizer step until it is told to go on.
+    """Trains in its own thread and waits at the end of each optimizer step until it is told to go on.
 
     A step lasts from where the last one ended, so that fetching data and logging are in it. As a context manager it
     ends the training early, however the block is left.

@@ -49,7 +49,7 @@ HEADERS = ["rollouts", "gate in the server, tokens/s", "on the stream", "ratio",
 
 
 class Served:
-    """`vllm serve` in a process group of its own, and its client."""
+    """`vllm serve` in its own process group, and its client."""
 
     def __init__(
         self, name: str, client: type[GateServer], model: Path, size: int, log: Path, *arguments: str

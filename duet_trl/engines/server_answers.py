@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a server: one rollout, or what is wrong with them."""
+"""Answers of a server: rollouts, or the error that each other answer is."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -72,10 +72,10 @@ def _choice(choice: Mapping[str, Any]) -> Choice:
 
 def check_logprobs(values: Sequence[float]) -> None:
     """Raise ServerError where one is NaN or infinite: nothing could be corrected by it."""
-    if not all(map(math.isfinite, values)):
-        odd = next(value for value in values if not math.isfinite(value))
+    odd = [value for value in values if not math.isfinite(value)]
+    if odd:
         raise ServerError(
-            f"the server returned the log-probability {odd} for a token that it sampled. Look for overflow there: "
+            f"the server returned the log-probability {odd[0]} for a token that it sampled. Look for overflow there: "
             "serve in --dtype bfloat16 or float32, and restart a server whose weights are broken."
         )
 
@@ -85,6 +85,6 @@ def refusal(method: str, url: str, status: int, text: str, failure: type[ServerE
     said = f"{method} {url} was answered with status {status}: {text[:2000]}"
     if status in (401, 403):
         return ServerError(f"{said} Set {TOKEN_VARIABLE} (and {WEIGHTS_VARIABLE}) to the same value as on the server.")
-    if status == 404 and method == "POST" and "/v1/" not in url:
+    if status == 404 and "/v1/" not in url and not url.endswith("/health"):
         return NoSuchPath(f"{said} Weight sync needs the server's environment to have VLLM_SERVER_DEV_MODE=1.")
     return failure(said) if status >= 500 else ServerError(said)

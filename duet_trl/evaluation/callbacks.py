@@ -64,7 +64,7 @@ class ScheduledMeasurement(TrainerCallback, ABC):
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Measure the policy that training starts from.
 
-        A checkpoint is saved before the measurement of its own step is logged, so a run that resumes from it makes
+        A checkpoint is saved before the measurement of its step is logged, so a run that resumes from it makes
         that measurement again. A step between two measurements is not measured.
         """
         self._began, self.seconds, self._unlogged = time.perf_counter(), 0.0, None

@@ -324,6 +324,11 @@ def test_a_request_that_is_not_understood_and_an_address_with_a_version_have_a_r
         StreamServer(f"{peer.url}/v1").wait(1.0)
 
 
+def test_a_server_without_development_endpoints_is_told_how_to_have_them():
+    with StreamPeer(others={}).running() as peer, pytest.raises(ServerError, match="404.*VLLM_SERVER_DEV_MODE=1"):
+        client(peer).configuration()
+
+
 @pytest.mark.parametrize("answer", [{}, {"vllm_config": None}, {"vllm_config": {"model_config": {}}}, [1]])
 def test_a_configuration_that_is_none_of_vllm_is_named(answer):
     with StreamPeer(others={"/server_info": answer}).running() as peer:
