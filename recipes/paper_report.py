@@ -3,7 +3,7 @@
 """The paper's tables and figures from a folder of runs, as `recipes/experiment.py` writes it.
 
 Tables are printed, and written to `<folder>/tables/` as Markdown and CSV; figures are written to
-`<folder>/figures/<model>/` as PNG and SVG. What was not logged is left out, and is reported.
+`<folder>/figures/<model>/` as PNG and SVG. Quantities that were not logged are left out, and reported.
 """
 
 import argparse
