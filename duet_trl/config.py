@@ -103,8 +103,8 @@ class DUETGRPOConfig(GRPOConfig):
         unread=1.0,
     )
     budget_reading: str | None = config_field(
-        "Meaning of B. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
-        "the paper). 'tokens': budget_tokens.",
+        "Meaning of B: 'rollouts', b x num_generations rollouts per prompt at current expected lengths (reproduces "
+        "the paper), or 'tokens', budget_tokens.",
         rule=one_of("rollouts", "tokens"),
         methods=dict.fromkeys(_DUETS, "rollouts"),
         unread="rollouts",
@@ -181,7 +181,8 @@ class DUETGRPOConfig(GRPOConfig):
         acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
-        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation define (TRL: one). "
+        "Updates of a batch of rollouts: 'once', 'several' or 'sfpo'. 'once': as num_iterations and "
+        "steps_per_generation define (TRL: one). "
         "'several': two passes in two mini-batches each, inside a trust region: the learning rate starts at "
         "learning_rate and adapts to desired_kl, and an update that would go too far is skipped or pulled back. Needs "
         "memory for one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper.paper_figures import write_figures
 from paper.paper_tables import CHECKPOINTS, write_tables
 from paper.runs import read
-from run_file import UnreadableRuns
+
+from duet_trl.mistakes import mistakes
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,10 +29,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--reference", default="grpo", metavar="METHOD", help=help_text)
     args = parser.parse_args(argv)
     output = args.output_dir or args.runs
-    try:
+    with mistakes():
         report = read(args.runs, args.checkpoint, args.reference)
-    except UnreadableRuns as error:
-        sys.exit(f"error: {error}")
+        if args.only != "tables":
+            from paper.paper_figures import write_figures
     if args.only != "figures":
         print(f"{write_tables(report, output / 'tables')}\n\nwritten to {output / 'tables'}\n")
     if args.only != "tables":

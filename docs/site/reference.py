@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/configuration.md, written from the declarations that `--help` shows too.
+"""The tables of docs/configuration.md, written from the declarations that `--help_all` shows too.
 
 python docs/site/reference.py       rewrites them; the site writes them anew each time it is built
 """
