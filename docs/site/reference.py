@@ -46,13 +46,13 @@ READING = """\
   `--method_kwargs '{"poll_interval": 4}'`."""
 
 SOME_METHODS = """\
-`paper` reads all of them, `duet` all but `keep_probability`, the others few or none; a method refuses those that it
-does not read. The first three switch the parts of DUET; then come the budget, the limits on counts, and the gate."""
+The first three switch the parts of DUET; then come the budget, the limits on counts, and the gate. A method refuses
+those that it does not read."""
 
 
 def tables() -> str:
     """All tables, with their headings, the common fields first; the longest with what they say."""
-    own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED]
+    own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED and one.name != "filled_in"]  # internal
     parts = [
         "## The common ten",
         _common(),
