@@ -164,8 +164,8 @@ class DUETGRPOConfig(GRPOConfig):
         "token of its chat template."
     )
     ending_reward_weight: float = config_field(
-        "Extra reward for ending with an EOS, as a share of the rollout's reward, if that is above 0. 0: none (paper); "
-        "duet teaches the ending by itself.",
+        "Extra reward for ending with an EOS, as a share of the rollout's reward, if that is above 0. 0: none "
+        "(paper). duet teaches the ending by itself.",
         default=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
     )

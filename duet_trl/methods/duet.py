@@ -56,8 +56,8 @@ class DuetOptions(GateOptions):
         follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, or 0 there"),
     )
     drop_zero_advantage: bool | None = config_field(
-        "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus, no router loss.",
+        "Leave rollouts with advantage 0 out of the forward pass; they still count in the divisor. Only where they "
+        "cannot move the loss: beta=0, no entropy bonus, no router loss.",
         follows=Follows(lambda c: zero_advantage_is_inert(c), "True there"),
     )
 
