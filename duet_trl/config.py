@@ -175,9 +175,10 @@ class DUETGRPOConfig(GRPOConfig):
         acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
-        "Updates of a batch of rollouts: 'once', 'several' or 'sfpo'. An optimizer step (max_steps) is one update. 'once': as num_iterations and steps_per_generation "
-        "define (TRL: one). 'several': four inside a trust region, with a learning rate that adapts to desired_kl and "
-        "memory for one more copy of the trained weights. 'sfpo': three fast ones, a step back and a slow one.",
+        "Updates of a batch of rollouts: 'once', 'several' or 'sfpo'. An optimizer step (max_steps) is one update. "
+        "'once': as num_iterations and steps_per_generation define (TRL: one). 'several': four inside a trust region, "
+        "with a learning rate that adapts to desired_kl and memory for one more copy of the trained weights. 'sfpo': "
+        "three fast ones, a step back and a slow one.",
         default="once",
         rule=one_of("once", *CUTS),
     )
