@@ -131,7 +131,7 @@ def train(key: str, args: argparse.Namespace, path: Path) -> None:
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(watch)
         trainer.train()
-    path.write_text(json.dumps({"name": ARMS[key].name, "points": watch.points}))
+    path.write_text(json.dumps(ARMS[key]._asdict() | {"points": watch.points}))
 
 
 def table(runs: Mapping[str, dict[str, Any]]) -> str:

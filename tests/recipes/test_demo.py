@@ -88,13 +88,12 @@ def test_the_figure_has_every_measurement_of_both_servings_against_minutes():
 class Engine:
     """Answers every sum, and a second one if nothing stops it; takes 100 seconds for each call."""
 
-    def __init__(self, clock):
-        self.clock = clock
+    def __init__(self, clock, problems):
+        self.clock, self.answers = clock, {problem.prompt: problem.answer for problem in problems}
 
     def generate(self, prompts, wanted, use_tqdm):
         self.clock[0] += 100.0
-        answers = {problem.prompt: problem.answer for problem in held_out_problems()}
-        lines = [f" \\boxed{{{answers[prompt]}}}\n" for prompt in prompts]
+        lines = [f" \\boxed{{{self.answers[prompt]}}}\n" for prompt in prompts]
         texts = [line if one.stop else f"{line}1 + 1 = \\boxed{{0}}" for line, one in zip(lines, wanted, strict=True)]
         return [
             SimpleNamespace(outputs=[SimpleNamespace(text=text)] * one.n)
@@ -104,13 +103,13 @@ class Engine:
 
 @pytest.mark.vllm
 def test_a_run_is_measured_thrice_and_its_clock_counts_training_alone(monkeypatch, capsys):
-    clock, synced = [0.0], []
+    clock, synced, problems = [0.0], [], held_out_problems(4)
     monkeypatch.setattr(sums_watch.time, "perf_counter", lambda: clock[0])
     trainer = SimpleNamespace(
         engine=SimpleNamespace(sync_weights=lambda: synced.append(clock[0])),
-        vllm_generation=SimpleNamespace(llm=Engine(clock)),
+        vllm_generation=SimpleNamespace(llm=Engine(clock, problems)),
     )
-    watch, control = sums_watch.Watch(trainer, 60.0, held_out_problems(4)), SimpleNamespace(should_training_stop=False)
+    watch, control = sums_watch.Watch(trainer, 60.0, problems), SimpleNamespace(should_training_stop=False)
     watch.on_train_begin()
     while not control.should_training_stop:
         watch.on_log(None, None, control, {"loss": 0.1, "duet/generated_tokens": 500.0, "reward": 0.5})
