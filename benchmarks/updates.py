@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """python benchmarks/updates.py [--seeds 0 1] [--arms several once ...] [--check]: what each part earns.
 
-The task, the policy and `duet` at half the budget of `make demo`; the learning rate of all starts where that of the
-demo does. Each arm has the same prompts in the same order and as many batches; each run is a separate process.
+The task, the policy and `duet` at half the budget of `make demo-tiny`; the learning rate of all starts where that
+of the demo does. Each arm has the same prompts in the same order and as many batches; each run is a separate process.
 Accuracy is mean@4 on held-out problems, at the end and in the mean of four evaluations, which shows how fast it got
 there; differences are to `several` on the same seed.
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python recipes/math_tiny.py          two CPU cores, no GPU, real vLLM in process; about six minutes
+# make demo-tiny                       two CPU cores, no GPU, real vLLM in process; about six minutes
 """Plain GRPO, then DUET at half the token budget, on a task that two CPU cores learn in minutes.
 
 DUET runs twice: with one update of each batch of rollouts, as GRPO has it and every other setting alike, and with
@@ -61,7 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--steps", type=int, default=28, help="batches of rollouts of each run")
     parser.add_argument("--seed", type=int, default=0, help="order of the prompts")
-    parser.add_argument("--output_dir", type=Path, help="default: outputs/demo, or outputs/demo_<engine>")
+    parser.add_argument("--output_dir", type=Path, help="default: outputs/demo_tiny, or outputs/demo_<engine>")
     parser.add_argument("--engine", choices=("vllm", "server", "transformers"), default="vllm", help=ENGINE_HELP)
     parser.add_argument("--eval_problems", type=int, default=100, help="held-out problems, four samples each")
     parser.add_argument("--eval_every", type=int, default=7, help="batches between evaluations")
@@ -71,7 +71,7 @@ def main() -> None:
         if vars(args)[name] < 1:
             parser.error(f"--{name} must be at least 1, got {vars(args)[name]}")
     if args.output_dir is None:  # a trial of another engine leaves the demo's results alone
-        args.output_dir = Path("outputs", "demo" if args.engine == "vllm" else f"demo_{args.engine}")
+        args.output_dir = Path("outputs", "demo_tiny" if args.engine == "vllm" else f"demo_{args.engine}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
     if args.arm is None:
         compare(args)
