@@ -2,8 +2,8 @@
 r"""Problems for pre-trained models: five kinds of reasoning-gym, three levels each, graded by its own scorers.
 
 A prompt is plain text, so that base models are asked like instructed ones: worked examples, a line each, then the
-problem up to where its answer belongs. At the start some are solved every time, a third never, and few surely: there is
-something to learn. The splits of a kind and level never meet, whatever is sampled.
+problem up to where its answer belongs. At the start a few are solved every time and a third never: there is something
+to learn. The splits of a kind and level never meet, whatever is sampled.
 """
 
 from collections.abc import Callable, Mapping
