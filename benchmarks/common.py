@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every benchmark needs beside `duet_trl.report`: its arguments and a result file."""
+"""What every benchmark needs besides `duet_trl.report`: its arguments and a result file."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def grouped(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def open_engine(path: Path, max_model_length: int, seed: int = 0) -> Any:
-    """vLLM (`vllm.LLM`) in this process for a tiny policy, in float32, with room for so many tokens."""
+    """vLLM (`vllm.LLM`) in this process for a tiny policy, in float32, with room for this many tokens."""
     from vllm import LLM
 
     return LLM(

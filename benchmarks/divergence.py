@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python benchmarks/divergence.py [--check]: is the divergence that steers several updates of a batch the true one?
+"""python benchmarks/divergence.py [--check]: is the divergence that several updates of a batch follow the true one?
 
 The tokens of rollouts that a policy drew are scored before and after all its weights changed at random, relative to
 the size of each tensor. Truth: the KL divergence over the whole vocabulary at every token, in float32, by a plain
-model. Beside it what `updates="several"` measures (one drawn token of each distribution, a model under bf16 autocast,
+model. Then what `updates="several"` measures (one drawn token of each distribution, a model under bf16 autocast,
 its forward pass in float32), what it measures where weights are sharded or quantised (bf16 less its own rounding), and
 what bf16 alone would say. Policies: the two pre-trained ones (`make models`) and the tiny one of `two_ways`.
 """
@@ -132,7 +132,7 @@ def measure(name: str, sizes: Sequence[int], seed: int) -> list[dict[str, Any]]:
 
 @torch.no_grad()
 def draw(model: nn.Module, tokenizer: Any, name: str, num_tokens: int, seed: int) -> Rows:
-    """Prompts and completions that the policy drew at temperature 1, of so many tokens at least."""
+    """Prompts and completions that the policy drew at temperature 1, of at least this many tokens."""
     if name == "two_ways":
         problems = sample_problems(TRAIN, 64, seed=seed)
         prompts = [

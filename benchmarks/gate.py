@@ -144,7 +144,7 @@ def main() -> int:
     ours = steps["automaton"]["median"]
     rows = {
         "automaton": "automaton and gate, every rollout every step",
-        "look-up alone": "  of which the look-up",
+        "look-up alone": "  the look-up alone",
         "decode": "decode 256 tokens + regex, 1/8 of the rollouts",
         "decode all": "decode 256 tokens + regex, all rollouts in one step",
         "join": "join 256 tokens' bytes + regex, 1/8 of the rollouts",

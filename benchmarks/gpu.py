@@ -2,13 +2,13 @@
 """python benchmarks/gpu.py [--check]: what is worth knowing of one GPU, in less than ten minutes.
 
 Steps run one after the other, the most valuable first, each in its own process and within its own time limit.
-outputs/bench/gpu.json is written anew after each. A step that fails, misses its own target or runs out of time is
+outputs/bench/gpu.json is rewritten after each. A step that fails, misses its own target or runs out of time is
 recorded as that, with what it had measured by then and the last lines it printed; the next one runs all the same.
 
     gate_kernel   gpu_gate.py: the gate's kernel against its oracle (CUDA only)
     swap_duet     gpu_parts/swap.py: the two-name swap on SmolLM2 in bf16, and what the gate adds to a decode step
     swap_grpo     the same script with method="grpo"
-    divergence    divergence.py: the divergence that steers several updates against the true one, on SmolLM2
+    divergence    divergence.py: the divergence that several updates follow against the true one, on SmolLM2
 
 Nothing of it needs a network, vLLM or a configuration of accelerate. The model is made by `make models`. Several
 commands on one machine (--steps) add to one file, as long as machine, versions and arguments stay the same.
@@ -135,16 +135,16 @@ def earlier(common: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(step: Step, limit: float) -> dict[str, Any]:
-    """Run one command in its own process group, for so many seconds at most, and say how it ended."""
+    """Run one command in its own process group, for at most this many seconds, and report how it ended."""
     if step.cuda is not None and not torch.cuda.is_available():
         return {"status": SKIPPED, "why": step.cuda, "seconds": 0.0, "limit": limit}
     result = None if step.result is None else RESULTS / f"{step.result}.json"
     if result is not None:
-        result.unlink(missing_ok=True)  # what stands there afterwards is of this run
+        result.unlink(missing_ok=True)  # a file found there afterwards is from this run
     RESULTS.mkdir(parents=True, exist_ok=True)
     log = RESULTS / f"gpu_{step.name}.log"
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # Unbuffered, so that a command that is killed has said what it had to; without progress bars among its last lines.
+    # Unbuffered, so that a command that is killed has printed everything; without progress bars among its last lines.
     own = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1"}
     begin = time.monotonic()
     with log.open("w") as file:

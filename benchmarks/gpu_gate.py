@@ -8,7 +8,7 @@ a thousand. 15% is what a grace window of 150 tokens without any certain token w
 
 * time: CUDA events around each step, the kernel and the plain-torch oracle in alternation, the caches flushed before
   every step as a model's forward pass leaves them. Median of the steps of each repeat; the table shows the median and
-  the range over the repeats. Beside it the host's time to launch a step.
+  the range over the repeats. Next to it, the host's time to launch a step.
 * launches: what the profiler sees on the device during one step; not checked where it sees nothing.
 * agreement: on a live load of random requests (preemption, slots used again, two markers, every switch, rows without a
   gate) all state and all logits after the kernel's step equal those after the oracle's, 10^6 rows. Where the figure
@@ -68,7 +68,7 @@ def vocabulary(size: int, rng: np.random.Generator) -> list[bytes | None]:
 
 @dataclass
 class Batch:
-    """What a step takes beside the state: `DeviceGates.apply` names and explains it."""
+    """What a step takes besides the state: `DeviceGates.apply` names and explains it."""
 
     logits: torch.Tensor
     slots: torch.Tensor
@@ -81,7 +81,7 @@ class Batch:
 
 
 class SteadyLoad:
-    """Running rollouts of one length of which a share is armed and stays so."""
+    """Running rollouts of one length, a share of them armed for good."""
 
     def __init__(self, vocab: list[bytes | None], share: float, thresholds: dict[str, float], seed: int) -> None:
         rng = np.random.default_rng(seed)

@@ -185,7 +185,7 @@ def main() -> int:
         ],
         ["empty functions failed", f"{solutions['failed']} of {solutions['stubs']}"],
         [
-            f"seconds for {batch['programs']} programs of which {batch['hanging']} hang",
+            f"seconds for {batch['programs']} programs, {batch['hanging']} of them hanging",
             f"{batch['seconds']:.0f} (bound {batch['bound']:.0f}; longest program {batch['longest_program']:.1f})",
         ],
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""python benchmarks/step.py [--check]: a training step of DUETGRPOTrainer beside one of trl.GRPOTrainer.
+"""python benchmarks/step.py [--check]: a training step of DUETGRPOTrainer next to one of trl.GRPOTrainer.
 
 Three trainers in one process, with the settings of recipes/configs/math_tiny.yaml (16 prompts, 128 rollouts, four
 micro-batches, float32, one update per generation):
@@ -14,7 +14,7 @@ engine. The trainers take turns, the first of each round rotating, and ratios ar
 judged on processor seconds, which other work on the machine moves less than the wall clock.
 
 A kept token is a policy token of a rollout that is in the gradient, the divisor of the loss. Rollouts with advantage 0
-are kept but `on` gives them no forward pass, so the time per token that had one stands beside it.
+are kept but `on` gives them no forward pass, so the time per token that had one is given too.
 
 The controller's share of a step by the trainer's own metric `duet/overhead_share`: of these steps without an engine,
 and, where vLLM is installed, of steps with one, which is what a run has and what the target is for. It reads processor
@@ -320,7 +320,7 @@ def main() -> int:
     problems = sample_problems(TRAIN, NUM_PROMPTS, seed=0)
     rows = Dataset.from_list([{"prompt": p.messages, "answer": p.answer} for p in problems])
     with tempfile.TemporaryDirectory() as folder:
-        # One step more than is run: an ending run would spend the last one on what is no part of a step.
+        # One step more than is run: an ending run would spend the last one on work outside a step.
         fields = shared_fields(folder, WARM_UP + arguments.rounds + 1, arguments.seed)
         trainers = {name: build(name, CHECKPOINT, first_box_reward, rows, fields) for name in (STOCK, OFF, ON)}
         gate = trainers[ON].args

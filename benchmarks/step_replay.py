@@ -2,7 +2,7 @@
 """What benchmarks/step.py needs to put trainers side by side: recorded rollouts, paused trainers, clocks.
 
 Rollouts are sampled once, without a gate, and replayed to every trainer in place of its engine. A gated trainer gets
-each rollout cut where the gate of its step would have stopped it, and the sentinel behind it, as an engine returns it.
+each rollout cut where the gate of its step would have stopped it, and the sentinel after it, as an engine returns it.
 """
 
 import time
@@ -69,7 +69,7 @@ class Recording:
 
     Args:
         rollouts (dict[tuple[int, ...], list[Rollout]]): By the prompt's token ids.
-        stride (int): Each step begins so many rollouts further on, so that a prompt does not always bring the same.
+        stride (int): Each step begins this many rollouts later, so that a prompt does not always bring the same.
     """
 
     def __init__(self, rollouts: dict[tuple[int, ...], list[Rollout]], stride: int) -> None:
@@ -286,7 +286,7 @@ def _replace(stack: ExitStack, owner: type, name: str, method: Callable) -> None
 
 
 class Pausing(TrainerCallback):
-    """Trains in its own thread and waits at the end of each optimizer step until it is told to go on.
+    """Trains in its own thread and waits at the end of each optimizer step until it is told to continue.
 
     A step lasts from where the last one ended, so that fetching data and logging are in it. As a context manager it
     ends the training early, however the block is left.

@@ -3,7 +3,7 @@
 
 Two `vllm serve` of the tiny policy, one with DUETLogitsProcessor and one without, in turn on the same cores with their
 client. Half of the rollouts are aborted at 72 of 128 tokens, an answer trims others. Rounds rotate, ratios are taken
-within a round: of seconds, and of processor seconds, which other work on the machine hardly changes. Tokens behind a
+within a round: of seconds, and of processor seconds, which other work on the machine changes little. Tokens after a
 stop are counted by the server.
 """
 

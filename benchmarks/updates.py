@@ -3,7 +3,7 @@
 
 The task, the policy and `duet` at half the budget of `make demo`; the learning rate of all starts where that of the
 demo does. Each arm has the same prompts in the same order and as many batches; each run is a separate process.
-Accuracy is mean@4 on held-out problems, at the end and in the mean of four evaluations, which says how fast it got
+Accuracy is mean@4 on held-out problems, at the end and in the mean of four evaluations, which shows how fast it got
 there; differences are to `several` on the same seed.
 
 Needs two CPU cores and about three minutes a run.

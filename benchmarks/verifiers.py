@@ -5,14 +5,14 @@ r"""python benchmarks/verifiers.py [--check] [--data FOLDER]: the math verifier 
   answer. Outputs that close with an empty `\boxed{}`, the echo of a prompt, are counted apart: their labels are about
   the empty box, the verifier reads the answer before it.
 * Agreement on (extracted answer, gold, label): the boxes, and the last line of the outputs that have none.
-* TRL's `accuracy_reward` and Math-Verify with its defaults on the same rows, beside ours: share, and rows that differ.
+* TRL's `accuracy_reward` and Math-Verify with its defaults on the same rows: share, and rows that differ from ours.
 * Agreement with the right and wrong answers that tests/rewards/cases/math.jsonl lists as models write them.
-* Hostile answers, each beside a right one: graded wrong within the limit, without harm to its neighbour, and no
+* Hostile answers, each next to a right one: graded wrong within the limit, without harm to its neighbour, and no
   process is left behind.
 * Time for 1,024 answers on two worker processes that are already up: as in a training step (128 golds of MATH, 8
   answers each, half of them right, the others golds of other problems), and 1,024 pairs that are all different. The
   best of three rounds counts, because other processes on the machine only ever slow one down; processor seconds of
-  the workers are given beside it.
+  the workers are given next to it.
 
 The data are those of the tests, in ../shared/data; the benchmark ends with code 2 where they are not. --check ends
 with code 1 if a target is missed.
@@ -180,7 +180,7 @@ def step_pairs(golds: list[str], rng: random.Random) -> list[tuple[str, str]]:
 
 
 def different_pairs(golds: list[str], rng: random.Random) -> list[tuple[str, str]]:
-    """Pairs of which no two are equal: each gold with itself and with the next one."""
+    """Pairs, no two of them equal: each gold with itself and with the next one."""
     some = rng.sample(sorted(set(golds)), NUM_ANSWERS // 2 + 1)
     return [pair for gold, other in zip(some, some[1:], strict=False) for pair in ((gold, gold), (other, gold))]
 
@@ -190,7 +190,7 @@ def processes_below() -> dict[int, float]:
     parents, ticks = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(") ")[2].split()  # from the state on, behind pid and name
+            fields = path.read_text().rpartition(") ")[2].split()  # from the state on, after pid and name
         except OSError:  # it has ended meanwhile
             continue
         pid = int(path.parent.name)

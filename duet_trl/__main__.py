@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__, check
+from .mistakes import mistakes
 from .report import estimate_command
 
 
@@ -22,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     estimate_command.add_command(commands)
     check.add_command(commands)
     options = parser.parse_args(arguments)
-    return options.run(options)
+    with mistakes():
+        return options.run(options)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """Every field that a user sets, with its checks; options of a single method are in `method_kwargs`."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,14 +55,6 @@ _TWO_OF_MORE = Follows(  # at an average of two, a minimum of two would be unifo
 _GRACE = Follows(lambda c: scaled_grace_window(c.max_completion_length), "that share of the length limit, at least 8")
 
 
-def _options_help() -> str:
-    takers: dict[tuple[str, ...], list[str]] = {}
-    for method, entry in METHODS.items():
-        takers.setdefault(tuple(one.name for one in fields(entry.options)), []).append(method)
-    lists = [f"{' and '.join(methods)}: {', '.join(names) or 'none'}." for names, methods in takers.items()]
-    return f"Options that only the chosen method reads, a mapping; JSON on the command line. {' '.join(lists)}"
-
-
 @dataclass
 class DUETGRPOConfig(GRPOConfig):
     """Configuration of [`DUETGRPOTrainer`]; its fields are described by their `help` and in `docs/configuration.md`.
@@ -81,7 +73,9 @@ class DUETGRPOConfig(GRPOConfig):
     method: str = config_field(
         f"Method of training: {', '.join(METHODS)}. paper: the text of Algorithm 1.", default="duet"
     )
-    method_kwargs: dict[str, Any] | str | None = config_field(_options_help())
+    method_kwargs: dict[str, Any] | str | None = config_field(
+        "Options that only the chosen method reads (docs/configuration.md), a mapping; JSON on the command line."
+    )
     allocate: bool | None = config_field(
         "Uneven rollout counts (paper, section 3.1). False: the same for every prompt.",
         methods={"duet": False, "paper": True},
@@ -103,8 +97,8 @@ class DUETGRPOConfig(GRPOConfig):
         unread=1.0,
     )
     budget_reading: str | None = config_field(
-        "Meaning of B. 'rollouts': b x num_generations rollouts per prompt at current expected lengths (reproduces "
-        "the paper). 'tokens': budget_tokens.",
+        "Meaning of B: 'rollouts', b x num_generations rollouts per prompt at current expected lengths (reproduces "
+        "the paper), or 'tokens', budget_tokens.",
         rule=one_of("rollouts", "tokens"),
         methods=dict.fromkeys(_DUETS, "rollouts"),
         unread="rollouts",
@@ -170,8 +164,8 @@ class DUETGRPOConfig(GRPOConfig):
         "token of its chat template."
     )
     ending_reward_weight: float = config_field(
-        "Extra reward for ending with an EOS, as a share of what the reward functions give the rollout, if that is "
-        "above 0. Logged as rewards/ending_reward/mean. 0: none (paper); duet teaches the ending by itself.",
+        "Extra reward for ending with an EOS, as a share of the rollout's reward, if that is above 0. 0: none "
+        "(paper). duet teaches the ending by itself.",
         default=0.0,
         rule=(lambda x: 0 <= x < math.inf, "at least 0; 0 adds no reward; got {}"),
     )
@@ -181,11 +175,9 @@ class DUETGRPOConfig(GRPOConfig):
         acts=Acts(lambda v: v.beta == 0 or not v.exclude_zero_variance_groups, "beta=0: their KL term would count"),
     )
     updates: str = config_field(
-        "Updates of a batch of rollouts. 'once': as num_iterations and steps_per_generation define (TRL: one). "
-        "'several': two passes in two mini-batches each, inside a trust region: the learning rate starts at "
-        "learning_rate and adapts to desired_kl, and an update that would go too far is skipped or pulled back. Needs "
-        "memory for one more copy of the trained weights. 'sfpo': three fast updates, a step back and a slow one, as "
-        "in SFPO. An optimizer step (max_steps) is one update.",
+        "Updates of a batch of rollouts: 'once', 'several' or 'sfpo'. An optimizer step (max_steps) is one update. 'once': as num_iterations and steps_per_generation "
+        "define (TRL: one). 'several': four inside a trust region, with a learning rate that adapts to desired_kl and "
+        "memory for one more copy of the trained weights. 'sfpo': three fast ones, a step back and a slow one.",
         default="once",
         rule=one_of("once", *CUTS),
     )

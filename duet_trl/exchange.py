@@ -170,14 +170,14 @@ class Exchange:
         return int(self.accelerator.gather(torch.tensor([number], device=self.accelerator.device)).max())
 
     def rollouts(self, local: dict[int, Any], wanted: Sequence[Iterable[int]]) -> dict[int, Any]:
-        """Send each rollout to the processes that want it, and to no other.
+        """Send each rollout to the processes that need it, and only to them.
 
         Args:
             local (dict[int, Any]): Rollouts of this process by number.
-            wanted (Sequence[Iterable[int]]): Numbers that each process wants, the same argument on all of them.
+            wanted (Sequence[Iterable[int]]): Numbers that each process needs, the same argument on all of them.
 
         Returns:
-            dict[int, Any]: Those that this process wants.
+            dict[int, Any]: Those that this process needs.
         """
         if self.num_processes == 1:
             return {row: local[row] for row in wanted[0]}

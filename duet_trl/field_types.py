@@ -72,7 +72,7 @@ def config_field(
 ) -> Any:
     """A field of the configuration or an option of a method: its help, its default, and the rest of a `Declaration`.
 
-    `--help`, docs/configuration.md, the checks and their errors are all made from it.
+    `--help_all`, docs/configuration.md, the checks and their errors are all made from it.
     """
     words: dict[str, list[str]] = {}
     for method, value in (methods or {}).items():

@@ -388,7 +388,7 @@ class DUETGRPOTrainer(GRPOTrainer):
         return self.generation.sample(prompts, num_samples, sampling)
 
     def create_model_card(self, model_name: str | None = None, *args: Any, **kwargs: Any) -> None:
-        """TRL's model card and a section on this run: settings, course, configuration, versions."""
+        """TRL's model card and a section on this run: settings, history, configuration, versions."""
         name = model_name or Path(self.args.hub_model_id or Path(self.args.output_dir).absolute()).name
         super().create_model_card(name, *args, **kwargs)
         if self.is_world_process_zero():

@@ -9,7 +9,6 @@ Without --model it prints the table of what the output folder holds.
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from transformers import logging as transformers_logging
 
 from duet_trl.evaluation.measure import Settings, build_graders
 from duet_trl.evaluation.suites import SUITES
+from duet_trl.mistakes import mistakes
 from duet_trl.rewards import SandboxError
 
 
@@ -48,7 +48,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> None:
     """Check everything, then measure model by model, then print the table."""
     args = arguments(argv)
-    try:
+    with mistakes(SandboxError):
         plan = []
         if args.model:
             if args.batch_size < 1:
@@ -63,8 +63,6 @@ def main(argv: Sequence[str] | None = None) -> None:
         for model, settings, sequence in plan:
             measure_model(args, model, settings, sequence, suites, graders)
         print(table(args.output_dir))
-    except (ValueError, OSError, ImportError, SandboxError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

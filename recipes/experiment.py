@@ -29,8 +29,10 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from run_file import FILE_NAME, UnreadableRuns, read_run
-from script_arguments import parse
+from run_file import FILE_NAME, read_run
+from script_arguments import parse, read_fields
+
+from duet_trl.mistakes import mistakes
 
 RECIPES = Path(__file__).parent
 CONFIG = "config.yaml"
@@ -61,19 +63,22 @@ def plan(grid: Path, output_dir: Path, only: str = "*") -> list[Run]:
     """The runs of a grid whose names, or names of cells, match a pattern.
 
     Raises:
-        ValueError: If the grid has no runs, a name leads out of the folder, or nothing matches.
+        ValueError: If the grid has no runs or another form, a name leads out of the folder, or nothing matches.
     """
-    shared = _read(grid)
+    shared = read_fields(grid)
     cells, seeds = shared.pop("runs", None) or {}, shared.pop("seeds", [42])
+    if not isinstance(cells, dict) or not isinstance(seeds, list):
+        raise ValueError(f"{grid} needs runs, a mapping, and seeds, a list; got {cells!r} and {seeds!r}.")
     if wrong := [cell for cell in cells if "/" in cell or cell in (".", "..")]:
         raise ValueError(f"a run of {grid} is called {wrong[0]!r}: its name may hold no '/' and be neither . nor ..")
     runs = []
     for seed in seeds:
         for cell, line in cells.items():
-            fields = shared | (line or {})
+            if not isinstance(fields := line or {}, dict) or "script" not in (fields := shared | fields):
+                raise ValueError(f"run {cell!r} of {grid} needs a script, such as script: recipes/math_qwen3.py")
             script, accelerate = fields.pop("script"), fields.pop("accelerate", None)
             config = fields.pop("config", None)
-            fields = ({} if config is None else _read(Path(config))) | fields
+            fields = ({} if config is None else read_fields(Path(config))) | fields
             name = f"{cell}/seed_{seed}"
             fields |= {"seed": seed, "run_name": f"{grid.stem}/{cell}", "output_dir": str(output_dir / name)}
             runs.append(Run(name, output_dir / name, script, accelerate, fields))
@@ -91,7 +96,7 @@ def prepare(run: Run) -> None:
     """
     place = run.folder / CONFIG
     if run.is_done or run.has_checkpoint:
-        earlier = _read(place)
+        earlier = read_fields(place)
         if names := sorted(name for name in earlier | run.fields if earlier.get(name) != run.fields.get(name)):
             raise ValueError(f"{place} has other values of {', '.join(names)}. Remove {run.folder} to repeat it.")
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -119,13 +124,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output_dir", type=Path, help="default: outputs/experiments/<grid>")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="runs of these names: 'grpo_*', '*/seed_42'")
     args = parser.parse_args(argv)
-    try:
+    with mistakes():
         runs = plan(args.grid, args.output_dir or Path("outputs", "experiments", args.grid.stem), args.only)
         for run in runs:
             prepare(run)
         waiting = [run for run in runs if not run.is_done]
-    except (ValueError, OSError, UnreadableRuns) as error:
-        sys.exit(f"error: {error}")
     print(f"{len(runs)} runs, {len(runs) - len(waiting)} of them done", flush=True)
     failed, stopped = [], []
     # The terminal sends Ctrl-C to the run too, which then saves; the runner only starts no other.
@@ -143,13 +146,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     return int(bool(failed or stopped))
-
-
-def _read(place: Path) -> dict[str, Any]:
-    fields = yaml.safe_load(place.read_text())
-    if not isinstance(fields, dict):
-        raise ValueError(f"{place} must hold fields and their values, got {type(fields).__name__}.")
-    return fields
 
 
 if __name__ == "__main__":

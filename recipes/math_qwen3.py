@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # accelerate launch --config_file recipes/accelerate/ddp.yaml recipes/math_qwen3.py \
-#     --config recipes/configs/paper.yaml --method duet --budget_fraction 0.5    (8 x H100 80 GB)
+#     --config recipes/configs/paper.yaml --method duet --budget_fraction 0.5    # 8 x H100 80 GB
 """Trains Qwen3 or Llama on MATH.
 
 Every field of `ScriptArguments` (script_arguments.py), `DUETGRPOConfig` and TRL's `ModelConfig` is an option, and may
@@ -13,7 +13,7 @@ Two steps on a CPU with a tiny model:
 """
 
 from data import MATH, load_math_train
-from run import load_tokenizer, start, train
+from run import Begin, load_tokenizer, prepare, start
 from script_arguments import ScriptArguments
 from trl import ModelConfig
 
@@ -21,7 +21,7 @@ from duet_trl import DUETGRPOConfig
 from duet_trl.rewards import MathVerifier
 
 
-def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
+def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> Begin:
     """MATH, graded by the last box."""
     arguments.dataset_name = arguments.dataset_name or MATH
     tokenizer = load_tokenizer(config, model)
@@ -33,7 +33,7 @@ def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig)
         drop_overlap=arguments.drop_overlap,
         chat_template_kwargs=config.chat_template_kwargs,
     )
-    train(arguments, config, model, tokenizer, dataset, MathVerifier())
+    return prepare(arguments, config, model, tokenizer, dataset, MathVerifier())
 
 
 if __name__ == "__main__":

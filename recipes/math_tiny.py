@@ -21,6 +21,7 @@ import yaml
 from tiny_math.cpu import ENVIRONMENT
 from tiny_math.scaled import GRACE_WINDOW, UPDATES
 
+from duet_trl.mistakes import mistakes
 from duet_trl.update.trust_region import CUTS
 
 DUET = {
@@ -66,6 +67,9 @@ def main() -> None:
     parser.add_argument("--eval_every", type=int, default=7, help="batches between evaluations")
     parser.add_argument("--arm", choices=tuple(ARMS), help="train this run only, in this process (tiny_math/cpu.py)")
     args = parser.parse_args()
+    for name in ("steps", "eval_problems"):
+        if vars(args)[name] < 1:
+            parser.error(f"--{name} must be at least 1, got {vars(args)[name]}")
     if args.output_dir is None:  # a trial of another engine leaves the demo's results alone
         args.output_dir = Path("outputs", "demo" if args.engine == "vllm" else f"demo_{args.engine}")
     args.output_dir.mkdir(parents=True, exist_ok=True)
@@ -83,7 +87,7 @@ def compare(args: argparse.Namespace) -> None:
         print(f"\n[{number}/{len(ARMS)}] {arm.name}: {args.steps} batches of rollouts{each}", flush=True)
         command = [sys.executable, __file__, *sys.argv[1:], "--arm", key]
         if subprocess.run(command, env=ENVIRONMENT | os.environ).returncode != 0:
-            sys.exit(f"The {arm.name} run failed; its message is above.")
+            sys.exit(f"error: the {arm.name} run failed; its message is above.")
     from tiny_math.demo_report import write_report
 
     runs = [json.loads((args.output_dir / f"{arm}.json").read_text()) for arm in ARMS]
@@ -93,10 +97,11 @@ def compare(args: argparse.Namespace) -> None:
 
 def train(args: argparse.Namespace) -> None:
     """Train one arm and write its record."""
-    from tiny_math.demo_report import run_record
-
     arm = ARMS[args.arm]
-    trainer, evaluation = build(args, arm, args.output_dir / args.arm)
+    with mistakes():
+        from tiny_math.demo_report import run_record
+
+        trainer, evaluation = build(args, arm, args.output_dir / args.arm)
     trainer.train()
     asked = {key: value for key, value in vars(args).items() if key != "output_dir"}
     record = run_record(arm.name, trainer.state.log_history, evaluation.evaluations, asked)

@@ -3,7 +3,7 @@
 """The paper's tables and figures from a folder of runs, as `recipes/experiment.py` writes it.
 
 Tables are printed, and written to `<folder>/tables/` as Markdown and CSV; figures are written to
-`<folder>/figures/<model>/` as PNG and SVG. What was not logged is left out, and is reported.
+`<folder>/figures/<model>/` as PNG and SVG. Quantities that were not logged are left out, and reported.
 """
 
 import argparse
@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from paper.paper_figures import write_figures
 from paper.paper_tables import CHECKPOINTS, write_tables
 from paper.runs import read
-from run_file import UnreadableRuns
+
+from duet_trl.mistakes import mistakes
 
 
 def main(argv: Sequence[str]) -> int:
@@ -29,10 +29,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--reference", default="grpo", metavar="METHOD", help=help_text)
     args = parser.parse_args(argv)
     output = args.output_dir or args.runs
-    try:
+    with mistakes():
         report = read(args.runs, args.checkpoint, args.reference)
-    except UnreadableRuns as error:
-        sys.exit(f"error: {error}")
+        if args.only != "tables":
+            from paper.paper_figures import write_figures
     if args.only != "figures":
         print(f"{write_tables(report, output / 'tables')}\n\nwritten to {output / 'tables'}\n")
     if args.only != "tables":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# make models && python recipes/pretrained.py --max_steps 40        two CPU cores or one GPU
+# make models && python recipes/pretrained.py --max_steps 40    # two CPU cores or one GPU
 """Trains a pre-trained model on sums (sums.py) and prints a line for each step, and the result on held-out sums.
 
     python recipes/pretrained.py                                                     SmolLM2-135M-Instruct
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from pretrained_models import FOLDER, REMEDY
-from run import load_tokenizer, start, train
+from run import Begin, load_tokenizer, prepare, start
 from script_arguments import ScriptArguments
 from sums import held_out_problems, last_answer_reward, measure, rows, train_problems
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -75,14 +75,14 @@ class Lines(TrainerCallback):
             )
 
 
-def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> None:
+def main(arguments: ScriptArguments, config: DUETGRPOConfig, model: ModelConfig) -> Begin:
     """Sums, graded by the last box."""
     place = Path(model.model_name_or_path or "")
     if place.parent.parts[-2:] == FOLDER.parts[-2:] and not place.is_dir():
         raise ValueError(f"there is no model in {place}. {REMEDY}")
     tokenizer = load_tokenizer(config, model)
     dataset = Dataset.from_list(rows(train_problems()))
-    train(arguments, config, model, tokenizer, dataset, last_answer_reward, [Lines()])
+    return prepare(arguments, config, model, tokenizer, dataset, last_answer_reward, [Lines()])
 
 
 def options(given: list[str]) -> list[str]:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from duet_trl.mistakes import mistakes
+
 FOLDER = Path(__file__).resolve().parent.parent / "outputs" / "models"
 REMEDY = "Run `make models`."
 
@@ -61,11 +63,9 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the models go (default: outputs/models)")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that are there already; default: download them")
     args = parser.parse_args()
-    try:
+    with mistakes():
         for name in args.models or SOURCES:
             print(f"{name}: {make(name, args.folder, args.wheels)}", flush=True)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
 
 
 def make(name: str, folder: Path = FOLDER, wheels: Path | None = None) -> Path:

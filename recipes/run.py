@@ -2,37 +2,52 @@
 """Steps of all recipes once they have data and a reward: train, measure, save, push.
 
 What can fail without a GPU (arguments, tokenizer, data, suites, the sandbox) is checked before the model is loaded.
+Until training begins, an error of the input is one line; from then on an error is a traceback.
 """
 
 import logging
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from datasets import Dataset
-from run_file import new_record, write_run
-from script_arguments import ScriptArguments, parse
+from run_file import RunRecord, new_record, write_run
+from script_arguments import ScriptArguments, parse, short_help
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PrinterCallback, ProgressCallback, TrainerCallback
+from transformers.integrations import get_available_reporting_integrations
 from trl import ModelConfig, get_peft_config, get_quantization_config
 
 from duet_trl import DUETGRPOConfig, DUETGRPOTrainer
+from duet_trl.engines.engine import ServerError
 from duet_trl.evaluation.callbacks import SuiteEvaluation
 from duet_trl.evaluation.measure import Settings, build_graders
 from duet_trl.evaluation.prompts import MODEL_REMEDY
 from duet_trl.evaluation.suites import load_suite
+from duet_trl.mistakes import mistakes
+from duet_trl.rewards import SandboxError
 from duet_trl.seams.hub import configuration_yaml
 
 if TYPE_CHECKING:
     from trl.trainer.grpo_trainer import RewardFunc
 
-Main = Callable[[ScriptArguments, DUETGRPOConfig, ModelConfig], None]
+Begin = Callable[[], None]
+"""Training that is ready to begin."""
+Main = Callable[[ScriptArguments, DUETGRPOConfig, ModelConfig], Begin]
 
 
 def start(main: Main, argv: Sequence[str] | None = None) -> None:
     """Run a recipe from its command line; None: this process's."""
+    words = sys.argv[1:] if argv is None else [*argv]
+    if {"-h", "--help"} & {*words}:
+        print(short_help(main.__globals__))
+        return
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
-    main(*parse(argv))
+    with mistakes(SandboxError, ServerError):
+        begin = main(*parse(words))
+    begin()
 
 
 def load_tokenizer(config: DUETGRPOConfig, model: ModelConfig) -> PreTrainedTokenizerBase:
@@ -52,7 +67,7 @@ def load_tokenizer(config: DUETGRPOConfig, model: ModelConfig) -> PreTrainedToke
         raise ValueError(f"the tokenizer of {name!r} cannot be loaded: {error} {MODEL_REMEDY}") from error
 
 
-def train(
+def prepare(
     arguments: ScriptArguments,
     config: DUETGRPOConfig,
     model: ModelConfig,
@@ -60,8 +75,8 @@ def train(
     dataset: Dataset,
     reward: "RewardFunc",
     callbacks: Sequence[TrainerCallback] = (),
-) -> None:
-    """Train, measure during training, save, and push what is saved if that is asked for.
+) -> Begin:
+    """Everything up to the first step. What it returns trains, measures meanwhile, saves, and pushes if asked to.
 
     Args:
         arguments (ScriptArguments): What is measured.
@@ -73,9 +88,12 @@ def train(
         callbacks (Sequence[TrainerCallback]): What the recipe does and prints meanwhile; empty: as transformers does.
 
     Raises:
-        ValueError: If a suite cannot be measured with this configuration.
-        RuntimeError: If the Hub cannot be reached at the end; the model is saved by then.
+        ValueError: If a suite cannot be measured with this configuration, or the checkpoint does not exist.
+        ImportError: If `report_to` names what is not installed.
     """
+    resume = resume_from(config)
+    if missing := {*config.report_to} - {*get_available_reporting_integrations(), "azure_ml", "flyte"}:
+        raise ImportError(f"report_to names {sorted(missing)}, not installed. Install it, or give --report_to none.")
     suites = load_suites(arguments)
     graders = build_graders(suites, arguments.sandbox)
     record, written = new_record(arguments, config, model), recipe_yaml(arguments, config, model)
@@ -115,11 +133,32 @@ def train(
     if trainer.is_world_process_zero():
         write_run(folder, record)
         (folder / "recipe.yaml").write_text(written)
-    resume = config.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint={"true": True, "false": False}.get(str(resume).lower(), resume))
-    _save(trainer, arguments.dataset_name, push)
+    return partial(_train, trainer, resume, record, arguments.dataset_name, push)
+
+
+def resume_from(config: DUETGRPOConfig) -> str | bool | None:
+    """What `resume_from_checkpoint` of a command line means to the trainer.
+
+    Raises:
+        ValueError: If there is no such checkpoint.
+    """
+    asked = config.resume_from_checkpoint
+    resume = {"true": True, "false": False}.get(str(asked).lower(), asked)
+    found = any(Path(config.output_dir).glob("checkpoint-*")) if resume is True else Path(resume or ".").is_dir()
+    if not found:
+        place = config.output_dir if resume is True else resume
+        raise ValueError(f"there is no checkpoint in {place!r}. Leave --resume_from_checkpoint {asked} out.")
+    return resume
+
+
+def _train(
+    trainer: DUETGRPOTrainer, resume: str | bool | None, record: RunRecord, dataset_name: str | None, push: bool
+) -> None:
+    """Train, save and push; a Hub that cannot be reached is a RuntimeError, and the model is saved by then."""
+    trainer.train(resume_from_checkpoint=resume)
+    _save(trainer, dataset_name, push)
     if trainer.is_world_process_zero():
-        state = trainer.state
+        state, folder = trainer.state, Path(trainer.args.output_dir)
         write_run(folder, replace(record, status="done", max_steps=state.max_steps, log=state.log_history))
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of a run, `run.json` in its output folder: what it holds, written and read.
 
-<runs>/<cell>/seed_<seed>/run.json    any depth of folders; whatever else lies there is not read
+<runs>/<cell>/seed_<seed>/run.json    any depth of folders; other files there are not read
 """
 
 import json
@@ -152,7 +152,7 @@ def read_runs(folder: str | Path) -> dict[Path, RunRecord]:
         found[key] = (path.parent, record)
     if not found:
         raise UnreadableRuns(
-            f"{str(folder)!r} has no {FILE_NAME}, in no folder below it either. Give the folder that "
+            f"{str(folder)!r} has no {FILE_NAME}, nor has any folder below it. Give the folder that "
             "recipes/experiment.py writes to."
         )
     return dict(found[key] for key in sorted(found))

@@ -1,12 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`duet-trl check` on this machine, on one with another TRL, and where training cannot start."""
+"""The commands of `duet-trl`; `check` on this machine, on one with another TRL, and where training cannot start."""
 
+import importlib
 import importlib.metadata
+import re
 
 import pytest
 
 from duet_trl.__main__ import main
+from duet_trl.mistakes import mistakes
 from duet_trl.report import environment
+
+
+def test_the_commands_are_those_that_a_user_needs(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert re.findall(r"^    (\w+)  ", capsys.readouterr().out, flags=re.M) == ["estimate", "check"]
+
+
+def test_a_package_that_is_missing_is_named_with_a_remedy_and_a_bug_is_left_alone():
+    with pytest.raises(SystemExit, match=r"^error: No module named 'not_there'\. Install it, or the extra"):
+        with mistakes():
+            importlib.import_module("not_there")
+    with pytest.raises(RuntimeError, match="a bug"):
+        with mistakes():
+            raise RuntimeError("a bug")
+    with pytest.raises(SystemExit, match="^error: two lines$"):
+        with mistakes(RuntimeError):
+            raise RuntimeError("two\n  lines")
 
 
 def test_versions_and_devices_of_this_machine(capsys):

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -84,16 +85,22 @@ def test_scripts_named_in_the_docs_exist(page: Path) -> None:
     assert missing == set()
 
 
-def test_file_tree_of_the_readme_exists() -> None:
-    tree = re.search(r"^## File tree\n+```\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S).group(1)
-    folder, missing = [], []
-    for line in tree.splitlines():
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        folder = [*folder[:depth], name.rstrip("/")]
-        if not (ROOT.joinpath(*folder)).exists():
-            missing.append("/".join(folder))
-    assert missing == []
+def test_readme_cites_what_the_citation_file_cites() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    entries = re.split(r"^@", (ROOT / "README.md").read_text().split("## Cite")[1], flags=re.M)[1:]
+    paper, software = (dict(re.findall(r"^  (\w+) += \{(.*)\}", entry, flags=re.M)) for entry in entries)
+    preferred = citation["preferred-citation"]
+    names = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in preferred["authors"])
+    wanted = {"title": preferred["title"], "author": names, "journal": preferred["journal"]}
+    assert paper == wanted | {"year": str(preferred["year"])}
+    assert (software["title"], software["version"]) == (citation["title"], citation["version"])
+
+
+def test_methods_md_has_every_method() -> None:
+    from duet_trl.methods import METHODS
+
+    table = (DOCS / "methods.md").read_text().split("## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.M) == list(METHODS)
 
 
 def test_quickstart_md_shows_the_estimate_of_the_bundled_log(capsys: pytest.CaptureFixture[str]) -> None:

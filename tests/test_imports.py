@@ -56,7 +56,8 @@ TABLE = {
         frozenset({"allocate", "gate", "methods", "config"}),
     ),
     "check": Room(None, None),
-    "__main__": Room(frozenset(), frozenset({"report", "check"})),
+    "mistakes": Room(frozenset(), frozenset()),
+    "__main__": Room(frozenset(), frozenset({"report", "check", "mistakes"})),
     "root": Room(frozenset(), frozenset({"config", "trainer"})),
 }
 

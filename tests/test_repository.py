@@ -113,7 +113,7 @@ def test_description_of_the_package_has_no_link_into_the_repository() -> None:
     readme = (ROOT / "README.md").read_text()
     text = runpy.run_path(str(ROOT / "setup.py"))["description"](readme)
     assert links(text) == [link for link in links(readme) if link.startswith("https://")] != []
-    assert "![" not in text and "docs/fidelity.md" in text  # a link's words stay
+    assert "![" not in text and "CITATION.cff. Licence" in text  # a link's words stay
     assert text.count("\n```") == readme.count("\n```")
 
 

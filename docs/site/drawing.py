@@ -9,9 +9,9 @@ import textwrap
 from html import escape
 from itertools import pairwise
 
-BOX, GAP, ROW, LINE = 172, 18, 44, 15
+BOX, GAP, ROW, LINE = 136, 12, 40, 15
 """Width of a box, gap beside it, gap between rows, height of a line of text; pixels."""
-_PASSAGE = 26  # room in a row for an arrow that crosses it
+_PASSAGE = 14  # room in a row for an arrow that crosses it
 
 
 def drawing(flowchart: str) -> str:
@@ -42,7 +42,7 @@ def _read(flowchart: str) -> tuple[dict[str, list[str]], list[tuple[str, str]]]:
     for line in flowchart.strip().splitlines()[1:]:
         if box := re.fullmatch(r'\s*(\w+)\["(.*)"\]', line):
             head, _, body = box[2].partition("<br/>")
-            texts[box[1]] = [head, *textwrap.wrap(body, 26)]
+            texts[box[1]] = [head, *textwrap.wrap(body, 22)]
         elif arrow := re.fullmatch(r"\s*(\w+) --> (\w+)", line):
             arrows.append((arrow[1], arrow[2]))
         else:

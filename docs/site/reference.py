@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/configuration.md, written from the declarations that `--help` shows too.
+"""The tables of docs/configuration.md, written from the declarations that `--help_all` shows too.
 
 python docs/site/reference.py       rewrites them; the site writes them anew each time it is built
 """
@@ -12,7 +12,7 @@ from types import UnionType
 from typing import Any, get_args
 
 from duet_trl import DUETGRPOConfig
-from duet_trl.config import DECLARED, METHOD_FIELDS
+from duet_trl.config import DECLARED, METHOD_FIELDS, defaults_of
 from duet_trl.field_types import Acts, Rule, declarations
 from duet_trl.methods import METHODS
 from duet_trl.report.tables import markdown_table
@@ -22,16 +22,42 @@ BEGIN, END = "<!-- written by python docs/site/reference.py: begin -->", "<!-- e
 
 _TYPES = {list[str]: "list of str", dict[str, Any]: "dict"}
 
+COMMON = {
+    "method": '`"grpo"` is `GRPOTrainer`, for a baseline. [Others](methods.md).',
+    "budget_fraction": "Lower saves more tokens; 1 keeps all rollouts and leaves the saving to the gate.",
+    "num_generations": "Raise it if few groups have rewards that differ (`frac_reward_zero_std` near 1).",
+    "max_completion_length": "Raise it if rollouts that think or answer late are cut (`completions/clipped_ratio`).",
+    "marker": "Always, unless answers stand in `\\boxed{...}` ([how](own_task.md#2-marker)).",
+    "abort": "`False` if late answers are lost (`duet/late_answers_lost`).",
+    "updates": '`"several"` to learn more from each rollout; not with fp16 or DeepSpeed ([how](recipes.md#updates)).',
+    "beta": "Keep 0: above it no rollout skips the forward pass.",
+    "gradient_accumulation_steps": "Raise it for more prompts a step. Out of memory: double it and halve "
+    "`per_device_train_batch_size`.",
+    "use_vllm": "`True` on a GPU ([engines](servers.md)).",
+}
+"""What most runs set, and when to change it."""
+
+READING = """\
+* Where no default is given, a field is `None` until it is set. Its meaning says what follows from `None`.
+* A field that you set wins over the method's default.
+* A field or option that cannot have an effect under the method, or outside of its column "only with", is refused
+  when you set it, even to its default.
+* What one method alone reads is an option of `method_kwargs`, a mapping in Python and YAML, JSON on the command line:
+  `--method_kwargs '{"poll_interval": 4}'`."""
+
 SOME_METHODS = """\
-`paper` reads all of them, `duet` all but `keep_probability`, the others few or none; a method refuses those that it
-does not read. The first three switch the parts of DUET. Then come the budget, the limits on counts, and the gate.
-Where a default follows from other fields, the meaning says so."""
+The first three switch the parts of DUET; then come the budget, the limits on counts, and the gate. A method refuses
+those that it does not read."""
 
 
 def tables() -> str:
-    """All tables, with their headings; the longest with what they say."""
-    own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED]
+    """All tables, with their headings, the common fields first; the longest with what they say."""
+    own = [one for one in fields(DUETGRPOConfig) if one.name in DECLARED and one.name != "filled_in"]  # internal
     parts = [
+        "## The common ten",
+        _common(),
+        "## How to read the tables",
+        READING,
         "## Fields of every method",
         _every_method([one for one in own if one.name not in METHOD_FIELDS]),
         "## Fields that some methods read",
@@ -50,6 +76,14 @@ def written(page: str) -> str:
     """The page with its tables as they should be."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _common() -> str:
+    """Fields of `COMMON` with the defaults of a run that sets none of them."""
+    declared = {one.name: one for one in fields(DUETGRPOConfig)}
+    of_duet = defaults_of("duet")
+    rows = [[f"`{name}`", _code(of_duet.get(name, declared[name].default)), when] for name, when in COMMON.items()]
+    return markdown_table(["field", "default", "change it"], rows)
 
 
 def _every_method(declared: list[Field]) -> str:

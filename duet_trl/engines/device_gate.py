@@ -84,7 +84,7 @@ class DeviceGates:
         self._step(self.rows, self.tables, logits, zero, zero.long(), zero, all_token_ids)
 
     def admit(self, slot: int, request: GateRequest, automaton: TokenAutomaton, prompt_len: int) -> None:
-        """Put a request into a slot at the next `flush`; what it has generated so far is read by the next `apply`.
+        """Put a request into a slot at the next `flush`; the next `apply` reads what it has generated so far.
 
         `prompt_len` counts the tokens that the rollout continues as well.
         """

@@ -168,7 +168,7 @@ async def _read(receive: Receive) -> bytes:
 
 
 _TOKEN_WANTED = (
-    "This server wants the header 'Authorization: Bearer <token>' with the token that it was started with; clients "
+    "This server requires the header 'Authorization: Bearer <token>' with the token that it was started with; clients "
     f"take it from {TOKEN_VARIABLE}."
 )
 

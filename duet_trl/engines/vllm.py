@@ -105,7 +105,7 @@ class DUETLogitsProcessor(V1LogitsProcessor, V2LogitsProcessor):
     # Interface of the V2 runner
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
-        """Initialise a slot; what a preempted rollout has generated is read by the next `apply`."""
+        """Initialise a slot; the next `apply` reads what a preempted rollout has generated."""
         prompt_len = int(self._req_states.prompt_len.np[req_idx])
         return self._enter(req_idx, sampling_params, prompt_len, prompt_len)
 

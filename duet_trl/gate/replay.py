@@ -15,7 +15,7 @@ This module is the gate as a pure function of finished rollouts (`replay`); `str
 decoding. The trainer runs `replay` on every batch, so an engine that ran another gate, or none, is an error.
 
 The coins are a function of (seed, step, prompt, rollout) alone: all ranks agree, distinct rollouts are independent,
-and a resumed run throws the coins of the uninterrupted one.
+and a resumed run flips the coins of the uninterrupted one.
 """
 
 from collections import Counter
@@ -211,7 +211,7 @@ def propensity(outcome: np.ndarray, keep_probability: float) -> np.ndarray:
     """Probability that a rollout of each outcome passes the abort gate (Theorem 2): p = M + (1 - M) eps, shape (N,).
 
     With this p, (1 - aborted) * Z / p has the expectation of Z, at the cost in second moment that Eq. 8 bounds. A
-    rollout kept by its coin has p = eps even if a marker follows later: the coin was thrown before.
+    rollout kept by its coin has p = eps even if a marker follows later: the coin was flipped before.
     """
     check_keep_probability(keep_probability)
     return np.where(np.isin(outcome, [Outcome.KEPT, Outcome.ABORTED]), float(keep_probability), 1.0)
@@ -253,7 +253,7 @@ _UNUSED_BITS = np.uint64(64 - 53)
 def keep_coins(
     seed: int, step: int, keys: Sequence[str], rollout_index: np.ndarray, keep_probability: float
 ) -> np.ndarray:
-    """Throw the coin of each rollout: True keeps it if it reaches the abort gate without a marker.
+    """Flip the coin of each rollout: True keeps it if it reaches the abort gate without a marker.
 
     Args:
         seed (int): Seed of the run.

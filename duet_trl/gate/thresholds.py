@@ -165,7 +165,7 @@ class AnswerTimes(Stateful):
     r"""When rewarded answers come, seen from rollouts that a gate may have cut short, and where to cut at a price.
 
     An aborted rollout shows that no answer came before it was stopped, and nothing about what would have come: its
-    answer time is right-censored. The coin that kept others is thrown without looking at them, so the product-limit
+    answer time is right-censored. The coin that kept others is flipped without looking at them, so the product-limit
     estimate needs no weights (Kaplan and Meier 1958; for "rewarded" and "not" as competing ends, Aalen and Johansen
     1978):
 

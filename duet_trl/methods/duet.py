@@ -43,8 +43,7 @@ class DuetOptions(GateOptions):
         rule=(lambda x: 1 <= x < math.inf, "at least 1; 1 visits what the sampler drew; got {}"),
     )
     teach_ending: bool = config_field(
-        "Train a trimmed rollout up to its answer, and if that was good an EOS after it. False: with the tokens that "
-        "the grace window let through, whatever the policy would have written next.",
+        "Train a trimmed rollout up to its answer, and if that was good an EOS after it. False: to its last token.",
         True,
         acts=TRIMS,
     )
@@ -57,8 +56,8 @@ class DuetOptions(GateOptions):
         follows=Follows(lambda c: 0.25 if remembers_rewards(c) else 0.0, "0.25, or 0 there"),
     )
     drop_zero_advantage: bool | None = config_field(
-        "Leave rollouts with advantage 0 out of the forward pass; they still count in N_t. Only where they cannot "
-        "move the loss: beta=0, no entropy bonus, no router loss.",
+        "Leave rollouts with advantage 0 out of the forward pass; they still count in the divisor. Only where they "
+        "cannot move the loss: beta=0, no entropy bonus, no router loss.",
         follows=Follows(lambda c: zero_advantage_is_inert(c), "True there"),
     )
 

@@ -52,7 +52,7 @@ class Gated(Method):
         self.gated = config.gated
         self.plain = not config.duet_active
         self.identity = {"method": config.method, "budget_reading": config.budget_reading}
-        self.keep_probability = thresholds.keep_probability  # of the last coins that were thrown
+        self.keep_probability = thresholds.keep_probability  # of the last coins that were flipped
         rule = config.options
         self._gate = GateSpec(
             1, 1, config.grace_window, rule.poll_interval, config.trim, config.abort, rule.entropy_threshold, window

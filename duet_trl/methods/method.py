@@ -75,7 +75,7 @@ class Method(Protocol):
                 where only questions were asked so far.
 
         Returns:
-            Sequence[Job | Query]: Rollouts that are wanted, and questions to the model; empty ends the rounds.
+            Sequence[Job | Query]: Rollouts that are requested, and questions to the model; empty ends the rounds.
         """
 
     def judge(self, done: Rollouts) -> Judgement:

@@ -32,7 +32,7 @@ def card_section(
     parts = [
         "## Training under a token budget",
         markdown_table(["setting", "value"], [[name, str(settings[name])] for name in _SHOWN]),
-        "### Course of the run",
+        "### History of the run",
         markdown_table(["metric", "first", "last"], course),
         f"### Configuration\n\n```yaml\n{configuration.strip()}\n```",
         "### Versions and hardware",

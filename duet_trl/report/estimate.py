@@ -83,8 +83,8 @@ class Texts:
 def tokenize(run: LoggedRun, tokenizer: Any) -> Texts:
     """Tokens of a run's texts, which have no end token, and the thought delimiters that most of them show.
 
-    A completion begins inside a thought if its prompt opened one, or if it closes one first. Special tokens are in no
-    log: of a thought between two of them nothing can be known.
+    A completion begins inside a thought if its prompt opened one, or if it closes one first. Logs hold no special
+    tokens: nothing can be known of a thought between two of them.
     """
     chunks = (run.texts[start : start + _CHUNK] for start in range(0, len(run.texts), _CHUNK))
     encoded = chain.from_iterable(tokenizer.encode_batch(chunk, add_special_tokens=False) for chunk in chunks)

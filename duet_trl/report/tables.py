@@ -10,7 +10,7 @@ def text_table(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """An aligned table for a terminal, without a final newline: text to the left, numbers to the right.
 
     None becomes a dash, integers get thousands separators, floats four significant digits; format a cell yourself, as
-    a string, where that is not wanted.
+    a string, where that does not fit.
     """
     cells, numeric = _cells(headers, rows)
     widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]

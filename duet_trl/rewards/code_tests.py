@@ -90,7 +90,7 @@ def _check_function(row: Row) -> dict[str, Any]:
     try:
         expression = ast.parse(entry_point, mode="eval")  # such as `Solution().twice`
     except SyntaxError:
-        raise ValueError(f"entry_point {entry_point!r} is no name of a function") from None
+        raise ValueError(f"entry_point {entry_point!r} is not the name of a function") from None
     names = tuple(dict.fromkeys(_loaded_names(expression)))
     if not names:
         raise ValueError(f"entry_point {entry_point!r} names no function")

@@ -34,7 +34,7 @@ class Worker:
                     return error
 
     def end(self) -> None:
-        """Kill the process with all that it forked."""
+        """Kill the process with everything it forked."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

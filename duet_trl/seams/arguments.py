@@ -67,7 +67,7 @@ def check_method(method: Method | None, args: DUETGRPOConfig, reward_funcs: Any)
     if (method is None) == (args.method == "own"):
         given = "no method was given to the trainer" if method is None else f"{type(method).__name__} was given"
         raise ValueError(
-            f"args.method is {args.method!r}, and {given}. A method of your own needs both: "
+            f"args.method is {args.method!r}, and {given}. Your own method needs both: "
             "DUETGRPOConfig(method='own') and DUETGRPOTrainer(method=...)."
         )
     if method is not None:

@@ -367,7 +367,7 @@ class EngineChecks:
                 f"the log-probs that {self.name} returned are {gap:.3g} nats a token away from those of the policy; "
                 f"rounding makes that 0.1, and {MAX_GAP:g} is the limit. It samples from other weights or at another "
                 "temperature, or returns something else than natural logarithms. A server: serve the model that is "
-                "trained, with --logprobs-mode processed_logprobs. An engine of your own: bring the weights over in "
+                "trained, with --logprobs-mode processed_logprobs. Your own engine: bring the weights over in "
                 "sync_weights, sample at Policy.sampling, or return logprobs=None."
             )
         self._first_gap = gap if self._first_gap is None else self._first_gap

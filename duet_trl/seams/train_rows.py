@@ -38,7 +38,7 @@ def sampled_logps(logprobs: list | None, multiple: int | None) -> torch.Tensor:
 
 
 def first_known(logps: torch.Tensor, score: Callable[..., tuple]) -> Callable[..., tuple]:
-    """What scores rows where the first of them are the policy's, known already; a reference model comes later."""
+    """A scorer of rows, the first of them the policy's, known already; a reference model comes later."""
     known = [logps]
     return lambda *args, **kwargs: (known.pop(), None, None) if known else score(*args, **kwargs)
 
@@ -149,7 +149,7 @@ def check_token_count(step: StepRecord, counted: int) -> None:
 def weigh(step: StepRecord, output: dict[str, torch.Tensor], process: int) -> None:
     """Put w * A, N_t and the rollouts' numbers into TRL's batch (Eq. 6), in place.
 
-    What closes a row was marked as a token of a tool, which is in no loss; from here on it is padding, or the EOS that
+    The token that closes a row was marked as a tool's, outside the loss; from here on it is padding, or the EOS that
     the row teaches: `duet_end` is its place, -1 where there is none.
     """
     check_token_count(step, int(output["num_items_in_batch"]))
@@ -176,7 +176,7 @@ def _taught(batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]
 def hide_padding(output: dict[str, torch.Tensor], num_chunks: int) -> None:
     """Keep padding rows out of the auxiliary loss of a router, a mean over all attended tokens, in place.
 
-    A micro-batch of nothing but padding stays: a model cannot run on no token. `scaled_terms` leaves its loss out.
+    A micro-batch of nothing but padding stays: a model cannot run on zero tokens. `scaled_terms` leaves its loss out.
     """
     real = (output["duet_row"] >= 0).view(num_chunks, -1)
     attended = real | ~real.any(dim=1, keepdim=True)

@@ -78,7 +78,7 @@ def history_advantages(
     grad log pi has the expectation of R_i grad log pi for s = 1, and up to one common factor for "batch".
 
     Args:
-        rewards (np.ndarray): Shape (N,); nan for a rollout without one: advantage 0, and in no baseline.
+        rewards (np.ndarray): Shape (N,); nan for a rollout without one: advantage 0, and not in any baseline.
         group (np.ndarray): Prompt of each rollout, shape (N,), in 0..M-1.
         history (RewardHistory): Of the M prompts.
         scale_rewards (str): s: "group", the standard deviation of the prompt's rewards, this step's and remembered

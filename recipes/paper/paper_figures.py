@@ -4,8 +4,8 @@
     <figure>.png, .svg             methods against each other
     <figure>_<method>.png, .svg    what the controller did
 
-Points and bars are means over seeds with 95% t-intervals, bands the range of the seeds. What is not logged is not
-drawn, and is reported.
+Points and bars are means over seeds with 95% t-intervals, bands the range of the seeds. Quantities that are not
+logged are not drawn, and are reported.
 """
 
 import re
@@ -36,7 +36,7 @@ class NotDrawn(ValueError):
 
 
 def write_figures(report: Report, folder: Path) -> list[str]:
-    """Draw every figure of every subject; a line for all that was left out, with the reason.
+    """Draw every figure of every subject; a line for everything left out, with the reason.
 
     Args:
         report (Report): The runs.

@@ -6,7 +6,7 @@
     3  eps_abort                                                           7  keep rate of ARRoL
 
 Figures are means over seeds with 95% t-intervals; differences, speed-ups and shares of tokens are paired by seed.
-What was not measured is a dash.
+A dash: not measured.
 """
 
 import json

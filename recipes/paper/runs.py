@@ -56,7 +56,7 @@ class Report:
             where a model has several), `cell`, `method`, `budget`, `seed`, `own` (settings of the method), `swept` (of
             these, what is not `STANDARD`), `parts`, `complete` (no ablation), `machine` (engine and hardware),
             `tokens` and `seconds` (of the whole run), `pruned`, `length`, `accuracy/<suite>` and `start/<suite>`
-            (mean@k in [0, 1], after and before training), `log`, `folder`. What was not logged is NaN.
+            (mean@k in [0, 1], after and before training), `log`, `folder`. NaN: not logged.
         suites (list[str]): Suites that any run measured.
         k (int): Of mean@k; 0 if none was measured.
         checkpoint (str): "final" or "best".

@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 VOCABULARY_SIZE = 377
-# Rows 377..383 of the embedding belong to no token; the gate needs one of them as its sentinel.
+# Rows 377..383 of the embedding have no token; the gate needs one of them as its sentinel.
 PADDED_VOCABULARY_SIZE = 384
 
 _SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -2,14 +2,21 @@
 """Every recipe from its command line: two steps of a tiny local policy, what they leave, what they refuse."""
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import yaml
+from trl import ModelConfig
 
+from duet_trl import DUETGRPOConfig
+from duet_trl.config import DECLARED
+from duet_trl.mistakes import SHOW
 from duet_trl.rewards import SandboxError
 from tests.processes import forked, fresh
 
@@ -17,8 +24,11 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "recipes"))
 
 import code_qwen3  # noqa: E402
-from run import recipe_yaml  # noqa: E402
-from script_arguments import ScriptArguments, parse  # noqa: E402
+import math_qwen3  # noqa: E402
+import pretrained  # noqa: E402
+import qa_qwen3  # noqa: E402
+from run import recipe_yaml, start  # noqa: E402
+from script_arguments import GROUPS, OF_TRL, ScriptArguments, parse  # noqa: E402
 
 SMOKE = ROOT / "recipes" / "configs" / "math_tiny_smoke.yaml"
 
@@ -137,10 +147,11 @@ def test_the_command_line_has_the_last_word_and_a_misspelt_option_is_refused(tmp
     assert (config.beta, config.temperature) == (0.2, 0.7)
     assert (arguments.eval_suites, arguments.eval_samples) == (["gsm8k"], 3)
     assert parse(["--config", str(path), "--eval_suites", "none"])[0].eval_suites == []
-    with pytest.raises(ValueError, match="--temperatur"):
+    misspelt = "has '--temperatur', which is no option. Did you mean 'temperature'?"
+    with pytest.raises(ValueError, match=f"the command line {misspelt}"):
         parse(["--config", str(path), "--temperatur", "0.7"])
     path.write_text("temperatur: 0.7\n")
-    with pytest.raises(ValueError, match="Unknown arguments from config file.*temperatur"):
+    with pytest.raises(ValueError, match=f"the file of --config {misspelt}"):
         parse(["--config", str(path), "--use_cpu", "true"])
 
 
@@ -175,3 +186,85 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(tiny_path, tmp_path, opt
     command = arguments("code_qwen3", tmp_path, hollow, *options)
     with pytest.raises((ValueError, SandboxError), match=f"(?s){message}"):
         code_qwen3.main(*parse(command))
+
+
+@pytest.mark.parametrize("recipe", [math_qwen3, code_qwen3, qa_qwen3, pretrained], ids=lambda module: module.__name__)
+def test_help_has_the_options_of_this_package_in_groups_and_ends_with_a_command_that_runs(capsys, recipe):
+    start(recipe.main, ["--config", "absent.yaml", "--help"])
+    shown = capsys.readouterr().out
+    headings = re.findall(r"^(\w.*):$", shown.split("Example:")[0], flags=re.M)
+    assert headings == ["run", "data and evaluation", *GROUPS.values()]
+    own = {*DECLARED} - {"filled_in"} | {one.name for one in fields(ScriptArguments)}
+    options = re.findall(r"^  --(\w+)", shown, flags=re.M)
+    assert sorted(options) == sorted(own | {*OF_TRL, "config"})
+    words = shlex.split(shown.split("Example:")[1].replace("\\\n", ""), comments=True)
+    begin = words.index(f"recipes/{recipe.__name__}.py")
+    given = words[begin + 1 :] if recipe is not pretrained else pretrained.options(words[begin + 1 :])
+    parse([*given, "--output_dir", "out", "--use_cpu", "true"])
+
+
+def test_a_group_of_the_help_begins_with_its_own_field_and_an_option_has_its_default_there(capsys):
+    start(math_qwen3.main, ["-h"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for first, title in GROUPS.items():
+        assert f"{title}: --{first} " in shown
+    assert "share of the full budget, in (0, 1] (default: 0.5)" in shown  # of duet
+
+
+def test_help_all_shows_every_option(capsys):
+    with pytest.raises(SystemExit) as ended:
+        start(math_qwen3.main, ["--help_all"])
+    shown, code = capsys.readouterr().out, ended.value.code
+    every = {one.name for kind in (ScriptArguments, DUETGRPOConfig, ModelConfig) for one in fields(kind) if one.init}
+    assert code == 0 and every <= set(re.findall(r"^  --(\w+)", shown, flags=re.M))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--config",), "--config needs a YAML file"),
+        (("--config", "absent.yaml"), "there is no file 'absent.yaml'"),
+        (("--config", "{folder}/broken.yaml"), "broken.yaml is not YAML: mapping values are not allowed here"),
+        (("--config", "{folder}/list.yaml"), "list.yaml must hold fields and their values, got list"),
+        (("--temperature", "warm"), "argument --temperature: invalid float value: 'warm'"),
+        (("--preset", "paper"), "preset is no longer a field. It is `method`"),
+        (("--prompt_candidates", "3"), "prompt_candidates is an option of .'duet'.. Write method_kwargs="),
+        (("stray",), "the command line has 'stray', which is no option"),
+        (("--keep_probability", "2"), r"keep_probability must be in \(0, 1\].* got 2.0"),
+        (("--num_generations", "5"), "must be divisible by num_generations .5."),
+        (("--model_name_or_path", "/no/such/model"), "the tokenizer of '/no/such/model' cannot be loaded.*folder"),
+        (("--dataset_name", "absent.jsonl"), "there is no file 'absent.jsonl'"),
+        (("--resume_from_checkpoint", "true"), "there is no checkpoint in '.*out'"),
+        (("--resume_from_checkpoint", "absent"), "there is no checkpoint in 'absent'"),
+        (("--report_to", "no_tracker"), "report_to names .'no_tracker'., not installed"),
+    ],
+    ids=lambda value: value[-1].rpartition("/")[-1] if isinstance(value, tuple) else "",
+)
+def test_a_mistake_ends_a_recipe_with_one_line(tiny_path, tmp_path, capsys, options, message):
+    (tmp_path / "broken.yaml").write_text("beta: 0.1: 0.2\n")
+    (tmp_path / "list.yaml").write_text("- beta\n")
+    given = [word.format(folder=tmp_path) for word in options]
+    command = given if "--config" in given else [*arguments("math_qwen3", tmp_path, tiny_path), *given]
+    with pytest.raises(SystemExit, match=f"^error: .*{message}") as ended:
+        start(math_qwen3.main, command)
+    assert "\n" not in str(ended.value)
+
+
+def test_the_traceback_of_a_mistake_is_shown_on_demand(monkeypatch):
+    monkeypatch.setenv(SHOW, "1")
+    with pytest.raises(ValueError, match="there is no file 'absent.yaml'"):
+        start(math_qwen3.main, ["--config", "absent.yaml"])
+
+
+def test_an_error_that_is_not_of_the_input_keeps_its_traceback(tmp_path):
+    def with_a_bug(*given: object) -> Callable[[], object]:
+        return {}["absent"]
+
+    def failing_in_training(*given: object) -> Callable[[], object]:
+        return lambda: int("no number")
+
+    command = ["--config", str(SMOKE), "--output_dir", str(tmp_path)]
+    with pytest.raises(KeyError):
+        start(with_a_bug, command)
+    with pytest.raises(ValueError, match="no number"):
+        start(failing_in_training, command)

@@ -53,7 +53,7 @@ def test_another_layout_is_refused_with_its_path(tmp_path, content, message):
 
 def test_a_folder_without_runs_is_refused(tmp_path):
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(UnreadableRuns, match="has no run.json, in no folder below it either. Give the folder that"):
+    with pytest.raises(UnreadableRuns, match="has no run.json, nor has any folder below it. Give the folder that"):
         read_runs(tmp_path)
 
 

@@ -52,9 +52,12 @@ def write(folder, step, rows, **columns):
 
 def run(capsys, *arguments):
     """Exit status, output and errors of the command line."""
-    status = main(["estimate", *map(str, arguments)])
+    try:
+        status, refusal = main(["estimate", *map(str, arguments)]), ""
+    except SystemExit as ended:
+        status, refusal = 1, str(ended)
     captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return status, captured.out, captured.err + refusal
 
 
 def figures(capsys, tmp_path, *arguments):

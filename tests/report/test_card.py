@@ -11,7 +11,7 @@ HARDWARE = {"cores": 2, "processor": "P", "gpu": None}
 def course(history: list[dict]) -> dict[str, list[str]]:
     """First and last value by metric, as the card shows them."""
     section = card_section(defaultdict(lambda: "x"), history, "seed: 1\n", {"trl": "1"}, HARDWARE)
-    lines = section.partition("### Course of the run")[2].partition("###")[0].split("\n")
+    lines = section.partition("### History of the run")[2].partition("###")[0].split("\n")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
     return {name: values for name, *values in rows[2:]}
 

@@ -217,7 +217,7 @@ class LauncherProcess(Worker):
         return f" (the program ended with status {exit_code})" if exit_code > 0 else ""
 
     def close(self) -> None:
-        """End the launcher with all that it forked."""
+        """End the launcher with everything it forked."""
         if self._process is not None:
             self._control.close()
         super().close()

@@ -126,9 +126,9 @@ def _execute(preamble: str, source: str, names: list[str]) -> dict[str, Any]:
 
 
 def _run_script(code: types.CodeType, text: str) -> str:
-    """Output of the program when it reads this text: files in memory behind the descriptors, which scripts also use.
+    """Output of the program when it reads this text: the descriptors are files in memory, which scripts also use.
 
-    It may end itself by sys.exit. As when an interpreter ends, threads are waited for and exit functions run.
+    It may end by sys.exit. As when an interpreter ends, threads are waited for and exit functions run.
     """
     for kept, usual in ((INPUT, 0), (OUTPUT, 1)):
         os.ftruncate(kept, 0)
