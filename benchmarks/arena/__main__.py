@@ -5,7 +5,7 @@
 # python -m benchmarks.arena report --check                 recomputes every figure that the documents quote
 """Every method on pre-trained models, tuned, at equal tokens and at equal seconds of GRPO with a stop string.
 
-Each run is a process of its own with all cores, and a line of a committed file when it has finished: an arena that is
+Each run is a separate process with all cores, and a line of a committed file when it has finished: an arena that is
 interrupted resumes, on any machine.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of the arena. It wants a process of its own (`running.py`): vLLM keeps state of the one it was built in."""
+"""One run of the arena. It needs a separate process (`running.py`): vLLM keeps state of the one it was built in."""
 
 import tempfile
 import time

@@ -2,9 +2,9 @@
 """What the runs of a task say: paired differences at equal tokens and equal seconds, and what it took to get as far.
 
 An entrant and the reference are compared by seed, at shares of what the reference of that seed spent in all; between
-two measurements accuracy is linear. The target of a seed is where its reference ended, minus `MARGIN`. What it took
-is read from the non-decreasing curve that fits the measurements of the seed best (isotonic regression), for a single
-noisy point that is high enough comes too early. Every seed has its own figure, and one that never gets there says so.
+two measurements accuracy is linear. The target of a seed is where its reference ended, minus `MARGIN`. Its cost comes
+from the non-decreasing curve that fits the measurements of the seed best (isotonic regression), for a single noisy
+point that is high enough comes too early. Every seed has its own figure, and one that never gets there says so.
 """
 
 import math

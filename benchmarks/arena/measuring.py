@@ -149,9 +149,9 @@ class Watch(TrainerCallback):
         self._began = time.perf_counter()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any], **_: Any) -> None:
-        """Note an optimizer step; behind the last of a batch measure the policy where it is time."""
+        """Note an optimizer step; after the last of a batch measure the policy where it is time."""
         if "loss" not in logs:
-            return  # the summary behind the last step
+            return  # the summary after the last step
         cost, now = self.cost, time.perf_counter()
         cost.seconds += now - self._began
         self._began = now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every problem of the arena has in common: a prompt, and who says which answers are right."""
+"""A problem of the arena: a prompt, and which answers are right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -2,7 +2,7 @@
 """The record of a run: what it was, what it cost, and which problems it had right at each measurement.
 
 `benchmarks/results/arena.jsonl` grows by a line with each finished run and is committed: an arena that is interrupted
-goes on anywhere, and anybody can recompute every figure.
+resumes anywhere, and anybody can recompute every figure.
 """
 
 import json
@@ -104,7 +104,7 @@ class Run:
         """From `to_json`.
 
         Raises:
-            ValueError: If it is no such record.
+            ValueError: If it is not such a record.
         """
         found = _checked(json.loads(line), cls)
         for place, one in enumerate(found["measurements"]):

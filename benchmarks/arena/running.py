@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes runs one after the other, each in a process of its own, with all cores."""
+"""Makes runs one after the other, each in a separate process, with all cores."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def run_all(asked: Asked, runs: list[Run], plan: Plan, profile: str, path: Path,
         minutes (float | None): No run starts later than that.
 
     Returns:
-        list[Cell]: Runs that failed. The others go on; asked for again, a failed one is tried again.
+        list[Cell]: Runs that failed. The others continue; asked for again, a failed one is tried again.
     """
     began, failed = time.monotonic(), []
     while minutes is None or time.monotonic() - began < 60 * minutes:
@@ -62,7 +62,7 @@ def run_all(asked: Asked, runs: list[Run], plan: Plan, profile: str, path: Path,
 
 
 def run_cell(cell: Cell, profile: str) -> Run | None:
-    """One run in a process of its own, which prints as it goes; None if it fails."""
+    """One run in a separate process, which prints meanwhile; None if it fails."""
     with tempfile.TemporaryDirectory() as scratch:
         output = Path(scratch, "run.json")
         command = [sys.executable, "-m", __name__, json.dumps(asdict(cell)), profile, str(output)]

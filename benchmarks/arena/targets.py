@@ -2,7 +2,7 @@
 """What `duet` is to reach against the reference on a task, and whether it does.
 
 "In every seed" and "interval" are meant: a target with too few seeds for an interval is missed. Whether nothing else
-got worse is a question of its own: greedy decoding and pass@8 are not inferior if the interval of the difference ends
+got worse is a separate question: greedy decoding and pass@8 are not inferior if the interval of the difference ends
 above -`NOT_INFERIOR`.
 """
 

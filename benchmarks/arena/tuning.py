@@ -42,7 +42,7 @@ def wanted(runs: Sequence[Run], task: str, entrant: str) -> list[float]:
 
 
 def choose(runs: Sequence[Run], task: str, entrant: str) -> float | None:
-    """The learning rate of an entrant on a task; None as long as rates are wanted."""
+    """The learning rate of an entrant on a task; None as long as rates are still to be tried."""
     return None if wanted(runs, task, entrant) else best(tried(runs, task, entrant))
 
 
