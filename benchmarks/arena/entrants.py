@@ -33,6 +33,7 @@ class Entrant:
         settings (Mapping[str, Any]): Fields and options (`method_kwargs`) that are not their defaults.
         lean (bool): Rollouts with advantage 0 get no forward pass. That changes no gradient; only a method that
             learns from the log-probs of all rollouts cannot do without them.
+        crowd (int): Times as many prompts in a batch.
     """
 
     name: str
@@ -42,12 +43,14 @@ class Entrant:
     stops: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     lean: bool = True
+    crowd: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", MappingProxyType(dict(self.settings)))
 
 
 SEVERAL = {"updates": "several"}
+TIGHT = SEVERAL | {"poll_interval": 1, "grace_window": 1}
 UNGATED = {"trim": False, "abort": False}
 REFERENCE = "grpo_8_stop"
 """GRPO at full budget with the stop string: the others are compared with it at equal tokens and at equal seconds."""
@@ -63,7 +66,8 @@ _ALL = (
     Entrant("duet_stop_ungated", "that without the gate", "duet", 0.5, settings=SEVERAL | UNGATED),
     Entrant("duet_quarter", "that with 2 rollouts, ungated", "duet", 0.25, settings=SEVERAL | UNGATED),
     Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings=SEVERAL | {"allocate": True}),
-    Entrant("pilot", "two rollouts first, then the rest", "pilot", 0.5, settings=SEVERAL),
+    Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, settings=SEVERAL, crowd=2),
+    Entrant("duet_tight", "README's snippet, poll and grace of one token", "duet", 0.5, stops=False, settings=TIGHT),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),
     Entrant("greso", "GRESO's skipped prompts", "greso"),
@@ -91,7 +95,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
         task (Task): The task.
         learning_rate (float): Constant, or where it starts.
         seed (int): Order of the prompts, and of sampling.
-        prompts (int): Of a batch.
+        prompts (int): Of a batch, of an entrant whose `crowd` is 1.
 
     Returns:
         dict[str, Any]: Keyword arguments.
@@ -101,7 +105,7 @@ def configuration(entrant: Entrant, task: Task, learning_rate: float, seed: int,
         own = {"num_generations": FULL, "budget_fraction": entrant.budget}
     else:  # its budget is the number of its rollouts
         own = {"num_generations": int(FULL * entrant.budget)}
-    rollouts = prompts * own["num_generations"]
+    rollouts = prompts * entrant.crowd * own["num_generations"]
     micro_batch = min(task.fields["per_device_train_batch_size"], rollouts)
     gated = entrant.settings.get("trim", True) or entrant.settings.get("abort", True)
     if gated and "marker" in read:

@@ -33,8 +33,8 @@ class Task:
         problems (Callable[[str], Sequence[Problem]]): Of a split: `POOL`, `TUNING`, `REPORT` or `FRESH`.
         marker (str): The gate's marker, and the extractor that grades.
         max_completion_length (int): Tokens at which completions are cut.
-        stop (tuple[str, ...]): Strings behind an answer, with which every policy is served; empty: the policy ends by
-            itself.
+        stop (tuple[str, ...]): Strings that follow an answer, with which every policy is served; empty: the policy
+            ends by itself.
         rates (tuple[float, ...]): Learning rates that are tried, ascending.
         fields (dict[str, Any]): Other fields of `DUETGRPOConfig`, the same for every entrant.
     """
@@ -57,7 +57,7 @@ def _pretrained(name: str, model: str) -> Task:
         "vllm_max_model_length": 256,
         "per_device_train_batch_size": 32,
     }
-    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, (3e-6, 1e-5, 3e-5, 1e-4), fields)
+    return Task(name, FOLDER / model, mixed.problems, "math", 48, LINE, (1e-5, 3e-5, 1e-4, 3e-4), fields)
 
 
 def _tiny(name: str, task: Any, marker: str, pool: Callable[[], list[Any]]) -> Task:
