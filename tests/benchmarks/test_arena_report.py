@@ -57,8 +57,6 @@ def test_tables_have_everyone_who_ran() -> None:
         ("main", "duet_stop", "what it is", ENTRANTS["duet_stop"].what),
         ("main", "duet_stop", "tokens to its end", "68%, 68%"),
         ("main", "pilot", "100% seconds", "-0.100"),
-        ("main", REFERENCE, "25% tokens", "0"),
-        ("tuning", REFERENCE, "1e-05", "0.450"),
         ("tuning", REFERENCE, "chosen", "3e-05"),
         ("scores", "duet_stop", "greedy minus reference", "+0.015 [-0.049, +0.079]"),
         ("scores", "start", "free: mean", "0.200"),
