@@ -23,7 +23,7 @@ def risen(end: float, batch: int) -> Callable[[int], float]:
 
 def records(seeds: int = 3, others: float = 0.55, ungated: float = 0.58, counts: float = 0.66, **subject) -> list[Run]:
     """The reference is at 0.6 after 48 batches; the others have 96 at half of its costs, and end within 24."""
-    own = {"end": 0.62, "batch": 24, "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
+    own = {"end": (0.62, 0.62, 0.62), "tokens": 500.0, "seconds": 1.0, "greedy": (0.5, 0.5, 0.5)} | subject
     runs = [start()]
     for seed in range(seeds):
         costs = {"batches": LATER, "tokens": 500.0, "seconds": 1.0}
@@ -31,7 +31,7 @@ def records(seeds: int = 3, others: float = 0.55, ungated: float = 0.58, counts:
         runs += [run(name, risen(others, 24), seed, **costs) for name in SEVERAL]
         runs += [run(name, risen(end, 24), seed, **costs) for name, end in ((UNGATED, ungated), (COUNTS, counts))]
         costs |= {"tokens": own["tokens"], "seconds": own["seconds"], "greedy": own["greedy"][seed]}
-        runs.append(run(SUBJECT, risen(own["end"], own["batch"]), seed, **costs))
+        runs.append(run(SUBJECT, risen(own["end"][seed], 24), seed, **costs))
     return runs
 
 
@@ -50,7 +50,6 @@ def test_records_that_meet_all() -> None:
     assert found[TOKENS].text == found[SECONDS].text == "22%; 22%; 22%"
     assert found[GREEDY].text == "+0.000 [+0.000, +0.000]"
     assert found[SEVERAL_TOKENS].text == f"+0.070 [+0.070, +0.070] over {SEVERAL[0]}"
-    assert found[UNEVEN].text == f"{COUNTS} +0.040 [+0.040, +0.040]"
 
 
 # Greedy decoding: 0.495 against 0.5; half of the interval is 2.48 standard deviations, of 0.004 or 0.01.
@@ -64,7 +63,8 @@ def test_records_that_meet_all() -> None:
         ({"others": 0.63}, [SEVERAL_TOKENS, SEVERAL_SECONDS]),
         ({"ungated": 0.63}, [GATE_TOKENS, GATE_SECONDS]),
         ({"counts": 0.6}, [UNEVEN]),
-        ({"end": 0.5}, [TOKENS, SECONDS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS]),
+        ({"end": (0.62, 0.62, 0.585)}, [TOKENS, SECONDS, GATE_TOKENS, GATE_SECONDS]),  # one seed never gets there
+        ({"end": (0.5, 0.5, 0.5)}, [TOKENS, SECONDS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS]),
         ({"seeds": 1}, [GREEDY, PASS, SEVERAL_TOKENS, SEVERAL_SECONDS, GATE_TOKENS, GATE_SECONDS, UNEVEN]),
     ],
     ids=str,
