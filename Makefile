@@ -108,7 +108,7 @@ bench: install ## run every benchmark but updates.py, an hour; tables on screen,
 gpu: install ## measure one GPU in ten minutes: gate, a pre-trained model, divergence; outputs/bench/gpu.json
 	$(PY) benchmarks/gpu.py $(ARGS)
 
-arena: install ## every method on pre-trained models, tuned, over seeds (hours; it resumes)
+arena: install ## methods on pre-trained models, tuned, over seeds (hours; it resumes)
 	$(PY) -m benchmarks.arena run $(ARGS)
 
 notebooks: install ## execute every notebook in notebooks/ on this machine, without the Hub

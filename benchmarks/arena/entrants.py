@@ -67,6 +67,7 @@ _ALL = (
     Entrant("duet_quarter", "that with 2 rollouts, ungated", "duet", 0.25, settings=SEVERAL | UNGATED),
     Entrant("duet_counts", "duet_stop with uneven counts", "duet", 0.5, settings=SEVERAL | {"allocate": True}),
     Entrant("pilot", "two rollouts of twice as many prompts, then the rest", "pilot", 0.5, settings=SEVERAL, crowd=2),
+    Entrant("duet_far", "duet_stop, ten times the divergence", "duet", 0.5, settings=SEVERAL | {"desired_kl": 3e-2}),
     Entrant("duet_tight", "README's snippet, poll and grace of one token", "duet", 0.5, stops=False, settings=TIGHT),
     Entrant("paper", "Algorithm 1 of DUET, literally", "paper", 0.5, lean=False),
     Entrant("dapo", "DAPO's dynamic sampling", "dapo", settings={"epsilon_high": 0.28}),

@@ -201,8 +201,10 @@ def off_plan(runs: Sequence[Run], root: Path) -> list[str]:
 
 
 def _committed(root: Path, text: str) -> str | None:
-    """When a text entered the plan, UTC; None without history."""
-    command = ["git", "log", "--reverse", "--format=%cd", "--date=format-local:%Y-%m-%dT%H:%M:%S+00:00", f"-S{text}"]
+    """When a text entered the plan, UTC; None without the whole history."""
+    if (root / ".git" / "shallow").exists():
+        return None
+    command = ["git", "log", "--reverse", "--format=%ad", "--date=format-local:%Y-%m-%dT%H:%M:%S+00:00", f"-S{text}"]
     command += ["--", str(PLAN.relative_to(root))]
     environment = os.environ | {"TZ": "UTC"}
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False, env=environment)

@@ -2,7 +2,7 @@
 """Which learning rate an entrant gets on a task: the best of the task's grid on the tuning split, with its own seed.
 
 The two rates in the middle are tried, and the next one on the side of the best until the best has both neighbours
-tried. A rate's figure is the accuracy by the last answer over the two measurements of a run, served as the task is; of
+tried. A rate's figure is the accuracy by the last answer over all measurements of a run, served as the task is; of
 equal figures the lower rate is better. Whose rate adapts itself takes the reference's.
 """
 
